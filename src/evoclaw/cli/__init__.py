@@ -1,0 +1,1 @@
+"""Cli: the `evoclaw` command."""

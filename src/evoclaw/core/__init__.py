@@ -1,0 +1,1 @@
+"""Core: values, events, ports, the loop. No I/O."""

@@ -1,0 +1,183 @@
+"""The facts of a run, one frozen class each, and the record that stamps them.
+
+Events carry no clock: a run told again gives the same events, and only the record's `at` differs.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from evoclaw.core.messages import JSON, Message, Reply, ToolResult, Usage, UserMessage
+
+
+class StopReason(StrEnum):
+    """Why a run ended."""
+
+    COMPLETED = "completed"
+    MAX_ITERATIONS = "max_iterations"
+    ERROR = "error"
+    BUDGET_EXCEEDED = "budget_exceeded"
+    DURATION_EXCEEDED = "duration_exceeded"
+    LOOP_DETECTED = "loop_detected"
+    CANCELLED = "cancelled"
+    WAITING = "waiting"
+    """For a person; the run resumes later."""
+
+
+class RunStarted(Struct, frozen=True, tag="run_started"):
+    """A run began with these messages."""
+
+    model: str
+    messages: tuple[Message, ...]
+
+
+class RunResumed(Struct, frozen=True, tag="run_resumed"):
+    """A run that stopped or was cut off goes on where its records end."""
+
+
+class TurnStarted(Struct, frozen=True, omit_defaults=True, tag="turn_started"):
+    """The model is asked for a reply."""
+
+    turn: int
+    tools: tuple[str, ...] = ()
+    """The names offered."""
+
+
+class TextDelta(Struct, frozen=True, tag="text_delta"):
+    """A piece of the reply's text."""
+
+    text: str
+
+
+class ReasoningDelta(Struct, frozen=True, tag="reasoning_delta"):
+    """A piece of what the model thinks aloud."""
+
+    text: str
+
+
+class ReplyRetried(Struct, frozen=True, tag="reply_retried"):
+    """The reply broke off or was refused and is asked for again; forget the deltas since the turn began."""
+
+    kind: str
+    reason: str
+    attempt: int
+    wait: float
+
+
+class Replied(Struct, frozen=True, tag="replied"):
+    """The model's reply is whole."""
+
+    reply: Reply
+
+
+class CallJudged(Struct, frozen=True, omit_defaults=True, tag="call_judged"):
+    """A policy said whether a call may run."""
+
+    call_id: str
+    verdict: str
+    """`allow`, `deny` or `ask`."""
+    code: str = ""
+    reason: str = ""
+    """For people."""
+
+
+class ApprovalAnswered(Struct, frozen=True, omit_defaults=True, tag="approval_answered"):
+    """A person (or nobody, yet) answered an `ask`."""
+
+    call_id: str
+    decision: str
+    reason: str = ""
+
+
+class CallStarted(Struct, frozen=True, tag="call_started"):
+    """A call was handed to its executor."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, JSON]
+    request_id: str
+
+
+class CallOutput(Struct, frozen=True, tag="call_output"):
+    """A running call said something."""
+
+    call_id: str
+    text: str
+
+
+class CallFinished(Struct, frozen=True, omit_defaults=True, tag="call_finished"):
+    """A call has its answer, run or not."""
+
+    result: ToolResult
+    executed: bool = True
+    """False when it was refused, denied or cancelled before it began."""
+
+
+class Prompted(Struct, frozen=True, omit_defaults=True, tag="prompted"):
+    """The loop, or a person, put another user message into the history."""
+
+    message: UserMessage
+    why: str = ""
+    """`confirm`, `continue`, `closing` or `steer`."""
+
+
+class ContextTrimmed(Struct, frozen=True, omit_defaults=True, tag="context_trimmed"):
+    """What the model sees of the history was cut to fit; the history itself is whole."""
+
+    elide_before: int
+    """Results before this message are shown as a stub."""
+    drop_before: int = 0
+    """Messages before this one, but for the instructions and the task, are shown as the summary."""
+    summary: str = ""
+    usage: Usage = Usage()
+    cost: float | None = None
+
+
+class RunFinished(Struct, frozen=True, omit_defaults=True, tag="run_finished"):
+    """The run ended; `text` is what the user is told."""
+
+    stop: StopReason
+    text: str
+    output: dict[str, JSON] = {}
+    reason: str = ""
+    """For people: what exactly ended it, when it was not plain completion."""
+    turns: int = 0
+    calls: int = 0
+    tools_used: tuple[str, ...] = ()
+    usage: Usage = Usage()
+    cost: float | None = None
+
+
+Event: TypeAlias = (
+    RunStarted
+    | RunResumed
+    | TurnStarted
+    | TextDelta
+    | ReasoningDelta
+    | ReplyRetried
+    | Replied
+    | CallJudged
+    | ApprovalAnswered
+    | CallStarted
+    | CallOutput
+    | CallFinished
+    | Prompted
+    | ContextTrimmed
+    | RunFinished
+)
+
+ReplyEvent: TypeAlias = TextDelta | ReasoningDelta | ReplyRetried | Replied
+"""What a provider may say: any number of the first three, then exactly one `Replied`."""
+
+
+class Record(Struct, frozen=True):
+    """A stamped fact."""
+
+    run_id: str
+    seq: int
+    at: float
+    """Unix time, seconds."""
+    event: Event

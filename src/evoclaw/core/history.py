@@ -1,0 +1,73 @@
+"""An append-only list of messages that remembers how each looks on a wire, so none is encoded twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from evoclaw.core.messages import Block, ImageBlock, Message, Reply, SystemMessage
+
+IMAGE_SIZE = 4_000
+"""What a picture counts for, in characters: about a thousand tokens."""
+
+
+class History:
+    """The messages of a conversation, in order."""
+
+    __slots__ = ("_encoded", "_messages", "size")
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._messages: list[Message] = []
+        self._encoded: dict[str, list[bytes]] = {}
+        self.size = 0
+        """In characters; the base of the token estimate."""
+        for message in messages:
+            self.append(message)
+
+    def append(self, message: Message) -> None:
+        """Add one message at the end."""
+        self._messages.append(message)
+        self.size += size_of(message)
+
+    def encoded(self, dialect: str, encode: Callable[[Message], bytes]) -> list[bytes]:
+        """Each message in a provider's dialect; only those added since the last time are encoded.
+
+        A message that a dialect merges with its neighbour or leaves out may encode to `b""`.
+        """
+        done = self._encoded.setdefault(dialect, [])
+        for message in self._messages[len(done) :]:
+            done.append(encode(message))
+        return done
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+    def __getitem__(self, index: int) -> Message:
+        return self._messages[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, History) and self._messages == other._messages
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"History({self._messages!r})"
+
+    def to_tuple(self) -> tuple[Message, ...]:
+        """The messages as they are now."""
+        return tuple(self._messages)
+
+
+def size_of(message: Message) -> int:
+    """How long a message is, in characters as a model would see them."""
+    if isinstance(message, Reply):
+        return len(message.text) + sum(len(c.name) + len(c.arguments) + 16 for c in message.calls)
+    if isinstance(message, SystemMessage):
+        return len(message.text)
+    return sum(_block_size(block) for block in message.blocks)
+
+
+def _block_size(block: Block) -> int:
+    return IMAGE_SIZE if isinstance(block, ImageBlock) else len(block.text)

@@ -1,0 +1,161 @@
+"""What a history is made of: blocks, calls, replies, results. Pure values; identity belongs to storage."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+JSON: TypeAlias = Any
+"""A JSON value; the one place where `Any` is honest."""
+
+
+class TextBlock(Struct, frozen=True, tag_field="type", tag="text"):
+    """A piece of text."""
+
+    text: str
+
+
+class ImageBlock(Struct, frozen=True, tag_field="type", tag="image"):
+    """A picture, base64-encoded."""
+
+    media_type: str
+    data: str
+
+
+class ErrorKind(StrEnum):
+    """Why a call did not succeed: the wire's `error_type` words."""
+
+    TIMEOUT = "timeout"
+    NOT_FOUND = "not_found"
+    PERMISSION_DENIED = "permission_denied"
+    INVALID_PARAMS = "invalid_params"
+    EXECUTION_FAILED = "execution_failed"
+    AGENT_OFFLINE = "agent_offline"
+    QUEUE_FULL = "queue_full"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    UNKNOWN = "unknown"
+    CONFLICT = "conflict"
+    VERSION_MISMATCH = "version_mismatch"
+    SANDBOX_UNAVAILABLE = "sandbox_unavailable"
+    TOO_LARGE = "too_large"
+    INTERNAL = "internal"
+
+
+class ErrorBlock(Struct, frozen=True, tag_field="type", tag="error"):
+    """A failure, worded for the model: what went wrong and what to do next."""
+
+    kind: ErrorKind
+    text: str
+
+
+Block: TypeAlias = TextBlock | ImageBlock | ErrorBlock
+
+
+class ToolCall(Struct, frozen=True):
+    """One asking, exactly as the model wrote it; nothing has been checked yet."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    """JSON text. It may be malformed: that is for the loop to tell the model."""
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """Tokens, in one meaning for every provider."""
+
+    input: int = 0
+    """Every token of the prompt, cached or not."""
+    output: int = 0
+    """Every token of the reply, reasoning included."""
+    cache_read: int = 0
+    """The part of `input` that a cache served."""
+    cache_write: int = 0
+    """The part of `input` that was written to a cache."""
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input + other.input,
+            self.output + other.output,
+            self.cache_read + other.cache_read,
+            self.cache_write + other.cache_write,
+        )
+
+
+class Finish(StrEnum):
+    """Why the model stopped writing."""
+
+    STOP = "stop"
+    CALLS = "calls"
+    LENGTH = "length"
+    """Cut off at the output limit: its calls are never run."""
+    FILTERED = "filtered"
+
+
+class SystemMessage(Struct, frozen=True, tag_field="role", tag="system"):
+    """The instructions a run starts with."""
+
+    text: str
+
+
+class UserMessage(Struct, frozen=True, tag_field="role", tag="user"):
+    """What a person (or the loop on their behalf) said."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def text(self) -> str:
+        """The text of all blocks that have one."""
+        return join_text(self.blocks)
+
+
+class Reply(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="assistant"):
+    """One model reply: text, calls, or both."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    finish: Finish = Finish.STOP
+    usage: Usage = Usage()
+    model: str = ""
+    """The name the server gave, which may be more exact than the one asked for."""
+    cost: float | None = None
+    """In US dollars; None when the model has no known price."""
+    reasoning: str = ""
+    """What the model thought aloud. For people; never sent back."""
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the model asked for tools."""
+        return bool(self.calls)
+
+
+class ToolResult(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="tool"):
+    """What came back from one call."""
+
+    call_id: str
+    name: str
+    blocks: tuple[Block, ...]
+    """For the model."""
+    error: ErrorKind | None = None
+    details: dict[str, JSON] = {}
+    """For people and machines; never sent to the model."""
+
+    @property
+    def text(self) -> str:
+        """The text of all blocks that have one."""
+        return join_text(self.blocks)
+
+
+Message: TypeAlias = SystemMessage | UserMessage | Reply | ToolResult
+
+
+def join_text(blocks: tuple[Block, ...]) -> str:
+    """Put the text of blocks together, one paragraph each."""
+    return "\n".join(block.text for block in blocks if not isinstance(block, ImageBlock))
+
+
+def user(text: str) -> UserMessage:
+    """Say one thing as the user."""
+    return UserMessage((TextBlock(text),))

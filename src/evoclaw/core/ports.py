@@ -1,0 +1,191 @@
+"""The five ports: everything the loop needs from outside `core`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+from evoclaw.core.events import Record, ReplyEvent
+from evoclaw.core.history import History
+from evoclaw.core.messages import ToolResult
+from evoclaw.core.tools import Call, Tool
+
+
+class CallStyle(StrEnum):
+    """How a model asks for tools."""
+
+    NATIVE = "native"
+    TEXT = "text"
+    """In its text, as Hermes or ReAct models do; parsed only when configured so."""
+    NONE = "none"
+
+
+class Profile(Struct, frozen=True, omit_defaults=True):
+    """What a model can do."""
+
+    context_tokens: int = 128_000
+    max_output_tokens: int = 4_096
+    calls: CallStyle = CallStyle.NATIVE
+    images: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One asking of a model."""
+
+    history: History
+    tools: Sequence[Tool] = ()
+    offer_tools: bool = True
+    """False asks for a closing reply: the tools are known from the history but may not be called."""
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+
+class Provider(Protocol):
+    """Who serves a model."""
+
+    @property
+    def model(self) -> str:
+        """The `provider/model` name."""
+        ...
+
+    @property
+    def profile(self) -> Profile:
+        """What this model can do."""
+        ...
+
+    def stream(self, request: Request) -> AsyncIterator[ReplyEvent]:
+        """Yield deltas and retries, then exactly one `Replied`.
+
+        Raise `ProviderError` if no reply can be had. A stream that breaks off never yields a
+        partial call. Closing the iterator early ends the request.
+        """
+        ...
+
+
+Progress: TypeAlias = Callable[[str], None]
+"""Told a piece of a running call's output."""
+
+
+class Executor(Protocol):
+    """Where calls run."""
+
+    def tools(self) -> Sequence[Tool]:
+        """The tools there are now; the same object while nothing changed."""
+        ...
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Run one call to its end. Raise `ToolFailure` to tell the model of a failure.
+
+        When cancelled, leave nothing running.
+        """
+        ...
+
+
+class Allow(Struct, frozen=True, tag="allow"):
+    """The call may run."""
+
+    code: str = ""
+
+
+class Deny(Struct, frozen=True, tag="deny"):
+    """The call may not run."""
+
+    code: str
+    """Short and stable, such as `permission` or `read_only`."""
+    reason: str
+    """For the model: why, and what to do instead."""
+    for_people: str = ""
+    """For people, when they should read something else."""
+
+
+class Ask(Struct, frozen=True, tag="ask"):
+    """A person must say."""
+
+    code: str
+    reason: str
+
+
+Verdict: TypeAlias = Allow | Deny | Ask
+ALLOW = Allow()
+
+
+class Policy(Protocol):
+    """A rule: may this run?"""
+
+    async def judge(self, call: Call) -> Verdict:
+        """Judge one call. Called in the order asked, before any call of the turn starts."""
+        ...
+
+    async def admit(self, turn: int) -> Verdict:
+        """Judge whether the model may be asked for turn `turn`; a `Deny` ends the run as over budget."""
+        return ALLOW
+
+
+class Decision(StrEnum):
+    """A person's answer to an `Ask`."""
+
+    ONCE = "once"
+    SESSION = "session"
+    DENY = "deny"
+    PENDING = "pending"
+    """Nobody answered yet: the run stops as `waiting`."""
+
+
+class Approval(Struct, frozen=True, omit_defaults=True):
+    """Who may say yes has said something."""
+
+    decision: Decision
+    reason: str = ""
+
+
+class Approver(Protocol):
+    """Who is asked when a policy says `Ask`."""
+
+    async def approve(self, call: Call, ask: Ask) -> Approval:
+        """Answer, or say `PENDING`."""
+        ...
+
+
+class Sink(Protocol):
+    """Who listens."""
+
+    def receive(self, record: Record) -> None:
+        """Take one record; quick, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AllowAll:
+    """The policy of a run that has none: only for tests and fully trusted tools."""
+
+    async def judge(self, call: Call) -> Verdict:
+        """Allow."""
+        return ALLOW
+
+    async def admit(self, turn: int) -> Verdict:
+        """Allow."""
+        return ALLOW
+
+
+@dataclass(frozen=True, slots=True)
+class NobodyThere:
+    """The approver when nobody can be asked: deny."""
+
+    async def approve(self, call: Call, ask: Ask) -> Approval:
+        """Deny, and say why."""
+        return Approval(Decision.DENY, "nobody is there to approve it")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What a run is given. There is no default policy: a run without rules must say so."""
+
+    provider: Provider
+    executor: Executor
+    policy: Policy
+    approver: Approver = field(default_factory=NobodyThere)

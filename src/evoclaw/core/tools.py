@@ -1,0 +1,73 @@
+"""What can be asked for (`Tool`), and one asking that passed its checks (`Call`)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from evoclaw.core.messages import JSON, ErrorBlock, ErrorKind, TextBlock, ToolResult
+
+
+class Effect(StrEnum):
+    """What a tool does to its resource."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+EVERYTHING = "*"
+"""As a resource: the call may touch anything, so nothing runs beside it unless both only read."""
+
+
+class Tool(Struct, frozen=True, omit_defaults=True):
+    """What the model may ask for, and what the house must know before it runs."""
+
+    name: str
+    description: str
+    parameters: dict[str, JSON]
+    """JSON Schema of the arguments object."""
+    permissions: frozenset[str] = frozenset()
+    """All of them must be held by the agent."""
+    effect: Effect = Effect.WRITE
+    resources: tuple[str, ...] = (EVERYTHING,)
+    """Names of the arguments that say what the call touches; `("*",)` is everything, `()` nothing."""
+    timeout: float = 10.0
+    """Seconds."""
+    max_timeout: float = 60.0
+    """What a call may ask for at most, with a `timeout_ms` argument."""
+    idempotent: bool = False
+    """Running it twice does no more than running it once."""
+    streams: bool = False
+    """It reports output while it runs."""
+    version: str = "1"
+
+
+class Call(Struct, frozen=True):
+    """A call whose tool exists and whose arguments fit: ready to be judged and run."""
+
+    id: str
+    tool: Tool
+    arguments: dict[str, JSON]
+    request_id: str
+    """`<run id>.<turn>.<index>.<attempt>`: the same after a restart, so no call runs twice."""
+    timeout: float
+    """Seconds this call may take: the tool's or the asked one, clamped, and never past the run's."""
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.tool.name
+
+    def ok(self, text: str, **details: JSON) -> ToolResult:
+        """Answer with text."""
+        return ToolResult(self.id, self.tool.name, (TextBlock(text),), details=details)
+
+    def failed(self, kind: ErrorKind, text: str, **details: JSON) -> ToolResult:
+        """Answer with a failure worded for the model."""
+        return failure(self.id, self.tool.name, kind, text, **details)
+
+
+def failure(call_id: str, name: str, kind: ErrorKind, text: str, **details: JSON) -> ToolResult:
+    """Make the result of a call that did not succeed."""
+    return ToolResult(call_id, name, (ErrorBlock(kind, text),), error=kind, details=details)

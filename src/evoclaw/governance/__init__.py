@@ -1,0 +1,1 @@
+"""Governance: may it run, and in what cage."""

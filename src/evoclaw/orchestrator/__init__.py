@@ -1,0 +1,1 @@
+"""Orchestrator: the host of runs."""

@@ -1,0 +1,1 @@
+"""Providers: how a model is reached."""

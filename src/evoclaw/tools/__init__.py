@@ -1,0 +1,1 @@
+"""Tools: the built-in tools: plain functions over injected operations."""

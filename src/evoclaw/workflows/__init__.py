@@ -1,0 +1,1 @@
+"""Workflows: steps that call agents and tools."""
