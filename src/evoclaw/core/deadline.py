@@ -1,60 +1,116 @@
-"""How long something may go on. Cancelling it brings the deadline forward to now: one mechanism for both."""
+"""How long something may go on. To cancel is to bring the deadline forward to now."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 
 class Deadline:
-    """A moment after which work under it is interrupted; children never outlive it."""
+    """A moment after which work under it is interrupted.
+
+    It holds one timer for all its work, armed with the first piece of it; `release` lets go of it.
+    """
+
+    __slots__ = ("_at", "_scopes", "_seconds", "_timer", "cancelled", "over")
 
     def __init__(self, seconds: float | None = None) -> None:
-        """Start counting now; None means no end."""
+        """Allow so many seconds from when work begins; None means no end."""
         self._seconds = seconds
         self._at: float | None = None
-        self._scopes: set[asyncio.Timeout] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._scopes: set[Scope] = set()
         self.cancelled = False
+        """Somebody called `cancel`."""
+        self.over = False
+        """No work goes on, or begins, under this deadline any more."""
 
     def start(self) -> None:
-        """Begin to count, unless it has begun already; needs a running event loop."""
+        """Begin to count, or arm the timer again after `release`."""
+        loop = asyncio.get_running_loop()
         if self._at is None:
-            now = asyncio.get_running_loop().time()
-            self._at = math.inf if self._seconds is None else now + self._seconds
+            self._at = math.inf if self._seconds is None else loop.time() + self._seconds
+        if self._at == math.inf or self.over:
+            return
+        if self._at <= loop.time():
+            self._end()
+        elif self._timer is None:
+            self._timer = loop.call_at(self._at, self._end)
+
+    def release(self) -> None:
+        """Let go of the timer when the work under this deadline is done."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def cancel(self) -> None:
-        """Interrupt all work under this deadline; new work under it does not begin."""
+        """Interrupt all work under this deadline now."""
         self.cancelled = True
-        for scope in tuple(self._scopes):
-            if not scope.expired():
-                scope.reschedule(0)
+        self._end()
 
     @property
     def left(self) -> float:
-        """Seconds left; never negative."""
-        if self.cancelled:
+        """Seconds left; what a child may be given."""
+        if self.over:
             return 0.0
         self.start()
         assert self._at is not None
         return max(0.0, self._at - asyncio.get_running_loop().time())
 
-    @property
-    def over(self) -> bool:
-        """Whether it has passed or was cancelled."""
-        return self.cancelled or self.left <= 0
+    def scope(self, seconds: float | None = None) -> Scope:
+        """Raise `TimeoutError` out of a `with` block when the deadline, or `seconds`, is over.
 
-    @asynccontextmanager
-    async def scope(self, seconds: float | None = None) -> AsyncIterator[None]:
-        """Raise `TimeoutError` out of the block when the deadline passes, or `seconds` are over.
-
-        Never `yield` events from inside: the interruption would hit whoever consumes them.
+        Never `yield` from inside: the interruption would hit whoever consumes the generator.
         """
-        left = self.left if seconds is None else min(self.left, seconds)
-        async with asyncio.timeout(None if left == math.inf else left) as timeout:
-            self._scopes.add(timeout)
-            try:
-                yield
-            finally:
-                self._scopes.discard(timeout)
+        return Scope(self._scopes, 0.0 if self.over else seconds)
+
+    def _end(self) -> None:
+        self.over = True
+        self.release()
+        for scope in tuple(self._scopes):
+            scope.interrupt()
+
+
+class Scope:
+    """A block of one task that a deadline can interrupt, like `asyncio.timeout` but lighter."""
+
+    __slots__ = ("_cancelling", "_interrupted", "_scopes", "_seconds", "_task", "_timer")
+
+    def __init__(self, scopes: set[Scope], seconds: float | None) -> None:
+        self._scopes = scopes
+        self._seconds = seconds
+        self._interrupted = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a deadline interrupts tasks"
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._timer: asyncio.TimerHandle | None = None
+        if self._seconds is not None:
+            self._timer = task.get_loop().call_later(self._seconds, self.interrupt)
+        self._scopes.add(self)
+
+    def interrupt(self) -> None:
+        """End the block."""
+        if not self._interrupted:
+            self._interrupted = True
+            self._task.cancel()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._scopes.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        # Our own cancellation becomes TimeoutError; one that somebody else asked for goes on.
+        if (
+            self._interrupted
+            and self._task.uncancel() <= self._cancelling
+            and kind is asyncio.CancelledError
+        ):
+            raise TimeoutError from error

@@ -7,7 +7,7 @@ EvoClawError
 ├── RecordingError       a recording cannot be read, or does not replay
 └── ProviderError        no reply could be had from a model
 
-What the *model* is told is a `ToolResult` with an error, raised inside tools and executors as `ToolFailure`.
+What the *model* is told is a `ToolResult` with an error, raised inside as `ToolFailure`.
 How a run ended is a `StopReason`. Neither is an exception for the caller.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from evoclaw.core.events import StopReason
 from evoclaw.core.messages import JSON, ErrorKind, Usage
 
 
@@ -72,6 +73,14 @@ class ProviderError(EvoClawError):
     ) -> None:
         super().__init__(message)
         self.kind, self.retry_after, self.usage = kind, retry_after, usage
+
+
+class RunEnded(Exception):
+    """Raised inside the loop when a step finds that the run must end; never leaves it."""
+
+    def __init__(self, stop: StopReason, reason: str = "") -> None:
+        super().__init__(reason)
+        self.stop, self.reason = stop, reason
 
 
 class ToolFailure(Exception):

@@ -27,39 +27,41 @@ class StopReason(StrEnum):
     """For a person; the run resumes later."""
 
 
-class RunStarted(Struct, frozen=True, tag="run_started"):
+class RunStarted(Struct, frozen=True, gc=False, tag="run_started"):
     """A run began with these messages."""
 
     model: str
     messages: tuple[Message, ...]
 
 
-class RunResumed(Struct, frozen=True, tag="run_resumed"):
+class RunResumed(Struct, frozen=True, gc=False, tag="run_resumed"):
     """A run that stopped or was cut off goes on where its records end."""
 
 
-class TurnStarted(Struct, frozen=True, omit_defaults=True, tag="turn_started"):
+class TurnStarted(Struct, frozen=True, gc=False, omit_defaults=True, tag="turn_started"):
     """The model is asked for a reply."""
 
     turn: int
     tools: tuple[str, ...] = ()
     """The names offered."""
+    chars: int = 0
+    """How long what is sent is; with the server's own count it corrects the token estimate."""
 
 
-class TextDelta(Struct, frozen=True, tag="text_delta"):
+class TextDelta(Struct, frozen=True, gc=False, tag="text_delta"):
     """A piece of the reply's text."""
 
     text: str
 
 
-class ReasoningDelta(Struct, frozen=True, tag="reasoning_delta"):
+class ReasoningDelta(Struct, frozen=True, gc=False, tag="reasoning_delta"):
     """A piece of what the model thinks aloud."""
 
     text: str
 
 
-class ReplyRetried(Struct, frozen=True, tag="reply_retried"):
-    """The reply broke off or was refused and is asked for again; forget the deltas since the turn began."""
+class ReplyRetried(Struct, frozen=True, gc=False, tag="reply_retried"):
+    """The reply broke off or was refused and is asked for again; its deltas so far are void."""
 
     kind: str
     reason: str
@@ -67,13 +69,13 @@ class ReplyRetried(Struct, frozen=True, tag="reply_retried"):
     wait: float
 
 
-class Replied(Struct, frozen=True, tag="replied"):
+class Replied(Struct, frozen=True, gc=False, tag="replied"):
     """The model's reply is whole."""
 
     reply: Reply
 
 
-class CallJudged(Struct, frozen=True, omit_defaults=True, tag="call_judged"):
+class CallJudged(Struct, frozen=True, gc=False, omit_defaults=True, tag="call_judged"):
     """A policy said whether a call may run."""
 
     call_id: str
@@ -84,7 +86,7 @@ class CallJudged(Struct, frozen=True, omit_defaults=True, tag="call_judged"):
     """For people."""
 
 
-class ApprovalAnswered(Struct, frozen=True, omit_defaults=True, tag="approval_answered"):
+class ApprovalAnswered(Struct, frozen=True, gc=False, omit_defaults=True, tag="approval_answered"):
     """A person (or nobody, yet) answered an `ask`."""
 
     call_id: str
@@ -92,7 +94,7 @@ class ApprovalAnswered(Struct, frozen=True, omit_defaults=True, tag="approval_an
     reason: str = ""
 
 
-class CallStarted(Struct, frozen=True, tag="call_started"):
+class CallStarted(Struct, frozen=True, gc=False, tag="call_started"):
     """A call was handed to its executor."""
 
     call_id: str
@@ -101,22 +103,20 @@ class CallStarted(Struct, frozen=True, tag="call_started"):
     request_id: str
 
 
-class CallOutput(Struct, frozen=True, tag="call_output"):
+class CallOutput(Struct, frozen=True, gc=False, tag="call_output"):
     """A running call said something."""
 
     call_id: str
     text: str
 
 
-class CallFinished(Struct, frozen=True, omit_defaults=True, tag="call_finished"):
-    """A call has its answer, run or not."""
+class CallFinished(Struct, frozen=True, gc=False, tag="call_finished"):
+    """A call has its answer; without a `CallStarted` before it, it was never run."""
 
     result: ToolResult
-    executed: bool = True
-    """False when it was refused, denied or cancelled before it began."""
 
 
-class Prompted(Struct, frozen=True, omit_defaults=True, tag="prompted"):
+class Prompted(Struct, frozen=True, gc=False, omit_defaults=True, tag="prompted"):
     """The loop, or a person, put another user message into the history."""
 
     message: UserMessage
@@ -124,7 +124,7 @@ class Prompted(Struct, frozen=True, omit_defaults=True, tag="prompted"):
     """`confirm`, `continue`, `closing` or `steer`."""
 
 
-class ContextTrimmed(Struct, frozen=True, omit_defaults=True, tag="context_trimmed"):
+class ContextTrimmed(Struct, frozen=True, gc=False, omit_defaults=True, tag="context_trimmed"):
     """What the model sees of the history was cut to fit; the history itself is whole."""
 
     elide_before: int
@@ -132,11 +132,13 @@ class ContextTrimmed(Struct, frozen=True, omit_defaults=True, tag="context_trimm
     drop_before: int = 0
     """Messages before this one, but for the instructions and the task, are shown as the summary."""
     summary: str = ""
+    result_chars: int = 0
+    """Results that are still shown are cut to this length; 0 leaves them whole."""
     usage: Usage = Usage()
     cost: float | None = None
 
 
-class RunFinished(Struct, frozen=True, omit_defaults=True, tag="run_finished"):
+class RunFinished(Struct, frozen=True, gc=False, omit_defaults=True, tag="run_finished"):
     """The run ended; `text` is what the user is told."""
 
     stop: StopReason
@@ -173,7 +175,7 @@ ReplyEvent: TypeAlias = TextDelta | ReasoningDelta | ReplyRetried | Replied
 """What a provider may say: any number of the first three, then exactly one `Replied`."""
 
 
-class Record(Struct, frozen=True):
+class Record(Struct, frozen=True, gc=False):
     """A stamped fact."""
 
     run_id: str

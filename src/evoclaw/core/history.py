@@ -1,4 +1,4 @@
-"""An append-only list of messages that remembers how each looks on a wire, so none is encoded twice."""
+"""An append-only list of messages; none is encoded twice for the same wire."""
 
 from __future__ import annotations
 

@@ -1,9 +1,13 @@
-"""What a history is made of: blocks, calls, replies, results. Pure values; identity belongs to storage."""
+"""What a history is made of: blocks, calls, replies, results. Pure values.
+
+`gc=False` keeps the garbage collector from walking long histories again and again; it is safe
+because nothing here can refer back to itself.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from msgspec import Struct
 
@@ -11,13 +15,23 @@ JSON: TypeAlias = Any
 """A JSON value; the one place where `Any` is honest."""
 
 
-class TextBlock(Struct, frozen=True, tag_field="type", tag="text"):
+def is_object(value: JSON) -> TypeGuard[dict[str, JSON]]:
+    """Whether a JSON value is an object."""
+    return isinstance(value, dict)
+
+
+def is_array(value: JSON) -> TypeGuard[list[JSON]]:
+    """Whether a JSON value is an array."""
+    return isinstance(value, list)
+
+
+class TextBlock(Struct, frozen=True, gc=False, tag_field="type", tag="text"):
     """A piece of text."""
 
     text: str
 
 
-class ImageBlock(Struct, frozen=True, tag_field="type", tag="image"):
+class ImageBlock(Struct, frozen=True, gc=False, tag_field="type", tag="image"):
     """A picture, base64-encoded."""
 
     media_type: str
@@ -44,7 +58,7 @@ class ErrorKind(StrEnum):
     INTERNAL = "internal"
 
 
-class ErrorBlock(Struct, frozen=True, tag_field="type", tag="error"):
+class ErrorBlock(Struct, frozen=True, gc=False, tag_field="type", tag="error"):
     """A failure, worded for the model: what went wrong and what to do next."""
 
     kind: ErrorKind
@@ -54,7 +68,7 @@ class ErrorBlock(Struct, frozen=True, tag_field="type", tag="error"):
 Block: TypeAlias = TextBlock | ImageBlock | ErrorBlock
 
 
-class ToolCall(Struct, frozen=True):
+class ToolCall(Struct, frozen=True, gc=False):
     """One asking, exactly as the model wrote it; nothing has been checked yet."""
 
     id: str
@@ -63,7 +77,7 @@ class ToolCall(Struct, frozen=True):
     """JSON text. It may be malformed: that is for the loop to tell the model."""
 
 
-class Usage(Struct, frozen=True, omit_defaults=True):
+class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
     """Tokens, in one meaning for every provider."""
 
     input: int = 0
@@ -94,13 +108,13 @@ class Finish(StrEnum):
     FILTERED = "filtered"
 
 
-class SystemMessage(Struct, frozen=True, tag_field="role", tag="system"):
+class SystemMessage(Struct, frozen=True, gc=False, tag_field="role", tag="system"):
     """The instructions a run starts with."""
 
     text: str
 
 
-class UserMessage(Struct, frozen=True, tag_field="role", tag="user"):
+class UserMessage(Struct, frozen=True, gc=False, tag_field="role", tag="user"):
     """What a person (or the loop on their behalf) said."""
 
     blocks: tuple[Block, ...]
@@ -111,7 +125,7 @@ class UserMessage(Struct, frozen=True, tag_field="role", tag="user"):
         return join_text(self.blocks)
 
 
-class Reply(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="assistant"):
+class Reply(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="assistant"):
     """One model reply: text, calls, or both."""
 
     text: str = ""
@@ -131,7 +145,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="assi
         return bool(self.calls)
 
 
-class ToolResult(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="tool"):
+class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="tool"):
     """What came back from one call."""
 
     call_id: str

@@ -1,6 +1,6 @@
-"""What a built-in tool may ask of a machine. The tool does not know which machine, or how far away it is.
+"""What a built-in tool may ask of a machine, without knowing which or how far away it is.
 
-Paths are given as the model wrote them: relative to the workspace, or absolute within an allowed root.
+Paths are given as the model wrote them: relative to the workspace, or absolute within a root.
 Implementations contain them (never outside a root, no link followed to the outside) and raise
 `ToolFailure` with a message for the model when a request is refused or fails.
 """

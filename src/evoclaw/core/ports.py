@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
@@ -40,7 +40,7 @@ class Request:
     history: History
     tools: Sequence[Tool] = ()
     offer_tools: bool = True
-    """False asks for a closing reply: the tools are known from the history but may not be called."""
+    """False asks for a closing reply: the tools stand in the history but may not be called."""
     temperature: float | None = None
     max_tokens: int | None = None
 
@@ -58,7 +58,7 @@ class Provider(Protocol):
         """What this model can do."""
         ...
 
-    def stream(self, request: Request) -> AsyncIterator[ReplyEvent]:
+    def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Yield deltas and retries, then exactly one `Replied`.
 
         Raise `ProviderError` if no reply can be had. A stream that breaks off never yields a
@@ -122,7 +122,7 @@ class Policy(Protocol):
         ...
 
     async def admit(self, turn: int) -> Verdict:
-        """Judge whether the model may be asked for turn `turn`; a `Deny` ends the run as over budget."""
+        """Judge whether the model may be asked once more; a `Deny` ends the run as over budget."""
         return ALLOW
 
 

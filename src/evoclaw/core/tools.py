@@ -31,7 +31,7 @@ class Tool(Struct, frozen=True, omit_defaults=True):
     """All of them must be held by the agent."""
     effect: Effect = Effect.WRITE
     resources: tuple[str, ...] = (EVERYTHING,)
-    """Names of the arguments that say what the call touches; `("*",)` is everything, `()` nothing."""
+    """The arguments that name what a call touches; `("*",)` is everything, `()` nothing."""
     timeout: float = 10.0
     """Seconds."""
     max_timeout: float = 60.0
@@ -52,7 +52,7 @@ class Call(Struct, frozen=True):
     request_id: str
     """`<run id>.<turn>.<index>.<attempt>`: the same after a restart, so no call runs twice."""
     timeout: float
-    """Seconds this call may take: the tool's or the asked one, clamped, and never past the run's."""
+    """Seconds this call may take: the tool's, or the asked one, clamped."""
 
     @property
     def name(self) -> str:

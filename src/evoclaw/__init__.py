@@ -1,0 +1,1 @@
+"""EvoClaw: one brain, many hands."""

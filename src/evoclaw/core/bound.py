@@ -1,0 +1,49 @@
+"""A tool bound to the code that runs it, and what that code is handed and may hand back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from evoclaw.core.messages import JSON, Block, ToolResult
+from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.core.ports import Progress
+from evoclaw.core.tools import Call, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one call may use of the machine it runs on."""
+
+    files: FileOps | None
+    exec: ExecOps | None
+    progress: Progress
+
+
+class Output(Struct, frozen=True):
+    """What a tool may return when text alone is not enough."""
+
+    blocks: tuple[Block, ...]
+    """For the model."""
+    details: dict[str, JSON] = {}
+    """For people and machines; never sent to the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTool:
+    """A tool and the code behind it."""
+
+    tool: Tool
+    run: Callable[[Call, Machine], Awaitable[ToolResult]]
+    """Runs one call to its end; raises `ToolFailure`."""
+    needs_files: bool = False
+    needs_exec: bool = False
+    function: Callable[..., object] | None = None
+    """What the author wrote, for tests and for calling by hand."""
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.tool.name

@@ -1,0 +1,261 @@
+"""One turn's calls: judged in the order asked, run side by side, each answered once."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.arguments import BadArguments, parse_arguments
+from evoclaw.core.conflicts import conflict
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.events import (
+    ApprovalAnswered,
+    CallFinished,
+    CallJudged,
+    CallOutput,
+    CallStarted,
+    Event,
+)
+from evoclaw.core.messages import (
+    ErrorBlock,
+    ErrorKind,
+    Finish,
+    ImageBlock,
+    TextBlock,
+    ToolCall,
+    ToolResult,
+)
+from evoclaw.core.ports import ALLOW, Allow, Approval, Ask, Decision, Deny, Ports, Verdict
+from evoclaw.core.schema import describe_problems
+from evoclaw.core.state import RunState
+from evoclaw.core.tools import Call, failure
+from evoclaw.core.toolset import Toolset
+from evoclaw.core.truncate import head_and_tail
+from evoclaw.core.wording import (
+    crashed,
+    denied,
+    invalid_parameters,
+    not_executed,
+    timed_out,
+    tool_not_found,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What all calls of one turn share."""
+
+    ports: Ports
+    settings: LoopSettings
+    tools: Toolset
+    deadline: Deadline
+
+
+async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
+    """Answer the unanswered calls of the last reply; those that wait for a person stay open."""
+    ready: list[Call] = []
+    for index, asked in state.unanswered:
+        prepared = _put_off(state, index, asked, turn.settings) or prepare(
+            asked, turn.tools, f"{state.run_id}.{state.turn}.{index}.1"
+        )
+        if isinstance(prepared, ToolResult):
+            yield CallFinished(prepared)
+            continue
+        verdict = await _judge(prepared, turn)
+        yield CallJudged(prepared.id, _word(verdict), verdict.code, _for_people(verdict))
+        if isinstance(verdict, Ask):
+            answered, verdict = await _approve(prepared, verdict, turn)
+            yield answered
+        if isinstance(verdict, Deny):
+            yield CallFinished(_denied(prepared, verdict))
+        elif isinstance(verdict, Allow):
+            ready.append(prepared)
+    if len(ready) == 1 and not ready[0].tool.streams:
+        # One call that has nothing to say while it runs needs neither a task nor a queue.
+        call, said = ready[0], list[Event]()
+        yield _started(call)
+        result = await _perform(call, turn, said.append)
+        for event in said:
+            yield event
+        yield CallFinished(result)
+    elif ready:
+        async with aclosing(_run_side_by_side(ready, turn)) as events:
+            async for event in events:
+                yield event
+
+
+def _put_off(
+    state: RunState, index: int, asked: ToolCall, settings: LoopSettings
+) -> ToolResult | None:
+    if state.asked is not None and state.asked.finish is Finish.LENGTH:
+        why = "the reply was cut off at the output limit, so its calls may be incomplete"
+        return failure(asked.id, asked.name, ErrorKind.INVALID_PARAMS, not_executed(why))
+    if index >= settings.max_calls_per_turn:
+        why = f"only {settings.max_calls_per_turn} calls are run in one turn"
+        return failure(asked.id, asked.name, ErrorKind.QUEUE_FULL, not_executed(why))
+    return None
+
+
+def prepare(asked: ToolCall, tools: Toolset, request_id: str) -> Call | ToolResult:
+    """Check one call: known tool, readable arguments, fitting the schema."""
+    found = tools.find(asked.name)
+    if found is None:
+        text = tool_not_found(asked.name, tools.names)
+        return failure(asked.id, asked.name, ErrorKind.NOT_FOUND, text)
+    tool, validator = found
+    try:
+        arguments = parse_arguments(asked.arguments)
+        problem = "" if validator.is_valid(arguments) else describe_problems(validator, arguments)
+    except BadArguments as error:
+        arguments, problem = {}, f"the arguments are {error}"
+    if problem:
+        text = invalid_parameters(tool, problem)
+        return failure(asked.id, asked.name, ErrorKind.INVALID_PARAMS, text)
+    timeout = tool.timeout
+    wanted = arguments.get("timeout_ms")
+    if isinstance(wanted, int | float) and wanted > 0:
+        timeout = min(wanted / 1000, tool.max_timeout)
+    return Call(asked.id, tool, arguments, request_id, timeout)
+
+
+async def _judge(call: Call, turn: Turn) -> Verdict:
+    try:
+        with turn.deadline.scope():
+            return await turn.ports.policy.judge(call)
+    except TimeoutError:
+        return Deny("interrupted", "the run ended before it was judged")
+    except Exception as error:
+        # A rule that cannot be evaluated does not allow.
+        return Deny("policy_failed", f"a policy failed ({type(error).__name__})", _trace(error))
+
+
+async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, Verdict]:
+    """Ask a person; the verdict stays `Ask` while nobody has answered."""
+    try:
+        with turn.deadline.scope():
+            approval = await turn.ports.approver.approve(call, ask)
+    except TimeoutError:
+        approval = Approval(Decision.DENY, "the run ended before it was approved")
+    except Exception as error:
+        approval = Approval(Decision.DENY, f"asking failed ({type(error).__name__})")
+    answered = ApprovalAnswered(call.id, approval.decision, approval.reason or ask.reason)
+    match approval.decision:
+        case Decision.PENDING:
+            return answered, ask
+        case Decision.DENY:
+            return answered, Deny("refused", approval.reason or "the user refused it")
+        case Decision.ONCE | Decision.SESSION:
+            return answered, ALLOW
+
+
+def _denied(call: Call, verdict: Deny) -> ToolResult:
+    reason = verdict.reason
+    text = reason if reason.startswith("Error:") else denied(call, reason)
+    return call.failed(ErrorKind.PERMISSION_DENIED, text)
+
+
+def _word(verdict: Verdict) -> str:
+    match verdict:
+        case Allow():
+            return "allow"
+        case Deny():
+            return "deny"
+        case Ask():
+            return "ask"
+
+
+def _for_people(verdict: Verdict) -> str:
+    match verdict:
+        case Deny(_, reason, for_people):
+            return for_people or reason
+        case Ask(_, reason):
+            return reason
+        case _:
+            return ""
+
+
+def _started(call: Call) -> CallStarted:
+    return CallStarted(call.id, call.name, call.arguments, call.request_id)
+
+
+async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator[Event, None]:
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    places = asyncio.Semaphore(turn.settings.max_parallel)
+    tasks: list[asyncio.Task[None]] = []
+
+    async def one(call: Call, before: Sequence[asyncio.Task[None]]) -> None:
+        if before:
+            await asyncio.wait(before)
+        async with places:
+            events.put_nowait(_started(call))
+            events.put_nowait(CallFinished(await _perform(call, turn, events.put_nowait)))
+
+    for index, call in enumerate(ready):
+        before = [tasks[i] for i in range(index) if conflict(ready[i], call)]
+        tasks.append(asyncio.create_task(one(call, before), name=call.request_id))
+    unfinished = len(tasks)
+    try:
+        while unfinished:
+            event = await events.get()
+            unfinished -= isinstance(event, CallFinished)
+            yield event
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
+    """Run one call; whatever happens becomes a result, but for our own cancellation."""
+
+    def progress(text: str) -> None:
+        emit(CallOutput(call.id, text))
+
+    deadline = turn.deadline
+    if deadline.over:
+        return call.failed(ErrorKind.CANCELLED, not_executed("the run has ended"))
+    try:
+        with deadline.scope(call.timeout):
+            result = await turn.ports.executor.execute(call, progress)
+    except TimeoutError:
+        if deadline.cancelled:
+            return call.failed(ErrorKind.CANCELLED, "The run was cancelled while this call ran.")
+        return call.failed(ErrorKind.TIMEOUT, timed_out(call))
+    except ToolFailure as error:
+        return call.failed(error.kind, error.message, **error.details)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # The tool cancelled itself: nobody asked us to stop.
+        return call.failed(ErrorKind.CANCELLED, "The tool gave up before it was done.")
+    except Exception as error:
+        return call.failed(ErrorKind.INTERNAL, crashed(call.name, error), traceback=_trace(error))
+    return _capped(call, result, turn.settings.max_result_chars)
+
+
+def _capped(call: Call, result: ToolResult, limit: int) -> ToolResult:
+    """Bound what the model sees, and hold an executor to the call it was given."""
+    own = result.call_id == call.id and result.name == call.name
+    blocks = result.blocks
+    if own and sum(0 if isinstance(b, ImageBlock) else len(b.text) for b in blocks) <= limit:
+        return result
+    cut = tuple(
+        block
+        if isinstance(block, ImageBlock)
+        else TextBlock(head_and_tail(block.text, limit))
+        if isinstance(block, TextBlock)
+        else ErrorBlock(block.kind, head_and_tail(block.text, limit))
+        for block in blocks
+    )
+    return ToolResult(call.id, call.name, cut, result.error, result.details)
+
+
+def _trace(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))[-4_000:]

@@ -1,0 +1,38 @@
+"""Which calls may not run side by side: their resources overlap and one of them writes."""
+
+from __future__ import annotations
+
+import posixpath
+
+from evoclaw.core.tools import EVERYTHING, Call, Effect
+
+
+def conflict(first: Call, second: Call) -> bool:
+    """Whether `second` must wait for `first`."""
+    if first.tool.effect is Effect.READ and second.tool.effect is Effect.READ:
+        return False
+    mine, theirs = _resources(first), _resources(second)
+    if EVERYTHING in mine or EVERYTHING in theirs:
+        return bool(mine and theirs)
+    return any(_overlap(a, b) for a in mine for b in theirs)
+
+
+def _resources(call: Call) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in call.tool.resources:
+        value = EVERYTHING if name == EVERYTHING else call.arguments.get(name, EVERYTHING)
+        # What is not named by a plain string cannot be compared, so it counts as everything.
+        found.append(value if isinstance(value, str) and value else EVERYTHING)
+    return tuple(found)
+
+
+def _overlap(a: str, b: str) -> bool:
+    """Whether two resources can be the same, or one hold the other; names that are no paths too."""
+    if posixpath.isabs(a) != posixpath.isabs(b):
+        return True  # where a relative path starts is not known here
+    a, b = posixpath.normpath(a), posixpath.normpath(b)
+    return a == b or "." in (a, b) or _holds(a, b) or _holds(b, a) or ".." in (a[:2], b[:2])
+
+
+def _holds(folder: str, path: str) -> bool:
+    return path.startswith(folder.rstrip("/") + "/")

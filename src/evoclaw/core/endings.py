@@ -1,0 +1,71 @@
+"""Why a run ends, or what is said to a reply not accepted yet: decisions on its state."""
+
+from __future__ import annotations
+
+from evoclaw.core import wording
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import RunEnded
+from evoclaw.core.events import Prompted, StopReason
+from evoclaw.core.messages import Finish, Reply, user
+from evoclaw.core.replies import Confirmation, interrupted, read_confirmation
+from evoclaw.core.state import RunState
+from evoclaw.core.toolset import Toolset
+
+
+def ending(
+    state: RunState, settings: LoopSettings, deadline: Deadline, tools: Toolset
+) -> RunEnded | None:
+    """Why the run must end here, if it must."""
+    if deadline.over:
+        return interrupted(deadline)
+    if state.pending:
+        return RunEnded(StopReason.WAITING, "; ".join(state.pending.values()))
+    if state.repeated >= settings.repeat_limit:
+        names = ", ".join(dict.fromkeys(name for name, _ in state.last_calls))
+        reason = f"{names} was asked {state.repeated} times in a row"
+        return RunEnded(StopReason.LOOP_DETECTED, reason)
+    if any(count >= settings.repeat_limit for count in state.denied.values()):
+        (name, _), count = state.denied.most_common(1)[0]
+        return RunEnded(StopReason.LOOP_DETECTED, f"{name} was denied {count} times")
+    if state.asked is not None:
+        return None
+    if state.failed_turns >= settings.tool_error_limit:
+        reason = f"{state.failed_turns} turns in a row failed; the last said: {state.last_error}"
+        return RunEnded(StopReason.ERROR, reason)
+    return _answered(state, settings, tools)
+
+
+def _answered(state: RunState, settings: LoopSettings, tools: Toolset) -> RunEnded | None:
+    """Whether the last reply is the answer, or the turns are used up."""
+    reply = state.last
+    if isinstance(reply, Reply):
+        if state.closing and state.turn > settings.max_turns:
+            return RunEnded(StopReason.MAX_ITERATIONS)
+        if state.turn < settings.max_turns and follow_up(state, settings, tools) is not None:
+            return None
+        cut = reply.finish is Finish.LENGTH
+        why = "the answer was cut off at the output limit" if cut else ""
+        return RunEnded(StopReason.COMPLETED, why)
+    if state.turn >= settings.max_turns:
+        return RunEnded(StopReason.MAX_ITERATIONS, f"{state.turn} turns were used")
+    return None
+
+
+def follow_up(state: RunState, settings: LoopSettings, tools: Toolset) -> Prompted | None:
+    """What is said to a text-only reply that is not accepted yet: double confirmation."""
+    reply = state.last
+    if not isinstance(reply, Reply) or not reply.text.strip() or state.closing:
+        return None
+    if not settings.confirm or not tools:
+        return None
+    if state.confirming:
+        answer, left = read_confirmation(reply.text)
+        if answer is Confirmation.CONTINUE:
+            return Prompted(user(wording.go_on(left)), "continue")
+        return None
+    if state.confirms >= settings.confirm_limit:
+        return None
+    if not state.tools_used and not settings.confirm_without_tools:
+        return None
+    return Prompted(user(wording.CONFIRM), "confirm")

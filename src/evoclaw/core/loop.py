@@ -1,0 +1,190 @@
+"""The loop: alternate replies and calls until the model is done or a limit is met.
+
+History in, events out. It holds no state of its own: every decision reads `RunState`, which is a
+fold over the events, so a run that stopped anywhere goes on from its records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from evoclaw.core import wording
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.calls import Turn, run_calls
+from evoclaw.core.context import FULL, room_for, trim
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.endings import ending, follow_up
+from evoclaw.core.errors import ProviderError, ProviderErrorKind, RunEnded
+from evoclaw.core.events import (
+    CallFinished,
+    Event,
+    Prompted,
+    Replied,
+    ReplyEvent,
+    ReplyRetried,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    StopReason,
+    TurnStarted,
+)
+from evoclaw.core.messages import ErrorKind, Reply, user
+from evoclaw.core.output import parse_output
+from evoclaw.core.ports import CallStyle, Ports, Request
+from evoclaw.core.replies import (
+    admit,
+    read_confirmation,
+    stream_reply,
+    with_sound_ids,
+    without_calls,
+)
+from evoclaw.core.state import RunState
+from evoclaw.core.tools import Tool, failure
+from evoclaw.core.toolset import Toolset
+
+
+async def run_loop(
+    state: RunState, ports: Ports, settings: LoopSettings, deadline: Deadline | None = None
+) -> AsyncGenerator[Event, None]:
+    """Run, or go on with, a run. The last event is `RunFinished`, unless the caller stops reading.
+
+    Cancel it through the deadline: then the run still answers every call and says how it ended.
+    Closing the generator instead leaves nothing running, and the records are a resume point.
+    """
+    loop = _Loop(state, ports, settings, deadline or Deadline(settings.max_seconds))
+    try:
+        loop.deadline.start()
+        loop.refresh_tools()
+        event: Event = (
+            RunResumed() if state.started else RunStarted(ports.provider.model, state.opening)
+        )
+        state.apply(event)
+        yield event
+        end = None
+        while end is None:
+            end = ending(state, settings, loop.deadline, loop.tools)
+            try:
+                async with aclosing(loop.step(end)) as events:
+                    async for event in events:
+                        state.apply(event)
+                        yield event
+            except ProviderError as error:
+                end = end or RunEnded(StopReason.ERROR, str(error))
+            except RunEnded as ended:
+                end = end or ended
+        event = loop.finished(end)
+        state.apply(event)
+        yield event
+    finally:
+        loop.deadline.release()
+
+
+@dataclass(slots=True)
+class _Loop:
+    """What a run was given, and its steps."""
+
+    state: RunState
+    ports: Ports
+    settings: LoopSettings
+    deadline: Deadline
+    tools: Toolset = field(default_factory=Toolset)
+    seen: Sequence[Tool] = ()
+
+    def step(self, end: RunEnded | None) -> AsyncGenerator[Event, None]:
+        """Do the one next thing: answer calls, ask the model, or close."""
+        if end is not None:
+            return self.close(end)
+        if self.state.asked is None:
+            return self.ask(offer_tools=True)
+        self.refresh_tools()
+        return run_calls(self.state, Turn(self.ports, self.settings, self.tools, self.deadline))
+
+    async def ask(self, *, offer_tools: bool) -> AsyncGenerator[Event, None]:
+        """Ask the model for one reply."""
+        state, settings, provider = self.state, self.settings, self.ports.provider
+        self.refresh_tools()
+        await admit(self.ports, self.deadline, state.turn + 1)
+        if offer_tools and (prompt := follow_up(state, settings, self.tools)) is not None:
+            yield prompt
+        if state.window.size > FULL * room_for(state, provider, settings, self.tools.size):
+            async for event in trim(state, provider, settings, self.tools.size):
+                yield event
+        offer_tools = offer_tools and bool(self.tools)
+        names = self.tools.names if offer_tools else ()
+        yield TurnStarted(state.turn + 1, names, state.window.size + self.tools.size)
+        for last_try in (False, True):
+            request = Request(
+                state.window, self.tools, offer_tools, settings.temperature, settings.max_tokens
+            )
+            try:
+                async with aclosing(stream_reply(provider, request, self.deadline)) as pieces:
+                    async for piece in pieces:
+                        yield self.sound(piece, offer_tools)
+                return
+            except ProviderError as error:
+                if last_try or error.kind is not ProviderErrorKind.CONTEXT_TOO_LONG:
+                    raise
+                yield ReplyRetried(error.kind, str(error), 1, 0.0)
+            # The server knows better than our estimate what fits: show it clearly less.
+            async for event in trim(state, provider, settings, self.tools.size, force=True):
+                yield event
+
+    def sound(self, piece: ReplyEvent, offer_tools: bool) -> ReplyEvent:
+        """Make a reply one the history can hold: no calls that were not offered, sound ids."""
+        if not isinstance(piece, Replied):
+            return piece
+        reply = piece.reply if offer_tools else without_calls(piece.reply)
+        reply = with_sound_ids(reply, self.state.turn + 1, self.state.call_ids)
+        return piece if reply is piece.reply else Replied(reply)
+
+    async def close(self, end: RunEnded) -> AsyncGenerator[Event, None]:
+        """Leave no call unanswered; without an answer for the user, ask once more for one.
+
+        Only `max_iterations` and an empty final text are worth that last reply without tools.
+        """
+        state, reply = self.state, self.state.last
+        if end.stop is not StopReason.WAITING:
+            for _, call in state.unanswered:
+                why = wording.not_executed("the run has ended")
+                yield CallFinished(failure(call.id, call.name, ErrorKind.CANCELLED, why))
+        empty = isinstance(reply, Reply) and not reply.text.strip()
+        wanted = end.stop is StopReason.MAX_ITERATIONS or (
+            end.stop is StopReason.COMPLETED and empty
+        )
+        if not wanted or (state.closing and isinstance(reply, Reply)):
+            return
+        if not state.closing:
+            yield Prompted(user(wording.CLOSING), "closing")
+        async with aclosing(self.ask(offer_tools=False)) as events:
+            async for event in events:
+                yield event
+
+    def finished(self, end: RunEnded) -> RunFinished:
+        """Tell the user, in every case, something true."""
+        state, reply = self.state, self.state.last
+        text = ""
+        answers = (StopReason.COMPLETED, StopReason.MAX_ITERATIONS)
+        if end.stop in answers and isinstance(reply, Reply):
+            text = read_confirmation(reply.text)[1] if state.confirming else reply.text
+        text = text if text.strip() else wording.ending(end.stop, end.reason)
+        return RunFinished(
+            end.stop,
+            text,
+            parse_output(text, self.settings.output_fields),
+            end.reason,
+            state.turn,
+            state.calls,
+            tuple(state.tools_used),
+            state.usage,
+            state.cost,
+        )
+
+    def refresh_tools(self) -> None:
+        """Look which tools there are now; edges come and go between turns."""
+        if self.ports.provider.profile.calls is CallStyle.NONE:
+            return
+        tools = self.ports.executor.tools()
+        if tools is not self.seen:
+            self.seen, self.tools = tools, Toolset.of(tools)

@@ -1,0 +1,111 @@
+"""Getting and reading a model's reply: may it be asked for, what came, and what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from enum import Enum
+
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import ProviderError, ProviderErrorKind, RunEnded
+from evoclaw.core.events import Replied, ReplyEvent, StopReason
+from evoclaw.core.messages import Reply, ToolCall
+from evoclaw.core.ports import Ask, Deny, Ports, Provider, Request
+
+_MARKER = re.compile(r"\A[\s*_#>`]*(COMPLETED|CONTINUE)[*_`]*\s*:[*_`]*[ \t]*", re.IGNORECASE)
+
+
+async def admit(ports: Ports, deadline: Deadline, turn: int) -> None:
+    """Ask the policy for one more reply; raise `RunEnded` when there is to be none."""
+    try:
+        with deadline.scope():
+            verdict = await ports.policy.admit(turn)
+    except TimeoutError:
+        raise interrupted(deadline) from None
+    if isinstance(verdict, Deny):
+        raise RunEnded(StopReason.BUDGET_EXCEEDED, verdict.for_people or verdict.reason)
+    if isinstance(verdict, Ask):
+        raise RunEnded(StopReason.WAITING, verdict.reason)
+
+
+async def stream_reply(
+    provider: Provider, request: Request, deadline: Deadline
+) -> AsyncGenerator[ReplyEvent, None]:
+    """Pass on what a provider says, up to its one `Replied`, and hold it to its contract."""
+    pieces = provider.stream(request)
+    async with aclosing(pieces):
+        while True:
+            try:
+                with deadline.scope():
+                    piece = await anext(pieces)
+            except TimeoutError:
+                if deadline.over:
+                    raise interrupted(deadline) from None
+                kind = ProviderErrorKind.TIMEOUT
+                raise ProviderError(kind, f"{provider.model} did not answer in time") from None
+            except ProviderError:
+                raise
+            except StopAsyncIteration:
+                kind = ProviderErrorKind.SERVER_ERROR
+                raise ProviderError(kind, f"{provider.model} broke off its reply") from None
+            except Exception as error:
+                # A provider's own fault ends the run with an honest answer, not with a traceback.
+                text = f"{provider.model} failed inside ({type(error).__name__}: {error})"
+                raise ProviderError(ProviderErrorKind.UNKNOWN, text) from error
+            yield piece
+            if isinstance(piece, Replied):
+                return
+
+
+def interrupted(deadline: Deadline) -> RunEnded:
+    """Say which of its two reasons a deadline had."""
+    if deadline.cancelled:
+        return RunEnded(StopReason.CANCELLED)
+    return RunEnded(StopReason.DURATION_EXCEEDED)
+
+
+class Confirmation(Enum):
+    """What a reply to the checklist says."""
+
+    COMPLETED = "completed"
+    CONTINUE = "continue"
+    PLAIN = "plain"
+    """Neither word: taken as confirmed."""
+
+
+def read_confirmation(text: str) -> tuple[Confirmation, str]:
+    """Read `COMPLETED: answer` or `CONTINUE: what is left`; the rest of the text comes along."""
+    marker = _MARKER.match(text)
+    if marker is None:
+        return Confirmation.PLAIN, text.strip()
+    return Confirmation(marker.group(1).lower()), text[marker.end() :].strip()
+
+
+def with_sound_ids(reply: Reply, turn: int, taken: set[str]) -> Reply:
+    """Replace call ids that are empty or already used in this run, the same way every time."""
+    ids = {call.id for call in reply.calls}
+    if len(ids) == len(reply.calls) and "" not in ids and ids.isdisjoint(taken):
+        return reply
+    seen: set[str] = set()
+    calls: list[ToolCall] = []
+    for index, call in enumerate(reply.calls):
+        name = call.id
+        if not name or name in seen or name in taken:
+            name = f"call_{turn}_{index}"
+            while name in seen or name in taken:
+                name += "_"
+        seen.add(name)
+        calls.append(call if name == call.id else ToolCall(name, call.name, call.arguments))
+    return _with_calls(reply, tuple(calls))
+
+
+def without_calls(reply: Reply) -> Reply:
+    """Drop the calls of a reply that was not offered any tool."""
+    return _with_calls(reply, ()) if reply.calls else reply
+
+
+def _with_calls(reply: Reply, calls: tuple[ToolCall, ...]) -> Reply:
+    return Reply(
+        reply.text, calls, reply.finish, reply.usage, reply.model, reply.cost, reply.reasoning
+    )

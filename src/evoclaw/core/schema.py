@@ -1,0 +1,135 @@
+"""JSON Schema of tool arguments: checked when registered, compiled once, told in plain words.
+
+A schema comes from strangers (skills, MCP servers, edges), so it is bounded and local before any
+validator sees it: measured, an 18-fold `allOf` costs seconds and a remote `$ref` is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jsonschema_rs
+import msgspec
+
+from evoclaw.core.errors import SchemaError
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.core.tools import Tool
+
+MAX_DEPTH = 16
+MAX_NODES = 2_000
+MAX_BYTES = 64 * 1024
+_COMBINERS = ("allOf", "anyOf", "oneOf")
+
+
+def check_schema(tool: Tool) -> None:
+    """Refuse a schema that is no object schema, too big, recursive, or refers to the outside."""
+    schema = tool.parameters
+    try:
+        size = len(msgspec.json.encode(schema))
+    except (TypeError, RecursionError) as error:
+        raise SchemaError(tool.name, f"the schema is not plain JSON ({error})") from None
+    if size > MAX_BYTES:
+        raise SchemaError(
+            tool.name, f"the schema has {size} bytes; at most {MAX_BYTES} are allowed"
+        )
+    if schema.get("type") != "object":
+        raise SchemaError(tool.name, 'the schema must have "type": "object"')
+    for nodes, (node, depth) in enumerate(_walk(schema, 1), 1):
+        if depth > MAX_DEPTH:
+            raise SchemaError(tool.name, f"the schema is nested deeper than {MAX_DEPTH}")
+        if nodes > MAX_NODES:
+            raise SchemaError(tool.name, f"the schema has more than {MAX_NODES} parts")
+        if is_object(node):
+            _check_reference(tool.name, node)
+    _check_expansion(tool.name, schema)
+
+
+def compile_schema(tool: Tool) -> jsonschema_rs.Validator:
+    """Check and compile; patterns run on a linear-time engine."""
+    check_schema(tool)
+    try:
+        return jsonschema_rs.validator_for(
+            tool.parameters,
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=1 << 20),
+            validate_formats=False,
+        )
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
+        first_line = str(error).splitlines()[0]
+        raise SchemaError(tool.name, f"not a valid JSON Schema: {first_line}") from None
+
+
+def describe_problems(validator: jsonschema_rs.Validator, arguments: dict[str, JSON]) -> str:
+    """Say in one line what is wrong, at most three things; empty when nothing is."""
+    found: list[str] = []
+    for error in validator.iter_errors(arguments):
+        found.append(_describe(error))
+        if len(found) == 3:
+            break
+    return "; ".join(found)
+
+
+def _describe(error: jsonschema_rs.ValidationError) -> str:
+    where = ".".join(str(part) for part in error.instance_path)
+    missing = getattr(error.kind, "property", None)
+    if isinstance(missing, str) and error.message.endswith("is a required property"):
+        return f"missing {f'{where}.{missing}' if where else missing!r}"
+    message = error.message if len(error.message) <= 200 else error.message[:200] + "…"
+    return f"{where!r}: {message}" if where else message
+
+
+def _walk(node: JSON, depth: int) -> Iterator[tuple[JSON, int]]:
+    # Iterative on purpose: the schema that is too deep must not exhaust our own stack.
+    stack: list[tuple[JSON, int]] = [(node, depth)]
+    while stack:
+        here, level = stack.pop()
+        yield here, level
+        if is_object(here):
+            stack.extend((child, level + 1) for child in here.values())
+        elif is_array(here):
+            stack.extend((child, level + 1) for child in here)
+
+
+def _check_reference(name: str, node: dict[str, JSON]) -> None:
+    for word in ("$ref", "$dynamicRef", "$recursiveRef"):
+        target = node.get(word)
+        if isinstance(target, str) and not target.startswith("#/"):
+            raise SchemaError(name, f"{word} {target[:80]!r}: only references within the schema")
+    for word in ("$id", "id", "$schema"):
+        target = node.get(word)
+        if word != "$schema" and isinstance(target, str) and "://" in target:
+            raise SchemaError(name, f"{word} {target[:80]!r}: no outside addresses")
+
+
+def _check_expansion(name: str, schema: dict[str, JSON]) -> None:
+    """Bound what a validator visits once references are followed; a cycle fails too."""
+    budget = MAX_NODES
+
+    def visit(node: JSON, trail: tuple[str, ...]) -> None:
+        nonlocal budget
+        budget -= 1
+        if budget < 0:
+            raise SchemaError(name, f"the schema has more than {MAX_NODES} parts with references")
+        if is_object(node):
+            target = node.get("$ref")
+            if isinstance(target, str):
+                if target in trail:
+                    raise SchemaError(name, f"$ref {target[:80]!r} refers to itself")
+                visit(_resolve(name, schema, target), (*trail, target))
+            for key, child in node.items():
+                if key not in ("$defs", "definitions"):
+                    visit(child, trail)
+        elif is_array(node):
+            for child in node:
+                visit(child, trail)
+
+    visit(schema, ())
+
+
+def _resolve(name: str, schema: dict[str, JSON], target: str) -> JSON:
+    node: JSON = schema
+    for part in target[2:].split("/"):
+        key = part.replace("~1", "/").replace("~0", "~")
+        if not is_object(node) or key not in node:
+            raise SchemaError(name, f"$ref {target[:80]!r} leads nowhere")
+        node = node[key]
+    return node

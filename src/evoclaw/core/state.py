@@ -1,0 +1,284 @@
+"""Where a run stands: a fold over its events.
+
+The loop and a restart use the same fold, so a run that stopped anywhere goes on as if it had not.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from evoclaw.core.context import view
+from evoclaw.core.errors import RecordingError
+from evoclaw.core.events import (
+    ApprovalAnswered,
+    CallFinished,
+    CallJudged,
+    CallStarted,
+    ContextTrimmed,
+    Event,
+    Prompted,
+    Record,
+    Replied,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    StopReason,
+    TurnStarted,
+)
+from evoclaw.core.history import History
+from evoclaw.core.messages import (
+    ErrorKind,
+    Message,
+    Reply,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
+
+CallKey: TypeAlias = tuple[str, str]
+_NEUTRAL = (ErrorKind.CANCELLED, ErrorKind.QUEUE_FULL)
+"""Answers that say nothing about whether the turn worked."""
+
+
+@dataclass(slots=True)
+class RunState:
+    """What a run knows of itself. Changed by `apply` alone."""
+
+    run_id: str
+    opening: tuple[Message, ...] = ()
+    """The messages it starts with."""
+    history: History = field(default_factory=History)
+    """All of it."""
+    window: History = field(default_factory=History)
+    """What the model is shown: the history itself until it had to be trimmed."""
+    trimmed: ContextTrimmed | None = None
+    task: int = -1
+    """Where in the history the user's task stands; it is never trimmed."""
+    started: bool = False
+    stop: StopReason | None = None
+    turn: int = 0
+    """Replies so far."""
+    asked: Reply | None = None
+    """The reply whose calls are being answered."""
+    answers: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
+    """The answers that reply has so far; they join the history together, in the order asked."""
+    pending: dict[str, str] = field(default_factory=dict[str, str])
+    """Calls that wait for a person, and what for."""
+    denied_now: set[str] = field(default_factory=set[str])
+    denied: Counter[CallKey] = field(default_factory=Counter[CallKey])
+    repeated: int = 0
+    """How often the last set of calls was asked in a row."""
+    last_calls: tuple[CallKey, ...] = ()
+    failed_turns: int = 0
+    confirms: int = 0
+    confirming: bool = False
+    closing: bool = False
+    calls: int = 0
+    tools_used: dict[str, None] = field(default_factory=dict[str, None])
+    usage: Usage = Usage()
+    cost: float | None = 0.0
+    call_ids: set[str] = field(default_factory=set[str])
+    """All ids used so far; some servers refuse a history that repeats one."""
+    sent_chars: int = 0
+    chars_per_token: float = 4.0
+    last_error: str = ""
+
+    @property
+    def unanswered(self) -> tuple[tuple[int, ToolCall], ...]:
+        """The calls of the last reply that have no answer yet, with their index."""
+        if self.asked is None:
+            return ()
+        calls = enumerate(self.asked.calls)
+        return tuple((i, call) for i, call in calls if call.id not in self.answers)
+
+    @property
+    def last(self) -> Message | None:
+        """The newest message."""
+        return self.history[-1] if len(self.history) else None
+
+    def apply(self, event: Event) -> None:
+        """Take one fact in."""
+        apply = _APPLY.get(type(event))
+        if apply is not None:
+            apply(self, event)
+
+
+def new_run(messages: Iterable[Message], run_id: str | None = None) -> RunState:
+    """Begin a run with these messages; the last user message is the task.
+
+    Messages that end in a reply with unanswered calls are a resume point: the calls run first.
+    """
+    return RunState(run_id or uuid.uuid4().hex, opening=tuple(messages))
+
+
+def fold(records: Iterable[Record]) -> RunState:
+    """Give back where a run stood when its records end."""
+    state: RunState | None = None
+    for record in records:
+        if state is None:
+            state = RunState(record.run_id)
+        elif record.run_id != state.run_id:
+            raise RecordingError(f"records of two runs: {state.run_id} and {record.run_id}")
+        state.apply(record.event)
+    if state is None:
+        raise RecordingError("there are no records")
+    return state
+
+
+def _run_started(state: RunState, event: RunStarted) -> None:
+    state.started = True
+    state.opening = event.messages
+    messages, trailing = _split_open_turn(event.messages)
+    state.history = state.window = History(messages)
+    for index, message in enumerate(messages):
+        if isinstance(message, UserMessage):
+            state.task = index
+        elif isinstance(message, Reply):
+            state.call_ids.update(call.id for call in message.calls)
+    last = state.last
+    if isinstance(last, Reply) and last.calls:
+        state.asked = last
+        for result in trailing:
+            _answer(state, result)
+
+
+def _split_open_turn(
+    messages: tuple[Message, ...],
+) -> tuple[tuple[Message, ...], tuple[ToolResult, ...]]:
+    """Set apart the results of a last turn that is not answered whole."""
+    end = len(messages)
+    while end and isinstance(messages[end - 1], ToolResult):
+        end -= 1
+    reply = messages[end - 1] if end else None
+    results = tuple(m for m in messages[end:] if isinstance(m, ToolResult))
+    if isinstance(reply, Reply) and len(results) < len(reply.calls):
+        return messages[:end], results
+    return messages, ()
+
+
+def _run_resumed(state: RunState, event: RunResumed) -> None:
+    state.stop = None
+    state.pending.clear()
+
+
+def _turn_started(state: RunState, event: TurnStarted) -> None:
+    state.sent_chars = event.chars
+
+
+def _replied(state: RunState, event: Replied) -> None:
+    reply = event.reply
+    state.turn += 1
+    if reply.usage.input and state.sent_chars:
+        # What the server counted corrects our estimate; bounds keep a wrong count harmless.
+        state.chars_per_token = min(max(state.sent_chars / reply.usage.input, 1.0), 6.0)
+    _spend(state, reply.usage, reply.cost)
+    _append(state, reply)
+    if not reply.calls:
+        return
+    state.asked = reply
+    state.call_ids.update(call.id for call in reply.calls)
+    state.confirming = False
+    keys = tuple(sorted((call.name, call.arguments) for call in reply.calls))
+    state.repeated = state.repeated + 1 if keys == state.last_calls else 1
+    state.last_calls = keys
+
+
+def _call_judged(state: RunState, event: CallJudged) -> None:
+    if event.verdict == "deny":
+        _deny(state, event.call_id)
+
+
+def _approval_answered(state: RunState, event: ApprovalAnswered) -> None:
+    if event.decision == "deny":
+        _deny(state, event.call_id)
+    elif event.decision == "pending":
+        state.pending[event.call_id] = event.reason
+
+
+def _deny(state: RunState, call_id: str) -> None:
+    state.denied_now.add(call_id)
+    for call in state.asked.calls if state.asked else ():
+        if call.id == call_id:
+            state.denied[call.name, call.arguments] += 1
+
+
+def _call_started(state: RunState, event: CallStarted) -> None:
+    state.calls += 1
+    state.tools_used[event.name] = None
+
+
+def _call_finished(state: RunState, event: CallFinished) -> None:
+    _answer(state, event.result)
+
+
+def _answer(state: RunState, result: ToolResult) -> None:
+    reply = state.asked
+    if reply is None or result.call_id in state.answers:
+        return  # a late or second answer never changes a closed turn
+    state.answers[result.call_id] = result
+    if len(state.answers) < len(reply.calls):
+        return
+    outcomes: list[bool] = []
+    for call in reply.calls:
+        answer = state.answers[call.id]
+        _append(state, answer)
+        if answer.error is None:
+            outcomes.append(True)
+        elif call.id not in state.denied_now and answer.error not in _NEUTRAL:
+            outcomes.append(False)
+            state.last_error = answer.text
+    if outcomes:
+        state.failed_turns = 0 if any(outcomes) else state.failed_turns + 1
+    state.asked = None
+    state.answers = {}
+    state.denied_now.clear()
+
+
+def _prompted(state: RunState, event: Prompted) -> None:
+    _append(state, event.message)
+    state.confirming = event.why == "confirm"
+    state.confirms += event.why == "confirm"
+    state.closing = state.closing or event.why == "closing"
+
+
+def _context_trimmed(state: RunState, event: ContextTrimmed) -> None:
+    _spend(state, event.usage, event.cost)
+    state.trimmed = event
+    state.window = view(state.history, event, state.task)
+
+
+def _run_finished(state: RunState, event: RunFinished) -> None:
+    state.stop = event.stop
+
+
+def _append(state: RunState, message: Message) -> None:
+    state.history.append(message)
+    if state.window is not state.history:
+        state.window.append(message)
+
+
+def _spend(state: RunState, usage: Usage, cost: float | None) -> None:
+    state.usage = state.usage + usage
+    if usage != Usage():
+        # One reply without a price makes the sum unknown: never report less than was spent.
+        state.cost = None if cost is None or state.cost is None else state.cost + cost
+
+
+_APPLY: Mapping[type, Callable[[RunState, Any], None]] = {
+    RunStarted: _run_started,
+    RunResumed: _run_resumed,
+    TurnStarted: _turn_started,
+    Replied: _replied,
+    CallJudged: _call_judged,
+    ApprovalAnswered: _approval_answered,
+    CallStarted: _call_started,
+    CallFinished: _call_finished,
+    Prompted: _prompted,
+    ContextTrimmed: _context_trimmed,
+    RunFinished: _run_finished,
+}

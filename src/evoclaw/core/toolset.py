@@ -1,0 +1,60 @@
+"""The tools of an executor, checked when built: unique names, sound schemas, validators ready."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+import msgspec
+from jsonschema_rs import Validator
+
+from evoclaw.core.errors import DuplicateTool, SchemaError
+from evoclaw.core.schema import compile_schema
+from evoclaw.core.tools import Tool
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
+
+
+class Toolset(Sequence[Tool]):
+    """A sequence of tools that can also be asked by name."""
+
+    __slots__ = ("_by_name", "_tools", "names", "size")
+
+    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+        self._tools = tuple(tools)
+        self._by_name: dict[str, tuple[Tool, Validator]] = {}
+        for tool in self._tools:
+            if not _NAME.fullmatch(tool.name):
+                raise SchemaError(tool.name, "a name is letters, digits and _ . @ -, at most 64")
+            if tool.name in self._by_name:
+                raise DuplicateTool(tool.name)
+            self._by_name[tool.name] = (tool, compile_schema(tool))
+        self.names = tuple(tool.name for tool in self._tools)
+        self.size = sum(
+            len(tool.description) + len(msgspec.json.encode(tool.parameters))
+            for tool in self._tools
+        )
+        """How long the tools are in a request, in characters."""
+
+    @classmethod
+    def of(cls, tools: Sequence[Tool]) -> Toolset:
+        """Take a sequence as a toolset; one that already is stays as it is."""
+        return tools if isinstance(tools, Toolset) else cls(tools)
+
+    def find(self, name: str) -> tuple[Tool, Validator] | None:
+        """The tool of that name and the validator of its arguments."""
+        return self._by_name.get(name)
+
+    @overload
+    def __getitem__(self, index: int) -> Tool: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tool]: ...
+    def __getitem__(self, index: int | slice) -> Tool | Sequence[Tool]:
+        return self._tools[index]
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools)

@@ -1,0 +1,12 @@
+"""Cut long text in the middle and say so."""
+
+from __future__ import annotations
+
+
+def head_and_tail(text: str, limit: int) -> str:
+    """Keep the first and the last part of a text longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n[… {left_out} characters left out …]\n{text[len(text) - half :]}"

@@ -1,0 +1,103 @@
+"""What the model and the user are told, made from structured facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from evoclaw.core.events import StopReason
+from evoclaw.core.messages import JSON
+from evoclaw.core.tools import Call, Tool
+
+CONFIRM = """\
+Before I accept your answer, please verify:
+1. Have you completed all parts of the task?
+2. Have you verified your results (e.g., by reading output files)?
+If the task is not fully complete, continue working. If it is complete, restate your final answer.
+Begin your reply with one of:
+COMPLETED: <your final answer>
+CONTINUE: <what is left to do>"""
+
+CLOSING = "Answer the user now with what you have. Do not call any tool; say what is left undone."
+
+
+def go_on(left: str) -> str:
+    """Answer a CONTINUE."""
+    return f"Go on: {left}" if left else "Go on with what is left."
+
+
+def tool_not_found(name: str, available: Iterable[str]) -> str:
+    """Word an unknown tool."""
+    names = ", ".join(available) or "none"
+    return (
+        f"Error: Tool {_short(name)!r} not found. Available tools: {names}.\n"
+        "Please choose an available tool or explain to the user."
+    )
+
+
+def timed_out(call: Call) -> str:
+    """Word a call that took too long."""
+    command = call.arguments.get("command")
+    what = f" Command: {_short(command)!r}." if isinstance(command, str) else ""
+    return (
+        f"Error: Tool {call.name!r} timed out after {call.timeout:g}s.{what}\n"
+        "Try again with a shorter timeout or explain to the user."
+    )
+
+
+def permission_denied(tool: Tool, missing: Sequence[str]) -> str:
+    """Word a permission the agent does not hold."""
+    names = ", ".join(missing)
+    return (
+        f"Error: Permission denied for tool {tool.name!r} (requires: {names}).\n"
+        f"This agent does not have {names} access. Explain to the user."
+    )
+
+
+def denied(call: Call, reason: str) -> str:
+    """Word another refusal of a policy or a person."""
+    return f"Error: Tool {call.name!r} was not run: {reason}"
+
+
+def invalid_parameters(tool: Tool, problem: str) -> str:
+    """Word arguments that do not fit."""
+    properties: dict[str, JSON] = tool.parameters.get("properties", {})
+    required: list[str] = tool.parameters.get("required", [])
+    optional = [name for name in properties if name not in required]
+    return (
+        f"Error: Invalid parameters for {tool.name!r}: {problem}.\n"
+        f"Required: [{', '.join(required)}]. Optional: [{', '.join(optional)}]."
+    )
+
+
+def not_executed(why: str) -> str:
+    """Word a call that was put off."""
+    return f"Not executed: {why}. Ask again if it is still needed."
+
+
+def crashed(name: str, error: BaseException) -> str:
+    """Word a fault of ours inside a tool; the traceback goes to the details, not to the model."""
+    return (
+        f"Error: Tool {name!r} failed inside ({type(error).__name__}).\n"
+        "Try another way or explain to the user."
+    )
+
+
+_ENDINGS = {
+    StopReason.MAX_ITERATIONS: "I reached the limit of turns before the task was done",
+    StopReason.ERROR: "I could not finish the task",
+    StopReason.BUDGET_EXCEEDED: "I stopped because the budget is used up",
+    StopReason.DURATION_EXCEEDED: "I stopped because the time for this task is over",
+    StopReason.LOOP_DETECTED: "I stopped because I was repeating myself",
+    StopReason.CANCELLED: "The run was cancelled",
+    StopReason.WAITING: "I am waiting for an answer from a person",
+    StopReason.COMPLETED: "The model gave no answer",
+}
+
+
+def ending(stop: StopReason, reason: str) -> str:
+    """Tell the user honestly why there is no better answer."""
+    return f"{_ENDINGS[stop]}: {reason}." if reason else f"{_ENDINGS[stop]}."
+
+
+def _short(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else text[:limit] + "…"
