@@ -141,7 +141,7 @@ async def run(
     *,
     policy: Policy | None = None,
     approver: Approver | None = None,
-    settings: LoopSettings = LoopSettings(),  # noqa: B008 (frozen)
+    settings: LoopSettings = LoopSettings(),
     messages: Sequence[Message] = (user("do it"),),
     state: RunState | None = None,
     deadline: Deadline | None = None,

@@ -34,9 +34,9 @@ class Deadline:
         if self._at == math.inf or self.over:
             return
         if self._at <= loop.time():
-            self._end()
+            self.expire()
         elif self._timer is None:
-            self._timer = loop.call_at(self._at, self._end)
+            self._timer = loop.call_at(self._at, self.expire)
 
     def release(self) -> None:
         """Let go of the timer when the work under this deadline is done."""
@@ -47,7 +47,7 @@ class Deadline:
     def cancel(self) -> None:
         """Interrupt all work under this deadline now."""
         self.cancelled = True
-        self._end()
+        self.expire()
 
     @property
     def left(self) -> float:
@@ -65,7 +65,8 @@ class Deadline:
         """
         return Scope(self._scopes, 0.0 if self.over else seconds)
 
-    def _end(self) -> None:
+    def expire(self) -> None:
+        """Be over now, as if the time had passed."""
         self.over = True
         self.release()
         for scope in tuple(self._scopes):

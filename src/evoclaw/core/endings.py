@@ -59,11 +59,12 @@ def follow_up(state: RunState, settings: LoopSettings, tools: Toolset) -> Prompt
         return None
     if not settings.confirm or not tools:
         return None
-    if state.confirming:
+    if state.confirms:  # the model knows the two words by now, asked for or not
         answer, left = read_confirmation(reply.text)
         if answer is Confirmation.CONTINUE:
             return Prompted(user(wording.go_on(left)), "continue")
-        return None
+        if answer is Confirmation.COMPLETED or state.confirming:
+            return None
     if state.confirms >= settings.confirm_limit:
         return None
     if not state.tools_used and not settings.confirm_without_tools:

@@ -69,7 +69,7 @@ class ProviderError(EvoClawError):
         message: str,
         *,
         retry_after: float | None = None,
-        usage: Usage = Usage(),  # noqa: B008 (frozen)
+        usage: Usage = Usage(),
     ) -> None:
         super().__init__(message)
         self.kind, self.retry_after, self.usage = kind, retry_after, usage

@@ -10,7 +10,10 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from evoclaw.core.agent import LoopSettings
 from evoclaw.core.messages import JSON, Message, Reply, ToolResult, Usage, UserMessage
+from evoclaw.core.profile import Profile
+from evoclaw.core.tools import Tool
 
 
 class StopReason(StrEnum):
@@ -28,22 +31,34 @@ class StopReason(StrEnum):
 
 
 class RunStarted(Struct, frozen=True, gc=False, tag="run_started"):
-    """A run began with these messages."""
+    """A run began with these messages, under these limits."""
 
     model: str
     messages: tuple[Message, ...]
+    settings: LoopSettings
+    profile: Profile
 
 
 class RunResumed(Struct, frozen=True, gc=False, tag="run_resumed"):
     """A run that stopped or was cut off goes on where its records end."""
+
+    model: str
+    settings: LoopSettings
+    profile: Profile
+
+
+class ToolsChanged(Struct, frozen=True, gc=False, tag="tools_changed"):
+    """The tools there are, at the start and whenever they differ from before."""
+
+    tools: tuple[Tool, ...]
 
 
 class TurnStarted(Struct, frozen=True, gc=False, omit_defaults=True, tag="turn_started"):
     """The model is asked for a reply."""
 
     turn: int
-    tools: tuple[str, ...] = ()
-    """The names offered."""
+    offer_tools: bool = True
+    """False for a closing reply, or when there are none."""
     chars: int = 0
     """How long what is sent is; with the server's own count it corrects the token estimate."""
 
@@ -156,6 +171,7 @@ class RunFinished(Struct, frozen=True, gc=False, omit_defaults=True, tag="run_fi
 Event: TypeAlias = (
     RunStarted
     | RunResumed
+    | ToolsChanged
     | TurnStarted
     | TextDelta
     | ReasoningDelta

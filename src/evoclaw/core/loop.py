@@ -28,11 +28,13 @@ from evoclaw.core.events import (
     RunResumed,
     RunStarted,
     StopReason,
+    ToolsChanged,
     TurnStarted,
 )
 from evoclaw.core.messages import ErrorKind, Reply, user
 from evoclaw.core.output import parse_output
-from evoclaw.core.ports import CallStyle, Ports, Request
+from evoclaw.core.ports import Ports, Request
+from evoclaw.core.profile import CallStyle
 from evoclaw.core.replies import (
     admit,
     read_confirmation,
@@ -56,14 +58,15 @@ async def run_loop(
     loop = _Loop(state, ports, settings, deadline or Deadline(settings.max_seconds))
     try:
         loop.deadline.start()
-        loop.refresh_tools()
-        event: Event = (
-            RunResumed() if state.started else RunStarted(ports.provider.model, state.opening)
-        )
-        state.apply(event)
-        yield event
+        for event in loop.opening():
+            state.apply(event)
+            yield event
         end = None
         while end is None:
+            if loop.tools_changed():
+                event = ToolsChanged(tuple(loop.tools))
+                state.apply(event)
+                yield event
             end = ending(state, settings, loop.deadline, loop.tools)
             try:
                 async with aclosing(loop.step(end)) as events:
@@ -92,19 +95,23 @@ class _Loop:
     tools: Toolset = field(default_factory=Toolset)
     seen: Sequence[Tool] = ()
 
+    def opening(self) -> tuple[Event, ...]:
+        provider, state, settings = self.ports.provider, self.state, self.settings
+        if state.started:
+            return (RunResumed(provider.model, settings, provider.profile),)
+        return (RunStarted(provider.model, state.opening, settings, provider.profile),)
+
     def step(self, end: RunEnded | None) -> AsyncGenerator[Event, None]:
         """Do the one next thing: answer calls, ask the model, or close."""
         if end is not None:
             return self.close(end)
         if self.state.asked is None:
             return self.ask(offer_tools=True)
-        self.refresh_tools()
         return run_calls(self.state, Turn(self.ports, self.settings, self.tools, self.deadline))
 
     async def ask(self, *, offer_tools: bool) -> AsyncGenerator[Event, None]:
         """Ask the model for one reply."""
         state, settings, provider = self.state, self.settings, self.ports.provider
-        self.refresh_tools()
         await admit(self.ports, self.deadline, state.turn + 1)
         if offer_tools and (prompt := follow_up(state, settings, self.tools)) is not None:
             yield prompt
@@ -112,8 +119,7 @@ class _Loop:
             async for event in trim(state, provider, settings, self.tools.size):
                 yield event
         offer_tools = offer_tools and bool(self.tools)
-        names = self.tools.names if offer_tools else ()
-        yield TurnStarted(state.turn + 1, names, state.window.size + self.tools.size)
+        yield TurnStarted(state.turn + 1, offer_tools, state.window.size + self.tools.size)
         for last_try in (False, True):
             request = Request(
                 state.window, self.tools, offer_tools, settings.temperature, settings.max_tokens
@@ -167,7 +173,7 @@ class _Loop:
         text = ""
         answers = (StopReason.COMPLETED, StopReason.MAX_ITERATIONS)
         if end.stop in answers and isinstance(reply, Reply):
-            text = read_confirmation(reply.text)[1] if state.confirming else reply.text
+            text = read_confirmation(reply.text)[1] if state.confirms else reply.text
         text = text if text.strip() else wording.ending(end.stop, end.reason)
         return RunFinished(
             end.stop,
@@ -181,10 +187,12 @@ class _Loop:
             state.cost,
         )
 
-    def refresh_tools(self) -> None:
+    def tools_changed(self) -> bool:
         """Look which tools there are now; edges come and go between turns."""
         if self.ports.provider.profile.calls is CallStyle.NONE:
-            return
+            return False
         tools = self.ports.executor.tools()
-        if tools is not self.seen:
-            self.seen, self.tools = tools, Toolset.of(tools)
+        if tools is self.seen:
+            return False
+        self.seen, self.tools = tools, Toolset.of(tools)
+        return True

@@ -12,25 +12,9 @@ from msgspec import Struct
 from evoclaw.core.events import Record, ReplyEvent
 from evoclaw.core.history import History
 from evoclaw.core.messages import ToolResult
+from evoclaw.core.profile import CallStyle as CallStyle
+from evoclaw.core.profile import Profile as Profile
 from evoclaw.core.tools import Call, Tool
-
-
-class CallStyle(StrEnum):
-    """How a model asks for tools."""
-
-    NATIVE = "native"
-    TEXT = "text"
-    """In its text, as Hermes or ReAct models do; parsed only when configured so."""
-    NONE = "none"
-
-
-class Profile(Struct, frozen=True, omit_defaults=True):
-    """What a model can do."""
-
-    context_tokens: int = 128_000
-    max_output_tokens: int = 4_096
-    calls: CallStyle = CallStyle.NATIVE
-    images: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import msgspec
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.events import Replied, ReplyEvent, TextDelta
 from evoclaw.core.messages import JSON, Finish, Message, Reply, ToolCall, Usage
-from evoclaw.core.ports import Profile, Request
+from evoclaw.core.ports import Request
+from evoclaw.core.profile import Profile
 
 Step: TypeAlias = Reply | ProviderError | Callable[["Asked"], "Reply | ProviderError"]
 
@@ -32,7 +33,7 @@ class Scripted:
         self,
         *steps: Step,
         model: str = "scripted/model",
-        profile: Profile = Profile(),  # noqa: B008 (frozen)
+        profile: Profile = Profile(),
     ) -> None:
         self._steps = iter(steps)
         self.model = model

@@ -1,0 +1,147 @@
+"""Trimming: the history stays whole, no call loses its result, the task stays in sight."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.context import plan_trim, view
+from evoclaw.core.errors import ProviderError, ProviderErrorKind
+from evoclaw.core.events import ContextTrimmed
+from evoclaw.core.history import History
+from evoclaw.core.messages import (
+    Message,
+    Reply,
+    SystemMessage,
+    TextBlock,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+    user,
+)
+from evoclaw.core.ports import Profile
+from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from tests.core.support import echo_table, run
+
+SMALL = Profile(context_tokens=1_000, max_output_tokens=200)
+
+
+def conversation(sizes: list[int], width: int = 1) -> History:
+    messages: list[Message] = [SystemMessage("be good"), user("the task")]
+    for turn, size in enumerate(sizes):
+        ids = [f"{turn}.{i}" for i in range(width)]
+        messages.append(Reply(f"turn {turn}", tuple(ToolCall(i, "echo") for i in ids)))
+        messages += [ToolResult(i, "echo", (TextBlock("x" * size),)) for i in ids]
+    return History(messages)
+
+
+def assert_sound(shown: History) -> None:
+    """Every call is followed by its results, every result preceded by its call."""
+    open_calls: list[str] = []
+    for message in shown:
+        if isinstance(message, ToolResult):
+            assert open_calls
+            assert open_calls.pop(0) == message.call_id
+        else:
+            assert not open_calls
+            if isinstance(message, Reply):
+                open_calls = [call.id for call in message.calls]
+    assert not open_calls
+
+
+@given(
+    st.lists(st.integers(0, 3_000), min_size=1, max_size=30),
+    st.integers(1, 3),
+    st.integers(100, 20_000),
+)
+def test_no_plan_splits_a_call_from_its_result_or_loses_the_task(
+    sizes: list[int], width: int, room: int
+) -> None:
+    history = conversation(sizes, width)
+    shown = view(history, plan_trim(history, 1, room=room), 1)
+    assert_sound(shown)
+    assert shown[0] == SystemMessage("be good")
+    assert user("the task") in list(shown)
+    assert shown.size <= max(room, history.size)
+
+
+def test_older_results_are_elided_before_any_turn_is_dropped() -> None:
+    history = conversation([1_000] * 5)
+    plan = plan_trim(history, 1, room=3_000)
+    assert plan.drop_before == 0
+    shown = [m for m in view(history, plan, 1) if isinstance(m, ToolResult)]
+    assert "left out to save room" in shown[0].text
+    assert shown[-1].text == "x" * 1_000
+
+
+def test_one_result_that_fills_the_window_is_cut_in_the_middle() -> None:
+    history = conversation([50_000])
+    shown = view(history, plan_trim(history, 1, room=2_000), 1)
+    assert shown.size < 3_000
+    assert "characters left out" in shown[-1].text  # type: ignore[union-attr]
+
+
+async def test_a_long_run_is_trimmed_and_still_ends_well() -> None:
+    tiny = Profile(context_tokens=300, max_output_tokens=50)
+
+    def speak(asked: Asked) -> Reply:
+        if not asked.tools:
+            return says("earlier: echoed a lot")
+        turn = len(provider.requests)
+        return calls(("echo", {"text": str(turn) * 150})) if turn < 20 else says("done")
+
+    provider = Scripted(*[speak] * 40, profile=tiny)
+    ran = await run(provider, settings=LoopSettings(max_turns=40))
+    assert ran.end.text == "done"
+    trims = [event for event in ran.events if isinstance(event, ContextTrimmed)]
+    assert trims
+    assert any("earlier: echoed a lot" in trim.summary for trim in trims)
+    for asked in provider.requests:
+        if asked.tools:
+            assert_sound(History(asked.messages))
+            assert user("do it") in asked.messages
+    texts = [m.text for m in ran.state.history if isinstance(m, ToolResult)]
+    assert all("left out" not in text for text in texts), "the history itself is whole"
+
+
+async def test_when_the_summary_fails_an_outline_takes_its_place() -> None:
+    def speak(asked: Asked) -> Reply | ProviderError:
+        if not asked.tools:
+            return ProviderError(ProviderErrorKind.SERVER_ERROR, "down")
+        turn = len(provider.requests)
+        return calls(("echo", {"text": str(turn) * 200})) if turn < 12 else says("done")
+
+    provider = Scripted(*[speak] * 40, profile=Profile(context_tokens=250, max_output_tokens=50))
+    ran = await run(provider, settings=LoopSettings(max_turns=40))
+    summaries = [e.summary for e in ran.events if isinstance(e, ContextTrimmed) and e.summary]
+    assert summaries
+    assert "called echo" in summaries[0]
+
+
+def test_messages_are_encoded_once_for_each_dialect() -> None:
+    seen: list[Message] = []
+
+    def encode(message: Message) -> bytes:
+        seen.append(message)
+        return b"x"
+
+    history = conversation([1, 1])
+    assert len(history.encoded("a", encode)) == 6
+    history.append(user("more"))
+    assert len(history.encoded("a", encode)) == 7
+    assert len(seen) == 7
+
+
+@pytest.mark.parametrize("room", [0, 1, -5])
+def test_even_no_room_at_all_gives_a_sound_view(room: int) -> None:
+    history = conversation([100, 100])
+    shown = view(history, plan_trim(history, 1, room=room), 1)
+    assert_sound(shown)
+    assert any(isinstance(message, UserMessage) for message in shown)
+
+
+async def test_a_run_that_fits_is_never_trimmed() -> None:
+    ran = await run(Scripted(calls(("echo", {})), says("ok"), profile=SMALL), echo_table())
+    assert "ContextTrimmed" not in ran.kinds

@@ -1,0 +1,465 @@
+"""Limits, endings and bad replies: the run always ends with a true answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import ProviderError, ProviderErrorKind
+from evoclaw.core.events import (
+    CallFinished,
+    CallStarted,
+    Event,
+    Prompted,
+    ReplyRetried,
+    RunFinished,
+    StopReason,
+    TextDelta,
+    ToolsChanged,
+)
+from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import ErrorKind, Finish, Reply, ToolCall, ToolResult, Usage, user
+from evoclaw.core.ports import (
+    AllowAll,
+    Approval,
+    Ask,
+    Decision,
+    Ports,
+    Progress,
+    Request,
+    Verdict,
+)
+from evoclaw.core.profile import CallStyle, Profile
+from evoclaw.core.state import new_run
+from evoclaw.core.tools import Call, Tool
+from evoclaw.providers.scripted import Scripted, calls, says
+from tests.core.support import Body, Denying, Gate, Table, echo, echo_table, fail, run, tool
+
+
+async def test_calls_beyond_the_limit_of_a_turn_are_answered_but_not_run() -> None:
+    ran = await run(Scripted(calls(*[("echo", {"text": str(i)}) for i in range(500)]), says("ok")))
+    assert len(ran.results) == 500
+    assert ran.end.calls == 5
+    assert {r.error for r in ran.results if "Not executed" in r.text} == {ErrorKind.QUEUE_FULL}
+    answered = [m.call_id for m in ran.state.history if isinstance(m, ToolResult)]
+    assert answered == [f"call_{i}" for i in range(500)]
+
+
+async def test_an_empty_reply_is_followed_by_one_closing_reply_without_tools() -> None:
+    provider = Scripted(says(""), says("here it is"))
+    ran = await run(provider)
+    assert (ran.end.stop, ran.end.text) == (StopReason.COMPLETED, "here it is")
+    assert [request.offer_tools for request in provider.requests] == [True, False]
+
+
+async def test_a_model_that_says_nothing_twice_is_reported_honestly() -> None:
+    ran = await run(Scripted(says(""), says("  ")))
+    assert ran.end.stop is StopReason.COMPLETED
+    assert "gave no answer" in ran.end.text
+
+
+async def test_a_closing_reply_that_asks_for_tools_anyway_runs_none() -> None:
+    ran = await run(
+        Scripted(calls(("echo", {})), calls(("echo", {"text": "x"}), text="nearly")),
+        settings=LoopSettings(max_turns=1),
+    )
+    assert ran.end.calls == 1
+    assert ran.end.text == "nearly"
+
+
+async def test_a_provider_that_fails_ends_the_run_with_the_reason() -> None:
+    error = ProviderError(ProviderErrorKind.AUTH_ERROR, "the key was refused")
+    ran = await run(Scripted(error))
+    assert ran.end.stop is StopReason.ERROR
+    assert "the key was refused" in ran.end.text
+
+
+async def test_a_failing_closing_reply_does_not_hide_why_the_run_ended() -> None:
+    error = ProviderError(ProviderErrorKind.SERVER_ERROR, "down")
+    ran = await run(Scripted(calls(("echo", {})), error), settings=LoopSettings(max_turns=1))
+    assert ran.end.stop is StopReason.MAX_ITERATIONS
+    assert "limit of turns" in ran.end.text
+
+
+class Crashing:
+    model = "crash/test"
+    profile = Profile()
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    async def stream(self, request: Request):
+        yield TextDelta("well")
+        if self._error:
+            raise self._error
+
+
+@pytest.mark.parametrize("error", [None, KeyError("choices"), OSError("gone"), TimeoutError()])
+async def test_a_provider_that_dies_mid_stream_gives_no_call_and_no_traceback(
+    error: Exception | None,
+) -> None:
+    ran = await run(Crashing(error))
+    assert ran.end.stop is StopReason.ERROR
+    assert "crash/test" in ran.end.text
+    assert ran.end.calls == 0
+
+
+async def test_calls_of_a_reply_cut_off_at_the_output_limit_are_not_run() -> None:
+    cut = Reply("", (ToolCall("a", "echo", '{"text":"rm -rf /'),), Finish.LENGTH)
+    ran = await run(Scripted(cut, says("ok")))
+    assert ran.end.calls == 0
+    assert "cut off" in ran.results[0].text
+
+
+async def test_a_text_cut_off_at_the_output_limit_says_so_in_the_reason() -> None:
+    ran = await run(Scripted(says("half an ans", finish=Finish.LENGTH)))
+    assert "cut off" in ran.end.reason
+
+
+async def test_the_same_calls_three_times_in_a_row_end_the_run_without_a_third_run() -> None:
+    ran = await run(Scripted(*[calls(("echo", {"text": "again"}))] * 3))
+    assert ran.end.stop is StopReason.LOOP_DETECTED
+    assert ran.end.calls == 2
+    assert len(ran.results) == 3
+
+
+async def test_different_calls_between_do_not_count_as_a_loop() -> None:
+    again, other = calls(("echo", {"text": "a"})), calls(("echo", {"text": "b"}))
+    ran = await run(Scripted(again, again, other, again, again, says("ok")))
+    assert ran.end.stop is StopReason.COMPLETED
+
+
+async def test_the_same_denied_call_three_times_in_all_ends_the_run() -> None:
+    again, other = calls(("bash", {"command": "x"})), calls(("echo", {}))
+    third = calls(("echo", {"text": "y"}))
+    ran = await run(
+        Scripted(again, other, again, third, again),
+        echo_table("echo", "bash"),
+        policy=Denying(frozenset({"bash"})),
+    )
+    assert ran.end.stop is StopReason.LOOP_DETECTED
+    assert "denied" in ran.end.reason
+
+
+async def test_denials_do_not_make_a_turn_fail() -> None:
+    script = [calls(("bash", {"command": str(i)})) for i in range(4)]
+    ran = await run(
+        Scripted(*script, says("I give up")),
+        echo_table("bash"),
+        policy=Denying(frozenset({"bash"})),
+    )
+    assert (ran.end.stop, ran.end.text) == (StopReason.COMPLETED, "I give up")
+
+
+async def test_one_success_in_a_turn_keeps_it_from_failing() -> None:
+    executor = Table((tool("bad"), fail), (tool("echo"), echo))
+    script = [calls(("bad", {"n": i}), ("echo", {"n": i})) for i in range(4)]
+    ran = await run(Scripted(*script, says("ok")), executor)
+    assert ran.end.stop is StopReason.COMPLETED
+
+
+async def test_a_tool_that_crashes_is_a_result_and_keeps_its_traceback_from_the_model() -> None:
+    async def crash(call: Call, progress: Progress) -> str:
+        raise ZeroDivisionError("secret detail")
+
+    ran = await run(Scripted(calls(("boom", {})), says("ok")), Table((tool("boom"), crash)))
+    assert ran.results[0].error is ErrorKind.INTERNAL
+    assert "secret detail" not in ran.results[0].text
+    assert "secret detail" in ran.results[0].details["traceback"]
+
+
+async def test_a_tool_that_cancels_itself_does_not_cancel_the_run() -> None:
+    async def give_up(call: Call, progress: Progress) -> str:
+        raise asyncio.CancelledError
+
+    ran = await run(Scripted(calls(("quit", {})), says("ok")), Table((tool("quit"), give_up)))
+    assert ran.results[0].error is ErrorKind.CANCELLED
+    assert ran.end.stop is StopReason.COMPLETED
+
+
+async def test_a_call_past_its_timeout_is_told_in_the_seeds_words() -> None:
+    gate = Gate(99)
+    executor = Table((tool("bash", "command", timeout=0.01), gate))
+    ran = await run(Scripted(calls(("bash", {"command": "sleep 60"})), says("ok")), executor)
+    assert ran.results[0].text == (
+        "Error: Tool 'bash' timed out after 0.01s. Command: 'sleep 60'.\n"
+        "Try again with a shorter timeout or explain to the user."
+    )
+    assert (gate.inside, gate.cancelled) == (0, 1)
+
+
+async def test_a_call_may_ask_for_its_own_timeout_up_to_the_tools_maximum() -> None:
+    seen: list[float] = []
+
+    async def note(call: Call, progress: Progress) -> str:
+        seen.append(call.timeout)
+        return ""
+
+    executor = Table((tool("t", timeout=1, max_timeout=5), note))
+    script = [calls(("t", {"timeout_ms": ms})) for ms in (2_000, 9_000, -1, "soon")]
+    await run(Scripted(*script, says("ok")), executor)
+    assert seen == [2.0, 5.0, 1, 1]
+
+
+async def test_policies_and_approvers_that_fail_deny() -> None:
+    class Broken(AllowAll):
+        async def judge(self, call: Call) -> Verdict:
+            raise RuntimeError("bug")
+
+    executor = echo_table()
+    ran = await run(Scripted(calls(("echo", {})), says("ok")), executor, policy=Broken())
+    assert executor.started == []
+    assert ran.results[0].error is ErrorKind.PERMISSION_DENIED
+
+
+class Asking(AllowAll):
+    async def judge(self, call: Call) -> Verdict:
+        return Ask("supervised", f"{call.name} changes things")
+
+
+class Answering:
+    def __init__(self, *decisions: Decision) -> None:
+        self._decisions = iter(decisions)
+        self.asked: list[Call] = []
+
+    async def approve(self, call: Call, ask: Ask) -> Approval:
+        self.asked.append(call)
+        return Approval(next(self._decisions), "because")
+
+
+async def test_an_approved_call_runs_and_a_refused_one_does_not() -> None:
+    executor = echo_table()
+    asked = [("echo", {"text": "yes"}), ("echo", {"text": "no"})]
+    ran = await run(
+        Scripted(calls(*asked), says("ok")),
+        executor,
+        policy=Asking(),
+        approver=Answering(Decision.ONCE, Decision.DENY),
+    )
+    assert [call.arguments["text"] for call in executor.started] == ["yes"]
+    assert "because" in ran.state.history[3].text  # type: ignore[union-attr]
+
+
+async def test_nobody_there_means_no() -> None:
+    executor = echo_table()
+    await run(Scripted(calls(("echo", {})), says("ok")), executor, policy=Asking())
+    assert executor.started == []
+
+
+async def test_a_pending_approval_parks_the_run_and_the_other_calls_still_run() -> None:
+    executor = echo_table()
+    asked = [("echo", {"text": "later"}), ("echo", {"text": "now"})]
+    provider = Scripted(calls(*asked), says("ok"))
+    waiting = await run(
+        provider,
+        executor,
+        policy=Asking(),
+        approver=Answering(Decision.PENDING, Decision.ONCE),
+    )
+    assert waiting.end.stop is StopReason.WAITING
+    assert [call.arguments["text"] for call in executor.started] == ["now"]
+
+    resumed = await run(
+        provider,
+        executor,
+        policy=Asking(),
+        approver=Answering(Decision.ONCE),
+        state=waiting.state,
+    )
+    assert resumed.end.stop is StopReason.COMPLETED
+    assert [call.arguments["text"] for call in executor.started] == ["now", "later"]
+    texts = [m.text for m in resumed.state.history][2:4]  # type: ignore[union-attr]
+    assert texts == ["echo(later)", "echo(now)"]
+
+
+async def test_cancelling_mid_call_answers_it_and_leaves_no_task() -> None:
+    deadline, gate = Deadline(), Gate(99)
+    executor = Table((tool("slow"), gate))
+    asked = calls(("slow", {"n": 1}), ("slow", {"n": 2}))
+    state = new_run([user("go")])
+    ports = Ports(Scripted(asked), executor, AllowAll())
+    events: list[Event] = []
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(5):
+        async for event in run_loop(state, ports, LoopSettings(), deadline):
+            events.append(event)
+            if isinstance(event, CallStarted):
+                deadline.cancel()
+    last = events[-1]
+    assert isinstance(last, RunFinished)
+    assert last.stop is StopReason.CANCELLED
+    assert [e.result.error for e in events if isinstance(e, CallFinished)] == [
+        ErrorKind.CANCELLED
+    ] * 2
+    assert asyncio.all_tasks() == before
+    assert gate.inside == 0
+
+
+async def test_cancelling_mid_reply_ends_the_run_and_closes_the_stream() -> None:
+    closed = asyncio.Event()
+
+    class Endless:
+        model = "endless/test"
+        profile = Profile()
+
+        async def stream(self, request: Request):
+            try:
+                yield TextDelta("a")
+                await asyncio.Event().wait()
+            finally:
+                closed.set()
+
+    deadline = Deadline()
+    state = new_run([user("go")])
+    events: list[Event] = []
+    ports = Ports(Endless(), echo_table(), AllowAll())
+    async with asyncio.timeout(5):
+        async for event in run_loop(state, ports, LoopSettings(), deadline):
+            events.append(event)
+            if isinstance(event, TextDelta):
+                asyncio.get_running_loop().call_soon(deadline.cancel)
+    assert isinstance(events[-1], RunFinished)
+    assert events[-1].stop is StopReason.CANCELLED
+    assert closed.is_set()
+
+
+async def test_closing_the_run_early_leaves_no_task_and_no_call_running() -> None:
+    gate = Gate(99)
+    asked = calls(("slow", {"n": 1}), ("slow", {"n": 2}))
+    executor = Table((tool("slow", effect="read", resources=()), gate))
+    ports = Ports(Scripted(asked), executor, AllowAll())
+    before = asyncio.all_tasks()
+    events = run_loop(new_run([user("go")]), ports, LoopSettings())
+    async with asyncio.timeout(5):
+        started = 0
+        async for event in events:
+            started += isinstance(event, CallStarted)
+            if started == 2:
+                break
+        await events.aclose()
+    assert asyncio.all_tasks() == before
+    assert gate.inside == 0
+
+
+async def test_the_runs_own_time_ends_a_call_and_the_run() -> None:
+    gate = Gate(99)
+    executor = Table((tool("slow", timeout=60), gate))
+    ran = await run(
+        Scripted(calls(("slow", {}))), executor, settings=LoopSettings(max_seconds=0.02)
+    )
+    assert ran.end.stop is StopReason.DURATION_EXCEEDED
+    assert ran.results[0].error is ErrorKind.TIMEOUT
+    assert gate.inside == 0
+
+
+async def test_continue_gets_a_user_turn_and_the_checklist_is_asked_twice_at_most() -> None:
+    provider = Scripted(
+        says("first"), says("CONTINUE: the tests"), says("second"), says("CONTINUE: docs"),
+        says("third"),
+    )  # fmt: skip
+    ran = await run(provider, settings=LoopSettings(confirm=True))
+    whys = [event.why for event in ran.events if isinstance(event, Prompted)]
+    assert whys == ["confirm", "continue", "confirm", "continue"]
+    assert ran.end.text == "third"
+
+
+async def test_confirmation_is_skipped_without_tool_use_when_the_settings_say_so() -> None:
+    settings = LoopSettings(confirm=True, confirm_without_tools=False)
+    ran = await run(Scripted(says("hello")), settings=settings)
+    assert ran.end.turns == 1
+
+
+async def test_without_tools_a_run_is_a_single_shot() -> None:
+    ran = await run(Scripted(says("hi")), Table(), settings=LoopSettings(confirm=True))
+    assert (ran.end.turns, ran.end.text) == (1, "hi")
+
+
+async def test_a_model_without_calls_is_offered_no_tools() -> None:
+    provider = Scripted(says("hi"), profile=Profile(calls=CallStyle.NONE))
+    await run(provider)
+    assert provider.requests[0].tools == ()
+
+
+async def test_repeated_and_empty_call_ids_are_replaced_the_same_way_every_time() -> None:
+    one = Reply("", (ToolCall("", "echo"), ToolCall("x", "echo"), ToolCall("x", "echo")))
+    two = Reply("", (ToolCall("x", "echo", '{"text":"2"}'),))
+    ran = await run(Scripted(one, two, says("ok")))
+    ids = [call.id for m in ran.state.history if isinstance(m, Reply) for call in m.calls]
+    assert ids == ["call_1_0", "x", "call_1_2", "call_2_0"]
+
+
+async def test_tools_that_come_and_go_are_offered_as_they_are() -> None:
+    class Changing(Table):
+        def __init__(self, *entries: tuple[Tool, Body]) -> None:
+            super().__init__(*entries)
+            self._first = super().tools()[:1]
+
+        def tools(self) -> Sequence[Tool]:
+            return super().tools() if self.started else self._first
+
+    executor = Changing((tool("one"), echo), (tool("two"), echo))
+    ran = await run(Scripted(calls(("one", {})), says("ok")), executor)
+    offered = [
+        tuple(tool.name for tool in event.tools)
+        for event in ran.events
+        if isinstance(event, ToolsChanged)
+    ]
+    assert offered == [("one",), ("one", "two")]
+
+
+async def test_output_of_a_streaming_tool_comes_while_it_runs() -> None:
+    go_on = asyncio.Event()
+
+    async def talk(call: Call, progress: Progress) -> str:
+        progress("line 1\n")
+        await go_on.wait()
+        return "done"
+
+    ports = Ports(
+        Scripted(calls(("talk", {})), says("ok")),
+        Table((tool("talk", streams=True), talk)),
+        AllowAll(),
+    )
+    kinds: list[str] = []
+    async with asyncio.timeout(5):
+        async for event in run_loop(new_run([user("go")]), ports, LoopSettings()):
+            kinds.append(type(event).__name__)
+            if kinds[-1] == "CallOutput":
+                go_on.set()
+    assert kinds.index("CallOutput") < kinds.index("CallFinished")
+
+
+async def test_a_long_result_is_shown_as_head_and_tail() -> None:
+    async def much(call: Call, progress: Progress) -> str:
+        return "a" * 500 + "b" * 500
+
+    executor = Table((tool("much"), much))
+    settings = LoopSettings(max_result_chars=100)
+    ran = await run(Scripted(calls(("much", {})), says("ok")), executor, settings=settings)
+    text = ran.results[0].text
+    assert text.startswith("a" * 50)
+    assert text.endswith("b" * 50)
+    assert "900 characters left out" in text
+
+
+async def test_usage_and_cost_add_up_and_an_unknown_price_makes_the_sum_unknown() -> None:
+    known = Reply("", (ToolCall("a", "echo"),), usage=Usage(10, 2, 4, 1), cost=0.5)
+    final = Reply("ok", usage=Usage(20, 3), cost=0.25)
+    ran = await run(Scripted(known, final))
+    assert ran.end.usage == Usage(30, 5, 4, 1)
+    assert ran.end.cost == 0.75
+    unpriced = Reply("ok", usage=Usage(20, 3), cost=None)
+    assert (await run(Scripted(known, unpriced))).end.cost is None
+
+
+async def test_a_context_that_is_too_long_for_the_server_is_trimmed_and_asked_again() -> None:
+    too_long = ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, "too long")
+    script = [calls(("echo", {"text": str(i) * 400})) for i in range(3)]
+    ran = await run(Scripted(*script, too_long, says("summary"), says("fits")))
+    assert ran.end.text in ("fits", "summary")
+    assert any(isinstance(event, ReplyRetried) for event in ran.events)
+    assert "ContextTrimmed" in ran.kinds

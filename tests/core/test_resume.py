@@ -1,0 +1,97 @@
+"""A run cut off after any event goes on from its records and ends the same."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.bus import Bus, recorded
+from evoclaw.core.errors import RecordingError
+from evoclaw.core.events import CallStarted, Record, Replied, RunFinished
+from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import Message, Reply, ToolCall, ToolResult, user
+from evoclaw.core.ports import AllowAll, Ports
+from evoclaw.core.state import RunState, fold, new_run
+from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from tests.core.support import echo_table
+
+SETTINGS = LoopSettings(confirm=True)
+
+
+def model() -> Scripted:
+    """A model without memory: what it says depends on what it is shown, as a real one's does."""
+
+    def speak(asked: Asked) -> Reply:
+        replies = sum(isinstance(message, Reply) for message in asked.messages)
+        return (
+            calls(("echo", {"text": "a"}), ("echo", {"text": "b"}), text="looking"),
+            says("I think so"),
+            calls(("echo", {"text": "c"})),
+            says("COMPLETED: yes"),
+            says("COMPLETED: yes"),
+        )[replies]
+
+    return Scripted(*[speak] * 9)
+
+
+async def record(state: RunState, provider: Scripted, seq: int = 0) -> list[Record]:
+    bus = Bus(state.run_id, seq=seq)
+    ports = Ports(provider, echo_table(), AllowAll())
+    async with asyncio.timeout(5):
+        return [r async for r in recorded(run_loop(state, ports, SETTINGS), bus)]
+
+
+async def whole_run() -> tuple[list[Record], RunState]:
+    state = new_run([user("go")], "run")
+    return await record(state, model()), state
+
+
+async def test_records_fold_back_to_the_same_history_and_counts() -> None:
+    records, state = await whole_run()
+    wire = [msgspec.json.decode(msgspec.json.encode(r), type=Record) for r in records]
+    folded = fold(wire)
+    assert folded.history == state.history
+    assert folded == state
+
+
+async def test_a_run_cut_off_after_any_event_goes_on_and_ends_the_same() -> None:
+    records, state = await whole_run()
+    for cut in range(1, len(records)):
+        resumed = fold(records[:cut])
+        paid = sum(isinstance(r.event, Replied) for r in records[:cut])
+        provider = model()
+        rest = await record(resumed, provider, seq=cut)
+        assert isinstance(rest[-1].event, RunFinished), f"cut after {records[cut - 1].event}"
+        assert resumed.history == state.history, f"cut after {records[cut - 1].event}"
+        assert len(provider.requests) == 4 - paid, "no stored reply is paid for twice"
+
+
+async def test_a_resumed_call_keeps_its_request_id() -> None:
+    records, _ = await whole_run()
+    ids = {r.event.request_id for r in records if isinstance(r.event, CallStarted)}
+    after_first_reply = next(i for i, r in enumerate(records) if isinstance(r.event, Replied)) + 1
+    rest = await record(fold(records[:after_first_reply]), model())
+    assert {r.event.request_id for r in rest if isinstance(r.event, CallStarted)} == ids
+
+
+async def test_a_history_that_ends_in_unanswered_calls_is_a_resume_point() -> None:
+    reply = Reply("", (ToolCall("x", "echo", '{"text":"1"}'), ToolCall("y", "echo")))
+    answered: Message = ToolResult("y", "echo", ())
+    state = new_run([user("go"), reply, answered])
+    records = await record(state, Scripted(says("COMPLETED: ok"), says("COMPLETED: ok")))
+    started = [r.event.call_id for r in records if isinstance(r.event, CallStarted)]
+    assert started == ["x"]
+    results = [m.call_id for m in state.history if isinstance(m, ToolResult)]
+    assert results == ["x", "y"]
+
+
+def test_records_of_two_runs_or_of_none_are_refused() -> None:
+    one = Record("a", 1, 0.0, Replied(Reply("hi")))
+    two = Record("b", 1, 0.0, Replied(Reply("hi")))
+    with pytest.raises(RecordingError, match="two runs"):
+        fold([one, two])
+    with pytest.raises(RecordingError, match="no records"):
+        fold([])

@@ -1,0 +1,97 @@
+"""Schemas from strangers are bounded and local before a validator sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evoclaw.core.errors import DuplicateTool, SchemaError
+from evoclaw.core.schema import MAX_BYTES, compile_schema, describe_problems
+from evoclaw.core.tools import Tool
+from evoclaw.core.toolset import Toolset
+from tests.core.support import tool
+
+
+def with_schema(**parts: Any) -> Tool:
+    return Tool("t", "", {"type": "object", **parts})
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def doubled(times: int) -> dict[str, Any]:
+    defs = {"d0": {"type": "string"}}
+    for i in range(1, times + 1):
+        defs[f"d{i}"] = {"allOf": [{"$ref": f"#/$defs/d{i - 1}"}] * 2}  # type: ignore[dict-item]
+    return {"$defs": defs, "properties": {"x": {"$ref": f"#/$defs/d{times}"}}}
+
+
+BOMBS = {
+    "too deep": with_schema(properties={"x": nested(40)}),
+    "far too deep": with_schema(properties={"x": nested(300)}),
+    "too many parts": with_schema(properties={f"p{i}": {} for i in range(3_000)}),
+    "too many bytes": with_schema(description="x" * MAX_BYTES),
+    "remote reference": with_schema(properties={"x": {"$ref": "https://example.com/s.json"}}),
+    "file reference": with_schema(properties={"x": {"$ref": "file:///etc/passwd"}}),
+    "relative reference": with_schema(properties={"x": {"$ref": "other.json"}}),
+    "itself": with_schema(properties={"x": {"$ref": "#"}}),
+    "cycle": with_schema(
+        **{"$defs": {"a": {"$ref": "#/$defs/a"}}}, properties={"x": {"$ref": "#/$defs/a"}}
+    ),
+    "nowhere": with_schema(properties={"x": {"$ref": "#/$defs/missing"}}),
+    "exponential": with_schema(**doubled(18)),
+    "outside id": with_schema(**{"$id": "https://example.com/x"}),
+    "not an object": Tool("t", "", {"type": "string"}),
+    "bad type": with_schema(properties={"x": {"type": "strin"}}),
+    "backtracking pattern": with_schema(properties={"x": {"pattern": r"(a)\1"}}),
+    "not JSON": with_schema(default=object()),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_fault_60_a_schema_bomb_is_refused_at_registration(name: str) -> None:
+    with pytest.raises(SchemaError, match="tool 't'"):
+        Toolset([BOMBS[name]])
+
+
+def test_a_pattern_that_would_take_for_ever_elsewhere_is_linear_here() -> None:
+    validator = compile_schema(with_schema(properties={"x": {"pattern": "^(a+)+$"}}))
+    assert not validator.is_valid({"x": "a" * 5_000 + "!"})
+
+
+def test_sound_schemas_with_local_references_are_fine() -> None:
+    schema = with_schema(
+        **{"$defs": {"p": {"type": "integer"}}},
+        properties={"x": {"$ref": "#/$defs/p"}, "y": {"$ref": "#/$defs/p"}},
+    )
+    assert compile_schema(schema).is_valid({"x": 1, "y": 2})
+
+
+def test_problems_are_told_in_plain_words() -> None:
+    validator = compile_schema(
+        with_schema(
+            properties={"path": {"type": "string"}, "limit": {"type": "integer"}},
+            required=["path"],
+            additionalProperties=False,
+        )
+    )
+    assert describe_problems(validator, {}) == "missing 'path'"
+    assert describe_problems(validator, {"path": 1}).startswith("'path': 1 is not of type")
+    assert "'colour' was unexpected" in describe_problems(validator, {"path": "", "colour": 1})
+    assert describe_problems(validator, {"path": ""}) == ""
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(DuplicateTool, match="'echo'"):
+        Toolset([tool("echo"), tool("echo")])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65, "é", "a\n"])
+def test_names_no_provider_would_take_are_refused(name: str) -> None:
+    with pytest.raises(SchemaError):
+        Toolset([tool(name)])

@@ -1,0 +1,155 @@
+"""Small pieces: output parsing, confirmation, deadlines, the bus, the meter."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.bus import Bus, recorded
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.events import Record, StopReason, TurnStarted
+from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import TextBlock, user
+from evoclaw.core.output import parse_output
+from evoclaw.core.ports import AllowAll, Ports
+from evoclaw.core.replies import Confirmation, read_confirmation
+from evoclaw.core.result import answer
+from evoclaw.core.state import new_run
+from evoclaw.core.tools import Effect
+from evoclaw.core.truncate import head_and_tail
+from evoclaw.providers.scripted import Scripted, calls, says
+from tests.core.support import Gate, Table, tool
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "expected"),
+    [
+        ('{"a": 1}', (), {"a": 1}),
+        ('```json\n{"a": 1}\n```', (), {"a": 1}),
+        ('```\n{"a": 1}```', (), {"a": 1}),
+        ("hello", (), {"result": "hello"}),
+        ("hello", ("summary", "score"), {"summary": "hello"}),
+        ("[1, 2]", (), {"result": "[1, 2]"}),
+        ("", (), {"result": ""}),
+        ("```python\nprint(1)\n```", (), {"result": "```python\nprint(1)\n```"}),
+        ("\ud800", (), {"result": "\ud800"}),
+    ],
+)
+def test_output_is_an_object_in_every_case(
+    text: str, fields: tuple[str, ...], expected: dict[str, object]
+) -> None:
+    assert parse_output(text, fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("COMPLETED: 42", (Confirmation.COMPLETED, "42")),
+        ("**COMPLETED:** 42", (Confirmation.COMPLETED, "42")),
+        ("completed:\n42", (Confirmation.COMPLETED, "42")),
+        ("CONTINUE: tests", (Confirmation.CONTINUE, "tests")),
+        ("I have COMPLETED: it", (Confirmation.PLAIN, "I have COMPLETED: it")),
+        ("COMPLETED", (Confirmation.PLAIN, "COMPLETED")),
+    ],
+)
+def test_confirmation_is_read_from_the_first_word(
+    text: str, expected: tuple[Confirmation, str]
+) -> None:
+    assert read_confirmation(text) == expected
+
+
+def test_a_text_within_the_limit_is_not_cut() -> None:
+    assert head_and_tail("abc", 3) == "abc"
+    assert head_and_tail("abcdef", 4).replace("\n", "") == "ab[… 2 characters left out …]ef"
+
+
+async def test_a_deadline_interrupts_with_timeout_error() -> None:
+    deadline = Deadline(0.01)
+    deadline.start()
+    with pytest.raises(TimeoutError), deadline.scope():
+        await asyncio.Event().wait()
+    assert deadline.over
+    assert deadline.left == 0
+
+
+async def test_nothing_begins_under_a_deadline_that_is_over() -> None:
+    deadline = Deadline()
+    deadline.cancel()
+    with pytest.raises(TimeoutError), deadline.scope():
+        await asyncio.Event().wait()
+
+
+async def test_somebody_elses_cancellation_is_not_taken_for_ours() -> None:
+    deadline = Deadline(60)
+
+    async def work() -> None:
+        with deadline.scope(30):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_scope_inside_another_ends_only_itself() -> None:
+    deadline = Deadline(60)
+    with deadline.scope():
+        with pytest.raises(TimeoutError), deadline.scope(0.01):
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+    assert not deadline.over
+
+
+async def test_a_released_deadline_can_start_again_and_keeps_its_end() -> None:
+    deadline = Deadline(30)
+    deadline.start()
+    left = deadline.left
+    deadline.release()
+    deadline.start()
+    assert deadline.left <= left
+
+
+async def test_a_sink_that_fails_is_remembered_and_does_not_stop_the_others() -> None:
+    class Broken:
+        def receive(self, record: Record) -> None:
+            raise OSError("disk full")
+
+    class Counting:
+        seen = 0
+
+        def receive(self, record: Record) -> None:
+            self.seen += 1
+
+    broken, counting = Broken(), Counting()
+    bus = Bus("r", [broken, counting])
+    bus.publish(TurnStarted(1))
+    assert counting.seen == 1
+    assert [sink for sink, _ in bus.failures] == [broken]
+
+
+async def test_a_runs_result_says_how_much_really_ran_at_once() -> None:
+    clock = iter(float(second) for second in range(100))
+    executor = Table((tool("t", effect=Effect.READ, resources=()), Gate(3)))
+    state = new_run([user("go")])
+    ports = Ports(
+        Scripted(calls(*[("t", {"n": i}) for i in range(3)]), says('{"a": 1}')),
+        executor,
+        AllowAll(),
+    )
+    bus = Bus(state.run_id, clock=lambda: next(clock))
+    result = await answer(recorded(run_loop(state, ports, LoopSettings()), bus))
+    assert (result.stop, result.output) == (StopReason.COMPLETED, {"a": 1})
+    assert result.metrics.max_concurrency == 3
+    assert result.metrics.parallel_batches == 1
+    assert result.metrics.succeeded == 3
+    assert result.metrics.wall_time_saved_ms == 4_000
+    assert result.trace_id == state.run_id
+
+
+def test_text_of_blocks_is_joined() -> None:
+    assert user("a").text == "a"
+    assert TextBlock("a").text == "a"
