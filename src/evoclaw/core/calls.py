@@ -143,14 +143,15 @@ async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, 
         approval = Approval(Decision.DENY, "the run ended before it was approved")
     except Exception as error:
         approval = Approval(Decision.DENY, f"asking failed ({type(error).__name__})")
-    answered = ApprovalAnswered(call.id, approval.decision, approval.reason or ask.reason)
     match approval.decision:
         case Decision.PENDING:
-            return answered, ask
+            reason, verdict = approval.reason or ask.reason, ask
         case Decision.DENY:
-            return answered, Deny("refused", approval.reason or "the user refused it")
+            reason = approval.reason or "the user refused it"
+            verdict = Deny("refused", reason)
         case Decision.ONCE | Decision.SESSION:
-            return answered, ALLOW
+            reason, verdict = approval.reason, ALLOW
+    return ApprovalAnswered(call.id, approval.decision, reason), verdict
 
 
 def _denied(call: Call, verdict: Deny) -> ToolResult:

@@ -176,7 +176,7 @@ async def summarise(
 
 
 def _outline(messages: Sequence[Message]) -> str:
-    return head_and_tail("\n".join(_told(message, 120) for message in messages), 2_000)
+    return head_and_tail("\n".join(_told(message, 120) for message in messages), 2_000).strip()
 
 
 def _told(message: Message, limit: int = 2_000) -> str:

@@ -1,0 +1,224 @@
+"""A recorded run, played again offline: the loop is real, what came from outside is the record's.
+
+The model's replies, the tools' results, verdicts and approvals come out of the records; everything
+between is computed anew. Same records at the end, byte for byte, means that nothing in the loop
+depends on anything that was not recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from evoclaw.core.bus import Bus
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import ProviderError, ProviderErrorKind, RecordingError
+from evoclaw.core.events import (
+    ApprovalAnswered,
+    CallFinished,
+    CallJudged,
+    CallOutput,
+    CallStarted,
+    ContextTrimmed,
+    Event,
+    ReasoningDelta,
+    Record,
+    Replied,
+    ReplyEvent,
+    ReplyRetried,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    StopReason,
+    TextDelta,
+    ToolsChanged,
+)
+from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import ErrorKind, Reply, ToolResult
+from evoclaw.core.ports import (
+    ALLOW,
+    Approval,
+    Ask,
+    Decision,
+    Deny,
+    Ports,
+    Progress,
+    Request,
+    Verdict,
+)
+from evoclaw.core.profile import Profile
+from evoclaw.core.state import RunState
+from evoclaw.core.tools import Call, Tool
+
+
+_INTERRUPTED = (StopReason.CANCELLED, StopReason.DURATION_EXCEEDED)
+
+
+class Replay:
+    """The outside world of one recorded run: its provider, executor, policy and approver."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        if not records or not isinstance(records[0].event, RunStarted):
+            raise RecordingError("a recording begins with run_started")
+        self._events = [record.event for record in records]
+        self._records = records
+        self._at = 0
+        self._opening: RunStarted | RunResumed = records[0].event
+        self._messages = records[0].event.messages
+        self._tools: Sequence[Tool] = ()
+        self._started = {e.call_id for e in self._events if isinstance(e, CallStarted)}
+        self._said: dict[str, list[str]] = {}
+        for event in self._events:
+            if isinstance(event, CallOutput):
+                self._said.setdefault(event.call_id, []).append(event.text)
+        self._finished = {
+            event.result.call_id: event.result
+            for event in self._events
+            if isinstance(event, CallFinished)
+        }
+
+    async def records(self) -> AsyncGenerator[Record, None]:
+        """Play the run; raise `RecordingError` at the first record that comes out differently."""
+        state = RunState(self._records[0].run_id, opening=self._messages)
+        bus = Bus(state.run_id, clock=lambda: self._records[self._at].at)
+        while (opening := self._next) is not None:
+            if not isinstance(opening, RunStarted | RunResumed):
+                raise RecordingError(f"record {self._at + 1}: the run was over before it")
+            self._opening = opening
+            async with aclosing(self._segment(state)) as events:
+                async for event in events:
+                    record = bus.publish(event)
+                    self._at += 1
+                    yield record
+
+    async def _segment(self, state: RunState) -> AsyncGenerator[Event, None]:
+        """Play from one start or resumption to the next, or to where the records end."""
+        deadline = Deadline()
+        ports = Ports(self, self, self, self)
+        held: list[Event] = []
+        async with aclosing(run_loop(state, ports, self._opening.settings, deadline)) as events:
+            async for event in events:
+                held.append(event)
+                # Calls that ran side by side come out in any order; theirs is the recorded one.
+                while self._next in held:
+                    expected = self._events[self._at]
+                    held.remove(expected)
+                    yield expected
+                    self._interrupt_when_due(deadline)
+                if held and not _may_wait(held[-1]):
+                    raise self._mismatch(held[0])
+                if self._next is None or isinstance(self._next, RunResumed):
+                    break
+        if held:
+            raise self._mismatch(held[0])
+
+    def _interrupt_when_due(self, deadline: Deadline) -> None:
+        """End the run from outside just where the recorded one was."""
+        last = self._events[-1]
+        ending = self._next
+        if isinstance(ending, RunFinished):
+            last = ending
+        elif not (isinstance(ending, CallFinished) and self._ends_unstarted()):
+            return
+        if isinstance(last, RunFinished) and last.stop is StopReason.CANCELLED:
+            deadline.cancel()
+        elif isinstance(last, RunFinished) and last.stop is StopReason.DURATION_EXCEEDED:
+            deadline.expire()
+
+    def _ends_unstarted(self) -> bool:
+        """Whether only calls that never ran stand between here and the end."""
+        rest = self._events[self._at : -1]
+        return isinstance(self._events[-1], RunFinished) and all(
+            isinstance(e, CallFinished)
+            and e.result.error is ErrorKind.CANCELLED
+            and e.result.call_id not in self._started
+            for e in rest
+        )
+
+    @property
+    def _next(self) -> Event | None:
+        return self._events[self._at] if self._at < len(self._events) else None
+
+    def _mismatch(self, event: Event) -> RecordingError:
+        expected = type(self._next).__name__ if self._next is not None else "the end"
+        return RecordingError(
+            f"record {self._at + 1} does not replay: expected {expected}, got {event!r:.300}"
+        )
+
+    @property
+    def model(self) -> str:
+        """The recorded model's name."""
+        return self._opening.model
+
+    @property
+    def profile(self) -> Profile:
+        """The recorded model's profile."""
+        return self._opening.profile
+
+    async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
+        """Say what the model said."""
+        if isinstance(summary := self._next, ContextTrimmed):
+            yield Replied(Reply(summary.summary, usage=summary.usage, cost=summary.cost))
+            return
+        while True:
+            match self._next:
+                case ReplyRetried(kind, reason) if kind == ProviderErrorKind.CONTEXT_TOO_LONG:
+                    raise ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, reason)
+                case TextDelta() | ReasoningDelta() | ReplyRetried() | Replied() as event:
+                    yield event
+                case RunFinished(stop, reason=reason) if stop not in _INTERRUPTED:
+                    raise ProviderError(ProviderErrorKind.UNKNOWN, reason)
+                case _:
+                    # Cut off here: the interruption comes from outside.
+                    await asyncio.Event().wait()
+
+    def tools(self) -> Sequence[Tool]:
+        """The tools there were at this point."""
+        if isinstance(changed := self._next, ToolsChanged):
+            self._tools = changed.tools
+        return self._tools
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Answer as the tool did."""
+        for text in self._said.get(call.id, ()):
+            progress(text)
+        result = self._finished.get(call.id)
+        if result is None:
+            await asyncio.Event().wait()
+        assert result is not None
+        return result
+
+    async def judge(self, call: Call) -> Verdict:
+        """Judge as was judged."""
+        match self._next:
+            case CallJudged(call.id, "deny", code, reason):
+                told = self._finished.get(call.id)
+                return Deny(code, told.text if told else reason, reason)
+            case CallJudged(call.id, "ask", code, reason):
+                return Ask(code, reason)
+            case _:
+                return ALLOW
+
+    async def approve(self, call: Call, ask: Ask) -> Approval:
+        """Answer as the person did."""
+        match self._next:
+            case ApprovalAnswered(call.id, decision, reason):
+                return Approval(Decision(decision), reason)
+            case _:
+                return Approval(Decision.DENY, "the recording has no answer")
+
+    async def admit(self, turn: int) -> Verdict:
+        """Admit as was admitted."""
+        match self._next:
+            case RunFinished(StopReason.BUDGET_EXCEEDED, reason=reason):
+                return Deny("replayed", reason)
+            case RunFinished(StopReason.WAITING, reason=reason):
+                return Ask("replayed", reason)
+            case _:
+                return ALLOW
+
+
+def _may_wait(event: Event) -> bool:
+    """Whether an event may come out before its recorded place: those of calls side by side."""
+    return isinstance(event, CallStarted | CallOutput | CallFinished)

@@ -1,0 +1,37 @@
+"""Several policies as one: all must allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
+from evoclaw.core.tools import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Policy):
+    """Ask in order; the first `Deny` wins, so nobody is asked about what is denied anyway."""
+
+    policies: tuple[Policy, ...]
+
+    async def judge(self, call: Call) -> Verdict:
+        """Judge a call."""
+        asked: Ask | None = None
+        for policy in self.policies:
+            verdict = await policy.judge(call)
+            if isinstance(verdict, Deny):
+                return verdict
+            if isinstance(verdict, Ask) and asked is None:
+                asked = verdict
+        return asked or ALLOW
+
+    async def admit(self, turn: int) -> Verdict:
+        """Judge another turn."""
+        asked: Ask | None = None
+        for policy in self.policies:
+            verdict = await policy.admit(turn)
+            if isinstance(verdict, Deny):
+                return verdict
+            if isinstance(verdict, Ask) and asked is None:
+                asked = verdict
+        return asked or ALLOW

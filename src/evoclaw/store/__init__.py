@@ -1,0 +1,1 @@
+"""Store: what must outlive a process."""

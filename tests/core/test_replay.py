@@ -1,0 +1,159 @@
+"""A recorded run comes out again byte for byte, however it ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.bus import Bus, recorded
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import ProviderError, ProviderErrorKind, RecordingError
+from evoclaw.core.events import CallStarted, Record, RunFinished, StopReason, TextDelta
+from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import Reply, ToolCall, user
+from evoclaw.core.ports import Decision, Executor, Policy, Ports
+from evoclaw.core.profile import Profile
+from evoclaw.core.replay import Replay
+from evoclaw.core.state import RunState, new_run
+from evoclaw.providers.scripted import Scripted, Step, calls, says
+from tests.core.support import Denying, Gate, Table, echo, echo_table, fail, tool
+from tests.core.test_loop import Answering, Asking
+
+
+async def record(
+    *steps: Step,
+    executor: Executor | None = None,
+    policy: Policy | None = None,
+    approver: Answering | None = None,
+    settings: LoopSettings = LoopSettings(),
+    profile: Profile = Profile(),
+    deadline: Deadline | None = None,
+    cancel_at: type | None = None,
+    state: RunState | None = None,
+    seq: int = 0,
+) -> list[Record]:
+    state = state or new_run([user("go")])
+    ports = Ports(
+        Scripted(*steps, profile=profile),
+        executor or echo_table(),
+        policy or Denying(),
+        approver or Answering(),
+    )
+    deadline = deadline or Deadline()
+    records: list[Record] = []
+    async with asyncio.timeout(10):
+        bus = Bus(state.run_id, seq=seq)
+        async for r in recorded(run_loop(state, ports, settings, deadline), bus):
+            records.append(r)
+            if cancel_at is not None and isinstance(r.event, cancel_at):
+                deadline.cancel()
+    return records
+
+
+async def assert_replays(records: list[Record]) -> None:
+    async with asyncio.timeout(10):
+        again = [r async for r in Replay(records).records()]
+    assert [msgspec.json.encode(r) for r in again] == [msgspec.json.encode(r) for r in records]
+
+
+async def test_a_plain_run_with_parallel_calls_bad_calls_and_confirmation_replays() -> None:
+    mixed = Reply(
+        "hm",
+        (
+            ToolCall("", "echo", '{"text":"a"}'),
+            ToolCall("x", "missing"),
+            ToolCall("x", "echo", "{"),
+            ToolCall("y", "bad", "{}"),
+            ToolCall("z", "echo", '{"text":"b"}'),
+            ToolCall("w", "echo"),
+        ),
+    )
+    executor = Table((tool("bad"), fail), (tool("echo", effect="read", resources=()), echo))
+    settings = LoopSettings(confirm=True)
+    script = (mixed, says("well"), says("COMPLETED: yes"))
+    await assert_replays(await record(*script, executor=executor, settings=settings))
+
+
+async def test_denied_asked_and_refused_calls_replay() -> None:
+    asked = calls(("echo", {"text": "1"}), ("echo", {"text": "2"}))
+    approver = Answering(Decision.ONCE, Decision.DENY)
+    await assert_replays(await record(asked, says("ok"), policy=Asking(), approver=approver))
+    deny = Denying(frozenset({"echo"}))
+    await assert_replays(await record(asked, says("ok"), policy=deny))
+
+
+@pytest.mark.parametrize("at", [TextDelta, CallStarted])
+async def test_a_cancelled_run_replays(at: type) -> None:
+    executor = Table((tool("slow"), Gate(9)))
+    asked = calls(("slow", {"n": 1}), ("slow", {"n": 2}), text="looking\nfor it\n")
+    records = await record(asked, says("never"), executor=executor, cancel_at=at)
+    assert isinstance(records[-1].event, RunFinished)
+    assert records[-1].event.stop is StopReason.CANCELLED
+    await assert_replays(records)
+
+
+async def test_a_run_out_of_time_replays() -> None:
+    executor = Table((tool("slow", timeout=60), Gate(9)))
+    await assert_replays(
+        await record(calls(("slow", {})), executor=executor, deadline=Deadline(0.01))
+    )
+
+
+async def test_failures_budgets_loops_and_limits_replay() -> None:
+    error = ProviderError(ProviderErrorKind.SERVER_ERROR, "down")
+    await assert_replays(await record(calls(("echo", {})), error))
+    again = calls(("echo", {"text": "again"}))
+    await assert_replays(await record(again, again, again))
+    await assert_replays(await record(again, policy=Denying(turns=1)))
+    limit = LoopSettings(max_turns=1)
+    await assert_replays(await record(again, says("so far"), settings=limit))
+    await assert_replays(await record(again, error, settings=limit))
+    await assert_replays(await record(says(""), says("now")))
+
+
+async def test_a_trimmed_run_replays() -> None:
+    def speak(asked: object) -> Reply:
+        nonlocal turn
+        turn += 1
+        return calls(("echo", {"text": str(turn) * 150})) if turn < 15 else says("done")
+
+    turn = 0
+    tiny = Profile(context_tokens=300, max_output_tokens=50)
+    settings = LoopSettings(max_turns=30)
+    too_long = ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, "too long")
+    records = await record(*[speak] * 30, profile=tiny, settings=settings)
+    assert any(type(r.event).__name__ == "ContextTrimmed" for r in records)
+    await assert_replays(records)
+    turn = 0
+    await assert_replays(await record(speak, speak, too_long, *[speak] * 20, settings=settings))
+
+
+async def test_a_run_that_waited_and_went_on_replays_as_one() -> None:
+    asked = calls(("echo", {"text": "1"}), ("echo", {"text": "2"}))
+    state = new_run([user("go")])
+    first = await record(
+        asked, policy=Asking(), approver=Answering(Decision.PENDING, Decision.ONCE), state=state
+    )
+    second = await record(
+        says("ok"), policy=Asking(), approver=Answering(Decision.ONCE), state=state, seq=len(first)
+    )
+    await assert_replays([*first, *second])
+
+
+async def test_a_run_cut_off_by_a_crash_replays_up_to_there() -> None:
+    records = await record(calls(("echo", {"text": "1"})), says("ok"))
+    for cut in range(1, len(records)):
+        await assert_replays(records[:cut])
+
+
+async def test_a_recording_that_was_changed_does_not_replay() -> None:
+    records = await record(calls(("echo", {"text": "1"})), says("ok"))
+    end = records[-1].event
+    assert isinstance(end, RunFinished)
+    changed = msgspec.structs.replace(end, text="something else")
+    forged = [*records[:-1], msgspec.structs.replace(records[-1], event=changed)]
+    with pytest.raises(RecordingError, match="does not replay"):
+        await assert_replays(forged)
