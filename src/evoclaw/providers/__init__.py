@@ -1,1 +1,5 @@
 """Providers: how a model is reached."""
+
+from evoclaw.providers.names import find_default, how_to_get_a_model, provider_for
+
+__all__ = ["find_default", "how_to_get_a_model", "provider_for"]

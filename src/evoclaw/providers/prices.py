@@ -1,11 +1,116 @@
-"""What a reply cost, from a maintained table, overridable."""
+"""What a reply cost, from a maintained table, overridable.
+
+The table is `genai-prices` (`pip install 'evoclaw[prices]'`). It is imported when the first
+reply has to be priced: it costs a quarter of a second and 30 MB; a free model never needs it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from evoclaw.core.messages import Usage
 
+if TYPE_CHECKING:
+    from genai_prices.types import PriceCalculation
+
 Price: TypeAlias = Callable[[str, Usage], float | None]
 """Model name as served, usage -> US dollars, or None when the model has no known price."""
+
+FREE = frozenset({"ollama", "local", "lmstudio", "vllm", "llamacpp", "scripted"})
+"""Prefixes whose models run on the user's own machines."""
+
+_TABLE_IDS = {"gemini": "google", "xai": "x-ai"}
+_PER_MILLION = 1_000_000
+_DATED = re.compile(r"[-@]\d{4}-?\d{2}-?\d{2}$")
+
+
+class Rate(Struct, frozen=True, omit_defaults=True):
+    """US dollars per million tokens."""
+
+    input: float
+    output: float
+    cache_read: float | None = None
+    """For input that a cache served; the input rate if not given."""
+    cache_write: float | None = None
+    """For input that was written to a cache; the input rate if not given."""
+
+    def cost(self, usage: Usage) -> float:
+        """Price a usage: each token of the prompt is charged once, by where it came from."""
+        usage = _consistent(usage)
+        plain = usage.input - usage.cache_read - usage.cache_write
+        read = self.input if self.cache_read is None else self.cache_read
+        write = self.input if self.cache_write is None else self.cache_write
+        total = plain * self.input + usage.output * self.output
+        return (total + usage.cache_read * read + usage.cache_write * write) / _PER_MILLION
+
+
+def prices(name: str, overrides: Mapping[str, Rate] | None = None) -> Price:
+    """Make the price function of one `prefix/model`.
+
+    Args:
+        name: The model asked for, such as `openai/gpt-x`.
+        overrides: Rates by `prefix/model`; they win over the table, also for free prefixes.
+    """
+    prefix, _, asked = name.partition("/")
+    rates = dict(overrides or {})
+
+    def price(served: str, usage: Usage) -> float | None:
+        rate = _override(rates, prefix, (served, asked))
+        if rate is not None:
+            return rate.cost(usage)
+        if prefix in FREE:
+            return 0.0
+        return _from_table(prefix, (served, asked), _consistent(usage))
+
+    return price
+
+
+def _override(rates: Mapping[str, Rate], prefix: str, models: tuple[str, ...]) -> Rate | None:
+    for model in models:
+        for name in (model, _DATED.sub("", model)):
+            rate = rates.get(f"{prefix}/{name}")
+            if rate is not None:
+                return rate
+    return None
+
+
+def _consistent(usage: Usage) -> Usage:
+    """Keep the cached parts within the prompt: no cost is negative, however a server counts."""
+    read = min(usage.cache_read, usage.input)
+    return Usage(usage.input, usage.output, read, min(usage.cache_write, usage.input - read))
+
+
+def _from_table(prefix: str, models: tuple[str, ...], usage: Usage) -> float | None:
+    calculate = _table()
+    if calculate is None:
+        return None
+    for model in models:
+        try:
+            return float(calculate(_TABLE_IDS.get(prefix, prefix), model, usage).total_price)
+        except LookupError:
+            continue
+    return None
+
+
+@cache
+def _table() -> Callable[[str, str, Usage], PriceCalculation] | None:
+    try:
+        import genai_prices
+    except ImportError:
+        return None
+
+    def calculate(prefix: str, model: str, usage: Usage) -> PriceCalculation:
+        counted = genai_prices.Usage(
+            input_tokens=usage.input,
+            output_tokens=usage.output,
+            cache_read_tokens=usage.cache_read,
+            cache_write_tokens=usage.cache_write,
+        )
+        return genai_prices.calc_price(counted, model, provider_id=prefix)
+
+    return calculate

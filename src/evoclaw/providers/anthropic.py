@@ -1,0 +1,300 @@
+"""Anthropic's messages API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import assert_never
+
+import msgspec
+from msgspec import Raw, Struct
+
+from evoclaw.core.events import ReplyEvent
+from evoclaw.core.history import History
+from evoclaw.core.messages import (
+    JSON,
+    Block,
+    Finish,
+    ImageBlock,
+    Message,
+    Reply,
+    SystemMessage,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
+from evoclaw.core.ports import Profile, Request
+from evoclaw.core.tools import Tool
+from evoclaw.providers.assembly import Assembly
+from evoclaw.providers.exchange import Server, converse, endpoint
+from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.outgoing import ToolTexts, arguments_of, encode, readable, safe_name
+from evoclaw.providers.prices import Price
+from evoclaw.providers.refusals import refused
+from evoclaw.providers.sse import Events
+
+_VERSION = "2023-06-01"
+_CACHED = b',"cache_control":{"type":"ephemeral"}}'
+# How a message of each role begins, and a byte that JSON never holds to mark its edges with: where
+# two of one kind meet, two messages are made one without a look at the rest.
+_USER, _ASSISTANT = b'{"role":"user","content":[', b'{"role":"assistant","content":['
+_SEAMS = {_USER: b"\x1e", _ASSISTANT: b"\x1f"}
+
+
+class AnthropicProvider:
+    """A model behind Anthropic's API, or a server that speaks like it.
+
+    A request's temperature is left out: the API has given the parameter up.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        http: Http,
+        base_url: str = "https://api.anthropic.com",
+        api_key: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        name: str = "anthropic",
+        profile: Profile = Profile(),  # noqa: B008 (frozen)
+        price: Price | None = None,
+        retry: Retry = Retry(),
+    ) -> None:
+        auth = {"x-api-key": api_key.strip()} if api_key else {}
+        url = endpoint(base_url.rstrip("/").removesuffix("/v1"), "/v1/messages")
+        sent = {"anthropic-version": _VERSION, **auth, **headers}
+        self._server = Server(name, model, url, http, retry, price, sent)
+        self._profile = profile
+        self._tools = ToolTexts(_tool)
+
+    @property
+    def model(self) -> str:
+        """The `provider/model` name."""
+        return self._server.who
+
+    @property
+    def profile(self) -> Profile:
+        """What this model can do."""
+        return self._profile
+
+    def stream(self, request: Request) -> AsyncGenerator[ReplyEvent]:
+        """Yield deltas and retries, then exactly one `Replied`."""
+        model = self._server.model
+        return converse(self._server, self._body(request), Events, lambda: _EventParser(model))
+
+    def _body(self, request: Request) -> bytes:
+        # No temperature: every model since Opus 4.7 refuses the request for it.
+        options: dict[str, JSON] = {
+            "model": self._server.model,
+            "stream": True,
+            "max_tokens": request.max_tokens or self._profile.max_output_tokens,
+        }
+        system = list(filter(None, request.history.encoded("anthropic+system", _system)))
+        if system:
+            options["system"] = Raw(b"[" + b",".join(_with_hint(system)) + b"]")
+        if request.tools:
+            # Never left out: a history with calls is refused when no tools come with it.
+            tools = self._tools.encoded(request.tools)
+            options["tools"] = Raw(tools[:-2] + _CACHED + b"]")
+            if not request.offer_tools:
+                options["tool_choice"] = {"type": "none"}
+        messages = self._messages(request.history)
+        return b'{"messages":[' + messages + b"]," + encode(options)[1:]
+
+    def _messages(self, history: History) -> bytes:
+        """Neighbours of one role as one message: all results of a turn must be in the next one."""
+        images = self._profile.images
+        dialect = "anthropic+images" if images else "anthropic"
+        parts = history.encoded(dialect, partial(_encode, images=images))
+        text = b",".join(filter(None, parts))
+        for start, seam in _SEAMS.items():
+            text = text.replace(b"]}" + seam + b"," + seam + start, b",").replace(seam, b"")
+        return text[:-3] + _CACHED + b"]}" if text else b""
+
+
+def _with_hint(texts: list[bytes]) -> list[bytes]:
+    """Mark the end of what stays the same, so that the server keeps it."""
+    return [*texts[:-1], texts[-1][:-1] + _CACHED]
+
+
+def _tool(tool: Tool) -> JSON:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": tool.parameters,
+    }
+
+
+def _system(message: Message) -> bytes:
+    if not isinstance(message, SystemMessage) or not message.text.strip():
+        return b""
+    return encode({"type": "text", "text": message.text})
+
+
+def _encode(message: Message, *, images: bool) -> bytes:
+    """A message between its seams; nothing if nothing is in it."""
+    match message:
+        case SystemMessage():
+            return b""
+        case UserMessage():
+            start, blocks = _USER, _blocks(message.blocks, images=images)
+        case Reply():
+            start, blocks = _ASSISTANT, _reply(message)
+        case ToolResult():
+            start, blocks = _USER, [_result(message, images=images)]
+        case _:
+            assert_never(message)
+    seam = _SEAMS[start]
+    return seam + start + encode(blocks)[1:-1] + b"]}" + seam if blocks else b""
+
+
+def _blocks(blocks: Sequence[Block], *, images: bool) -> list[JSON]:
+    out: list[JSON] = []
+    for block in blocks:
+        if images and isinstance(block, ImageBlock):
+            source = {"type": "base64", "media_type": block.media_type, "data": block.data}
+            out.append({"type": "image", "source": source})
+        elif (text := readable((block,), images=images)).strip():  # blank text is refused
+            out.append({"type": "text", "text": text})
+    return out
+
+
+def _reply(reply: Reply) -> list[JSON]:
+    said: list[JSON] = [{"type": "text", "text": reply.text}] if reply.text.strip() else []
+    return said + [
+        {
+            "type": "tool_use",
+            "id": safe_name(call.id),
+            "name": safe_name(call.name),
+            "input": Raw(arguments_of(call).encode()),
+        }
+        for call in reply.calls
+    ]
+
+
+def _result(result: ToolResult, *, images: bool) -> JSON:
+    block: dict[str, JSON] = {"type": "tool_result", "tool_use_id": safe_name(result.call_id)}
+    if content := _blocks(result.blocks, images=images):
+        block["content"] = content
+    if result.error is not None:
+        block["is_error"] = True
+    return block
+
+
+class _Usage(Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Block(Struct, gc=False):
+    type: str = ""
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Raw = Raw()
+
+
+class _Delta(Struct, gc=False):
+    text: str | None = None
+    partial_json: str | None = None
+    thinking: str | None = None
+    stop_reason: str | None = None
+
+
+class _Whole(Struct, gc=False):
+    model: str | None = None
+    usage: _Usage | None = None
+
+
+class _Event(Struct, gc=False):
+    """Any event; and, for a server that does not stream, the whole message."""
+
+    type: str = ""
+    index: int = 0
+    delta: _Delta | None = None
+    content_block: _Block | None = None
+    message: _Whole | None = None
+    usage: _Usage | None = None
+    error: Raw = Raw()
+    content: list[_Block] | None = None
+    model: str | None = None
+    stop_reason: str | None = None
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+
+_FINISHES = {
+    "max_tokens": Finish.LENGTH,
+    "model_context_window_exceeded": Finish.LENGTH,
+    "refusal": Finish.FILTERED,
+    "tool_use": Finish.CALLS,
+}
+
+
+class _EventParser:
+    """Reads events."""
+
+    __slots__ = ("_usage", "out")
+
+    def __init__(self, model: str) -> None:
+        self.out = Assembly(model)
+        self._usage = _Usage()
+
+    def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
+        """Read one event."""
+        event = _EVENT.decode(payload)
+        if event.type == "content_block_delta" and event.delta is not None:
+            return self._delta(event.index, event.delta)
+        if event.type == "content_block_start" and event.content_block is not None:
+            return self._start(event.index, event.content_block)
+        if bytes(event.error) not in (b"", b"null"):
+            raise refused(0, payload)
+        return self._frame(event)
+
+    def _delta(self, index: int, delta: _Delta) -> Sequence[ReplyEvent]:
+        if delta.text:
+            return (self.out.say(delta.text),)
+        if delta.thinking:
+            return (self.out.think(delta.thinking),)
+        if delta.partial_json:
+            self.out.call(index, "", "", delta.partial_json)
+        return ()
+
+    def _start(self, index: int, block: _Block) -> Sequence[ReplyEvent]:
+        if block.type == "tool_use":
+            # Empty while the input is streamed, absent from some servers, whole from others.
+            whole = bytes(block.input)
+            arguments = "" if whole in (b"", b"{}", b"null") else whole.decode()
+            self.out.call(index, block.id or "", block.name or "", arguments)
+        if block.text:
+            return (self.out.say(block.text),)
+        return (self.out.think(block.thinking),) if block.thinking else ()
+
+    def _frame(self, event: _Event) -> Sequence[ReplyEvent]:
+        """What surrounds the blocks: the start, the end, or all of it at once."""
+        out, whole = self.out, event.message or event
+        out.model = whole.model or out.model
+        if whole.usage is not None:
+            self._count(whole.usage)
+        events = [e for i, b in enumerate(event.content or ()) for e in self._start(i, b)]
+        stop = event.delta.stop_reason if event.delta else event.stop_reason
+        if stop:
+            out.finish = _FINISHES.get(stop, Finish.STOP)
+        out.ended = out.ended or event.type in ("message_stop", "message")
+        return events
+
+    def _count(self, new: _Usage) -> None:
+        """Later counts replace earlier ones; those that are not repeated stay."""
+        old = self._usage
+        for name in old.__struct_fields__:
+            value: int | None = getattr(new, name)
+            if value is not None:
+                setattr(old, name, value)
+        read, written = old.cache_read_input_tokens or 0, old.cache_creation_input_tokens or 0
+        # Anthropic counts cached tokens apart.
+        prompt = (old.input_tokens or 0) + read + written
+        self.out.usage = Usage(prompt, old.output_tokens or 0, read, written)

@@ -1,0 +1,150 @@
+"""Put one reply together from the pieces a server sends."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import msgspec
+
+from evoclaw.core.errors import ProviderErrorKind
+from evoclaw.core.events import ReasoningDelta, TextDelta
+from evoclaw.core.messages import Finish, Reply, ToolCall, Usage
+from evoclaw.providers.refusals import Trouble
+
+
+class _Draft:
+    """A call being written."""
+
+    __slots__ = ("arguments", "id", "name")
+
+    def __init__(self) -> None:
+        self.id = self.name = ""
+        self.arguments: list[str] = []
+
+    @property
+    def whole(self) -> bool:
+        """Whether the arguments are a JSON object: whatever follows belongs to another call."""
+        return is_object("".join(self.arguments))
+
+    def to_call(self) -> ToolCall:
+        """The call as written; one that came without an id gets one."""
+        call_id = self.id or f"call_{uuid4().hex[:12]}"
+        return ToolCall(call_id, self.name, "".join(self.arguments).strip() or "{}")
+
+
+class Assembly:
+    """What is known of a reply so far."""
+
+    __slots__ = (
+        "_by_index",
+        "_drafts",
+        "_reasoning",
+        "_text",
+        "ended",
+        "finish",
+        "model",
+        "usage",
+    )
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        """As asked for, until the server says what it served."""
+        self.usage = Usage()
+        self.finish: Finish | None = None
+        self.ended = False
+        """The server said that nothing will follow."""
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._drafts: list[_Draft] = []
+        self._by_index: dict[int, _Draft] = {}
+
+    def say(self, text: str) -> TextDelta:
+        """Add text."""
+        self._text.append(text)
+        return TextDelta(text)
+
+    def think(self, text: str) -> ReasoningDelta:
+        """Add reasoning."""
+        self._reasoning.append(text)
+        return ReasoningDelta(text)
+
+    def call(self, index: int | None, call_id: str, name: str, arguments: str) -> None:
+        """Add a piece of a call, to the one it belongs to."""
+        draft = self._find(index, call_id, name, arguments)
+        if draft is None:
+            draft = _Draft()
+            self._drafts.append(draft)
+            if index is not None:
+                self._by_index[index] = draft
+        draft.id = draft.id or call_id
+        if name != draft.name and not draft.arguments:
+            draft.name += name  # some servers repeat the name, some spell it out
+        if arguments:
+            draft.arguments.append(arguments)
+
+    def _find(self, index: int | None, call_id: str, name: str, arguments: str) -> _Draft | None:
+        """The call that a piece continues; None if it begins another.
+
+        Servers leave out the index, the id or both, give every call index 0, and repeat the name
+        or invent a new id in each piece. A new call always brings a name.
+        """
+        draft = self._named(call_id) if index is None else self._by_index.get(index)
+        if draft is None or not name:
+            return draft
+        if call_id and draft.id and call_id != draft.id:
+            return None
+        if call_id and call_id == draft.id:
+            return draft
+        if draft.arguments and name != draft.name:
+            return None
+        return None if arguments.strip() and draft.whole else draft
+
+    def _named(self, call_id: str) -> _Draft | None:
+        if call_id:
+            for draft in self._drafts:
+                if draft.id == call_id:
+                    return draft
+        return self._drafts[-1] if self._drafts else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of the reply is missing."""
+        if self.finish is not None:
+            return True
+        if not self.ended or not (self._text or self._drafts):
+            return False
+        return all(draft.whole for draft in self._drafts)
+
+    def missing(self) -> Trouble:
+        """Say why a stream that is over made no reply."""
+        if self.ended or not (self._text or self._drafts or self._reasoning):
+            what = "the server sent an empty reply, with no choice in it"
+        else:
+            what = "the stream broke off before the reply was whole"
+        return Trouble(ProviderErrorKind.SERVER_ERROR, what)
+
+    def reply(self) -> Reply:
+        """The whole reply, but for its cost."""
+        calls = tuple(draft.to_call() for draft in self._drafts)
+        finish = self.finish or Finish.STOP
+        # Not every server says that it stopped for calls, and some say so without any.
+        if finish in (Finish.STOP, Finish.CALLS):
+            finish = Finish.CALLS if calls else Finish.STOP
+        return Reply(
+            text="".join(self._text),
+            calls=calls,
+            finish=finish,
+            usage=self.usage,
+            model=self.model,
+            reasoning="".join(self._reasoning),
+        )
+
+
+def is_object(text: str) -> bool:
+    """Whether text is one JSON object."""
+    if not text.rstrip().endswith("}"):
+        return False
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return False

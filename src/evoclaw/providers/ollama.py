@@ -1,0 +1,216 @@
+"""Ollama's own chat API: one JSON object a line, arguments as objects in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import assert_never
+
+import msgspec
+from msgspec import Raw, Struct
+
+from evoclaw.core.events import ReplyEvent
+from evoclaw.core.messages import (
+    JSON,
+    Block,
+    Finish,
+    Message,
+    Reply,
+    SystemMessage,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
+from evoclaw.core.ports import Profile, Request
+from evoclaw.providers.assembly import Assembly
+from evoclaw.providers.exchange import Server, converse, endpoint
+from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.outgoing import (
+    ToolTexts,
+    arguments_of,
+    encode,
+    function,
+    pictures,
+    readable,
+    safe_name,
+)
+from evoclaw.providers.prices import Price
+from evoclaw.providers.refusals import refused
+from evoclaw.providers.sse import Lines
+
+MAX_CONTEXT = 32_768
+"""Tokens of context that are asked for at most: the server sets aside memory for all of them."""
+
+
+class OllamaProvider:
+    """A model behind an Ollama server."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        http: Http,
+        base_url: str = "http://127.0.0.1:11434",
+        api_key: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        name: str = "ollama",
+        profile: Profile = Profile(),  # noqa: B008 (frozen)
+        price: Price | None = None,
+        retry: Retry = Retry(),
+    ) -> None:
+        auth = {"Authorization": f"Bearer {api_key.strip()}"} if api_key else {}
+        url = endpoint(base_url, "/api/chat")
+        self._server = Server(name, model, url, http, retry, price, {**auth, **headers})
+        self._profile = profile
+        self._tools = ToolTexts(function)
+
+    @property
+    def model(self) -> str:
+        """The `provider/model` name."""
+        return self._server.who
+
+    @property
+    def profile(self) -> Profile:
+        """What this model can do."""
+        return self._profile
+
+    def stream(self, request: Request) -> AsyncGenerator[ReplyEvent]:
+        """Yield deltas and retries, then exactly one `Replied`."""
+        model = self._server.model
+        return converse(self._server, self._body(request), Lines, lambda: _LineParser(model))
+
+    def _body(self, request: Request) -> bytes:
+        settings: dict[str, JSON] = {
+            # The server's default is small, and it cuts a longer prompt without a word.
+            "num_ctx": min(self._profile.context_tokens, MAX_CONTEXT),
+            # Its default for this one is no limit at all.
+            "num_predict": request.max_tokens or self._profile.max_output_tokens,
+        }
+        if request.temperature is not None:
+            settings["temperature"] = request.temperature
+        options: dict[str, JSON] = {
+            "model": self._server.model,
+            "stream": True,
+            "options": settings,
+        }
+        if request.tools and request.offer_tools:
+            options["tools"] = Raw(self._tools.encoded(request.tools))
+        images = self._profile.images
+        dialect = "ollama+images" if images else "ollama"
+        parts = request.history.encoded(dialect, partial(_encode, images=images))
+        return b'{"messages":[' + b",".join(parts) + b"]," + encode(options)[1:]
+
+
+def _encode(message: Message, *, images: bool) -> bytes:
+    match message:
+        case SystemMessage():
+            return encode({"role": "system", "content": message.text})
+        case UserMessage():
+            return encode({"role": "user", **_content(message.blocks, images=images)})
+        case Reply():
+            return encode(_assistant(message))
+        case ToolResult():
+            return encode(
+                {
+                    "role": "tool",
+                    "tool_name": safe_name(message.name),
+                    "tool_call_id": message.call_id,
+                    **_content(message.blocks, images=images),
+                }
+            )
+        case _:
+            assert_never(message)
+
+
+def _content(blocks: Sequence[Block], *, images: bool) -> dict[str, JSON]:
+    content: dict[str, JSON] = {"content": readable(blocks, images=images)}
+    if images and (seen := pictures(blocks)):
+        content["images"] = [picture.data for picture in seen]
+    return content
+
+
+def _assistant(reply: Reply) -> JSON:
+    message: dict[str, JSON] = {"role": "assistant", "content": reply.text}
+    if reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "function": {
+                    "name": safe_name(call.name),
+                    "arguments": Raw(arguments_of(call).encode()),
+                },
+            }
+            for call in reply.calls
+        ]
+    return message
+
+
+class _Function(Struct, gc=False):
+    name: str = ""
+    arguments: Raw = Raw()
+
+
+class _Call(Struct, gc=False):
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Said(Struct, gc=False):
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Line(Struct, gc=False):
+    message: _Said | None = None
+    model: str | None = None
+    done: bool = False
+    done_reason: str | None = None
+    prompt_eval_count: int | None = None
+    eval_count: int | None = None
+    error: Raw = Raw()
+
+
+_LINE = msgspec.json.Decoder(_Line)
+
+
+class _LineParser:
+    """Reads lines."""
+
+    __slots__ = ("out",)
+
+    def __init__(self, model: str) -> None:
+        self.out = Assembly(model)
+
+    def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
+        """Read one line."""
+        line, out = _LINE.decode(payload), self.out
+        if bytes(line.error) not in (b"", b"null"):
+            raise refused(0, payload)
+        if line.model:
+            out.model = line.model
+        if line.done:
+            out.ended = True
+            # `stop` also when it stopped for calls.
+            out.finish = Finish.LENGTH if line.done_reason == "length" else Finish.STOP
+            out.usage = Usage(line.prompt_eval_count or 0, line.eval_count or 0)
+        return self._said(line.message) if line.message is not None else ()
+
+    def _said(self, said: _Said) -> Sequence[ReplyEvent]:
+        out = self.out
+        for call in said.tool_calls or ():
+            function = call.function or _Function()
+            out.call(None, call.id or "", function.name, _text(function.arguments))
+        if not said.thinking:
+            return (out.say(said.content),) if said.content else ()
+        thought = out.think(said.thinking)
+        return (thought, out.say(said.content)) if said.content else (thought,)
+
+
+def _text(arguments: Raw) -> str:
+    """Arguments as JSON text; a server that sends them as a string means what is in it."""
+    raw = bytes(arguments)
+    if raw[:1] == b'"':
+        return msgspec.json.decode(raw, type=str)
+    return "{}" if raw in (b"", b"null") else raw.decode()

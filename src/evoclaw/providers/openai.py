@@ -1,0 +1,290 @@
+"""Chat completions as OpenAI serves them, and as llama.cpp, vLLM, Ollama and many others do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import assert_never
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Raw, Struct
+
+from evoclaw.core.events import ReplyEvent
+from evoclaw.core.messages import (
+    JSON,
+    Finish,
+    Message,
+    Reply,
+    SystemMessage,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
+from evoclaw.core.ports import Profile, Request
+from evoclaw.providers.assembly import Assembly
+from evoclaw.providers.exchange import Server, converse, endpoint
+from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.outgoing import (
+    ToolTexts,
+    arguments_of,
+    encode,
+    function,
+    pictures,
+    readable,
+    safe_name,
+)
+from evoclaw.providers.prices import Price
+from evoclaw.providers.refusals import refused
+from evoclaw.providers.sse import Events
+
+
+class OpenAIProvider:
+    """A model behind an OpenAI-compatible server."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        http: Http,
+        base_url: str = "https://api.openai.com/v1",
+        api_key: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        name: str = "openai",
+        profile: Profile = Profile(),  # noqa: B008 (frozen)
+        price: Price | None = None,
+        retry: Retry = Retry(),
+    ) -> None:
+        auth = {"Authorization": f"Bearer {api_key.strip()}"} if api_key else {}
+        url = endpoint(base_url, "/chat/completions")
+        self._server = Server(name, model, url, http, retry, price, {**auth, **headers})
+        self._profile = profile
+        self._tools = ToolTexts(function)
+        # OpenAI's newer models refuse the old word; other servers do not all know the new one.
+        official = urlsplit(url).hostname == "api.openai.com"
+        self._limit = "max_completion_tokens" if official else "max_tokens"
+
+    @property
+    def model(self) -> str:
+        """The `provider/model` name."""
+        return self._server.who
+
+    @property
+    def profile(self) -> Profile:
+        """What this model can do."""
+        return self._profile
+
+    def stream(self, request: Request) -> AsyncGenerator[ReplyEvent]:
+        """Yield deltas and retries, then exactly one `Replied`."""
+        model = self._server.model
+        return converse(self._server, self._body(request), Events, lambda: _ChunkParser(model))
+
+    def _body(self, request: Request) -> bytes:
+        options: dict[str, JSON] = {
+            "model": self._server.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if request.temperature is not None:
+            options["temperature"] = request.temperature
+        if request.max_tokens is not None:
+            options[self._limit] = request.max_tokens
+        if request.tools and request.offer_tools:
+            options["tools"] = Raw(self._tools.encoded(request.tools))
+        messages = b",".join(self._messages(request))
+        return b'{"messages":[' + messages + b"]," + encode(options)[1:]
+
+    def _messages(self, request: Request) -> Sequence[bytes]:
+        history = request.history
+        if not self._profile.images:
+            return history.encoded("openai", partial(_encode, images=False))
+        parts = history.encoded("openai+images", partial(_encode, images=True))
+        shown = history.encoded("openai+shown", _shown)
+        return _interleave(parts, shown, history.to_tuple()) if any(shown) else parts
+
+
+def _encode(message: Message, *, images: bool) -> bytes:
+    match message:
+        case SystemMessage():
+            return encode({"role": "system", "content": message.text})
+        case UserMessage():
+            return encode({"role": "user", "content": _content(message, images=images)})
+        case Reply():
+            return encode(_assistant(message))
+        case ToolResult():
+            return encode(
+                {
+                    "role": "tool",
+                    "tool_call_id": message.call_id,
+                    "name": safe_name(message.name),
+                    "content": readable(message.blocks, images=images),
+                }
+            )
+        case _:
+            assert_never(message)
+
+
+def _content(message: UserMessage, *, images: bool) -> JSON:
+    seen = pictures(message.blocks) if images else []
+    text = readable(message.blocks, images=images)
+    if not seen:
+        return text
+    said = [{"type": "text", "text": text}] if text else []
+    return said + [
+        {"type": "image_url", "image_url": {"url": f"data:{p.media_type};base64,{p.data}"}}
+        for p in seen
+    ]
+
+
+def _assistant(reply: Reply) -> JSON:
+    message: dict[str, JSON] = {"role": "assistant", "content": reply.text}
+    if reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": safe_name(call.name), "arguments": arguments_of(call)},
+            }
+            for call in reply.calls
+        ]
+    return message
+
+
+def _shown(message: Message) -> bytes:
+    """A result's pictures as a user message: a tool message can hold only text."""
+    if not isinstance(message, ToolResult) or not (seen := pictures(message.blocks)):
+        return b""
+    said = f"Pictures in the result of {message.name} (call {message.call_id}):"
+    parts = _content(UserMessage(tuple(seen)), images=True)
+    return encode({"role": "user", "content": [{"type": "text", "text": said}, *parts]})
+
+
+def _interleave(
+    parts: Sequence[bytes], shown: Sequence[bytes], messages: Sequence[Message]
+) -> list[bytes]:
+    """Put pictures behind the last result of their turn: results must not be parted."""
+    out: list[bytes] = []
+    waiting: list[bytes] = []
+    for part, picture, message in zip(parts, shown, messages, strict=True):
+        if waiting and not isinstance(message, ToolResult):
+            out += waiting
+            waiting.clear()
+        out.append(part)
+        if picture:
+            waiting.append(picture)
+    return out + waiting
+
+
+class _Function(Struct, gc=False):
+    name: str | None = None
+    arguments: str | dict[str, JSON] | None = None
+
+
+class _Call(Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(Struct, gc=False):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+class _Choice(Struct, gc=False):
+    delta: _Delta | None = None
+    message: _Delta | None = None  # a server that does not stream
+    finish_reason: str | None = None
+
+
+class _Cached(Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Chunk(Struct, gc=False):
+    choices: list[_Choice] | None = None
+    model: str | None = None
+    usage: _Usage | None = None
+    object: str | None = None
+    error: Raw = Raw()
+    detail: Raw = Raw()
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+
+_FINISHES = {
+    "length": Finish.LENGTH,
+    "max_tokens": Finish.LENGTH,
+    "content_filter": Finish.FILTERED,
+    "tool_calls": Finish.CALLS,
+    "function_call": Finish.CALLS,
+}
+
+
+class _ChunkParser:
+    """Reads chunks."""
+
+    __slots__ = ("out",)
+
+    def __init__(self, model: str) -> None:
+        self.out = Assembly(model)
+
+    def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
+        """Read one chunk."""
+        if payload[:1] == b"[" and payload.strip() == b"[DONE]":
+            self.out.ended = True
+            return ()
+        chunk = _CHUNK.decode(payload)
+        if chunk.usage is not None:
+            self.out.usage = _to_usage(chunk.usage)
+        if chunk.model:
+            self.out.model = chunk.model
+        if chunk.choices:
+            return self._choose(chunk.choices[0])
+        if _is_refusal(chunk):
+            raise refused(0, payload)
+        return ()
+
+    def _choose(self, choice: _Choice) -> Sequence[ReplyEvent]:
+        out, delta = self.out, choice.delta or choice.message
+        if choice.finish_reason:
+            out.finish = _FINISHES.get(choice.finish_reason, Finish.STOP)
+        if delta is None:
+            return ()
+        if delta.tool_calls:
+            for call in delta.tool_calls:
+                self._call(call)
+        thought = delta.reasoning_content or delta.reasoning
+        text = delta.content or delta.refusal
+        if not thought:
+            return (out.say(text),) if text else ()
+        return (out.think(thought), out.say(text)) if text else (out.think(thought),)
+
+    def _call(self, call: _Call) -> None:
+        function = call.function or _Function()
+        arguments = function.arguments or ""
+        if isinstance(arguments, dict):
+            arguments = encode(arguments).decode()
+        self.out.call(call.index, call.id or "", function.name or "", arguments)
+
+
+def _is_refusal(chunk: _Chunk) -> bool:
+    if chunk.object == "error" or bytes(chunk.detail):
+        return True
+    return bytes(chunk.error) not in (b"", b"null")
+
+
+def _to_usage(usage: _Usage) -> Usage:
+    details = usage.prompt_tokens_details
+    cached = details.cached_tokens if details else None
+    return Usage(usage.prompt_tokens or 0, usage.completion_tokens or 0, cache_read=cached or 0)

@@ -1,0 +1,95 @@
+"""What the providers share in writing a request: JSON, names, and what a model cannot take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import msgspec
+
+from evoclaw.core.messages import JSON, Block, ImageBlock, ToolCall
+from evoclaw.core.tools import Tool
+from evoclaw.providers.assembly import is_object
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class ToolTexts:
+    """Encodes a list of tools once for as long as the same list is offered."""
+
+    __slots__ = ("_encode", "_text", "_tools")
+
+    def __init__(self, encode: Callable[[Tool], JSON]) -> None:
+        self._encode = encode
+        self._tools: Sequence[Tool] = ()
+        self._text = b"[]"
+
+    def encoded(self, tools: Sequence[Tool]) -> bytes:
+        """The tools as a JSON array."""
+        if tools is not self._tools:
+            self._text = encode([self._encode(tool) for tool in tools])
+            self._tools = tools
+        return self._text
+
+
+def encode(value: JSON) -> bytes:
+    """Encode to JSON; half characters, which tools may return, become question marks."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_scrub(value))
+
+
+def function(tool: Tool) -> JSON:
+    """A tool as OpenAI and Ollama want it."""
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+        },
+    }
+
+
+def arguments_of(call: ToolCall) -> str:
+    """A call's arguments as text that surely is a JSON object.
+
+    Malformed ones become `{}`: the model was told of its mistake in the call's result, and servers
+    refuse the whole conversation for it.
+    """
+    return call.arguments if is_object(call.arguments) else "{}"
+
+
+def safe_name(name: str) -> str:
+    """A call's name or id with the characters that every server accepts."""
+    return _NOT_IN_NAMES.sub("_", name) or "_"
+
+
+def readable(blocks: Iterable[Block], *, images: bool) -> str:
+    """The text of blocks; pictures are left out, with a note if the model cannot see any."""
+    if images:
+        return "\n".join(block.text for block in blocks if not isinstance(block, ImageBlock))
+    return "\n".join(
+        f"[a picture ({block.media_type}) was left out: this model cannot see pictures]"
+        if isinstance(block, ImageBlock)
+        else block.text
+        for block in blocks
+    )
+
+
+def pictures(blocks: Iterable[Block]) -> list[ImageBlock]:
+    """The images among blocks."""
+    return [block for block in blocks if isinstance(block, ImageBlock)]
+
+
+def _scrub(value: JSON) -> JSON:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        items = cast("dict[str, JSON]", value).items()
+        return {_scrub(key): _scrub(item) for key, item in items}
+    if isinstance(value, list):
+        return [_scrub(item) for item in cast("list[JSON]", value)]
+    return value

@@ -1,0 +1,183 @@
+"""Why no reply came: servers' many ways of saying no, put into the few words callers act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+
+from evoclaw.core.errors import ProviderError, ProviderErrorKind
+from evoclaw.core.messages import JSON, Usage
+
+Kind = ProviderErrorKind
+
+SHOWN = 300
+"""Characters of a server's own words that a message carries."""
+
+_RETRIED = frozenset({Kind.RATE_LIMITED, Kind.TIMEOUT, Kind.SERVER_ERROR})
+
+_QUOTA = (
+    "insufficient_quota",
+    "billing_",
+    "billing details",
+    "credit balance",
+    "insufficient credit",
+    "insufficient balance",
+    "insufficient_balance",
+)
+_RATE = ("rate_limit", "rate limit", "too many requests", "resource_exhausted")
+
+# Looked up in this order: a server that cannot fit the prompt may well call it a server error.
+_SIGNS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+    (
+        Kind.CONTEXT_TOO_LONG,
+        (
+            "context_length_exceeded",
+            "maximum context length",
+            "prompt is too long",
+            "input is too long",
+            "exceeds the available context size",
+            "exceed_context_size",
+            "exceed context limit",
+            "exceeds the context length",
+            "exceeds the context window",
+            "exceeds the maximum number of tokens",
+            "reduce the length of the messages",
+            "request_too_large",
+        ),
+    ),
+    (
+        Kind.MODEL_NOT_FOUND,
+        ("model_not_found", "not_found_error", "try pulling it", "unknown model", "no such model"),
+    ),
+    (
+        Kind.AUTH_ERROR,
+        (
+            "invalid_api_key",
+            "authentication_error",
+            "permission_error",
+            "incorrect api key",
+            "invalid api key",
+            "api key not valid",
+        ),
+    ),
+    (Kind.RATE_LIMITED, _RATE),
+    (Kind.TIMEOUT, ("timeout_error", "timed out")),
+    (Kind.SERVER_ERROR, ("overloaded", "server_error", "api_error")),
+)
+
+_STATUSES = {
+    401: Kind.AUTH_ERROR,
+    403: Kind.AUTH_ERROR,
+    404: Kind.MODEL_NOT_FOUND,
+    408: Kind.TIMEOUT,
+    429: Kind.RATE_LIMITED,
+    504: Kind.TIMEOUT,
+}
+
+_ADVICE = {
+    Kind.QUOTA_EXHAUSTED: "Add credit or raise this account's limit, or use another model.",
+    Kind.RATE_LIMITED: "Wait a little and try again, or use another model.",
+    Kind.TIMEOUT: "Try again, allow it more time, or use another model.",
+    Kind.SERVER_ERROR: "Check that the server is up and try again, or use another model.",
+    Kind.AUTH_ERROR: "Check the API key and what it is allowed to use.",
+    Kind.MODEL_NOT_FOUND: "Check the model's name, that the server has it, and the base URL.",
+    Kind.CONTEXT_TOO_LONG: "Shorten the conversation, or use a model with a larger context.",
+    Kind.UNKNOWN: "Check the base URL and the request.",
+}
+
+
+class Trouble(Exception):
+    """One attempt to get a reply failed; another may be made when `retried`."""
+
+    def __init__(self, kind: Kind, what: str, *, retry_after: float | None = None) -> None:
+        super().__init__(what)
+        self.kind, self.what, self.retry_after = kind, what, retry_after
+
+    @property
+    def retried(self) -> bool:
+        """Whether asking again may help."""
+        return self.kind in _RETRIED
+
+    def to_error(self, who: str, usage: Usage) -> ProviderError:
+        """Word it for people: who, what happened, what to do."""
+        text = f"{who}: {self.what.rstrip('. ')}. {_ADVICE[self.kind]}"
+        return ProviderError(self.kind, text, retry_after=self.retry_after, usage=usage)
+
+
+def refused(status: int, body: bytes, *, retry_after: float | None = None) -> Trouble:
+    """Read a server's refusal; a status of 0 means that it came where a reply should be."""
+    message, marks, code = _read(body)
+    status = status or code
+    kind = _classify(status, f"{marks} {message}".lower())
+    number = f" ({status})" if status else ""
+    return Trouble(
+        kind, f"the server refused{number}: {message or 'no reason given'}", retry_after=retry_after
+    )
+
+
+def unreadable(payload: bytes) -> Trouble:
+    """Say what came instead of a reply."""
+    if is_page(payload):
+        return Trouble(Kind.UNKNOWN, "the server sent a web page instead of a reply")
+    shown = clean(payload.decode(errors="replace"))
+    return Trouble(Kind.SERVER_ERROR, f"the reply broke off or is not JSON: {shown!r}")
+
+
+def is_page(body: bytes) -> bool:
+    """Whether this is HTML."""
+    return body[:64].lstrip().startswith(b"<")
+
+
+def clean(text: str, limit: int = SHOWN) -> str:
+    """Make foreign text safe to show: one line, no control characters, not too long."""
+    printable = "".join(c if c.isprintable() else " " for c in text[: limit * 4])
+    line = " ".join(printable.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """Take out secrets that a server echoed."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def _classify(status: int, text: str) -> Kind:
+    if status == 402 or _says(text, _QUOTA):
+        return Kind.QUOTA_EXHAUSTED
+    if status in _STATUSES:
+        return _STATUSES[status]
+    for kind, signs in _SIGNS:
+        if _says(text, signs):
+            return kind
+    if "model" in text and _says(text, ("does not exist", "not found")):
+        return Kind.MODEL_NOT_FOUND
+    if status == 413:
+        return Kind.CONTEXT_TOO_LONG
+    return Kind.SERVER_ERROR if status == 0 or status >= 500 else Kind.UNKNOWN
+
+
+def _says(text: str, signs: tuple[str, ...]) -> bool:
+    return any(sign in text for sign in signs)
+
+
+def _read(body: bytes) -> tuple[str, str, int]:
+    """The message, the words that classify it, and the status a body claims (0 if none)."""
+    try:
+        found: JSON = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = "a web page" if is_page(body) else body.decode(errors="replace")
+    if isinstance(found, list) and found:
+        found = cast("list[JSON]", found)[0]
+    if isinstance(found, dict):
+        fields = cast("dict[str, JSON]", found)
+        found = fields.get("error") or fields.get("detail") or fields
+    if not isinstance(found, dict):
+        return clean(str(cast("object", found))), "", 0
+    fields = cast("dict[str, JSON]", found)
+    marks = " ".join(str(fields.get(key, "")) for key in ("type", "code", "status"))
+    code = fields.get("code")
+    message = fields.get("message") or fields.get("error") or str(fields)
+    return clean(str(message)), marks, code if isinstance(code, int) and code >= 400 else 0

@@ -1,0 +1,154 @@
+"""Cut a byte stream into JSON payloads: server-sent events, or one value a line."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from evoclaw.core.errors import ProviderErrorKind
+from evoclaw.providers.refusals import Trouble
+
+MAX_PAYLOAD = 8 * 2**20
+"""Bytes of one event or line."""
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class Splitter(Protocol):
+    """Turns pieces, cut anywhere, into whole payloads."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take a piece; give the payloads that it made whole."""
+        ...
+
+    def end(self) -> list[bytes]:
+        """Give what is left when the stream is over."""
+        ...
+
+
+class Lines:
+    """One payload a line (ndjson)."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take a piece; give the lines that it made whole."""
+        if b"\n" not in data:
+            _keep(self._rest, data)
+            return []
+        if self._rest:
+            data = bytes(self._rest) + data
+            self._rest.clear()
+        *lines, rest = data.split(b"\n")
+        if rest:
+            _keep(self._rest, rest)
+        return [line for line in lines if line and not line.isspace()]
+
+    def end(self) -> list[bytes]:
+        """Give a last line that lacks its end."""
+        rest = bytes(self._rest).strip()
+        return [rest] if rest else []
+
+
+class Events:
+    """The `data` of server-sent events.
+
+    A body that is no event stream but one JSON value or a web page is given whole at the end: some
+    servers do not stream, or report an error with status 200.
+    """
+
+    __slots__ = ("_body", "_cr", "_fresh", "_rest")
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._fresh = True  # nothing but blanks was seen yet
+        self._body = False
+        self._cr = False  # the last piece ended in CR: an LF may follow
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take a piece; give the data of the events that it made whole."""
+        if self._fresh:
+            self._look(data)
+        if self._body:
+            _keep(self._rest, data)
+            return []
+        if self._cr or b"\r" in data:
+            data = self._newlines(data)
+        if self._rest:
+            if b"\n" not in data:
+                _keep(self._rest, data)
+                return []
+            data = bytes(self._rest) + data
+            self._rest.clear()
+        blocks = data.split(b"\n\n")
+        rest = blocks.pop()
+        if rest:
+            _keep(self._rest, rest)
+        payloads: list[bytes] = []
+        for block in blocks:
+            if block.startswith(b"data: ") and b"\n" not in block:
+                payloads.append(block[6:])
+            elif (payload := _data(block)) is not None:
+                payloads.append(payload)
+        return payloads
+
+    def end(self) -> list[bytes]:
+        """Give a whole body, or the data of a last event that lacks its blank line."""
+        rest = bytes(self._rest).removeprefix(_BOM)
+        if self._body:
+            return [rest.strip()]
+        payload = _data(rest)
+        return [] if payload is None else [payload]
+
+    def _look(self, data: bytes) -> None:
+        start = (bytes(self._rest) + data).removeprefix(_BOM).lstrip()
+        if start and not _BOM.startswith(start):
+            self._fresh = False
+            self._body = start[:1] in (b"{", b"[", b"<")
+
+    def _newlines(self, data: bytes) -> bytes:
+        """Make CRLF and CR into LF, also when a piece ends between the two."""
+        if self._cr:
+            data = b"\r" + data
+        self._cr = data.endswith(b"\r")
+        if self._cr:
+            data = data[:-1]
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _keep(rest: bytearray, data: bytes) -> None:
+    rest += data
+    if len(rest) > MAX_PAYLOAD:
+        what = f"the server sent more than {MAX_PAYLOAD >> 20} MiB without an end"
+        raise Trouble(ProviderErrorKind.UNKNOWN, what)
+
+
+def _data(block: bytes) -> bytes | None:
+    head, _, rest = block.partition(b"\ndata: ")
+    if head.startswith(b"event: ") and head != b"event: error" and b"\n" not in head + rest:
+        return rest
+    name, data = b"", list[bytes]()
+    for line in block.removeprefix(_BOM).split(b"\n"):
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            data.append(value)
+        elif field == b"event":
+            name = value
+        elif field == b"error":  # llama.cpp's own field
+            name, data = field, [value]
+    if not data:
+        return None
+    payload = b"\n".join(data)
+    return _as_error(payload) if name == b"error" else payload
+
+
+def _as_error(payload: bytes) -> bytes:
+    """Give what an `error` event says one shape: an object with an `error` key."""
+    if not payload.lstrip().startswith(b"{"):
+        return msgspec.json.encode({"error": payload.decode(errors="replace")})
+    return payload if b'"error"' in payload else b'{"error":' + payload + b"}"

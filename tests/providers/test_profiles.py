@@ -1,0 +1,85 @@
+import pytest
+from genai_prices.data import providers as catalogue
+
+from evoclaw.core.messages import Finish, Reply, ToolCall
+from evoclaw.core.profile import CallStyle, Profile
+from evoclaw.providers.names import DEFAULTS
+from evoclaw.providers.profiles import UNKNOWN, UNKNOWN_LOCAL, known_profile, profile_for
+from evoclaw.providers.scripted import calls, says
+
+
+def test_26_a_reply_with_calls_says_so() -> None:
+    assert Reply("", (ToolCall("1", "bash"),), Finish.CALLS).has_calls is True
+    assert calls(("bash", {"command": "date"}), text="one moment").has_calls is True
+
+
+def test_27_a_reply_without_calls_says_so() -> None:
+    assert Reply("The answer is 42.").has_calls is False
+    assert says("").has_calls is False
+
+
+@pytest.mark.parametrize(
+    ("name", "style", "images"),
+    [
+        ("anthropic/claude-sonnet-4-5-20250929", CallStyle.NATIVE, True),
+        ("openai/gpt-4o-mini", CallStyle.NATIVE, True),
+        ("openai/gpt-4.1", CallStyle.NATIVE, True),
+        ("openai/gpt-5-nano", CallStyle.NATIVE, True),
+        ("openai/o3-mini", CallStyle.NATIVE, True),
+        ("openrouter/meta-llama/llama-3.3-70b-instruct", CallStyle.NATIVE, False),
+        ("ollama/llama3.1:8b", CallStyle.NATIVE, False),
+        ("ollama/llama2", CallStyle.TEXT, False),
+        ("ollama/qwen2.5:7b", CallStyle.NATIVE, False),
+        ("ollama/qwen3:8b", CallStyle.NATIVE, False),
+        ("ollama/mistral:7b", CallStyle.NATIVE, False),
+        ("ollama/gemma3:4b", CallStyle.TEXT, True),
+        ("ollama/deepseek-r1:7b", CallStyle.TEXT, False),
+        ("deepseek/deepseek-chat", CallStyle.NATIVE, False),
+        ("ollama/smollm2", CallStyle.TEXT, False),
+        ("ollama/nomic-embed-text", CallStyle.NONE, False),
+        ("ollama/hermes3:8b", CallStyle.NATIVE, False),
+        ("openai/o1-mini", CallStyle.NONE, False),
+    ],
+)
+def test_well_known_families_are_known(name: str, style: CallStyle, images: bool) -> None:
+    profile = profile_for(name)
+    assert (profile.calls, profile.images) == (style, images)
+    assert profile.max_output_tokens < profile.context_tokens
+
+
+def test_windows_agree_with_the_maintained_catalogue() -> None:
+    wrong: list[str] = []
+    for vendor in catalogue:
+        if vendor.id not in ("anthropic", "openai", "deepseek"):
+            continue
+        for model in vendor.models:
+            profile = known_profile(model.id)
+            odd = any(word in model.id for word in ("realtime", "transcribe", "computer-use"))
+            # Never more than the model has; less only where the family's names do not tell.
+            if profile and model.context_window and not odd:
+                if profile.context_tokens > model.context_window * 1.05:
+                    wrong.append(f"{model.id}: {profile.context_tokens} > {model.context_window}")
+                elif vendor.id == "anthropic" and profile.context_tokens < model.context_window:
+                    wrong.append(f"{model.id}: {profile.context_tokens} < {model.context_window}")
+    assert wrong == []
+
+
+def test_the_default_models_are_in_the_catalogue() -> None:
+    ids = {(vendor.id, model.id) for vendor in catalogue for model in vendor.models}
+    assert {tuple(name.split("/", 1)) for name in DEFAULTS.values()} <= ids
+
+
+def test_an_unknown_model_gets_a_sane_default_and_a_small_one_on_ones_own_machine() -> None:
+    assert profile_for("openai/some-new-thing") == UNKNOWN
+    assert profile_for("vllm/some-new-thing") == UNKNOWN_LOCAL
+
+
+def test_ones_own_machine_is_not_trusted_with_a_huge_window() -> None:
+    assert profile_for("ollama/llama3.1:8b").context_tokens == 32_768
+    assert profile_for("groq/llama-3.1-8b-instant").context_tokens == 131_072
+
+
+def test_an_override_wins() -> None:
+    mine = Profile(context_tokens=1_000, calls=CallStyle.NONE)
+    assert profile_for("openai/gpt-4o", {"openai/gpt-4o": mine}) is mine
+    assert profile_for("openai/gpt-4o-mini", {"openai/gpt-4o": mine}) != mine

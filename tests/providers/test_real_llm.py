@@ -1,0 +1,253 @@
+"""A real model, small and foolish: what is asserted is structure, never wisdom."""
+
+import asyncio
+import os
+import select
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+
+import pytest
+import pytest_asyncio
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.errors import ProviderError, ProviderErrorKind
+from evoclaw.core.events import (
+    CallFinished,
+    Replied,
+    ReplyEvent,
+    RunFinished,
+    StopReason,
+    TextDelta,
+)
+from evoclaw.core.history import History
+from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import Finish, Reply, TextBlock, ToolResult, user
+from evoclaw.core.ports import AllowAll, Ports, Progress, Provider, Request
+from evoclaw.core.state import new_run
+from evoclaw.core.tools import Call, Effect, Tool
+from evoclaw.providers import find_default, provider_for
+from evoclaw.providers.anthropic import AnthropicProvider
+from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.local import LOCAL_PROFILE, MODEL, LocalProvider, LocalServer
+from evoclaw.providers.openai import OpenAIProvider
+from evoclaw.providers.textform import TextForm
+
+pytestmark = [pytest.mark.real_llm, pytest.mark.asyncio(loop_scope="module")]
+
+LOOKUP = Tool(
+    "lookup_price",
+    "Say what an item costs.",
+    {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
+    effect=Effect.READ,
+    resources=(),
+)
+QUESTION = "What does a chair cost?"
+HANG_UP = {"Connection": "close"}
+"""llama.cpp closes the connection after a stream, although it promises not to."""
+DIALECTS = ["openai", "anthropic"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[tuple[LocalServer, str]]:
+    async with aclosing(LocalServer()) as server:
+        yield server, await server.start()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http() -> AsyncIterator[Http]:
+    async with aclosing(Http()) as client:
+        yield client
+
+
+def dial(dialect: str, http: Http, served: tuple[LocalServer, str]) -> Provider:
+    server, address = served
+    if dialect == "openai":
+        return OpenAIProvider(
+            MODEL,
+            http=http,
+            base_url=f"{address}/v1",
+            api_key=server.key,
+            headers=HANG_UP,
+            profile=LOCAL_PROFILE,
+        )
+    return AnthropicProvider(
+        MODEL,
+        http=http,
+        base_url=address,
+        api_key=server.key,
+        headers=HANG_UP,
+        profile=LOCAL_PROFILE,
+    )
+
+
+async def events_of(provider: Provider, request: Request) -> list[ReplyEvent]:
+    async with asyncio.timeout(120):
+        return [piece async for piece in provider.stream(request)]
+
+
+async def reply_of(provider: Provider, request: Request) -> Reply:
+    last = (await events_of(provider, request))[-1]
+    assert isinstance(last, Replied)
+    return last.reply
+
+
+class Shop:
+    """An executor that really runs: it counts what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def tools(self) -> Sequence[Tool]:
+        return (LOOKUP,)
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        self.asked.append(call.arguments["item"])
+        return call.ok("40 euros")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_ask_call_result_answer(
+    dialect: str, http: Http, served: tuple[LocalServer, str]
+) -> None:
+    provider, history = dial(dialect, http, served), History([user(QUESTION)])
+
+    asked = await reply_of(provider, Request(history, [LOOKUP], temperature=0.0))
+    assert (asked.finish, asked.has_calls) == (Finish.CALLS, True)
+    assert asked.calls[0].name == "lookup_price"
+    assert asked.calls[0].id
+    assert asked.usage.input > 50 and asked.usage.output > 5
+    history.append(asked)
+    for call in asked.calls:
+        history.append(ToolResult(call.id, call.name, (TextBlock("40 euros"),)))
+
+    told = await reply_of(
+        provider, Request(history, [LOOKUP], offer_tools=False, temperature=0.0, max_tokens=60)
+    )
+    assert told.text.strip()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_the_loop_runs_to_its_end(
+    dialect: str, http: Http, served: tuple[LocalServer, str]
+) -> None:
+    shop = Shop()
+    ports = Ports(dial(dialect, http, served), shop, AllowAll())
+    settings = LoopSettings(max_turns=2, temperature=0.0, max_tokens=80)
+    async with asyncio.timeout(240):
+        events = [event async for event in run_loop(new_run([user(QUESTION)]), ports, settings)]
+    end = events[-1]
+    assert isinstance(end, RunFinished)
+    assert end.stop in (StopReason.COMPLETED, StopReason.MAX_ITERATIONS)
+    assert end.text.strip()
+    assert end.tools_used == ("lookup_price",)
+    results = [event.result for event in events if isinstance(event, CallFinished)]
+    assert len(results) == end.calls >= 1
+    assert shop.asked
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_text_streams(dialect: str, http: Http, served: tuple[LocalServer, str]) -> None:
+    request = Request(History([user("Tell me about the sea.")]), max_tokens=24)
+    events = await events_of(dial(dialect, http, served), request)
+    deltas = [event.text for event in events if isinstance(event, TextDelta)]
+    last = events[-1]
+    assert isinstance(last, Replied)
+    assert len(deltas) > 5
+    assert "".join(deltas) == last.reply.text
+    assert last.reply.finish in (Finish.STOP, Finish.LENGTH)
+    assert 0 < last.reply.usage.output <= 25
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_cancelled_stream_leaves_room_for_the_next(
+    dialect: str, http: Http, served: tuple[LocalServer, str]
+) -> None:
+    provider = dial(dialect, http, served)
+    endless = Request(History([user("Count to a thousand.")]), max_tokens=500)
+    async with asyncio.timeout(120), aclosing(provider.stream(endless)) as pieces:
+        assert isinstance(await anext(pieces), TextDelta)
+    reply = await reply_of(provider, Request(History([user("Say hello.")]), max_tokens=8))
+    assert reply.text
+
+
+async def test_calls_can_be_read_from_plain_text(
+    http: Http, served: tuple[LocalServer, str]
+) -> None:
+    provider = TextForm(dial("openai", http, served))
+    reply = await reply_of(
+        provider, Request(History([user(QUESTION)]), [LOOKUP], temperature=0.0, max_tokens=120)
+    )
+    assert reply.text or reply.calls
+    assert "<tool_call>" not in reply.text
+
+
+async def test_nobody_without_the_key_is_served(
+    http: Http, served: tuple[LocalServer, str]
+) -> None:
+    provider = OpenAIProvider(MODEL, http=http, base_url=f"{served[1]}/v1", retry=Retry(attempts=1))
+    with pytest.raises(ProviderError) as caught:
+        await reply_of(provider, Request(History([user("hello")])))
+    assert caught.value.kind is ProviderErrorKind.AUTH_ERROR
+
+
+async def nobody(url: str) -> bytes | None:
+    return None
+
+
+async def test_the_provider_starts_its_server_when_asked_and_again_if_it_died(http: Http) -> None:
+    assert await find_default({}, nobody) == "local"
+    server = LocalServer()
+    async with aclosing(LocalProvider(http=http, server=server)) as provider:
+        assert not server.running
+        request = Request(History([user("Say hello.")]), max_tokens=4)
+        assert (await reply_of(provider, request)).cost == 0.0
+        first = server.pid
+        assert first is not None
+        gone = watch(first)
+        os.kill(first, signal.SIGKILL)
+        assert await asyncio.to_thread(gone)
+        async with asyncio.timeout(10):
+            await server.wait()
+        assert (await reply_of(provider, request)).text
+        second = server.pid
+        assert second not in (None, first)
+    assert not server.running
+    await provider_for("local", http=http, env={}).stream(request).aclose()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pidfd is Linux's")
+async def test_the_server_dies_with_who_started_it() -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from evoclaw.providers.local import LocalServer\n"
+        "async def main():\n"
+        "    server = LocalServer()\n"
+        "    await server.start()\n"
+        "    print(server.pid, flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    async with asyncio.timeout(60):
+        gone = watch(int(await parent.stdout.readline()))
+        parent.kill()
+        await parent.wait()
+    assert await asyncio.to_thread(gone)
+
+
+def watch(pid: int) -> Callable[[], bool]:
+    """Wait, bounded, until a process is gone; the descriptor is taken while it lives."""
+    descriptor = os.pidfd_open(pid)
+
+    def gone() -> bool:
+        try:
+            return bool(select.select([descriptor], [], [], 20)[0])
+        finally:
+            os.close(descriptor)
+
+    return gone
