@@ -68,8 +68,8 @@ def test_a_text_within_the_limit_is_not_cut() -> None:
 async def test_a_deadline_interrupts_with_timeout_error() -> None:
     deadline = Deadline(0.01)
     deadline.start()
-    with pytest.raises(TimeoutError), deadline.scope():
-        await asyncio.Event().wait()
+    with pytest.raises(TimeoutError):
+        await deadline.bound(asyncio.Event().wait())
     assert deadline.over
     assert deadline.left == 0
 
@@ -77,16 +77,15 @@ async def test_a_deadline_interrupts_with_timeout_error() -> None:
 async def test_nothing_begins_under_a_deadline_that_is_over() -> None:
     deadline = Deadline()
     deadline.cancel()
-    with pytest.raises(TimeoutError), deadline.scope():
-        await asyncio.Event().wait()
+    with pytest.raises(TimeoutError):
+        await deadline.bound(asyncio.Event().wait())
 
 
 async def test_somebody_elses_cancellation_is_not_taken_for_ours() -> None:
     deadline = Deadline(60)
 
     async def work() -> None:
-        with deadline.scope(30):
-            await asyncio.Event().wait()
+        await deadline.bound(asyncio.Event().wait(), 30)
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
@@ -95,13 +94,59 @@ async def test_somebody_elses_cancellation_is_not_taken_for_ours() -> None:
         await task
 
 
-async def test_a_scope_inside_another_ends_only_itself() -> None:
+async def test_bound_work_inside_bound_work_ends_only_itself() -> None:
     deadline = Deadline(60)
-    with deadline.scope():
-        with pytest.raises(TimeoutError), deadline.scope(0.01):
-            await asyncio.Event().wait()
+
+    async def outer() -> str:
         await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            await deadline.bound(asyncio.Event().wait(), 0.01)
+        await asyncio.sleep(0)
+        return "went on"
+
+    assert await deadline.bound(outer()) == "went on"
     assert not deadline.over
+
+
+async def test_interrupted_work_may_clean_up_and_wait_while_doing_so() -> None:
+    cleaned: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            cleaned.append("up")
+
+    with pytest.raises(TimeoutError):
+        await Deadline(60).bound(work(), 0.01)
+    assert cleaned == ["up"]
+
+
+async def test_work_that_ignores_the_interruption_keeps_its_result() -> None:
+    async def work() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "stubborn"
+        return ""
+
+    assert await Deadline(60).bound(work(), 0.01) == "stubborn"
+    await asyncio.sleep(0)  # and nothing is left to hit the next await
+
+
+async def test_bound_work_raises_what_it_raises() -> None:
+    async def at_once() -> None:
+        raise KeyError("now")
+
+    async def later() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("later")
+
+    for work in (at_once(), later()):
+        with pytest.raises(KeyError):
+            await Deadline(60).bound(work, 10)
 
 
 async def test_a_released_deadline_can_start_again_and_keeps_its_end() -> None:

@@ -39,8 +39,8 @@ def parse_arguments(text: str) -> dict[str, JSON]:
 
 def _refuse_duplicate_keys(text: str, value: dict[str, JSON]) -> None:
     # Every key is followed by a colon, so as many colons as keys means that no key stands twice.
-    # Strings may hold more of them: only then is the text read again, slowly.
-    if len(_KEY.findall(text)) != _count_keys(value):
+    # Strings may hold more of them: only then is the text looked at again, and read slowly.
+    if text.count(":") != len(value) and len(_KEY.findall(text)) != _count_keys(value):
         json.loads(text, object_pairs_hook=_unique)
 
 

@@ -125,8 +125,7 @@ def prepare(asked: ToolCall, tools: Toolset, request_id: str) -> Call | ToolResu
 
 async def _judge(call: Call, turn: Turn) -> Verdict:
     try:
-        with turn.deadline.scope():
-            return await turn.ports.policy.judge(call)
+        return await turn.deadline.bound(turn.ports.policy.judge(call))
     except TimeoutError:
         return Deny("interrupted", "the run ended before it was judged")
     except Exception as error:
@@ -137,8 +136,7 @@ async def _judge(call: Call, turn: Turn) -> Verdict:
 async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, Verdict]:
     """Ask a person; the verdict stays `Ask` while nobody has answered."""
     try:
-        with turn.deadline.scope():
-            approval = await turn.ports.approver.approve(call, ask)
+        approval = await turn.deadline.bound(turn.ports.approver.approve(call, ask))
     except TimeoutError:
         approval = Approval(Decision.DENY, "the run ended before it was approved")
     except Exception as error:
@@ -222,8 +220,8 @@ async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Too
     if deadline.over:
         return call.failed(ErrorKind.CANCELLED, not_executed("the run has ended"))
     try:
-        with deadline.scope(call.timeout):
-            result = await turn.ports.executor.execute(call, progress)
+        work = turn.ports.executor.execute(call, progress)
+        result = await deadline.bound(work, call.timeout)
     except TimeoutError:
         if deadline.cancelled:
             return call.failed(ErrorKind.CANCELLED, "The run was cancelled while this call ran.")

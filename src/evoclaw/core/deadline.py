@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from types import TracebackType
+from collections.abc import Coroutine, Generator
+from types import TracebackType, coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Deadline:
@@ -20,7 +24,7 @@ class Deadline:
         self._seconds = seconds
         self._at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._scopes: set[Scope] = set()
+        self._scopes: set[_Scope] = set()
         self.cancelled = False
         """Somebody called `cancel`."""
         self.over = False
@@ -58,12 +62,18 @@ class Deadline:
         assert self._at is not None
         return max(0.0, self._at - asyncio.get_running_loop().time())
 
-    def scope(self, seconds: float | None = None) -> Scope:
-        """Raise `TimeoutError` out of a `with` block when the deadline, or `seconds`, is over.
+    async def bound(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        """Await `work`; raise `TimeoutError` when the deadline, or `seconds`, is over before it.
 
-        Never `yield` from inside: the interruption would hit whoever consumes the generator.
+        Work that ends without waiting for anything costs no timer: it is begun right here, and only
+        when it first has to wait is the rest of it put under the deadline.
         """
-        return Scope(self._scopes, 0.0 if self.over else seconds)
+        try:
+            waiting = work.send(None)
+        except StopIteration as done:
+            return done.value
+        with _Scope(self._scopes, 0.0 if self.over else seconds):
+            return await _rest(work, waiting)
 
     def expire(self) -> None:
         """Be over now, as if the time had passed."""
@@ -73,12 +83,12 @@ class Deadline:
             scope.interrupt()
 
 
-class Scope:
+class _Scope:
     """A block of one task that a deadline can interrupt, like `asyncio.timeout` but lighter."""
 
     __slots__ = ("_cancelling", "_interrupted", "_scopes", "_seconds", "_task", "_timer")
 
-    def __init__(self, scopes: set[Scope], seconds: float | None) -> None:
+    def __init__(self, scopes: set[_Scope], seconds: float | None) -> None:
         self._scopes = scopes
         self._seconds = seconds
         self._interrupted = False
@@ -115,3 +125,18 @@ class Scope:
             and kind is asyncio.CancelledError
         ):
             raise TimeoutError from error
+
+
+@coroutine
+def _rest(work: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any, T]:
+    """Await the rest of a coroutine that was begun by hand and now waits for `waiting`."""
+    while True:
+        try:
+            yield waiting
+        except BaseException as error:
+            try:
+                waiting = work.throw(error)
+            except StopIteration as done:
+                return done.value
+        else:
+            return (yield from work.__await__())

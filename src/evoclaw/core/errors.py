@@ -4,6 +4,7 @@ EvoClawError
 ├── ConfigError          what was configured or typed cannot work; the message says what to do
 ├── SchemaError          a tool's schema is refused at registration
 ├── DuplicateTool        two tools claim one name
+├── AgentNotFound        no agent of that name is configured
 ├── RecordingError       a recording cannot be read, or does not replay
 └── ProviderError        no reply could be had from a model
 
@@ -13,6 +14,7 @@ How a run ended is a `StopReason`. Neither is an exception for the caller.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from evoclaw.core.events import StopReason
@@ -41,6 +43,14 @@ class DuplicateTool(EvoClawError):
     def __init__(self, name: str) -> None:
         super().__init__(f"two tools are named {name!r}; rename or leave out one of them")
         self.name = name
+
+
+class AgentNotFound(EvoClawError):
+    """No agent of that name is configured."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(f"no agent {name!r}; known: {', '.join(known) or 'none'}")
+        self.name, self.known = name, tuple(known)
 
 
 class RecordingError(EvoClawError):

@@ -160,9 +160,11 @@ class AllowAll:
 class NobodyThere:
     """The approver when nobody can be asked: deny."""
 
+    reason: str = "nobody is there to approve it"
+
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Deny, and say why."""
-        return Approval(Decision.DENY, "nobody is there to approve it")
+        return Approval(Decision.DENY, self.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,6 @@ from evoclaw.core.profile import Profile
 from evoclaw.core.state import RunState
 from evoclaw.core.tools import Call, Tool
 
-
 _INTERRUPTED = (StopReason.CANCELLED, StopReason.DURATION_EXCEEDED)
 
 

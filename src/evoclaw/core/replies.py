@@ -19,8 +19,7 @@ _MARKER = re.compile(r"\A[\s*_#>`]*(COMPLETED|CONTINUE)[*_`]*\s*:[*_`]*[ \t]*", 
 async def admit(ports: Ports, deadline: Deadline, turn: int) -> None:
     """Ask the policy for one more reply; raise `RunEnded` when there is to be none."""
     try:
-        with deadline.scope():
-            verdict = await ports.policy.admit(turn)
+        verdict = await deadline.bound(ports.policy.admit(turn))
     except TimeoutError:
         raise interrupted(deadline) from None
     if isinstance(verdict, Deny):
@@ -37,8 +36,7 @@ async def stream_reply(
     async with aclosing(pieces):
         while True:
             try:
-                with deadline.scope():
-                    piece = await anext(pieces)
+                piece = await deadline.bound(pieces.__anext__())
             except TimeoutError:
                 if deadline.over:
                     raise interrupted(deadline) from None

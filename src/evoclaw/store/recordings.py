@@ -20,8 +20,10 @@ def encode_record(record: Record) -> bytes:
 class Recording:
     """A sink that appends to a file; each record is in the hands of the system when it returns."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seq: int = 0) -> None:
         self.path = path
+        self.seq = seq
+        """How many records it held when it was opened."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # A run's records hold whatever its tools saw: for the owner's eyes alone.
@@ -39,6 +41,15 @@ class Recording:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def reopen_recording(path: Path) -> tuple[list[Record], Recording]:
+    """Read a recording to go on with it; what a crash left of a last line is cut away."""
+    records = read_recording(path)
+    whole = sum(len(encode_record(record)) for record in records)
+    if path.stat().st_size > whole:
+        os.truncate(path, whole)
+    return records, Recording(path, len(records))
 
 
 def read_recording(path: Path) -> list[Record]:

@@ -1,0 +1,79 @@
+"""The `evoclaw` command. Each subcommand is imported only when it is the one asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from evoclaw.cli import exits
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line, run one command, return its exit code."""
+    from evoclaw.cli.render import tell
+    from evoclaw.core.errors import EvoClawError
+
+    options = parser().parse_args(arguments)
+    try:
+        match options.command:
+            case "run":
+                from evoclaw.cli.run import run
+
+                return run(options)
+            case _:
+                from evoclaw.cli.replay import replay
+
+                return replay(options)
+    except EvoClawError as error:
+        tell(f"evoclaw: {error}")
+        return exits.MISUSED
+    except BrokenPipeError:
+        # Whoever read our output has gone; there is nobody left to tell.
+        sys.stderr.close()
+        return exits.FAILED
+    except KeyboardInterrupt:
+        return exits.CANCELLED
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the command tree."""
+    top = argparse.ArgumentParser(
+        prog="evoclaw", description="One brain, many hands: a governed tool loop."
+    )
+    top.add_argument("--version", action="version", version=f"evoclaw {version('evoclaw')}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="do a task here, with local tools"))
+    again = commands.add_parser("replay", help="play a recorded run again, offline")
+    again.add_argument("file", help="a recording, as `evoclaw run` makes them")
+    again.add_argument("--json", action="store_true", help="records as lines of JSON")
+    return top
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("task", nargs="?", help="what to do, in plain words; `-` reads it from stdin")
+    run.add_argument("--model", metavar="PROVIDER/MODEL", help="default: whichever is at hand")
+    run.add_argument("--folder", default=".", help="where to work (default: here)")
+    run.add_argument("--tools", metavar="A,B", help="offer these tools only")
+    run.add_argument("--turns", type=_positive, default=10, help="turns at most (default: 10)")
+    run.add_argument("--seconds", type=_positive, help="time at most (default: an hour)")
+    run.add_argument("--json", action="store_true", help="records as lines of JSON on stdout")
+    how = run.add_mutually_exclusive_group()
+    how.add_argument("--yes", action="store_true", help="do not ask before writing or executing")
+    how.add_argument("--read-only", action="store_true", help="neither write nor execute")
+    where = run.add_mutually_exclusive_group()
+    where.add_argument("--record", metavar="FILE", help="where to record the run")
+    where.add_argument("--no-record", action="store_true", help="do not record the run")
+    where.add_argument("--resume", metavar="FILE", help="go on with a recorded run")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

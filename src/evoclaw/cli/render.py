@@ -1,0 +1,172 @@
+"""A run on a terminal or in a pipe: the model's words on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol, TextIO
+
+import msgspec
+
+from evoclaw.cli.clean import clean, one_line
+from evoclaw.core.events import (
+    ApprovalAnswered,
+    CallFinished,
+    CallJudged,
+    CallOutput,
+    CallStarted,
+    ContextTrimmed,
+    Event,
+    Prompted,
+    ReasoningDelta,
+    Record,
+    Replied,
+    ReplyRetried,
+    RunFinished,
+    StopReason,
+    TextDelta,
+)
+from evoclaw.core.messages import JSON, ToolResult
+from evoclaw.store.recordings import encode_record
+
+_STYLES = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def tell(text: str) -> None:
+    """Say one line beside the run."""
+    sys.stderr.write(text + "\n")
+
+
+class Face(Protocol):
+    """How records are shown."""
+
+    def receive(self, record: Record) -> None:
+        """Show one record."""
+        ...
+
+
+class JsonLines:
+    """Every record as one line of JSON, for programs."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def receive(self, record: Record) -> None:
+        """Write one line."""
+        self._out.write(encode_record(record).decode())
+        self._out.flush()
+
+
+class Screen:
+    """For people: text as it comes, one line when a call starts, its output, one when it ends."""
+
+    def __init__(self, out: TextIO, err: TextIO, *, colour: bool) -> None:
+        self._out, self._err, self._colour = out, err, colour
+        self._shown = ""
+        """The model's text since its turn began."""
+        self._names: dict[str, str] = {}
+
+    def receive(self, record: Record) -> None:
+        """Show one record."""
+        self._show(record.event)
+
+    def _show(self, event: Event) -> None:
+        match event:
+            case TextDelta(text):
+                self._say(clean(text))
+            case ReasoningDelta(text):
+                self._err.write(self._paint(clean(text), "dim"))
+                self._err.flush()
+            case Replied():
+                self._end_line()
+            case ReplyRetried(kind, reason, _, wait):
+                self._note(f"↻ {kind}, asking again in {wait:.1f} s: {one_line(reason)}", "yellow")
+                self._shown = ""
+            case CallOutput(_, text):
+                for line in clean(text).splitlines():
+                    self._note(f"  │ {line}", "dim")
+            case Prompted(_, why) if why != "steer":
+                self._note(f"… asked the model to {_ASKED.get(why, why)}", "dim")
+                self._shown = ""
+            case ContextTrimmed():
+                self._note("… shortened what the model sees of the history", "dim")
+            case RunFinished():
+                self._finish(event)
+            case _:
+                self._show_call(event)
+
+    def _show_call(self, event: Event) -> None:
+        match event:
+            case CallJudged(_, "deny", code, reason):
+                self._note(f"⛔ denied ({code}): {one_line(reason, 200)}", "red")
+            case CallJudged(_, "ask", _, reason):
+                self._note(f"? {one_line(reason, 200)}", "yellow")
+            case ApprovalAnswered(_, decision, reason):
+                self._note(f"  {_DECIDED.get(decision, decision)} {one_line(reason)}", "yellow")
+            case CallStarted(call_id, name, arguments):
+                self._shown = ""
+                self._names[call_id] = name
+                self._note(f"▶ {name}{_arguments(arguments)}", "cyan")
+            case CallFinished(result):
+                self._show_result(result)
+            case _:
+                pass
+
+    def _show_result(self, result: ToolResult) -> None:
+        if result.error is None:
+            lines = result.text.count("\n") + bool(result.text)
+            size = f"{lines} line{'s' * (lines != 1)}, {len(result.text)} characters"
+            self._note(f"✔ {result.name}: {size}", "green")
+        else:
+            self._note(f"✘ {one_line(result.name)}: {one_line(result.text, 200)}", "red")
+
+    def _finish(self, end: RunFinished) -> None:
+        if end.text.strip() != self._shown.strip():
+            self._say(clean(end.text))
+        self._end_line()
+        cost = "" if not end.cost else f" · ${end.cost:.4f}"
+        tokens = end.usage.input + end.usage.output
+        reason = f" ({one_line(end.reason, 200)})" if end.reason else ""
+        colour = "green" if end.stop is StopReason.COMPLETED else "yellow"
+        self._note(
+            f"{end.stop}{reason} · {end.turns} turns · {end.calls} calls · {tokens} tokens{cost}",
+            colour,
+        )
+
+    def _say(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+        self._shown += text
+
+    def _end_line(self) -> None:
+        if self._shown and not self._shown.endswith("\n"):
+            self._say("\n")
+
+    def _note(self, text: str, style: str) -> None:
+        self._end_line()
+        self._err.write(self._paint(text, style) + "\n")
+        self._err.flush()
+
+    def _paint(self, text: str, style: str) -> str:
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self._colour else text
+
+
+_ASKED = {
+    "confirm": "confirm that it is done",
+    "continue": "go on",
+    "closing": "answer without tools",
+}
+_DECIDED = {
+    "once": "approved once",
+    "session": "approved for this run",
+    "deny": "refused:",
+    "pending": "nobody answered yet",
+}
+
+
+def _arguments(arguments: dict[str, JSON]) -> str:
+    shown = [f"{one_line(key, 20)}={_value(value)}" for key, value in arguments.items()]
+    return f" {' '.join(shown)}" if shown else ""
+
+
+def _value(value: JSON) -> str:
+    return one_line(msgspec.json.encode(value).decode())

@@ -1,0 +1,148 @@
+"""`evoclaw run`: one process, local tools in the current folder, no broker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+from evoclaw.cli import exits
+from evoclaw.cli.render import Face, JsonLines, Screen, tell
+from evoclaw.cli.terminal import AtTerminal, has_keyboard, interruptible
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.bus import Bus, recorded
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.events import RunFinished
+from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import SystemMessage, user
+from evoclaw.core.ports import Approver, NobodyThere, Ports, Sink
+from evoclaw.core.state import RunState, fold, new_run
+from evoclaw.governance.approvals import Remembered
+from evoclaw.governance.autonomy import Level
+from evoclaw.orchestrator.prompt import system_prompt
+from evoclaw.store.recordings import Recording, reopen_recording
+from evoclaw.wiring import (
+    ONE_TOOL,
+    capabilities_for,
+    choose_model,
+    local_executor,
+    local_policy,
+    open_provider,
+)
+
+
+def run(options: Namespace) -> int:
+    """Run the command."""
+    workspace = Path(options.folder).resolve()
+    if not workspace.is_dir():
+        raise ConfigError(f"there is no folder {workspace}")
+    return asyncio.run(_run(options, workspace))
+
+
+async def _run(options: Namespace, workspace: Path) -> int:
+    level = _level(options)
+    name = await choose_model(options.model, os.environ)
+    capabilities = capabilities_for(level)
+    executor = local_executor(workspace, capabilities, _tools(options, name))
+    state, recording = _open(options, workspace)
+    sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
+    seconds = options.seconds or LoopSettings().max_seconds
+    settings = LoopSettings(max_turns=options.turns, max_seconds=seconds)
+    try:
+        async with open_provider(name, os.environ) as provider:
+            ports = Ports(provider, executor, local_policy(level, capabilities), _approver(options))
+            return await _drive(state, ports, settings, sinks, recording)
+    finally:
+        if recording is not None:
+            recording.close()
+
+
+async def _drive(
+    state: RunState,
+    ports: Ports,
+    settings: LoopSettings,
+    sinks: Sequence[Sink],
+    recording: Recording | None,
+) -> int:
+    bus = Bus(state.run_id, sinks, seq=recording.seq if recording else 0)
+    deadline = Deadline(settings.max_seconds)
+    end: RunFinished | None = None
+    with interruptible(deadline, sys.stderr):
+        async with aclosing(recorded(run_loop(state, ports, settings, deadline), bus)) as records:
+            async for record in records:
+                if bus.failures:
+                    deadline.cancel()  # what cannot be recorded is not done
+                if isinstance(record.event, RunFinished):
+                    end = record.event
+    if bus.failures:
+        _, error = bus.failures[0]
+        tell(f"the run was stopped: it could not be recorded or shown ({error})")
+        return exits.FAILED
+    if recording is not None:
+        tell(f"recorded in {recording.path}")
+    return exits.BY_STOP[end.stop] if end else exits.FAILED
+
+
+def face(*, json: bool) -> Face:
+    """How this process shows a run."""
+    if json:
+        return JsonLines(sys.stdout)
+    return Screen(
+        sys.stdout, sys.stderr, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    )
+
+
+def _level(options: Namespace) -> Level:
+    if options.read_only:
+        return Level.READ_ONLY
+    return Level.FULL if options.yes else Level.SUPERVISED
+
+
+def _tools(options: Namespace, model: str) -> Sequence[str] | None:
+    if options.tools is not None:
+        return [name.strip() for name in options.tools.split(",") if name.strip()]
+    if model.partition("/")[0] == "local":
+        tell(
+            f"the embedded model is small and is offered {', '.join(ONE_TOOL)} only; "
+            "choose others with --tools"
+        )
+        return ONE_TOOL
+    return None
+
+
+def _approver(options: Namespace) -> Approver:
+    if options.json or not has_keyboard():
+        return NobodyThere("nobody is at the terminal; the user can run it again with --yes")
+    return Remembered(AtTerminal(sys.stdin.fileno(), sys.stderr))
+
+
+def _open(options: Namespace, workspace: Path) -> tuple[RunState, Recording | None]:
+    if options.resume:
+        path = Path(options.resume)
+        records, recording = reopen_recording(path)
+        return fold(records), recording
+    messages = (SystemMessage(system_prompt(workspace)), user(_task(options)))
+    state = new_run(messages)
+    if options.no_record:
+        return state, None
+    return state, Recording(Path(options.record) if options.record else _place(state.run_id))
+
+
+def _task(options: Namespace) -> str:
+    task = options.task
+    if task in (None, "-"):
+        task = "" if task is None and sys.stdin.isatty() else sys.stdin.read()
+    if not task.strip():
+        raise ConfigError('say what to do: evoclaw run "…", or pipe it in')
+    return task
+
+
+def _place(run_id: str) -> Path:
+    home = Path(os.environ.get("EVOCLAW_HOME") or Path.home() / ".evoclaw")
+    return home / "runs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:8]}.jsonl"

@@ -1,0 +1,102 @@
+"""The person at the terminal: asked before anything that writes or executes; Ctrl-C is theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+from evoclaw.cli import exits
+from evoclaw.cli.clean import clean
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.messages import JSON
+from evoclaw.core.ports import Approval, Ask, Decision
+from evoclaw.core.tools import Call
+
+_MOST_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class AtTerminal:
+    """An approver who sits at the keyboard."""
+
+    keyboard: int
+    """The descriptor of the terminal to read from."""
+    screen: TextIO
+
+    async def approve(self, call: Call, ask: Ask) -> Approval:
+        """Show the whole call and read one line."""
+        self.screen.write(f"\n{call.name} wants to run:\n{describe(call.arguments)}\n")
+        self.screen.write(f"Allow? [y]es, [a]lways {call.name}, [n]o, or say why not: ")
+        self.screen.flush()
+        answer = (await read_line(self.keyboard)).strip()
+        match answer.lower():
+            case "y" | "yes":
+                return Approval(Decision.ONCE)
+            case "a" | "always":
+                return Approval(Decision.SESSION)
+            case "" | "n" | "no":
+                return Approval(Decision.DENY, "the user said no")
+            case _:
+                return Approval(Decision.DENY, f"the user said: {answer}")
+
+
+def describe(arguments: dict[str, JSON]) -> str:
+    """Show every argument, cleaned; long ones cut, and it is said how much is cut."""
+    shown: list[str] = []
+    for name, value in arguments.items():
+        text = clean(value) if isinstance(value, str) else clean(repr(value))
+        lines = text.splitlines() or [""]
+        cut = len(lines) - _MOST_LINES
+        if cut > 0:
+            lines = [*lines[:_MOST_LINES], f"[… {cut} more lines]"]
+        shown.append(f"  {clean(name)}: {lines[0]}")
+        shown += [f"      {line}" for line in lines[1:]]
+    return "\n".join(shown)
+
+
+async def read_line(descriptor: int) -> str:
+    """Read a line without a thread, so that a cancelled run does not hang on the keyboard."""
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
+
+    def readable() -> None:
+        if not line.done():
+            line.set_result(os.read(descriptor, 4_096).decode(errors="replace"))
+
+    loop.add_reader(descriptor, readable)
+    try:
+        return await line
+    finally:
+        loop.remove_reader(descriptor)
+
+
+@contextmanager
+def interruptible(deadline: Deadline, screen: TextIO) -> Generator[None]:
+    """Make Ctrl-C cancel the run cleanly; the second one kills the process."""
+    loop = asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        if deadline.cancelled:
+            os._exit(exits.CANCELLED)
+        screen.write("\ncancelling … (again to kill)\n")
+        screen.flush()
+        deadline.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def has_keyboard() -> bool:
+    """Whether somebody can be asked here."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
