@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from evoclaw.cli import exits
 
+if TYPE_CHECKING:
+    from evoclaw.core.ports import Approver, Ports
+    from evoclaw.governance.autonomy import Level
 
-def main(arguments: Sequence[str] | None = None) -> int:
+
+class Wiring(Protocol):
+    """What the commands need built; the composition root can."""
+
+    def local_ports(
+        self,
+        *,
+        model: str | None,
+        workspace: Path,
+        level: Level,
+        tools: Sequence[str] | None,
+        approver: Approver,
+        env: Mapping[str, str],
+    ) -> AbstractAsyncContextManager[Ports]:
+        """What a run on this machine is given."""
+        ...
+
+
+def main(arguments: Sequence[str], wiring: Wiring) -> int:
     """Read the command line, run one command, return its exit code."""
     from evoclaw.cli.render import tell
     from evoclaw.core.errors import EvoClawError
@@ -21,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "run":
                 from evoclaw.cli.run import run
 
-                return run(options)
+                return run(options, wiring)
             case _:
                 from evoclaw.cli.replay import replay
 
@@ -73,7 +97,3 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,8 +22,11 @@ from evoclaw.core.events import (
     Replied,
     ReplyRetried,
     RunFinished,
+    RunResumed,
+    RunStarted,
     StopReason,
     TextDelta,
+    ToolsChanged,
 )
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.store.recordings import encode_record
@@ -78,21 +81,30 @@ class Screen:
                 self._err.flush()
             case Replied():
                 self._end_line()
+            case RunFinished():
+                self._finish(event)
+            case CallJudged() | ApprovalAnswered() | CallStarted() | CallOutput() | CallFinished():
+                self._show_call(event)
+            case _:
+                self._show_aside(event)
+
+    def _show_aside(self, event: Event) -> None:
+        match event:
+            case RunStarted(model) | RunResumed(model):
+                self._note(f"model {one_line(model)}", "dim")
+            case ToolsChanged(tools):
+                names = ", ".join(tool.name for tool in tools) or "none"
+                self._note(f"tools {one_line(names, 300)}", "dim")
             case ReplyRetried(kind, reason, _, wait):
                 self._note(f"↻ {kind}, asking again in {wait:.1f} s: {one_line(reason)}", "yellow")
                 self._shown = ""
-            case CallOutput(_, text):
-                for line in clean(text).splitlines():
-                    self._note(f"  │ {line}", "dim")
-            case Prompted(_, why) if why != "steer":
-                self._note(f"… asked the model to {_ASKED.get(why, why)}", "dim")
+            case Prompted(_, why) if why in _ASKED:
+                self._note(f"… asked the model to {_ASKED[why]}", "dim")
                 self._shown = ""
             case ContextTrimmed():
                 self._note("… shortened what the model sees of the history", "dim")
-            case RunFinished():
-                self._finish(event)
             case _:
-                self._show_call(event)
+                pass
 
     def _show_call(self, event: Event) -> None:
         match event:
@@ -106,6 +118,9 @@ class Screen:
                 self._shown = ""
                 self._names[call_id] = name
                 self._note(f"▶ {name}{_arguments(arguments)}", "cyan")
+            case CallOutput(_, text):
+                for line in clean(text).splitlines():
+                    self._note(f"  │ {line}", "dim")
             case CallFinished(result):
                 self._show_result(result)
             case _:

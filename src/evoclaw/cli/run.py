@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evoclaw.cli import exits
 from evoclaw.cli.render import Face, JsonLines, Screen, tell
@@ -27,40 +28,38 @@ from evoclaw.governance.approvals import Remembered
 from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.prompt import system_prompt
 from evoclaw.store.recordings import Recording, reopen_recording
-from evoclaw.wiring import (
-    ONE_TOOL,
-    capabilities_for,
-    choose_model,
-    local_executor,
-    local_policy,
-    open_provider,
-)
+
+if TYPE_CHECKING:
+    from evoclaw.cli.main import Wiring
 
 
-def run(options: Namespace) -> int:
+def run(options: Namespace, wiring: Wiring) -> int:
     """Run the command."""
     workspace = Path(options.folder).resolve()
     if not workspace.is_dir():
         raise ConfigError(f"there is no folder {workspace}")
-    return asyncio.run(_run(options, workspace))
+    return asyncio.run(_run(options, workspace, wiring))
 
 
-async def _run(options: Namespace, workspace: Path) -> int:
-    level = _level(options)
-    name = await choose_model(options.model, os.environ)
-    capabilities = capabilities_for(level)
-    executor = local_executor(workspace, capabilities, _tools(options, name))
-    state, recording = _open(options, workspace)
-    sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
+async def _run(options: Namespace, workspace: Path, wiring: Wiring) -> int:
     seconds = options.seconds or LoopSettings().max_seconds
     settings = LoopSettings(max_turns=options.turns, max_seconds=seconds)
-    try:
-        async with open_provider(name, os.environ) as provider:
-            ports = Ports(provider, executor, local_policy(level, capabilities), _approver(options))
+    parts = wiring.local_ports(
+        model=options.model,
+        workspace=workspace,
+        level=_level(options),
+        tools=_tools(options),
+        approver=_approver(options),
+        env=os.environ,
+    )
+    async with parts as ports:
+        state, recording = _open(options, workspace)
+        sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
+        try:
             return await _drive(state, ports, settings, sinks, recording)
-    finally:
-        if recording is not None:
-            recording.close()
+        finally:
+            if recording is not None:
+                recording.close()
 
 
 async def _drive(
@@ -104,16 +103,10 @@ def _level(options: Namespace) -> Level:
     return Level.FULL if options.yes else Level.SUPERVISED
 
 
-def _tools(options: Namespace, model: str) -> Sequence[str] | None:
-    if options.tools is not None:
-        return [name.strip() for name in options.tools.split(",") if name.strip()]
-    if model.partition("/")[0] == "local":
-        tell(
-            f"the embedded model is small and is offered {', '.join(ONE_TOOL)} only; "
-            "choose others with --tools"
-        )
-        return ONE_TOOL
-    return None
+def _tools(options: Namespace) -> Sequence[str] | None:
+    if options.tools is None:
+        return None
+    return [name.strip() for name in options.tools.split(",") if name.strip()]
 
 
 def _approver(options: Namespace) -> Approver:

@@ -6,7 +6,8 @@ import asyncio
 import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.arguments import BadArguments, parse_arguments
@@ -46,8 +47,7 @@ from evoclaw.core.wording import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """What all calls of one turn share."""
 
     ports: Ports

@@ -25,9 +25,10 @@ def ending(
         names = ", ".join(dict.fromkeys(name for name, _ in state.last_calls))
         reason = f"{names} was asked {state.repeated} times in a row"
         return RunEnded(StopReason.LOOP_DETECTED, reason)
-    if any(count >= settings.repeat_limit for count in state.denied.values()):
+    if state.denied:
         (name, _), count = state.denied.most_common(1)[0]
-        return RunEnded(StopReason.LOOP_DETECTED, f"{name} was denied {count} times")
+        if count >= settings.repeat_limit:
+            return RunEnded(StopReason.LOOP_DETECTED, f"{name} was denied {count} times")
     if state.asked is not None:
         return None
     if state.failed_turns >= settings.tool_error_limit:

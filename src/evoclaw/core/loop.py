@@ -22,7 +22,6 @@ from evoclaw.core.events import (
     Event,
     Prompted,
     Replied,
-    ReplyEvent,
     ReplyRetried,
     RunFinished,
     RunResumed,
@@ -37,8 +36,8 @@ from evoclaw.core.ports import Ports, Request
 from evoclaw.core.profile import CallStyle
 from evoclaw.core.replies import (
     admit,
+    next_piece,
     read_confirmation,
-    stream_reply,
     with_sound_ids,
     without_calls,
 )
@@ -69,10 +68,13 @@ async def run_loop(
                 yield event
             end = ending(state, settings, loop.deadline, loop.tools)
             try:
-                async with aclosing(loop.step(end)) as events:
+                events = loop.step(end)
+                try:
                     async for event in events:
                         state.apply(event)
                         yield event
+                finally:
+                    await events.aclose()
             except ProviderError as error:
                 end = end or RunEnded(StopReason.ERROR, str(error))
             except RunEnded as ended:
@@ -124,26 +126,28 @@ class _Loop:
             request = Request(
                 state.window, self.tools, offer_tools, settings.temperature, settings.max_tokens
             )
+            pieces = provider.stream(request)
             try:
-                async with aclosing(stream_reply(provider, request, self.deadline)) as pieces:
-                    async for piece in pieces:
-                        yield self.sound(piece, offer_tools)
+                while not isinstance(
+                    piece := await next_piece(provider, pieces, self.deadline), Replied
+                ):
+                    yield piece
+                yield Replied(self.sound(piece.reply, offer_tools))
                 return
             except ProviderError as error:
                 if last_try or error.kind is not ProviderErrorKind.CONTEXT_TOO_LONG:
                     raise
                 yield ReplyRetried(error.kind, str(error), 1, 0.0)
+            finally:
+                await pieces.aclose()
             # The server knows better than our estimate what fits: show it clearly less.
             async for event in trim(state, provider, settings, self.tools.size, force=True):
                 yield event
 
-    def sound(self, piece: ReplyEvent, offer_tools: bool) -> ReplyEvent:
+    def sound(self, reply: Reply, offer_tools: bool) -> Reply:
         """Make a reply one the history can hold: no calls that were not offered, sound ids."""
-        if not isinstance(piece, Replied):
-            return piece
-        reply = piece.reply if offer_tools else without_calls(piece.reply)
-        reply = with_sound_ids(reply, self.state.turn + 1, self.state.call_ids)
-        return piece if reply is piece.reply else Replied(reply)
+        reply = reply if offer_tools else without_calls(reply)
+        return with_sound_ids(reply, self.state.turn + 1, self.state.call_ids)
 
     async def close(self, end: RunEnded) -> AsyncGenerator[Event, None]:
         """Leave no call unanswered; without an answer for the user, ask once more for one.

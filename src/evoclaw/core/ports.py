@@ -17,8 +17,7 @@ from evoclaw.core.profile import Profile as Profile
 from evoclaw.core.tools import Call, Tool
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """One asking of a model."""
 
     history: History

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from enum import Enum
 
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, RunEnded
-from evoclaw.core.events import Replied, ReplyEvent, StopReason
+from evoclaw.core.events import ReplyEvent, StopReason
 from evoclaw.core.messages import Reply, ToolCall
-from evoclaw.core.ports import Ask, Deny, Ports, Provider, Request
+from evoclaw.core.ports import Ask, Deny, Ports, Provider
 
 _MARKER = re.compile(r"\A[\s*_#>`]*(COMPLETED|CONTINUE)[*_`]*\s*:[*_`]*[ \t]*", re.IGNORECASE)
 
@@ -28,32 +27,26 @@ async def admit(ports: Ports, deadline: Deadline, turn: int) -> None:
         raise RunEnded(StopReason.WAITING, verdict.reason)
 
 
-async def stream_reply(
-    provider: Provider, request: Request, deadline: Deadline
-) -> AsyncGenerator[ReplyEvent, None]:
-    """Pass on what a provider says, up to its one `Replied`, and hold it to its contract."""
-    pieces = provider.stream(request)
-    async with aclosing(pieces):
-        while True:
-            try:
-                piece = await deadline.bound(pieces.__anext__())
-            except TimeoutError:
-                if deadline.over:
-                    raise interrupted(deadline) from None
-                kind = ProviderErrorKind.TIMEOUT
-                raise ProviderError(kind, f"{provider.model} did not answer in time") from None
-            except ProviderError:
-                raise
-            except StopAsyncIteration:
-                kind = ProviderErrorKind.SERVER_ERROR
-                raise ProviderError(kind, f"{provider.model} broke off its reply") from None
-            except Exception as error:
-                # A provider's own fault ends the run with an honest answer, not with a traceback.
-                text = f"{provider.model} failed inside ({type(error).__name__}: {error})"
-                raise ProviderError(ProviderErrorKind.UNKNOWN, text) from error
-            yield piece
-            if isinstance(piece, Replied):
-                return
+async def next_piece(
+    provider: Provider, pieces: AsyncGenerator[ReplyEvent, None], deadline: Deadline
+) -> ReplyEvent:
+    """The next thing a provider says, held to its contract: an event or a `ProviderError`."""
+    try:
+        return await deadline.bound(anext(pieces))
+    except TimeoutError:
+        if deadline.over:
+            raise interrupted(deadline) from None
+        kind = ProviderErrorKind.TIMEOUT
+        raise ProviderError(kind, f"{provider.model} did not answer in time") from None
+    except ProviderError:
+        raise
+    except StopAsyncIteration:
+        kind = ProviderErrorKind.SERVER_ERROR
+        raise ProviderError(kind, f"{provider.model} broke off its reply") from None
+    except Exception as error:
+        # A provider's own fault ends the run with an honest answer, not with a traceback.
+        text = f"{provider.model} failed inside ({type(error).__name__}: {error})"
+        raise ProviderError(ProviderErrorKind.UNKNOWN, text) from error
 
 
 def interrupted(deadline: Deadline) -> RunEnded:

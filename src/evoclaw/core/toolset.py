@@ -21,15 +21,18 @@ class Toolset(Sequence[Tool]):
 
     __slots__ = ("_by_name", "_tools", "names", "size")
 
-    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+    def __init__(self, tools: Iterable[Tool] = (), *, like: Sequence[Tool] = ()) -> None:
+        """Check and compile; the validators of schemas that `like` has already are taken over."""
         self._tools = tuple(tools)
         self._by_name: dict[str, tuple[Tool, Validator]] = {}
+        compiled = like.validators() if isinstance(like, Toolset) else {}
         for tool in self._tools:
             if not _NAME.fullmatch(tool.name):
                 raise SchemaError(tool.name, "a name is letters, digits and _ . @ -, at most 64")
             if tool.name in self._by_name:
                 raise DuplicateTool(tool.name)
-            self._by_name[tool.name] = (tool, compile_schema(tool))
+            validator = compiled.get(id(tool.parameters)) or compile_schema(tool)
+            self._by_name[tool.name] = (tool, validator)
         self.names = tuple(tool.name for tool in self._tools)
         self.size = sum(
             len(tool.description) + len(msgspec.json.encode(tool.parameters))
@@ -41,6 +44,10 @@ class Toolset(Sequence[Tool]):
     def of(cls, tools: Sequence[Tool]) -> Toolset:
         """Take a sequence as a toolset; one that already is stays as it is."""
         return tools if isinstance(tools, Toolset) else cls(tools)
+
+    def validators(self) -> dict[int, Validator]:
+        """What is compiled, by the identity of its schema."""
+        return {id(tool.parameters): validator for tool, validator in self._by_name.values()}
 
     def find(self, name: str) -> tuple[Tool, Validator] | None:
         """The tool of that name and the validator of its arguments."""

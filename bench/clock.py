@@ -1,0 +1,151 @@
+"""The one clock: the same script, the same rows and the same measuring for us, the floor and peers.
+
+A subject is a file with `build()`, which imports what it needs and returns `prepare(script)`, which
+makes one run ready (not timed) and returns `start()` (timed): a coroutine function, or a plain
+function when the subject has no async interface. Only the standard library, and little of that:
+what is imported here is not counted in the import rows.
+"""
+
+import gc
+import json
+import sys
+import time
+
+TURNS = 20
+PARALLEL = (10, 5)
+RUNS, RUN_TURNS = 1_000, 2
+SHORT, LONG = 100, 1_000
+counter = {"calls": 0}
+
+
+def add_up(a: int, b: int) -> int:
+    """The work of the trivial tool: count the call, so that no run can skip it, and add."""
+    counter["calls"] += 1
+    return a + b
+
+
+class Script:
+    """What the fake model says: `turns` replies with `width` calls each, then a final text."""
+
+    def __init__(self, turns: int, width: int = 1, waits: bool = False) -> None:
+        self.turns, self.width = turns, width
+        self.waits = waits
+        """Whether the model gives way before each reply, so that concurrent runs mix."""
+        self.stamps: list[float] = []
+        self._replies = iter([self._calls(turn) for turn in range(turns)])
+
+    def _calls(self, turn: int) -> list[tuple[str, dict, str]]:
+        asked = [{"a": turn, "b": index} for index in range(self.width)]
+        return [(f"call_{turn}_{i}", args, json.dumps(args)) for i, args in enumerate(asked)]
+
+    def reply(self) -> list[tuple[str, dict, str]]:
+        """The next calls as (id, arguments, the same as JSON); none means the final text."""
+        self.stamps.append(time.perf_counter())
+        return next(self._replies, [])
+
+
+async def _timed(prepare, scripts: list[Script]) -> float:
+    """Seconds that these runs take side by side; fails if a call was left out."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+    from inspect import iscoroutinefunction
+
+    starts = [prepare(script) for script in scripts]
+    counter["calls"] = 0
+    gc.collect()
+    begin = time.perf_counter()
+    if len(starts) == 1 and not iscoroutinefunction(starts[0]):
+        starts[0]()
+    elif not iscoroutinefunction(starts[0]):
+        with ThreadPoolExecutor(len(starts)) as pool:
+            list(pool.map(lambda start: start(), starts))
+    elif len(starts) == 1:
+        await starts[0]()
+    else:
+        await asyncio.gather(*(start() for start in starts))
+    seconds = time.perf_counter() - begin
+    asked = sum(script.turns * script.width for script in scripts)
+    if counter["calls"] != asked:
+        raise SystemExit(f"{counter['calls']} calls ran, {asked} were asked")
+    return seconds
+
+
+async def _turn(prepare) -> float:
+    return await _timed(prepare, [Script(TURNS)]) / TURNS * 1e6
+
+
+async def _parallel_turn(prepare) -> float:
+    turns, width = PARALLEL
+    return await _timed(prepare, [Script(turns, width)]) / turns * 1e6
+
+
+async def _concurrent_runs(prepare) -> float:
+    scripts = [Script(RUN_TURNS, waits=True) for _ in range(RUNS)]
+    return RUNS * RUN_TURNS / await _timed(prepare, scripts)
+
+
+async def _flatness(prepare, turns: int) -> float:
+    from statistics import median
+
+    script = Script(turns)
+    await _timed(prepare, [script])
+    costs = [
+        after - before for before, after in zip(script.stamps, script.stamps[1:], strict=False)
+    ]
+    return median(costs[turns - 10 : turns]) / median(costs[15:25])
+
+
+async def _flatness_100(prepare) -> float:
+    return await _flatness(prepare, SHORT)
+
+
+async def _flatness_1000(prepare) -> float:
+    return await _flatness(prepare, LONG)
+
+
+ROWS = {
+    # name: (measure, warm-ups, at most so many samples, within so many seconds)
+    "turn": (_turn, 3, 15, 0.6),
+    "parallel_turn": (_parallel_turn, 2, 15, 0.6),
+    "flatness_100": (_flatness_100, 0, 5, 0.6),
+    "flatness_1000": (_flatness_1000, 0, 5, 0.6),
+    "concurrent_runs": (_concurrent_runs, 0, 5, 0.6),
+}
+
+
+async def _measure(prepare, rows: list[str]) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {}
+    for row in rows:
+        measure, warm, most, seconds = ROWS[row]
+        for _ in range(warm):
+            await measure(prepare)
+        end = time.perf_counter() + seconds
+        samples[row] = [await measure(prepare)]
+        while len(samples[row]) < most and time.perf_counter() < end:
+            samples[row].append(await measure(prepare))
+    return samples
+
+
+def resident_mb() -> float:
+    """This process's memory, in MB."""
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - pathlib would be counted as import cost
+        return int(file.read().split()[1]) * 4096 / 1e6
+
+
+def _import(build) -> dict[str, list[float]]:
+    memory, begin = resident_mb(), time.perf_counter()
+    kept = build()(Script(1))
+    seconds = time.perf_counter() - begin
+    return {"import_s": [seconds], "import_mb": [resident_mb() - memory]} if kept else {}
+
+
+def main(build) -> None:
+    """Measure the rows named on the command line; print one line of JSON."""
+    rows = sys.argv[1].split(",")
+    if rows == ["import"]:
+        samples = _import(build)
+    else:
+        import asyncio
+
+        samples = asyncio.run(_measure(build(), rows))
+    print(json.dumps(samples))

@@ -1,0 +1,97 @@
+"""EvoClaw: `run_loop` with a local tool, a chain of policies, and a bus that records to bytes."""
+
+import clock
+
+
+def fake_provider():
+    import asyncio
+
+    import msgspec
+
+    from evoclaw.core.events import Replied
+    from evoclaw.core.messages import Finish, Reply, ToolCall, Usage
+    from evoclaw.core.ports import Profile
+
+    encode = msgspec.json.Encoder().encode
+    usage = Usage(10, 10)
+
+    class Fake:
+        model = "bench/fake"
+        profile = Profile(context_tokens=10_000_000)
+
+        def __init__(self, script: clock.Script) -> None:
+            self.script = script
+
+        async def stream(self, request):
+            if self.script.waits:
+                await asyncio.sleep(0)
+            # As a real provider does: only the new messages are encoded, the request is whole.
+            b",".join(request.history.encoded("bench", encode))
+            calls = tuple([ToolCall(id, "add", text) for id, _, text in self.script.reply()])
+            if calls:
+                yield Replied(Reply("", calls, Finish.CALLS, usage))
+            else:
+                yield Replied(Reply("done", usage=usage))
+
+    return Fake
+
+
+def recorder():
+    import msgspec
+
+    encode = msgspec.json.Encoder().encode
+
+    class Recorder:
+        def receive(self, record) -> None:
+            self.last = encode(record)
+
+    return Recorder()
+
+
+def local_executor():
+    from evoclaw.executors.local import LocalExecutor
+    from evoclaw.tools.define import tool
+
+    @tool("file_read", effect="read")
+    async def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return clock.add_up(a, b)
+
+    return LocalExecutor([add])
+
+
+def policies():
+    from evoclaw.governance.autonomy import Autonomy, Level
+    from evoclaw.governance.chain import Chain
+    from evoclaw.governance.permissions import Permissions
+
+    return Chain((Permissions(frozenset({"file_read"})), Autonomy(Level.SUPERVISED)))
+
+
+def build():
+    from evoclaw.core.agent import LoopSettings
+    from evoclaw.core.bus import Bus, recorded
+    from evoclaw.core.loop import run_loop
+    from evoclaw.core.messages import user
+    from evoclaw.core.ports import Ports
+    from evoclaw.core.state import new_run
+
+    Fake, executor, policy, sink = fake_provider(), local_executor(), policies(), recorder()
+
+    def prepare(script: clock.Script):
+        ports = Ports(Fake(script), executor, policy)
+        settings = LoopSettings(max_turns=script.turns + 1)
+
+        async def start() -> None:
+            state = new_run([user("go")])
+            bus = Bus(state.run_id, [sink])
+            async for _ in recorded(run_loop(state, ports, settings), bus):
+                pass
+
+        return start
+
+    return prepare
+
+
+if __name__ == "__main__":
+    clock.main(build)

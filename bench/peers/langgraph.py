@@ -1,0 +1,77 @@
+"""langgraph: a `StateGraph` of a model node and a `ToolNode`, tracing off, no checkpointer."""
+
+import asyncio
+import os
+
+import clock
+
+
+def fake_model():
+    from langchain_core.language_models.chat_models import BaseChatModel
+    from langchain_core.messages import AIMessage
+    from langchain_core.outputs import ChatGeneration, ChatResult
+
+    class Fake(BaseChatModel):
+        script: object
+
+        @property
+        def _llm_type(self):
+            return "fake"
+
+        def bind_tools(self, tools, **kwargs):
+            return self
+
+        def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+            raise NotImplementedError
+
+        async def _agenerate(self, messages, stop=None, run_manager=None, **kwargs):
+            if self.script.waits:
+                await asyncio.sleep(0)
+            calls = [
+                {"id": id, "name": "add", "args": args, "type": "tool_call"}
+                for id, args, _ in self.script.reply()
+            ]
+            message = AIMessage(content="" if calls else "done", tool_calls=calls)
+            return ChatResult(generations=[ChatGeneration(message=message)])
+
+    return Fake
+
+
+def build():
+    os.environ["LANGSMITH_TRACING"] = "false"
+    from langchain_core.tools import tool
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    Fake = fake_model()
+
+    @tool
+    async def add(a: int, b: int) -> str:
+        """Add two numbers."""
+        return str(clock.add_up(a, b))
+
+    def prepare(script):
+        model = Fake(script=script)
+
+        async def think(state: MessagesState):
+            return {"messages": [await model.ainvoke(state["messages"])]}
+
+        graph = StateGraph(MessagesState)
+        graph.add_node("think", think)
+        graph.add_node("tools", ToolNode([add]))
+        graph.add_edge(START, "think")
+        graph.add_conditional_edges("think", tools_condition)
+        graph.add_edge("tools", "think")
+        agent = graph.compile()
+        config = {"recursion_limit": 10 * script.turns + 10}
+
+        async def start():
+            return await agent.ainvoke({"messages": [("user", "go")]}, config)
+
+        return start
+
+    return prepare
+
+
+if __name__ == "__main__":
+    clock.main(build)

@@ -1,0 +1,79 @@
+"""strands-agents: `Agent.invoke_async`, no printing; telemetry is off unless set up."""
+
+import asyncio
+
+import clock
+
+
+def events(calls):
+    yield {"messageStart": {"role": "assistant"}}
+    for id, _, text in calls:
+        yield {"contentBlockStart": {"start": {"toolUse": {"toolUseId": id, "name": "add"}}}}
+        yield {"contentBlockDelta": {"delta": {"toolUse": {"input": text}}}}
+        yield {"contentBlockStop": {}}
+    if not calls:
+        yield {"contentBlockDelta": {"delta": {"text": "done"}}}
+        yield {"contentBlockStop": {}}
+    yield {"messageStop": {"stopReason": "tool_use" if calls else "end_turn"}}
+
+
+def fake_model():
+    from strands.models.model import Model
+
+    class Fake(Model):
+        def __init__(self, script):
+            self.script = script
+
+        def update_config(self, **config):
+            pass
+
+        def get_config(self):
+            return {"model_id": "fake"}
+
+        def structured_output(self, *args, **kwargs):
+            raise NotImplementedError
+
+        async def stream(self, messages, tool_specs=None, system_prompt=None, **kwargs):
+            if self.script.waits:
+                await asyncio.sleep(0)
+            for event in events(self.script.reply()):
+                yield event
+
+    return Fake
+
+
+def build():
+    from strands import Agent, tool
+    from strands.agent.conversation_manager import NullConversationManager
+
+    Fake = fake_model()
+
+    @tool
+    async def add(a: int, b: int) -> str:
+        """Add two numbers.
+
+        Args:
+            a: The one.
+            b: The other.
+        """
+        return str(clock.add_up(a, b))
+
+    def prepare(script):
+        agent = Agent(
+            model=Fake(script),
+            tools=[add],
+            callback_handler=None,
+            conversation_manager=NullConversationManager(),
+            load_tools_from_directory=False,
+        )
+
+        async def start():
+            return await agent.invoke_async("go")
+
+        return start
+
+    return prepare
+
+
+if __name__ == "__main__":
+    clock.main(build)

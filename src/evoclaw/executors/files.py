@@ -1,0 +1,245 @@
+"""`LocalFiles`: the files of this machine, contained in the workspace and other allowed folders."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import posixpath
+import secrets
+import stat
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.core.ops import FileStat
+from evoclaw.executors.beneath import FOLDER, open_beneath
+from evoclaw.executors.roots import Place, Roots, explained, outside
+from evoclaw.executors.walk import Walk, kind_of
+
+MAX_READ = 64 << 20
+"""What one read may bring into memory."""
+
+
+class LocalFiles:
+    """Files of this machine.
+
+    Everything blocking runs in a thread. Links are followed only when reading, and only as long
+    as they stay inside; a write replaces the name, so it never reaches another file through a
+    symbolic or a hard link.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        readable: Iterable[str | Path] = (),
+        writable: Iterable[str | Path] = (),
+        mounts: bool = False,
+        hard_links: bool = True,
+    ) -> None:
+        """Choose what may be reached.
+
+        Args:
+            root: The workspace; relative paths start here.
+            readable: Further folders, for reading, by absolute path.
+            writable: Further folders, for reading and writing, by absolute path.
+            mounts: Whether file systems mounted inside a root belong to it.
+            hard_links: Whether a file with a second name, perhaps outside, may be read.
+        """
+        self.roots = Roots(root, readable=readable, writable=writable, mounts=mounts)
+        self._hard_links = hard_links
+
+    async def read(self, path: str, *, start: int = 0, limit: int | None = None) -> bytes:
+        """Read up to `limit` bytes of a regular file from byte `start`."""
+        return await asyncio.to_thread(self._read, path, start, limit)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Create or replace a regular file whole or not at all; make its folders; keep its mode."""
+        abandoned = threading.Event()
+        try:
+            await asyncio.to_thread(self._write, path, data, abandoned)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped, but it looks at this before the rename.
+            abandoned.set()
+            raise
+
+    async def stat(self, path: str) -> FileStat:
+        """Look at one file; links inside the root are followed."""
+        return await asyncio.to_thread(self._stat, path)
+
+    def walk(self, path: str = ".") -> Walk:
+        """Yield what is below a folder in sorted order; links are yielded, never followed.
+
+        Folders are yielded before what is in them; `skip()` leaves out the one yielded last.
+        """
+        return Walk(self.roots, self.roots.locate(path))
+
+    def _open(self, path: str, flags: int) -> tuple[int, Place]:
+        place = self.roots.locate(path)
+        try:
+            return self.roots.open(place, flags), place
+        except OSError as problem:
+            near = self.roots.near(place) if problem.errno == errno.ENOENT else ()
+            raise explained(problem, path, near) from None
+
+    def _read(self, path: str, start: int, limit: int | None) -> bytes:
+        # NONBLOCK: opening a fifo would wait for a writer for ever.
+        descriptor, _ = self._open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            about = os.fstat(descriptor)
+            self._regular(path, about)
+            wanted = max(0, about.st_size - start) if limit is None else limit
+            if wanted > MAX_READ:
+                raise ToolFailure(
+                    ErrorKind.TOO_LARGE,
+                    f"'{path}' has {about.st_size:,} bytes, too many to read at once. "
+                    "Read a part of it, or search it with grep.",
+                )
+            return _read_all(descriptor, start, wanted, whole=limit is None)
+        except OSError as problem:
+            raise explained(problem, path) from None
+        finally:
+            os.close(descriptor)
+
+    def _regular(self, path: str, about: os.stat_result) -> None:
+        kind = kind_of(about.st_mode)
+        if kind == "dir":
+            raise ToolFailure(
+                ErrorKind.INVALID_PARAMS, f"'{path}' is a folder. Use glob to see what is in it."
+            )
+        if kind != "file":
+            raise ToolFailure(
+                ErrorKind.PERMISSION_DENIED,
+                f"'{path}' is a pipe, socket or device, not a file. It cannot be used.",
+            )
+        if about.st_nlink > 1 and not self._hard_links:
+            raise outside(path)
+
+    def _stat(self, path: str) -> FileStat:
+        descriptor, place = self._open(path, os.O_PATH)
+        try:
+            about = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        return FileStat(place.shown, kind_of(about.st_mode), about.st_size, about.st_mtime)
+
+    def _write(self, path: str, data: bytes, abandoned: threading.Event) -> None:
+        place = self.roots.locate(path, write=True)
+        # With no links followed, folding `..` by text means the same as walking it.
+        inside = posixpath.normpath(place.inside)
+        if inside == ".." or inside.startswith("../"):
+            raise outside(path)
+        above, name = posixpath.split(inside)
+        if path.endswith("/") or name in ("", "."):
+            raise ToolFailure(
+                ErrorKind.INVALID_PARAMS, f"'{path}' names a folder. Add the file's name."
+            )
+        try:
+            folder = self._make_folders(place, above)
+            try:
+                self._replace(folder, name, data, path, abandoned)
+            finally:
+                os.close(folder)
+        except OSError as problem:
+            raise explained(problem, path) from None
+
+    def _make_folders(self, place: Place, above: str) -> int:
+        with place.folder() as root:
+            here = os.open(".", FOLDER, dir_fd=root)
+            for name in above.split("/") if above else []:
+                try:
+                    try:
+                        below = self._enter(here, name)
+                    except FileNotFoundError:
+                        _make_folder(here, name)
+                        below = self._enter(here, name)
+                finally:
+                    os.close(here)
+                here = below
+            return here
+
+    def _enter(self, folder: int, name: str) -> int:
+        return open_beneath(folder, name, FOLDER, links=False, mounts=self.roots.mounts)
+
+    def _replace(
+        self, folder: int, name: str, data: bytes, path: str, abandoned: threading.Event
+    ) -> None:
+        old = _look(folder, name)
+        if old is not None and stat.S_ISLNK(old.st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if old is not None:
+            self._regular(path, old)
+        draft = f".evoclaw-{secrets.token_hex(8)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(draft, flags, 0o666, dir_fd=folder)
+        try:
+            try:
+                _write_all(descriptor, data)
+                if old is not None:
+                    _keep_rights(descriptor, old)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if abandoned.is_set():
+                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+            os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(draft, dir_fd=folder)
+            raise
+        _sync_folder(folder)
+
+
+def _read_all(descriptor: int, start: int, wanted: int, *, whole: bool) -> bytes:
+    pieces: list[bytes] = []
+    while wanted > 0:
+        piece = os.pread(descriptor, min(wanted, 1 << 20), start)
+        if not piece:
+            break
+        pieces.append(piece)
+        start, wanted = start + len(piece), wanted - len(piece)
+    if whole and not pieces:
+        # Files of /proc and /sys say they have no size.
+        return os.pread(descriptor, 1 << 20, start)
+    return b"".join(pieces)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _make_folder(folder: int, name: str) -> None:
+    try:
+        os.mkdir(name, dir_fd=folder)
+    except FileExistsError:
+        return
+
+
+def _look(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _keep_rights(descriptor: int, old: os.stat_result) -> None:
+    if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+        # It may not be ours to give away; the content matters more than the owner.
+        with suppress(PermissionError):
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & 0o777)
+
+
+def _sync_folder(folder: int) -> None:
+    """Make the rename itself durable; the descriptor we hold is only good for paths."""
+    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

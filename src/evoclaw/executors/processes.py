@@ -1,0 +1,212 @@
+"""`LocalProcesses`: the processes of this machine, each call a tree that is dead when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.core.ops import Completed
+from evoclaw.executors.output import STDERR, STDOUT, Watch
+from evoclaw.executors.roots import Roots
+from evoclaw.executors.trees import Job, Namespace, Supervised, Tree, Unshare
+
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+NAMESPACE, NONE = "pid-namespace", "none"
+SHOWN = 2_000
+"""Bytes of a stopped command's output that are shown in the refusal."""
+
+
+class LocalProcesses:
+    """Processes of this machine.
+
+    They start in a clean environment (nothing of ours but PATH, HOME and LANG), without a
+    terminal and with nothing to read. When a call ends, however it ends, everything it started
+    is dead. This is tidiness, not a cage: what a command may reach is the sandbox's to decide.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        roots: Iterable[str | Path] = (),
+        env: Mapping[str, str] | None = None,
+        isolation: Literal["auto", "pid-namespace", "none"] = "auto",
+        max_bytes: int = 128 << 20,
+        grace: float = 0.3,
+    ) -> None:
+        """Choose where and how.
+
+        Args:
+            root: The workspace; relative folders start here.
+            roots: Further folders a command may start in, by absolute path.
+            env: Further environment variables for every command.
+            isolation: `pid-namespace` refuses to run without one; `auto` tries, and says what
+                it got; `none` does not try, for programs that bring their own.
+            max_bytes: A command that writes more than this is stopped.
+            grace: Seconds between asking a command to end and killing it.
+        """
+        self._roots = Roots(root, writable=roots, mounts=True)
+        self._env = dict(env or {})
+        self._wanted = isolation
+        self._max_bytes, self._grace = max_bytes, grace
+        self._how: Unshare | None = None
+        self._probed = isolation == NONE
+
+    async def isolation(self) -> str:
+        """What commands here really run in: `pid-namespace` or `none`."""
+        if not self._probed:
+            self._how = await _probe(self._roots.workspace.path)
+            self._probed = True
+        if self._how is None and self._wanted == NAMESPACE:
+            raise ToolFailure(
+                ErrorKind.SANDBOX_UNAVAILABLE,
+                "This machine does not allow a pid namespace, and commands here need one. "
+                "Explain this to the user.",
+            )
+        return NONE if self._how is None else NAMESPACE
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str = ".",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        on_output: Callable[[str], None] | None = None,
+        max_output: int = 1 << 20,
+    ) -> Completed:
+        """Run a program to its end, its leftovers included."""
+        job = await asyncio.to_thread(self._job, tuple(argv), cwd, env or {}, stdin)
+        isolation = await self.isolation()
+        tree = Supervised() if self._how is None else Namespace(self._how)
+        watch = Watch(max_output, self._max_bytes, on_output)
+        # A task of its own: cancelling the caller must not cut the clean-up short.
+        living = asyncio.create_task(self._live(tree, job, watch))
+        try:
+            await asyncio.wait([living])
+        except asyncio.CancelledError:
+            watch.wake.set()
+            await _finish(living)
+            raise
+        try:
+            code = living.result()
+        except OSError as problem:
+            raise _refused(problem, job.argv[0]) from None
+        if watch.overflowed:
+            raise self._too_much(watch, isolation)
+        out, err = watch.kept[STDOUT], watch.kept[STDERR]
+        return Completed(code, out.content(), err.content(), out.total, err.total, isolation)
+
+    async def _live(self, tree: Tree, job: Job, watch: Watch) -> int:
+        try:
+            await tree.start(job, watch)
+            await watch.wake.wait()
+            if not watch.exited.is_set() and not watch.overflowed:
+                tree.terminate()
+                await watch.settled(self._grace)
+        finally:
+            code = await tree.end()
+        return code
+
+    def _job(
+        self, argv: tuple[str, ...], cwd: str, env: Mapping[str, str], stdin: bytes | None
+    ) -> Job:
+        folder = self._roots.real_folder(cwd)
+        whole = _clean_environment() | self._env | dict(env)
+        for text in (*argv, *whole.keys(), *whole.values()):
+            _check_text(text)
+        if not argv or not argv[0]:
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, "No program was named.")
+        name = argv[0]
+        program = str(Path(folder, name)) if "/" in name else name
+        found = shutil.which(program, path=whole.get("PATH", DEFAULT_PATH))
+        if found is None:
+            raise ToolFailure(
+                ErrorKind.NOT_FOUND,
+                f"There is no program '{name}' on this machine. Use another one.",
+            )
+        return Job((str(Path(folder, found)), *argv[1:]), folder, whole, stdin)
+
+    def _too_much(self, watch: Watch, isolation: str) -> ToolFailure:
+        out, err = watch.kept[STDOUT], watch.kept[STDERR]
+        head = (out.content() or err.content())[:SHOWN].decode(errors="replace")
+        return ToolFailure(
+            ErrorKind.TOO_LARGE,
+            f"The command wrote more than {self._max_bytes:,} bytes and was stopped. Send its "
+            f"output to a file, or cut it with head, tail or grep. It began:\n{head}",
+            stdout_bytes=out.total,
+            stderr_bytes=err.total,
+            isolation=isolation,
+        )
+
+
+async def _finish(living: asyncio.Task[int]) -> None:
+    """Wait for a task whatever else is cancelled meanwhile; it takes seconds at most."""
+    while not living.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([living])
+    if not living.cancelled():
+        # Seen, so that nobody warns of an error that no longer matters.
+        living.exception()
+
+
+def _clean_environment() -> dict[str, str]:
+    return {
+        "PATH": os.environ.get("PATH", DEFAULT_PATH),
+        "HOME": os.environ.get("HOME", "/"),
+        "LANG": os.environ.get("LANG", "C.UTF-8"),
+        "TERM": "dumb",
+    }
+
+
+def _check_text(text: str) -> None:
+    try:
+        if b"\0" not in os.fsencode(text):
+            return
+    except UnicodeEncodeError:
+        pass
+    raise ToolFailure(
+        ErrorKind.INVALID_PARAMS,
+        "An argument contains a NUL character or is not valid text. Leave it out.",
+    )
+
+
+def _refused(problem: OSError, program: str) -> ToolFailure:
+    if problem.errno == errno.E2BIG:
+        return ToolFailure(
+            ErrorKind.TOO_LARGE,
+            "The command is too long for this machine. Write it to a file and run that.",
+        )
+    reason = problem.strerror or str(problem)
+    return ToolFailure(ErrorKind.EXECUTION_FAILED, f"'{program}' could not be started: {reason}.")
+
+
+async def _probe(folder: str) -> Unshare | None:
+    """Find a way to make pid namespaces by making one."""
+    names = ("unshare", "nsenter", "cat", "true")
+    unshare, nsenter, cat, true = (
+        shutil.which(name, path=os.environ.get("PATH", "") + ":" + DEFAULT_PATH) for name in names
+    )
+    if unshare is None or nsenter is None or cat is None or true is None:
+        return None
+    for user in (False, True) if os.geteuid() == 0 else (True,):
+        how = Unshare(unshare, nsenter, cat, user)
+        tree, watch = Namespace(how), Watch(1024, 1024)
+        try:
+            await tree.start(Job((true,), folder, {}), watch)
+            worked = await watch.settled(5)
+        except (OSError, TimeoutError):
+            worked = False
+        finally:
+            code = await tree.end()
+        if worked and code == 0:
+            return how
+    return None

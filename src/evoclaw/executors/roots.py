@@ -1,0 +1,206 @@
+"""Which folders a machine's files may be in, and in which of them a given path is."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import posixpath
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from evoclaw.core.errors import ConfigError, ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.executors.beneath import FOLDER, open_beneath
+
+LONGEST_PATH = 4096
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WRONG = (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO, errno.ENODEV)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A folder that may be read, perhaps written."""
+
+    path: str
+    """Absolute, links resolved."""
+    spellings: tuple[str, ...]
+    """How a caller may write it: as configured, and resolved."""
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path, taken apart."""
+
+    root: Root
+    inside: str
+    """Relative to the root, as written: links and `..` are for the kernel to judge."""
+    shown: str
+    """Relative to the workspace when in it, else absolute."""
+
+    @contextmanager
+    def folder(self) -> Generator[int]:
+        """The root, opened."""
+        descriptor = os.open(self.root.path, FOLDER)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+class Roots:
+    """The workspace and whatever else is allowed."""
+
+    def __init__(
+        self,
+        workspace: str | Path,
+        *,
+        readable: Iterable[str | Path] = (),
+        writable: Iterable[str | Path] = (),
+        mounts: bool = False,
+    ) -> None:
+        self.workspace = _root(workspace, writable=True)
+        self.mounts = mounts
+        self._all = (
+            self.workspace,
+            *(_root(path, writable=True) for path in writable),
+            *(_root(path, writable=False) for path in readable),
+        )
+
+    def locate(self, path: str, *, write: bool = False) -> Place:
+        """Say where a path is; refuse one that cannot be a path or is in no root."""
+        check_path(path)
+        if not path.startswith("/"):
+            return Place(self.workspace, path, posixpath.normpath(path))
+        for root in self._all:
+            inside = _inside(root, path)
+            if inside is None:
+                continue
+            if write and not root.writable:
+                raise ToolFailure(
+                    ErrorKind.PERMISSION_DENIED,
+                    f"'{path}' is in a folder that may only be read. Write inside the workspace.",
+                )
+            if root is self.workspace:
+                return Place(root, inside, posixpath.normpath(inside))
+            return Place(root, inside, posixpath.normpath(posixpath.join(root.path, inside)))
+        raise outside(path)
+
+    def open(self, place: Place, flags: int, *, links: bool = True) -> int:
+        """Open what is at a place; `OSError` if that cannot be or would leave the root."""
+        with place.folder() as folder:
+            return open_beneath(folder, place.inside, flags, links=links, mounts=self.mounts)
+
+    def real_folder(self, path: str) -> str:
+        """The true path of a folder in a root, for a process to start in."""
+        place = self.locate(path)
+        try:
+            descriptor = self.open(place, FOLDER)
+        except OSError as problem:
+            raise explained(problem, path) from None
+        try:
+            return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        finally:
+            os.close(descriptor)
+
+    def near(self, place: Place) -> list[str]:
+        """Names like the one that was not found, in the same folder."""
+        folder, _, name = place.inside.rstrip("/").rpartition("/")
+        if name.startswith("."):
+            # Such as .gitignore: looked for in every folder, not misspelt.
+            return []
+        above = Place(place.root, folder or ".", place.shown)
+        try:
+            descriptor = self.open(above, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return []
+        try:
+            with os.scandir(descriptor) as entries:
+                names = [entry.name for entry in islice(entries, 1000)]
+        finally:
+            os.close(descriptor)
+        found = difflib.get_close_matches(name, names, n=3)
+        return [posixpath.join(posixpath.dirname(place.shown), one) for one in found]
+
+
+def _root(path: str | Path, *, writable: bool) -> Root:
+    given = Path(path).absolute()
+    try:
+        real = given.resolve(strict=True)
+    except OSError as problem:
+        raise ConfigError(f"folder {str(given)!r} cannot be used: {problem.strerror}") from None
+    if not real.is_dir():
+        raise ConfigError(f"{str(given)!r} is not a folder")
+    return Root(str(real), (str(real), str(given)), writable)
+
+
+def _inside(root: Root, path: str) -> str | None:
+    for spelling in root.spellings:
+        if path == spelling:
+            return "."
+        prefix = spelling.rstrip("/") + "/"
+        if path.startswith(prefix):
+            return path[len(prefix) :].lstrip("/") or "."
+    return None
+
+
+def check_path(path: str) -> None:
+    """Refuse what cannot be a path; everything else is taken literally, `~` and `$HOME` too."""
+    problem = None
+    if not path:
+        problem = "is empty"
+    elif "\0" in path:
+        problem = "contains a NUL character"
+    elif len(path) > LONGEST_PATH:
+        problem = f"is longer than {LONGEST_PATH} characters"
+    else:
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            problem = "is not valid text"
+    if problem:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS, f"The path {problem}. Give a path inside the workspace."
+        )
+
+
+def outside(path: str) -> ToolFailure:
+    """The refusal of a path that leaves every allowed folder."""
+    return ToolFailure(
+        ErrorKind.PERMISSION_DENIED,
+        f"'{path}' is outside the workspace, or a link or mount in it leads outside. "
+        "Use a path inside the workspace, relative to it.",
+    )
+
+
+def explained(problem: OSError, path: str, near: Iterable[str] = ()) -> ToolFailure:
+    """What the model is told when the system refused."""
+    code = problem.errno
+    reason = problem.strerror or str(problem)
+    if code == errno.EXDEV:
+        return outside(path)
+    if code == errno.ENOENT:
+        guess = ", ".join(f"'{one}'" for one in near)
+        hint = f"Did you mean {guess}?" if guess else "Use glob to see what there is."
+        return ToolFailure(ErrorKind.NOT_FOUND, f"'{path}' does not exist. {hint}")
+    if code == errno.ELOOP:
+        return ToolFailure(
+            ErrorKind.PERMISSION_DENIED,
+            f"'{path}' is a link or goes through one. Use the path of the real file.",
+        )
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ToolFailure(
+            ErrorKind.PERMISSION_DENIED, f"'{path}' may not be used: {reason}. Explain to the user."
+        )
+    if code in FULL:
+        return ToolFailure(
+            ErrorKind.EXECUTION_FAILED,
+            f"'{path}' could not be written, and nothing was changed: {reason}. "
+            "Free some space or explain to the user.",
+        )
+    kind = ErrorKind.INVALID_PARAMS if code in WRONG else ErrorKind.EXECUTION_FAILED
+    return ToolFailure(kind, f"'{path}' could not be used: {reason}.")

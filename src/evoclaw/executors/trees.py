@@ -1,0 +1,247 @@
+"""Starting a command so that it and everything it starts can be ended, and be known to have ended.
+
+Killing a process, or its group, leaves behind what moved to a session of its own. Two ways do
+not: a pid namespace, which the kernel empties when its first process ends; and, where that is not
+allowed, a supervisor that inherits the orphans. Both also end everything when we die ourselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from evoclaw.executors.output import Watch
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 5.0
+"""Seconds to wait for what takes milliseconds, before calling it broken."""
+NUDGE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run, checked: the program is there and the folder is allowed."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    stdin: bytes | None = None
+
+
+class Tree(Protocol):
+    """A command and everything it starts."""
+
+    async def start(self, job: Job, watch: Watch) -> None:
+        """Start it; `OSError` if that cannot be."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it politely to end."""
+        ...
+
+    async def end(self) -> int:
+        """Kill whatever is left, see that it is dead, and say how the command ended."""
+        ...
+
+
+class Holder(asyncio.SubprocessProtocol):
+    """The first process of a namespace: `cat`, which echoes when ready and ends with its input."""
+
+    def __init__(self) -> None:
+        self.ready, self.exited = asyncio.Event(), asyncio.Event()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """It echoed: the namespace stands."""
+        self.ready.set()
+
+    def process_exited(self) -> None:
+        """It ended, and with it, says the kernel, everything in the namespace."""
+        self.exited.set()
+        self.ready.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Unshare:
+    """How this machine lets us make a pid namespace."""
+
+    unshare: str
+    nsenter: str
+    cat: str
+    user: bool
+    """Through a user namespace, as anyone but root must."""
+
+
+class Namespace:
+    """A command in a pid namespace of its own."""
+
+    def __init__(self, how: Unshare) -> None:
+        self._how = how
+        self._holder = Holder()
+        self._held: asyncio.SubprocessTransport | None = None
+        self._main: asyncio.SubprocessTransport | None = None
+        self._watch: Watch | None = None
+
+    async def start(self, job: Job, watch: Watch) -> None:
+        """Make the namespace, then enter it with the command."""
+        loop = asyncio.get_running_loop()
+        user = ("--user", "--map-current-user") if self._how.user else ()
+        self._held, _ = await loop.subprocess_exec(
+            lambda: self._holder,
+            *(self._how.unshare, *user, "--pid", "--fork", "--kill-child", "--mount-proc"),
+            self._how.cat,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            env={},
+        )
+        cast("asyncio.WriteTransport", self._held.get_pipe_transport(0)).write(b"\n")
+        async with asyncio.timeout(PATIENCE):
+            await self._holder.ready.wait()
+        if self._holder.exited.is_set():
+            raise ChildProcessError("no pid namespace could be made")
+        spaces = f"/proc/{self._held.get_pid()}/ns"
+        enter = (f"--user={spaces}/user", "--preserve-credentials") if self._how.user else ()
+        self._main = await _spawn(
+            (self._how.nsenter, *enter)
+            + (f"--pid={spaces}/pid_for_children", f"--mount={spaces}/mnt", f"--wdns={job.cwd}")
+            + ("--", *job.argv),
+            job,
+            watch,
+        )
+        self._watch = watch
+
+    def terminate(self) -> None:
+        """Signal everything in the namespace, but never nsenter, which must live to reap."""
+        if self._held is not None:
+            for pid in _members(self._held.get_pid()):
+                _signal(pid, signal.SIGTERM)
+                _signal(pid, signal.SIGCONT)
+
+    async def end(self) -> int:
+        """Let the first process end; the kernel kills the others and only then reports it."""
+        if self._held is not None:
+            held = self._held.get_pipe_transport(0)
+            if held is not None:
+                held.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    await self._emptied()
+            self._held.close()
+        return await _close(self._main, self._watch)
+
+    async def _emptied(self) -> None:
+        # The kernel waits until nsenter has reaped the command, and nsenter stops itself when
+        # the command does: wake it until it is done.
+        while not self._holder.exited.is_set():
+            if self._main is not None and self._main.get_returncode() is None:
+                _signal(self._main.get_pid(), signal.SIGCONT)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(NUDGE):
+                    await self._holder.exited.wait()
+
+
+def _members(holder: int) -> list[int]:
+    """The processes in the pid namespace that `holder` made."""
+    found: list[int] = []
+    with suppress(OSError):
+        space = Path(f"/proc/{holder}/ns/pid_for_children").readlink()
+        for name in Path("/proc").glob("[0-9]*/ns/pid"):
+            # Gone meanwhile, or somebody else's.
+            with suppress(OSError):
+                if name.readlink() == space:
+                    found.append(int(name.parts[2]))
+    return found
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+class Supervised:
+    """A command below a supervisor."""
+
+    def __init__(self) -> None:
+        self._control: int | None = None
+        self._main: asyncio.SubprocessTransport | None = None
+        self._watch: Watch | None = None
+
+    async def start(self, job: Job, watch: Watch) -> None:
+        """Start the supervisor, which starts the command."""
+        told, self._control = os.pipe()
+        script = str(Path(__file__).with_name("supervisor.py"))
+        argv = (sys.executable, "-I", "-S", script, str(told), *job.argv)
+        try:
+            self._main = await _spawn(argv, job, watch, told)
+        finally:
+            os.close(told)
+        self._watch = watch
+
+    def terminate(self) -> None:
+        """Have every descendant signalled."""
+        if self._control is not None:
+            with suppress(BrokenPipeError):
+                os.write(self._control, b"T")
+
+    async def end(self) -> int:
+        """Have everything killed; the supervisor ends when it has no descendant left."""
+        if self._control is not None:
+            os.close(self._control)
+            self._control = None
+        if self._main is not None and self._watch is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    await self._watch.exited.wait()
+        return await _close(self._main, self._watch)
+
+
+async def _spawn(
+    argv: tuple[str, ...], job: Job, watch: Watch, *keep: int
+) -> asyncio.SubprocessTransport:
+    # A memory file, not a pipe: nothing to feed, nothing to block on.
+    given = os.memfd_create("stdin") if job.stdin is not None else None
+    try:
+        if given is not None and job.stdin is not None:
+            rest = memoryview(job.stdin)
+            while rest:
+                rest = rest[os.write(given, rest) :]
+            os.lseek(given, 0, os.SEEK_SET)
+        transport, _ = await asyncio.get_running_loop().subprocess_exec(
+            lambda: watch,
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL if given is None else given,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            cwd=job.cwd,
+            env=dict(job.env),
+            pass_fds=keep,
+        )
+        return transport
+    finally:
+        if given is not None:
+            os.close(given)
+
+
+async def _close(main: asyncio.SubprocessTransport | None, watch: Watch | None) -> int:
+    if main is None or watch is None:
+        return 0
+    if not watch.exited.is_set():
+        main.kill()
+    if not await watch.settled(PATIENCE):
+        logger.warning("process %d or what it started could not be ended", main.get_pid())
+    code = main.get_returncode()
+    # Closing also frees a reader that something unkillable still holds the other end of.
+    main.close()
+    return -int(signal.SIGKILL) if code is None else code

@@ -1,0 +1,154 @@
+"""Executors around an executor: one concern each, the loop untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
+from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.core.ports import Executor, Progress
+from evoclaw.core.tools import Call, Effect, Tool
+from evoclaw.core.toolset import Toolset
+from evoclaw.core.wording import permission_denied, tool_not_found
+
+ALL = "*"
+"""As a capability: every permission."""
+PASSING = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN, ErrorKind.AGENT_OFFLINE})
+"""Failures that another try may not meet."""
+
+
+class Wrapper:
+    """An executor around another one. As it stands, it changes nothing."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self._seen: Sequence[Tool] | None = None
+        self._changed: Sequence[Tool] = ()
+
+    def tools(self) -> Sequence[Tool]:
+        """The inner tools, changed; the same object while the inner one is the same."""
+        seen = self.inner.tools()
+        if seen is not self._seen:
+            self._changed = Toolset(self.change(seen), like=seen)
+            self._seen = seen
+        return self._changed
+
+    def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """What becomes of the inner tools."""
+        return tools
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Hand the call on."""
+        return await self.inner.execute(call, progress)
+
+
+class Filtered(Wrapper):
+    """Offers and runs only the tools whose permissions are all held; no capabilities, no tools."""
+
+    def __init__(self, inner: Executor, capabilities: Iterable[str]) -> None:
+        super().__init__(inner)
+        self._capabilities = frozenset(capabilities)
+
+    def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """Leave out what may not be used."""
+        return tuple(tool for tool in tools if self._may(tool))
+
+    def _may(self, tool: Tool) -> bool:
+        held = self._capabilities
+        return bool(held) and (ALL in held or tool.permissions <= held)
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Hand the call on if it may be used, judged by the tool the executor really has."""
+        real = next((tool for tool in self.inner.tools() if tool.name == call.name), None)
+        if real is None:
+            names = [tool.name for tool in self.tools()]
+            raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, names))
+        if not self._may(real):
+            missing = sorted(real.permissions - self._capabilities)
+            raise ToolFailure(ErrorKind.PERMISSION_DENIED, permission_denied(real, missing))
+        return await super().execute(call, progress)
+
+
+class Aliased(Wrapper):
+    """Lets tools also be called by other names."""
+
+    def __init__(self, inner: Executor, aliases: Mapping[str, str]) -> None:
+        super().__init__(inner)
+        self._aliases = dict(aliases)
+        self.tools()
+
+    def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """Add the other names of those that are there."""
+        known = {tool.name: tool for tool in tools}
+        for alias in self._aliases:
+            if alias in known:
+                raise DuplicateTool(alias)
+        others = (
+            replace(known[name], name=alias, description=f"The same as `{name}`.")
+            for alias, name in self._aliases.items()
+            if name in known
+        )
+        return (*tools, *others)
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Hand the call on under the tool's own name; answer under the name it was called by."""
+        name = self._aliases.get(call.name)
+        if name is None:
+            return await super().execute(call, progress)
+        inner = replace(call, tool=replace(call.tool, name=name))
+        return replace(await super().execute(inner, progress), name=call.name)
+
+
+class WithTimeouts(Wrapper):
+    """Gives tools other timeouts than their own, never above their maximum."""
+
+    def __init__(self, inner: Executor, seconds: Mapping[str, float]) -> None:
+        super().__init__(inner)
+        for name, timeout in seconds.items():
+            if timeout <= 0:
+                raise ConfigError(f"the timeout of {name!r} must be above 0 seconds")
+        self._seconds = dict(seconds)
+
+    def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """Replace the timeouts that are configured."""
+        return tuple(
+            replace(tool, timeout=min(self._seconds[tool.name], tool.max_timeout))
+            if tool.name in self._seconds
+            else tool
+            for tool in tools
+        )
+
+
+class WithRetry(Wrapper):
+    """Tries again what failed in passing, if running it twice does no harm."""
+
+    def __init__(self, inner: Executor, attempts: int = 2) -> None:
+        super().__init__(inner)
+        if attempts < 1:
+            raise ConfigError("a call needs at least 1 attempt")
+        self._attempts = attempts
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Run one call, several times if need be; the last answer counts."""
+        harmless = call.tool.effect is Effect.READ or call.tool.idempotent
+        for _ in range(1, self._attempts if harmless else 1):
+            try:
+                result = await super().execute(call, progress)
+            except ToolFailure as failure:
+                if failure.kind not in PASSING:
+                    raise
+            else:
+                if result.error not in PASSING:
+                    return result
+            call = next_attempt(call)
+        return await super().execute(call, progress)
+
+
+def next_attempt(call: Call) -> Call:
+    """The same call under the request id of its next attempt, so no journal answers for it."""
+    stem, _, attempt = call.request_id.rpartition(".")
+    if not stem or not attempt.isdigit():
+        return call
+    return replace(call, request_id=f"{stem}.{int(attempt) + 1}")

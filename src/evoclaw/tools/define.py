@@ -1,0 +1,289 @@
+"""`@tool`: a plain function with annotations and a docstring becomes a tool."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import typing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from evoclaw.core.bound import BoundTool, Machine, Output
+from evoclaw.core.errors import SchemaError, ToolFailure
+from evoclaw.core.messages import (
+    JSON,
+    Block,
+    ErrorBlock,
+    ErrorKind,
+    ImageBlock,
+    TextBlock,
+    ToolResult,
+)
+from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.core.ports import Progress
+from evoclaw.core.tools import EVERYTHING, Call, Effect, Tool
+from evoclaw.tools.schema import read_docstring, schema_of
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+def tool(
+    *permissions: str,
+    name: str | None = None,
+    timeout: float = 10,
+    max_timeout: float = 60,
+    effect: str = "write",
+    resources: Sequence[str] = (EVERYTHING,),
+    idempotent: bool = False,
+    streams: bool = False,
+    version: str = "1",
+) -> Callable[[Callable[..., object]], BoundTool]:
+    """Make a tool of a function.
+
+    The docstring is what the model reads; its `Args:` section describes the parameters.
+    Parameters annotated `FileOps`, `ExecOps` or `Progress` are handed in and never shown to the
+    model. A plain function runs in a thread, which cannot be stopped: write long work as `async`.
+    Return text, a JSON-able value, blocks, or an `Output`.
+
+    Args:
+        permissions: What an agent must hold to use it.
+        name: What the model calls it; the function's name if not given.
+        timeout: Seconds a call may take.
+        max_timeout: The most seconds a call may ask for.
+        effect: `read` or `write`.
+        resources: The parameters that say what a call touches; `("*",)` is everything.
+        idempotent: Running it twice does no more than running it once.
+        streams: It reports output while it runs.
+        version: Raised when its meaning changes.
+    """
+    if any(callable(permission) for permission in permissions):
+        raise SchemaError(str(permissions[0]), "write `@tool()`, with the brackets")
+
+    def define(function: Callable[..., object]) -> BoundTool:
+        title = name or getattr(function, "__name__", "")
+        made = Tool(
+            title,
+            "",
+            {},
+            permissions=frozenset(permissions),
+            effect=_effect(title, effect),
+            resources=tuple(resources),
+            timeout=float(timeout),
+            max_timeout=float(max_timeout),
+            idempotent=idempotent,
+            streams=streams,
+            version=version,
+        )
+        return _bind(made, function)
+
+    return define
+
+
+def _bind(bare: Tool, function: Callable[..., object]) -> BoundTool:
+    signature = _read_signature(bare.name, function)
+    made = replace(bare, description=signature.description, parameters=signature.schema)
+    _check(made)
+    wanted = set(signature.injected.values())
+    return BoundTool(
+        made,
+        _runner(signature, function),
+        needs_files="files" in wanted,
+        needs_exec="exec" in wanted,
+        function=function,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    description: str
+    schema: dict[str, JSON]
+    arguments: type[msgspec.Struct]
+    injected: Mapping[str, str]
+    """Parameter name to the `Machine` field it is given."""
+
+
+def _read_signature(title: str, function: Callable[..., object]) -> _Signature:
+    documented = read_docstring(function.__doc__ or "")
+    if not documented.description:
+        raise SchemaError(title, "it needs a docstring that tells the model what it does")
+    injected: dict[str, str] = {}
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    hints = _hints(title, function)
+    for parameter in inspect.signature(function).parameters.values():
+        annotation = _annotation(title, parameter, hints)
+        field = _injection(annotation)
+        if field is not None:
+            injected[parameter.name] = field
+        elif parameter.default is inspect.Parameter.empty:
+            fields.append((parameter.name, annotation))
+        else:
+            fields.append((parameter.name, annotation, _default(title, parameter)))
+    names = tuple(field[0] for field in fields)
+    unknown = sorted(documented.arguments.keys() - set(names) - injected.keys())
+    if unknown:
+        raise SchemaError(title, f"its docstring describes {unknown}, which it does not take")
+    arguments = msgspec.defstruct(
+        f"{title}_arguments", fields, kw_only=True, forbid_unknown_fields=True
+    )
+    described = {name: documented.arguments.get(name, "") for name in names}
+    schema = schema_of(title, arguments, described)
+    return _Signature(documented.description, schema, arguments, injected)
+
+
+def _hints(title: str, function: Callable[..., object]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as problem:
+        raise SchemaError(
+            title, f"an annotation cannot be read ({problem}); import its type at module level"
+        ) from None
+
+
+def _annotation(title: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
+    if parameter.kind in (
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+        inspect.Parameter.POSITIONAL_ONLY,
+    ):
+        raise SchemaError(title, f"parameter {parameter.name!r} must be given by name")
+    if parameter.name not in hints:
+        raise SchemaError(title, f"parameter {parameter.name!r} has no annotation")
+    return hints[parameter.name]
+
+
+def _injection(annotation: Any) -> str | None:
+    if annotation is FileOps:
+        return "files"
+    if annotation is ExecOps:
+        return "exec"
+    return "progress" if annotation == Progress else None
+
+
+def _default(title: str, parameter: inspect.Parameter) -> JSON:
+    try:
+        msgspec.json.encode(parameter.default)
+    except (TypeError, ValueError):
+        raise SchemaError(
+            title, f"the default of {parameter.name!r} cannot be written as JSON"
+        ) from None
+    return parameter.default
+
+
+def _effect(title: str, effect: str) -> Effect:
+    if effect not in list(Effect):
+        raise SchemaError(title, f"effect {effect!r} is neither 'read' nor 'write'")
+    return Effect(effect)
+
+
+def _check(made: Tool) -> None:
+    if not NAME.fullmatch(made.name):
+        raise SchemaError(
+            made.name, "a name is a letter or '_', then letters, digits, '_' or '-', at most 64"
+        )
+    if not 0 < made.timeout <= made.max_timeout:
+        raise SchemaError(made.name, "timeout must be above 0 and not above max_timeout")
+    strange = [
+        name
+        for name in made.resources
+        if name != EVERYTHING and name not in made.parameters["properties"]
+    ]
+    if strange:
+        raise SchemaError(made.name, f"resources {strange} are not among its parameters")
+
+
+def _runner(
+    signature: _Signature, function: Callable[..., object]
+) -> Callable[[Call, Machine], Awaitable[ToolResult]]:
+    waits = inspect.iscoroutinefunction(function)
+
+    async def run(call: Call, machine: Machine) -> ToolResult:
+        given = _convert(call, signature)
+        for parameter, field in signature.injected.items():
+            given[parameter] = getattr(machine, field)
+        if waits:
+            answer = await cast("Awaitable[object]", function(**given))
+        else:
+            answer = await asyncio.to_thread(function, **given)
+        return to_result(call, answer)
+
+    return run
+
+
+def _convert(call: Call, signature: _Signature) -> dict[str, Any]:
+    try:
+        try:
+            struct = msgspec.convert(call.arguments, signature.arguments)
+        except msgspec.ValidationError:
+            # JSON Schema calls 3.0 an integer; msgspec does not.
+            struct = msgspec.convert(_whole(call.arguments), signature.arguments)
+    except msgspec.ValidationError as problem:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS, f"Invalid parameters for '{call.name}': {problem}."
+        ) from None
+    return msgspec.structs.asdict(struct)
+
+
+def _whole(value: JSON) -> JSON:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in cast("dict[str, JSON]", value).items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in cast("list[JSON]", value)]
+    return value
+
+
+def to_result(call: Call, answer: object) -> ToolResult:
+    """Make whatever a tool returned into the call's result."""
+    if isinstance(answer, str):
+        return ToolResult(call.id, call.name, (TextBlock(encodable(answer)),))
+    if isinstance(answer, ToolResult):
+        return ToolResult(
+            call.id, call.name, _clean(answer.blocks), answer.error, details=answer.details
+        )
+    if isinstance(answer, Output):
+        return ToolResult(call.id, call.name, _clean(answer.blocks), details=answer.details)
+    return ToolResult(call.id, call.name, _clean(_blocks(call, answer)))
+
+
+def _blocks(call: Call, answer: object) -> tuple[Block, ...]:
+    if answer is None:
+        return (TextBlock("done"),)
+    if isinstance(answer, TextBlock | ImageBlock | ErrorBlock):
+        return (answer,)
+    if _are_blocks(answer):
+        return tuple(answer)
+    try:
+        return (TextBlock(msgspec.json.encode(answer).decode()),)
+    except (TypeError, ValueError) as problem:
+        raise ToolFailure(
+            ErrorKind.INTERNAL,
+            f"Tool '{call.name}' ran, but its answer cannot be shown ({problem}). "
+            "Do not repeat the call; explain this to the user.",
+        ) from None
+
+
+def _are_blocks(answer: object) -> TypeGuard[Sequence[Block]]:
+    if not isinstance(answer, list | tuple) or not answer:
+        return False
+    items = cast("Sequence[object]", answer)
+    return all(isinstance(item, TextBlock | ImageBlock | ErrorBlock) for item in items)
+
+
+def _clean(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    return tuple(
+        TextBlock(encodable(block.text)) if isinstance(block, TextBlock) else block
+        for block in blocks
+    )
+
+
+def encodable(text: str) -> str:
+    """The text, with lone surrogates (odd file names) shown as `�`, so that it is valid JSON."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,305 @@
+"""The tools `read`, `write` and `edit`."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
+
+from evoclaw.core.bound import Output
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind, ImageBlock, TextBlock
+from evoclaw.core.ops import FileOps, FileStat
+from evoclaw.tools.define import tool
+from evoclaw.tools.diff import unified
+from evoclaw.tools.truncate import LOSSY, cut_line, to_text
+
+CHUNK = 256 << 10
+LONGEST_LINE = 2_000
+"""Characters of one line that are shown."""
+MOST = 50_000
+"""Characters that one read shows."""
+LARGEST_IMAGE = 5 << 20
+LARGEST_EDIT = 10 << 20
+SNIFFED = 8 << 10
+IMAGES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+@tool("file_read", timeout=5, max_timeout=30, effect="read", resources=("path",))
+async def read(
+    ops: FileOps,
+    path: str,
+    offset: Annotated[int, Meta(ge=1)] = 1,
+    limit: Annotated[int, Meta(ge=1)] = 2000,
+) -> Output:
+    """Read a text file, or a window of its lines. Pictures are shown as pictures.
+
+    Args:
+        ops: The machine's files.
+        path: The file, relative to the workspace.
+        offset: The first line to show, counted from 1.
+        limit: How many lines to show at most.
+    """
+    about = await ops.stat(path)
+    head = await ops.read(path, limit=SNIFFED)
+    media_type = _image_type(head)
+    if media_type is not None:
+        return await _picture(ops, about, path, media_type)
+    if b"\0" in head or head.startswith(UTF16):
+        hint = "It is UTF-16: convert it" if head.startswith(UTF16) else "Look at it"
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS,
+            f"'{path}' is not a text file ({about.size:,} bytes). {hint} with a program for "
+            "that (such as file, xxd or iconv), if you may run one.",
+        )
+    window = await _window(ops, path, offset, limit)
+    if offset > max(1, window.number):
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS,
+            f"'{path}' has only {window.number} lines. Use a smaller offset.",
+        )
+    details = {"path": about.path, "size": about.size, "lines": len(window.lines)}
+    return Output((TextBlock(_shown(window, offset)),), details)
+
+
+def _image_type(head: bytes) -> str | None:
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "image/webp"
+    return next((name for magic, name in IMAGES if head.startswith(magic)), None)
+
+
+async def _picture(ops: FileOps, about: FileStat, path: str, media_type: str) -> Output:
+    if about.size > LARGEST_IMAGE:
+        raise ToolFailure(
+            ErrorKind.TOO_LARGE,
+            f"The picture '{path}' has {about.size:,} bytes, more than {LARGEST_IMAGE:,}. "
+            "Make it smaller first.",
+        )
+    data = await ops.read(path, limit=LARGEST_IMAGE)
+    block = ImageBlock(media_type, base64.b64encode(data).decode())
+    return Output((block,), {"path": about.path, "size": about.size, "media_type": media_type})
+
+
+@dataclass(slots=True)
+class _Window:
+    lines: list[str] = field(default_factory=list[str])
+    number: int = 0
+    """Lines seen."""
+    characters: int = 0
+    more: bool = False
+    lossy: bool = False
+
+    def add(self, data: bytes, dropped: int, offset: int, limit: int) -> None:
+        """Take in the next line; `more` is set by the first one that has no place."""
+        self.number += 1
+        if self.number < offset:
+            return
+        text, lossy = to_text(data.removesuffix(b"\r"))
+        line = cut_line(text, LONGEST_LINE, dropped=dropped)
+        if len(self.lines) == limit or (self.lines and self.characters + len(line) > MOST):
+            self.more = True
+            return
+        # Bytes cut off inside a character are no fault of the file.
+        self.lossy = self.lossy or (lossy and not dropped)
+        self.characters += len(line) + 1
+        self.lines.append(line)
+
+
+class _Lines:
+    """Splits a file into lines, keeping only the beginning of very long ones."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._dropped = 0
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[bytes, int]]:
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            self._add(chunk[start:end])
+            yield self._take()
+            start = end + 1
+        self._add(chunk[start:])
+
+    def pass_over(self, chunk: bytes) -> None:
+        """Remember only the unfinished line at the end."""
+        if b"\n" in chunk:
+            self._take()
+        self._add(chunk[chunk.rfind(b"\n") + 1 :])
+
+    def rest(self) -> Iterator[tuple[bytes, int]]:
+        if self._kept:
+            yield self._take()
+
+    def _add(self, piece: bytes) -> None:
+        room = 4 * LONGEST_LINE - len(self._kept)
+        self._kept += piece[:room]
+        self._dropped += max(0, len(piece) - room)
+
+    def _take(self) -> tuple[bytes, int]:
+        taken = bytes(self._kept), self._dropped
+        self._kept.clear()
+        self._dropped = 0
+        return taken
+
+
+async def _window(ops: FileOps, path: str, offset: int, limit: int) -> _Window:
+    window, lines, position = _Window(), _Lines(), 0
+    while not window.more:
+        chunk = await ops.read(path, start=position, limit=CHUNK)
+        position += len(chunk)
+        count = chunk.count(b"\n")
+        if chunk and window.number + count + 1 < offset:
+            # All of it lies before the window; its last, unfinished line too.
+            window.number += count
+            lines.pass_over(chunk)
+            continue
+        for data, dropped in lines.feed(chunk) if chunk else lines.rest():
+            window.add(data, dropped, offset, limit)
+            if window.more:
+                break
+        if not chunk:
+            break
+    return window
+
+
+def _shown(window: _Window, offset: int) -> str:
+    parts = ["\n".join(window.lines)] if window.lines else ["(the file is empty)"]
+    if window.lossy:
+        parts.append(LOSSY)
+    if window.more:
+        last = offset + len(window.lines) - 1
+        parts.append(f"[Lines {offset}-{last}; there is more: go on with offset={last + 1}.]")
+    return "\n\n".join(parts)
+
+
+@tool(
+    "file_write",
+    timeout=5,
+    max_timeout=30,
+    effect="write",
+    resources=("path",),
+    idempotent=True,
+)
+async def write(ops: FileOps, path: str, content: str) -> Output:
+    """Create a file or replace all of it. Missing folders are made. To change a part, use edit.
+
+    Args:
+        ops: The machine's files.
+        path: The file, relative to the workspace.
+        content: All of the file's new text.
+    """
+    try:
+        data = content.encode()
+    except UnicodeEncodeError:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS, "The content is not valid text: it has lone surrogates."
+        ) from None
+    await ops.write(path, data)
+    lines = content.count("\n") + (not content.endswith("\n") and content != "")
+    said = f"Wrote {lines} lines ({len(data):,} bytes) to '{path}'."
+    return Output((TextBlock(said),), {"path": path, "bytes": len(data), "lines": lines})
+
+
+@tool("file_write", timeout=5, max_timeout=30, effect="write", resources=("path",))
+async def edit(
+    ops: FileOps, path: str, old_string: str, new_string: str, replace_all: bool = False
+) -> Output:
+    """Replace a piece of a text file. The old text must occur exactly once, spaces included.
+
+    Args:
+        ops: The machine's files.
+        path: The file, relative to the workspace.
+        old_string: The exact text to replace, with enough around it to be the only one.
+        new_string: What to put in its place.
+        replace_all: Replace every occurrence instead.
+    """
+    if not old_string or old_string == new_string:
+        problem = "is empty: use write to make a file" if not old_string else "equals new_string"
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, f"old_string {problem}.")
+    text = await _editable(ops, path)
+    old, new = _same_endings(text, old_string, new_string)
+    count = text.count(old)
+    if count == 0:
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, _not_found(text, path, old_string))
+    if count > 1 and not replace_all:
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, _ambiguous(text, path, old, count))
+    changed = text.replace(old, new)
+    try:
+        data = changed.encode()
+    except UnicodeEncodeError:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS, "new_string is not valid text: it has lone surrogates."
+        ) from None
+    await ops.write(path, data)
+    line = text.count("\n", 0, text.index(old)) + 1
+    where = f"in {count} places" if count > 1 else f"at line {line}"
+    details = {
+        "path": path,
+        "replaced": count,
+        "lines_removed": count * (old.count("\n") + 1),
+        "lines_added": count * (new.count("\n") + 1) if new else 0,
+        "diff": unified(path, text, changed),
+    }
+    return Output((TextBlock(f"Edited '{path}' {where}."),), details)
+
+
+async def _editable(ops: FileOps, path: str) -> str:
+    about = await ops.stat(path)
+    if about.size > LARGEST_EDIT:
+        raise ToolFailure(
+            ErrorKind.TOO_LARGE,
+            f"'{path}' has {about.size:,} bytes, too many to edit. Use a program for that.",
+        )
+    try:
+        return (await ops.read(path)).decode()
+    except UnicodeDecodeError:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS,
+            f"'{path}' is not UTF-8 text, and editing it would damage it. Convert it first.",
+        ) from None
+
+
+def _same_endings(text: str, old: str, new: str) -> tuple[str, str]:
+    """Give the pieces the line endings of the file: `read` does not show which it has."""
+    windows = text.count("\r\n")
+    if windows <= text.count("\n") - windows:
+        return old, new
+    return _windows_endings(old), _windows_endings(new)
+
+
+def _windows_endings(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\n", "\r\n")
+
+
+def _not_found(text: str, path: str, old: str) -> str:
+    said = f"old_string does not occur in '{path}'. It must match exactly, spaces included. "
+    lines = text.splitlines()[:10_000]
+    wanted = next((line.strip() for line in old.splitlines() if line.strip()), "")
+    stripped = [line.strip() for line in lines]
+    near = [wanted] if wanted in stripped else difflib.get_close_matches(wanted, stripped, n=1)
+    if not near or not wanted:
+        return said + "Read the file again."
+    number = stripped.index(near[0]) + 1
+    return said + f"Something like it is at line {number}: {cut_line(lines[number - 1], 200)!r}"
+
+
+def _ambiguous(text: str, path: str, old: str, count: int) -> str:
+    numbers: list[str] = []
+    at = -1
+    while len(numbers) < 10 and (at := text.find(old, at + 1)) >= 0:
+        numbers.append(str(text.count("\n", 0, at) + 1))
+    more = ", …" if count > len(numbers) else ""
+    return (
+        f"old_string occurs {count} times in '{path}', at lines {', '.join(numbers)}{more}. "
+        "Add lines around it to make it the only one, or set replace_all."
+    )

@@ -1,0 +1,131 @@
+"""What `.gitignore` files leave out, read through the same operations as everything else."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import AsyncGenerator
+from typing import Protocol, runtime_checkable
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.ops import FileOps, FileStat
+from evoclaw.tools.patterns import ANY_FOLDERS, RegexSet, glob_source
+
+LONGEST = 256 << 10
+"""Bytes of one file of rules that are read."""
+
+
+class Rules:
+    """The rules of one `.gitignore`."""
+
+    def __init__(self, text: bytes) -> None:
+        sources: list[bytes] = []
+        self._negated: list[bool] = []
+        for line in text.split(b"\n"):
+            negated, source = _rule(line.removesuffix(b"\r"))
+            if source is not None:
+                sources.append(source)
+                self._negated.append(negated)
+        self._set = RegexSet(sources)
+
+    def verdict(self, path: bytes, *, folder: bool) -> bool | None:
+        """Whether a path, relative to the rules, is left out; None if no rule speaks of it."""
+        found = self._set.last(path + b"\0" if folder else path)
+        return None if found is None else not self._negated[found]
+
+
+def _rule(line: bytes) -> tuple[bool, bytes | None]:
+    while line.endswith(b" ") and not line.endswith(b"\\ "):
+        line = line[:-1]
+    if not line or line.startswith(b"#"):
+        return False, None
+    negated = line.startswith(b"!")
+    line = line[1:] if negated else line
+    only_folders = line.endswith(b"/")
+    line = line[:-1] if only_folders else line
+    anchored = b"/" in line
+    source = glob_source(line.removeprefix(b"/")) if line.strip(b"/") else None
+    if source is None:
+        return negated, None
+    before = b"" if anchored else ANY_FOLDERS
+    # A folder is told by a NUL behind its name, which no other part of a pattern matches.
+    return negated, before + source + (rb"\x00" if only_folders else rb"\x00?")
+
+
+class Ignored:
+    """Knows which paths below a starting folder are left out."""
+
+    def __init__(self, ops: FileOps, start: str) -> None:
+        self._ops = ops
+        self._start = posixpath.normpath(start)
+        self._rules: dict[str, Rules | None] = {}
+        self._folders: dict[str, bool] = {}
+
+    async def covers(self, entry: FileStat) -> bool:
+        """Whether an entry, or a folder it is in, is left out."""
+        above = posixpath.dirname(entry.path)
+        return await self._folder_covered(above) or await self._judge(
+            entry.path, folder=entry.kind == "dir"
+        )
+
+    async def _folder_covered(self, folder: str) -> bool:
+        """Nothing in a folder that is left out comes back; the start is never left out."""
+        if folder in ("", "/") or folder == self._start:
+            return False
+        known = self._folders.get(folder)
+        if known is None:
+            known = await self._folder_covered(posixpath.dirname(folder)) or await self._judge(
+                folder, folder=True
+            )
+            self._folders[folder] = known
+        return known
+
+    async def _judge(self, path: str, *, folder: bool) -> bool:
+        if posixpath.basename(path) == ".git":
+            return True
+        above = posixpath.dirname(path)
+        while True:
+            rules = await self._rules_of(above)
+            if rules is not None:
+                relative = path[len(above) :].lstrip("/")
+                found = rules.verdict(relative.encode(errors="surrogateescape"), folder=folder)
+                if found is not None:
+                    return found
+            if above in ("", "/") or (above == self._start and above.startswith("/")):
+                return False
+            above = posixpath.dirname(above)
+
+    async def _rules_of(self, folder: str) -> Rules | None:
+        if folder not in self._rules:
+            text = await self._text(posixpath.join(folder, ".gitignore"))
+            if not folder:
+                text = await self._text(".git/info/exclude") + b"\n" + text
+            self._rules[folder] = Rules(text) if text.strip() else None
+        return self._rules[folder]
+
+    async def _text(self, path: str) -> bytes:
+        try:
+            text = await self._ops.read(path, limit=LONGEST)
+        except ToolFailure:
+            return b""
+        return text.removeprefix(b"\xef\xbb\xbf")
+
+
+@runtime_checkable
+class Prunable(Protocol):
+    """A walk that can be told to leave out the folder it yielded last."""
+
+    def skip(self) -> None:
+        """Do not go into it."""
+        ...
+
+
+async def visible(ops: FileOps, start: str, ignored: Ignored) -> AsyncGenerator[FileStat | None]:
+    """Walk what is not left out; None stands for an entry that is, so that it can be counted."""
+    walk = ops.walk(start)
+    async for entry in walk:
+        if await ignored.covers(entry):
+            if entry.kind == "dir" and isinstance(walk, Prunable):
+                walk.skip()
+            yield None
+        else:
+            yield entry

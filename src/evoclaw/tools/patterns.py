@@ -1,0 +1,220 @@
+"""Patterns matched in linear time: globs, and regular expressions through RE2.
+
+The one file that knows `re2`. Everything is bytes, so that no file name and no file content
+is too odd to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import re2  # pyright: ignore[reportMissingTypeStubs]
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+
+SLASH, STAR, BACKSLASH = ord("/"), ord("*"), ord("\\")
+ONE = rb"(?:[^/\x00\x80-\xff]|[\xc0-\xff][\x80-\xbf]*|[\x80-\xbf])"
+"""One character but a slash; a byte where the text is not UTF-8. NUL is in no file name."""
+ANY_FOLDERS = rb"(?:[^\x00]*/)?"
+"""Before a name that may be at any depth."""
+CLASSES: dict[bytes, str] = {
+    b"digit": "0123456789",
+    b"xdigit": "0123456789abcdefABCDEF",
+    b"lower": "abcdefghijklmnopqrstuvwxyz",
+    b"upper": "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    b"space": " \t\n\r\v\f",
+    b"blank": " \t",
+    b"punct": "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~",
+}
+CLASSES[b"alpha"] = CLASSES[b"lower"] + CLASSES[b"upper"]
+CLASSES[b"alnum"] = CLASSES[b"alpha"] + CLASSES[b"digit"]
+
+
+class Regex:
+    """A compiled regular expression over bytes."""
+
+    def __init__(self, source: bytes, *, text: bool = False, ignore_case: bool = False) -> None:
+        """Compile; `ToolFailure` if it is no valid expression.
+
+        Args:
+            source: In RE2's syntax.
+            text: Match within lines of UTF-8, as grep does; otherwise plain bytes.
+            ignore_case: Whether `a` matches `A`.
+        """
+        options = _options(text=text)
+        options.case_sensitive = not ignore_case
+        options.never_nl = text
+        try:
+            self._compiled = cast("Any", re2).compile(source, options)
+        except cast("Any", re2).error as problem:
+            reason = _text(problem)
+            raise ToolFailure(
+                ErrorKind.INVALID_PARAMS,
+                f"The pattern is not a valid regular expression ({reason}). The syntax is RE2's: "
+                "no look-around, no back-references. Put a backslash before . * + ? ( ) [ ] { } "
+                "to mean the character.",
+            ) from None
+
+    def covers(self, data: bytes) -> bool:
+        """Whether all of it matches."""
+        return self._compiled.fullmatch(data) is not None
+
+    def find(self, data: bytes, start: int = 0) -> int | None:
+        """Where the next match begins."""
+        found = self._compiled.search(data, start)
+        return None if found is None else cast("int", found.start())
+
+
+class RegexSet:
+    """Many expressions tried at once; the last that matches wins."""
+
+    def __init__(self, sources: Sequence[bytes]) -> None:
+        self._set = cast("Any", re2).Set.FullMatchSet(_options(text=False))
+        self._empty = not sources
+        for source in sources:
+            self._set.Add(source)
+        if sources:
+            self._set.Compile()
+
+    def last(self, data: bytes) -> int | None:
+        """The index of the last expression that matches all of it."""
+        if self._empty:
+            return None
+        found = cast("list[int]", self._set.Match(data))
+        return max(found) if found else None
+
+
+def _options(*, text: bool) -> Any:
+    options = cast("Any", re2).Options()
+    options.log_errors = False
+    encodings = cast("Any", re2).Options.Encoding
+    options.encoding = encodings.UTF8 if text else encodings.LATIN1
+    return options
+
+
+def _text(problem: BaseException) -> str:
+    first = problem.args[0] if problem.args else ""
+    return first.decode(errors="replace") if isinstance(first, bytes) else str(first)
+
+
+def glob_source(glob: bytes, *, braces: bool = False) -> bytes | None:
+    r"""The regular expression of a glob, or None if the glob can match nothing.
+
+    `*` and `?` stop at a slash, `**` between slashes does not, `[a-z]`, `[!a]` and `\x` as in
+    .gitignore; with `braces`, `{a,b}` is either.
+    """
+    return _Glob(glob, braces=braces and _balanced(glob)).source()
+
+
+class _Glob:
+    def __init__(self, glob: bytes, *, braces: bool) -> None:
+        self._glob, self._braces = glob, braces
+        self._at = 0
+        self._depth = 0
+
+    def source(self) -> bytes | None:
+        out = bytearray()
+        while self._at < len(self._glob):
+            piece = self._next()
+            if piece is None:
+                return None
+            out += piece
+        return bytes(out)
+
+    def _next(self) -> bytes | None:
+        byte = self._glob[self._at]
+        if byte == STAR:
+            return self._stars()
+        if byte == ord("["):
+            return self._set()
+        self._at += 1
+        if byte == ord("?"):
+            return ONE
+        if byte == BACKSLASH:
+            if self._at == len(self._glob):
+                return None
+            self._at += 1
+            return _literal(self._glob[self._at - 1])
+        return self._brace(byte) if self._braces else _literal(byte)
+
+    def _brace(self, byte: int) -> bytes:
+        if byte == ord("{"):
+            self._depth += 1
+            return b"(?:"
+        if byte == ord("}"):
+            self._depth -= 1
+            return b")"
+        return b"|" if byte == ord(",") and self._depth else _literal(byte)
+
+    def _stars(self) -> bytes:
+        start = self._at
+        while self._at < len(self._glob) and self._glob[self._at] == STAR:
+            self._at += 1
+        before = self._glob[start - 1 : start] if start else b""
+        after = self._glob[self._at : self._at + 1]
+        bounds = b"{,}" if self._braces else b""
+        opens = not before or before in b"/" + bounds
+        if self._at - start < 2 or not opens or (after and after not in b"/" + bounds):
+            return rb"[^/\x00]*"
+        if after == b"/":
+            self._at += 1
+            return ANY_FOLDERS
+        return rb"[^\x00]+"
+
+    def _set(self) -> bytes | None:
+        at = self._at + 1
+        negated = self._glob[at : at + 1] in (b"!", b"^")
+        at += negated
+        members: set[int] = set()
+        first = True
+        while True:
+            if at >= len(self._glob):
+                return None
+            byte = self._glob[at]
+            if byte == ord("]") and not first:
+                break
+            first = False
+            named = self._class(at)
+            if named is not None:
+                members.update(named[0])
+                at = named[1]
+                continue
+            low, at = self._member(at)
+            high = low
+            if self._glob[at : at + 1] == b"-" and self._glob[at + 1 : at + 2] not in (b"]", b""):
+                high, at = self._member(at + 1)
+            members.update(range(low, high + 1))
+        self._at = at + 1
+        chosen = (set(range(256)) - members if negated else members) - {SLASH, 0}
+        return _any_of(chosen)
+
+    def _class(self, at: int) -> tuple[bytes, int] | None:
+        if self._glob[at : at + 2] != b"[:":
+            return None
+        end = self._glob.find(b":]", at)
+        members = CLASSES.get(self._glob[at + 2 : end]) if end >= 0 else None
+        return None if members is None else (members.encode(), end + 2)
+
+    def _member(self, at: int) -> tuple[int, int]:
+        if self._glob[at] == BACKSLASH and at + 1 < len(self._glob):
+            at += 1
+        return self._glob[at], at + 1
+
+
+def _literal(byte: int) -> bytes:
+    return b"\\x%02x" % byte
+
+
+def _any_of(members: set[int]) -> bytes | None:
+    return b"[" + b"".join(_literal(byte) for byte in sorted(members)) + b"]" if members else None
+
+
+def _balanced(glob: bytes) -> bool:
+    depth = 0
+    for byte in glob:
+        depth += (byte == ord("{")) - (byte == ord("}"))
+        if depth < 0:
+            return False
+    return depth == 0

@@ -1,0 +1,111 @@
+"""The JSON Schema of a function's parameters, from its annotations and its docstring."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import msgspec
+
+from evoclaw.core.errors import SchemaError
+from evoclaw.core.messages import JSON
+
+SECTION = re.compile(r"(Args|Returns|Yields|Raises|Example|Examples|Note|Notes):")
+ARGUMENT = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Documented:
+    """A docstring, taken apart."""
+
+    description: str
+    arguments: Mapping[str, str]
+
+
+def read_docstring(text: str) -> Documented:
+    """Take a Google-style docstring apart: what stands before the sections, and `Args:`."""
+    sections: dict[str, list[str]] = {"": []}
+    current = ""
+    for line in inspect.cleandoc(text).splitlines():
+        if SECTION.fullmatch(line.rstrip()):
+            current = line.strip().rstrip(":")
+            sections[current] = []
+        else:
+            sections[current].append(line)
+    return Documented("\n".join(sections[""]).strip(), _arguments(sections.get("Args", [])))
+
+
+def _arguments(lines: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    body = inspect.cleandoc("\n".join(["", *lines])).splitlines()
+    name = ""
+    for line in body:
+        start = ARGUMENT.match(line)
+        if start is not None:
+            name = start[1]
+            found[name] = start[2].strip()
+        elif name and line.strip():
+            found[name] = f"{found[name]} {line.strip()}".strip()
+    return found
+
+
+def schema_of(tool: str, arguments: type, described: Mapping[str, str]) -> dict[str, JSON]:
+    """The schema of an arguments struct: no references, nothing additional, descriptions put in."""
+    try:
+        (reference,), shared = msgspec.json.schema_components([arguments])
+    except (TypeError, ValueError) as problem:
+        raise SchemaError(tool, str(problem).replace("\n", " ")) from None
+    schema = _inlined(tool, reference, shared, ())
+    if not _is_object(schema):
+        raise SchemaError(tool, "the arguments do not make an object")
+    for name, text in described.items():
+        if text:
+            schema["properties"][name] = {"description": text} | schema["properties"][name]
+    return {"type": "object", "properties": schema["properties"]} | {
+        key: schema[key] for key in ("required", "additionalProperties") if schema.get(key) != []
+    }
+
+
+def _is_object(node: JSON) -> TypeGuard[dict[str, JSON]]:
+    return isinstance(node, dict)
+
+
+def _is_array(node: JSON) -> TypeGuard[list[JSON]]:
+    return isinstance(node, list)
+
+
+def _inlined(tool: str, node: JSON, shared: Mapping[str, Any], path: tuple[str, ...]) -> JSON:
+    """Put definitions where they are used: many models read a `$ref` badly."""
+    if _is_array(node):
+        return [_inlined(tool, item, shared, path) for item in node]
+    if not _is_object(node):
+        return node
+    if "$ref" in node:
+        name = str(node["$ref"]).rpartition("/")[2]
+        if name in path:
+            raise SchemaError(tool, f"{name!r} contains itself; arguments must have a fixed depth")
+        rest = {key: value for key, value in node.items() if key != "$ref"}
+        return _inlined(tool, dict(shared[name]) | rest, shared, (*path, name))
+    return _closed({key: _value(tool, key, node[key], shared, path) for key in node})
+
+
+def _value(
+    tool: str, key: str, value: JSON, shared: Mapping[str, Any], path: tuple[str, ...]
+) -> JSON:
+    if key == "properties" and _is_object(value):
+        return {name: _inlined(tool, item, shared, path) for name, item in value.items()}
+    return value if key in ("default", "enum", "const") else _inlined(tool, value, shared, path)
+
+
+def _closed(node: dict[str, JSON]) -> dict[str, JSON]:
+    if isinstance(node.get("title"), str):
+        del node["title"]
+    if "properties" in node:
+        node.setdefault("additionalProperties", False)
+    values = node.get("enum")
+    if _is_array(values) and all(isinstance(value, str) for value in values):
+        node = {"type": "string"} | node
+    return node

@@ -1,0 +1,266 @@
+"""The tools `glob` and `grep`."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import posixpath
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from evoclaw.core.bound import Output
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind, TextBlock
+from evoclaw.core.ops import FileOps, FileStat
+from evoclaw.tools.define import tool
+from evoclaw.tools.ignore import Ignored, visible
+from evoclaw.tools.matches import Found, Grep, search_file
+from evoclaw.tools.patterns import ANY_FOLDERS, Regex, glob_source
+
+MOST_ENTRIES = 100_000
+"""Files and folders one search looks at."""
+LONGEST_PATTERN = 4_096
+SHARE = 0.8
+"""Of the time a call has: what was found is better than a timeout."""
+DEFAULT_MS, MAX_MS = 5_000, 30_000
+UNBOUNDED = 1 << 60
+SIDE_BY_SIDE = 8
+"""Files searched at once."""
+MAGIC = "*?[{\\"
+
+
+class Budget:
+    """How much one search may look at, and how long."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._end = asyncio.get_running_loop().time() + SHARE * min(timeout_ms, MAX_MS) / 1000
+        self._left = MOST_ENTRIES
+        self.stopped = ""
+        """Why the search ended early, for the model."""
+
+    def spend(self) -> bool:
+        """Count one entry; False if there is nothing left."""
+        self._left -= 1
+        if self._left < 0:
+            self.stopped = f"{MOST_ENTRIES:,} entries were looked at"
+        elif self.late():
+            self.stopped = "the time was up"
+        return not self.stopped
+
+    def late(self) -> bool:
+        """Whether the time is up."""
+        if asyncio.get_running_loop().time() > self._end:
+            self.stopped = "the time was up"
+        return bool(self.stopped)
+
+
+@tool("file_read", timeout=5, max_timeout=30, effect="read", resources=("path",))
+async def glob(
+    ops: FileOps,
+    pattern: str,
+    path: str = ".",
+    order: Literal["path", "newest"] = "path",
+    folders: bool = False,
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 500,
+    timeout_ms: Annotated[int, Meta(ge=1)] = DEFAULT_MS,
+) -> Output:
+    """Find files by name, such as `*.py`, `src/**/*.{ts,tsx}` or `./*` (one folder only).
+
+    What .gitignore leaves out is not found. A pattern without a slash is looked for at any depth.
+
+    Args:
+        ops: The machine's files.
+        pattern: `*` and `?` within a name, `**` across folders, `[a-z]`, `{a,b}`.
+        path: The folder to look in, relative to the workspace.
+        order: By path, or the last changed first.
+        folders: List folders too, with a slash at the end.
+        limit: How many to list at most.
+        timeout_ms: How many milliseconds it may take, 30000 at most.
+    """
+    fixed, rest = _split(pattern)
+    regex = _glob_regex(rest)
+    start = posixpath.normpath(posixpath.join((await ops.stat(path)).path, fixed))
+    budget = Budget(timeout_ms)
+    found: list[FileStat] = []
+    async with aclosing(_entries(ops, start, budget)) as entries:
+        async for entry in entries:
+            wanted = entry.kind == "file" or entry.kind == "link" or folders
+            if wanted and regex.covers(_relative(entry.path, start)):
+                found.append(entry)
+                if order == "path" and len(found) > limit:
+                    break
+    more = len(found) > limit
+    if order == "newest":
+        found = heapq.nlargest(limit, found, key=lambda entry: entry.mtime)
+    lines = [entry.path + "/" * (entry.kind == "dir") for entry in found[:limit]]
+    note = f"more than {limit} match: make the pattern narrower" if more else budget.stopped
+    return _listed(lines, note, f"No file matches '{pattern}'; .gitignore is respected.")
+
+
+@tool("file_read", timeout=5, max_timeout=30, effect="read", resources=("path",))
+async def grep(
+    ops: FileOps,
+    pattern: str,
+    path: str = ".",
+    include: str = "",
+    mode: Literal["content", "files", "count"] = "content",
+    context: Annotated[int, Meta(ge=0, le=20)] = 0,
+    ignore_case: bool = False,
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 100,
+    timeout_ms: Annotated[int, Meta(ge=1)] = DEFAULT_MS,
+) -> Output:
+    r"""Search file contents for a regular expression (RE2 syntax), line by line.
+
+    What .gitignore leaves out and files that are not text are not searched.
+
+    Args:
+        ops: The machine's files.
+        pattern: Such as `def \w+`; put a backslash before special characters to mean them.
+        path: The file or folder to search, relative to the workspace.
+        include: Search only files whose name matches this glob, such as `*.py`.
+        mode: Show the lines found, only the files, or how many lines each file has.
+        context: How many lines to show around each line found.
+        ignore_case: Whether `a` also finds `A`.
+        limit: How many lines (or files) to show at most.
+        timeout_ms: How many milliseconds it may take, 30000 at most.
+    """
+    _check_pattern(pattern)
+    regex = Regex(b"(?m)" + _encoded(pattern), text=True, ignore_case=ignore_case)
+    wanted = _glob_regex(include) if include else None
+    budget = Budget(timeout_ms)
+    most = limit if mode == "content" else UNBOUNDED
+    asked = Grep(regex, context, most, first_only=mode == "files")
+    lines: list[str] = []
+    left = limit
+    names = _names(ops, await ops.stat(path), wanted, budget)
+    async with aclosing(_matches(ops, names, asked, budget)) as matches:
+        async for found in matches:
+            if mode == "content" and found.count > left:
+                found = await _search(ops, found.path, replace(asked, most=left), budget)
+            left -= found.count if mode == "content" else 1
+            lines += _lines(found, mode, first=not lines)
+            if left <= 0:
+                budget.stopped = budget.stopped or f"the limit of {limit} was met"
+                break
+    hint = "Try another pattern, ignore_case, or another path; .gitignore is respected."
+    return _listed(lines, budget.stopped, f"Nothing matches '{pattern}'. {hint}")
+
+
+async def _matches(
+    ops: FileOps, names: AsyncGenerator[str], asked: Grep, budget: Budget
+) -> AsyncGenerator[Found]:
+    """Search several files side by side, for the sake of far machines; answer in order."""
+    async with aclosing(names):
+        more = True
+        while more:
+            batch: list[str] = []
+            async for name in names:
+                batch.append(name)
+                if len(batch) == SIDE_BY_SIDE:
+                    break
+            more = len(batch) == SIDE_BY_SIDE
+            tasks = (_search(ops, name, asked, budget) for name in batch)
+            for found in await asyncio.gather(*tasks):
+                if found.count:
+                    yield found
+
+
+async def _search(ops: FileOps, path: str, asked: Grep, budget: Budget) -> Found:
+    try:
+        return await search_file(ops, path, asked, budget.late)
+    except ToolFailure:
+        # Gone meanwhile or closed to us; the others can still be searched.
+        return Found(path)
+
+
+def _lines(found: Found, mode: str, *, first: bool) -> list[str]:
+    if mode == "files":
+        return [found.path]
+    if mode == "count":
+        return [f"{found.path}:{found.count}"]
+    return found.lines if first or not found.spaced else ["--", *found.lines]
+
+
+async def _names(
+    ops: FileOps, about: FileStat, wanted: Regex | None, budget: Budget
+) -> AsyncGenerator[str]:
+    if about.kind != "dir":
+        yield about.path
+        return
+    async with aclosing(_entries(ops, about.path, budget)) as entries:
+        async for entry in entries:
+            relative = _relative(entry.path, about.path)
+            if entry.kind == "file" and (wanted is None or wanted.covers(relative)):
+                yield entry.path
+
+
+async def _entries(ops: FileOps, start: str, budget: Budget) -> AsyncGenerator[FileStat]:
+    """What may be seen below a folder, as far as the budget goes; nothing if it is not there."""
+    async with aclosing(visible(ops, start, Ignored(ops, start))) as entries:
+        try:
+            async for entry in entries:
+                if not budget.spend():
+                    return
+                if entry is not None:
+                    yield entry
+        except ToolFailure as failure:
+            if failure.kind is not ErrorKind.NOT_FOUND:
+                raise
+
+
+def _split(pattern: str) -> tuple[str, str]:
+    """Split off the fixed beginning of a pattern: the search can start there."""
+    _check_pattern(pattern)
+    if pattern.startswith("/") or ".." in pattern.split("/"):
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS,
+            "A pattern is relative and stays below `path`. Put the folder into `path`.",
+        )
+    parts = [part for part in pattern.split("/") if part != "."]
+    if "/" not in pattern:
+        return ".", pattern
+    fixed = 0
+    while fixed < len(parts) - 1 and parts[fixed] and not set(parts[fixed]) & set(MAGIC):
+        fixed += 1
+    return posixpath.join(".", *parts[:fixed]), "./" + "/".join(parts[fixed:])
+
+
+def _glob_regex(pattern: str) -> Regex:
+    _check_pattern(pattern)
+    anchored = "/" in pattern
+    source = glob_source(_encoded(pattern.removeprefix("./")), braces=True)
+    if source is None:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS,
+            f"The pattern '{pattern}' can match nothing: a `[` is not closed, or it ends in `\\`.",
+        )
+    return Regex(source if anchored else ANY_FOLDERS + source)
+
+
+def _check_pattern(pattern: str) -> None:
+    if not pattern or len(pattern) > LONGEST_PATTERN:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS,
+            f"The pattern must have 1 to {LONGEST_PATTERN} characters.",
+        )
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def _relative(path: str, start: str) -> bytes:
+    if start != ".":
+        path = path[len(start) :].lstrip("/")
+    return path.encode(errors="surrogateescape")
+
+
+def _listed(lines: list[str], note: str, nothing: str) -> Output:
+    text = "\n".join(lines) if lines else nothing
+    if note:
+        text += f"\n\n[Not everything was searched or shown: {note}.]"
+    return Output((TextBlock(text),), {"found": len(lines), "complete": not note})

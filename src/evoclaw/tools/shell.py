@@ -1,0 +1,72 @@
+"""The tool `bash`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from evoclaw.core.bound import Output
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, TextBlock
+from evoclaw.core.ops import Completed, ExecOps
+from evoclaw.core.ports import Progress
+from evoclaw.core.tools import EVERYTHING
+from evoclaw.tools.define import tool
+from evoclaw.tools.truncate import LOSSY, to_text
+
+MOST = 64 << 10
+"""Bytes kept of each stream: its beginning and its end."""
+ERROR_TAIL = 8 << 10
+"""Bytes of standard error that are shown: its end."""
+KILLED = (-9, 137)
+
+
+@tool("shell", timeout=30, max_timeout=300, effect="write", resources=(EVERYTHING,), streams=True)
+async def bash(
+    ops: ExecOps,
+    progress: Progress,
+    command: str,
+    workdir: str = ".",
+    timeout_ms: Annotated[int, Meta(ge=1)] = 30_000,
+) -> Output:
+    """Run a command with bash. It gets no input and no terminal; what it leaves running is ended.
+
+    Args:
+        ops: The machine's processes.
+        progress: Told the output as it comes.
+        command: What to run, as you would type it.
+        workdir: The folder to run it in, relative to the workspace.
+        timeout_ms: How many milliseconds it may take, 300000 at most.
+    """
+    # `timeout_ms` is the loop's to enforce: it cancels us.
+    done = await ops.run(("bash", "-c", command), cwd=workdir, on_output=progress, max_output=MOST)
+    text = _shown(done)
+    details: dict[str, JSON] = {
+        "exit_code": done.exit_code,
+        "isolation": done.isolation,
+        "stdout_bytes": done.stdout_bytes,
+        "stderr_bytes": done.stderr_bytes,
+    }
+    if done.exit_code != 0:
+        said = f"{_ending(done.exit_code)}\n{text}"
+        raise ToolFailure(ErrorKind.EXECUTION_FAILED, said, **details)
+    return Output((TextBlock(text),), details)
+
+
+def _ending(code: int) -> str:
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    why = " (killed, often for using too much memory)" if code in KILLED else ""
+    return f"The command {how}{why}."
+
+
+def _shown(done: Completed) -> str:
+    stdout, odd = to_text(done.stdout)
+    stderr, odder = to_text(done.stderr[-ERROR_TAIL:])
+    parts = [stdout.rstrip("\n")] if stdout.strip() else []
+    if stderr.strip():
+        cut = " (its end)" if done.stderr_bytes > ERROR_TAIL else ""
+        parts.append(f"[stderr{cut}]\n{stderr.rstrip()}")
+    if odd or odder:
+        parts.append(LOSSY)
+    return "\n".join(parts) or "(no output)"

@@ -1,0 +1,22 @@
+"""Bytes to text for the model: always valid, long lines cut, and honest about both."""
+
+from __future__ import annotations
+
+LOSSY = "[Some bytes are not valid text and are shown as \ufffd.]"
+
+
+def to_text(data: bytes) -> tuple[str, bool]:
+    """Decode UTF-8; the flag says whether something had to be replaced."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return data.decode(errors="replace").replace("\0", "\ufffd"), True
+    return text.replace("\0", "\ufffd"), "\0" in text
+
+
+def cut_line(line: str, limit: int, *, dropped: int = 0) -> str:
+    """Keep the first `limit` characters of a line and say how much is missing."""
+    if len(line) <= limit and not dropped:
+        return line
+    missing = max(0, len(line) - limit) + dropped
+    return f"{line[:limit]} [… {missing:,} more in this line]"

@@ -1,0 +1,99 @@
+"""The composition root: the one place where the parts of a process are put together.
+
+Each part is imported where it is built, so that a process loads only what it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.ports import Approver, Executor, Policy, Ports, Provider
+
+if TYPE_CHECKING:
+    from evoclaw.governance.autonomy import Level
+
+ONE_TOOL = ("read",)
+"""What the embedded small model is offered unless told otherwise: more than one confuses it."""
+
+
+@asynccontextmanager
+async def local_ports(
+    *,
+    model: str | None,
+    workspace: Path,
+    level: Level,
+    tools: Sequence[str] | None,
+    approver: Approver,
+    env: Mapping[str, str],
+) -> AsyncGenerator[Ports]:
+    """What a run on this machine is given; closed, with all it started, when the block ends."""
+    capabilities = _capabilities(level)
+    name = await _choose_model(model, env)
+    if tools is None and name.partition("/")[0] == "local":
+        tools = ONE_TOOL
+    executor = _executor(workspace, capabilities, tools)
+    async with _open_provider(name, env) as provider:
+        yield Ports(provider, executor, _policy(level, capabilities), approver)
+
+
+def _capabilities(level: Level) -> frozenset[str]:
+    from evoclaw.governance.autonomy import Level
+    from evoclaw.governance.permissions import ALL
+
+    return frozenset({"file_read"}) if level is Level.READ_ONLY else frozenset({ALL})
+
+
+def _executor(
+    workspace: Path, capabilities: frozenset[str], names: Sequence[str] | None
+) -> Executor:
+    from evoclaw.executors.files import LocalFiles
+    from evoclaw.executors.local import LocalExecutor
+    from evoclaw.executors.processes import LocalProcesses
+    from evoclaw.executors.wrapped import Filtered
+    from evoclaw.tools.sets import everything
+
+    tools = everything()
+    if names is not None:
+        known = {tool.name for tool in tools}
+        if unknown := [name for name in names if name not in known]:
+            raise ConfigError(
+                f"no tool {', '.join(map(repr, unknown))}; there are: {', '.join(sorted(known))}"
+            )
+        tools = tuple(tool for tool in tools if tool.name in names)
+    files, processes = LocalFiles(workspace), LocalProcesses(workspace)
+    return Filtered(LocalExecutor(tools, files=files, exec=processes), capabilities)
+
+
+def _policy(level: Level, capabilities: frozenset[str]) -> Policy:
+    from evoclaw.governance.autonomy import Autonomy
+    from evoclaw.governance.chain import Chain
+    from evoclaw.governance.permissions import Permissions
+
+    return Chain((Permissions(capabilities), Autonomy(level)))
+
+
+async def _choose_model(asked: str | None, env: Mapping[str, str]) -> str:
+    from evoclaw.providers import find_default, how_to_get_a_model
+
+    name = asked or env.get("EVOCLAW_MODEL") or await find_default(env)
+    if not name:
+        raise ConfigError(how_to_get_a_model())
+    return name
+
+
+@asynccontextmanager
+async def _open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Provider]:
+    from evoclaw.providers import provider_for
+    from evoclaw.providers.closing import close
+    from evoclaw.providers.http import Http
+
+    async with Http() as http:
+        provider = provider_for(name, http=http, env=env)
+        try:
+            yield provider
+        finally:
+            await close(provider)

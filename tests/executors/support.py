@@ -1,0 +1,80 @@
+"""Seeing whether processes live, and ending them at the right moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.ops import Completed
+from evoclaw.executors.processes import LocalProcesses
+
+Isolation = Literal["auto", "pid-namespace", "none"]
+
+
+async def made(root: Path, isolation: Isolation, max_bytes: int = 128 << 20) -> LocalProcesses:
+    found = LocalProcesses(root, isolation=isolation, max_bytes=max_bytes)
+    try:
+        await found.isolation()
+    except ToolFailure:
+        pytest.skip("this machine allows no pid namespace")
+    return found
+
+
+def token() -> str:
+    """A number of seconds that no other process sleeps."""
+    return f"{3000 + secrets.randbelow(5000)}.{secrets.randbelow(10**9):09d}"
+
+
+def alive(mark: str) -> list[str]:
+    """The living processes that carry a mark in their command line."""
+    found: list[str] = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                line = (folder / "cmdline").read_bytes().decode(errors="replace")
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if mark in line and state != "Z":
+                found.append(line.replace("\0", " "))
+    return found
+
+
+def has_children() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+async def bash(processes: LocalProcesses, command: str) -> Completed:
+    async with asyncio.timeout(10):
+        return await processes.run(["bash", "-c", command])
+
+
+async def cancelled_when_ready(processes: LocalProcesses, command: str) -> float:
+    """Run a command, cancel it when it says `ready`; the seconds that took."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    heard: list[str] = []
+
+    def listen(text: str) -> None:
+        heard.append(text)
+        if "ready" in "".join(heard):
+            ready.set()
+
+    task = asyncio.create_task(processes.run(["bash", "-c", command], on_output=listen))
+    async with asyncio.timeout(10):
+        await ready.wait()
+        began = loop.time()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    return loop.time() - began

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from evoclaw.executors.processes import LocalProcesses
+from tests.executors.support import (
+    Isolation,
+    alive,
+    bash,
+    cancelled_when_ready,
+    has_children,
+    made,
+    token,
+)
+
+PYTHON = "/usr/bin/python3"
+BOTH = pytest.mark.parametrize("isolation", ["pid-namespace", "none"])
+
+
+async def test_fault_30_four_hundred_forks_are_gone_after_a_cancel(
+    processes: LocalProcesses,
+) -> None:
+    mark = token()
+    command = f"for i in $(seq 400); do sleep {mark} & done; echo ready; wait"
+
+    assert await cancelled_when_ready(processes, command) < 2
+    assert alive(mark) == []
+
+
+async def test_fault_30_a_tree_that_keeps_forking_is_gone_after_a_cancel(
+    processes: LocalProcesses,
+) -> None:
+    mark = token()
+    forking = f"(while :; do sleep {mark} & sleep 0.002; done) &"
+
+    assert await cancelled_when_ready(processes, f"{forking} {forking} echo ready; wait") < 2
+    assert alive(mark) == []
+
+
+async def test_fault_32_grandchildren_in_other_sessions_do_not_survive_a_cancel(
+    processes: LocalProcesses,
+) -> None:
+    mark = token()
+    command = (
+        f"setsid sleep {mark} & (setsid sh -c 'sleep {mark} & sleep {mark}' &)"
+        f" ; (setsid env -i sleep {mark} >/dev/null 2>&1 &) ; echo ready; sleep {mark}"
+    )
+
+    assert await cancelled_when_ready(processes, command) < 2
+    assert alive(mark) == []
+
+
+async def test_fault_32_what_is_left_running_ends_with_the_command(
+    processes: LocalProcesses,
+) -> None:
+    mark = token()
+    done = await bash(
+        processes, f"setsid sleep {mark} & (setsid env -i sleep {mark} &) ; echo done"
+    )
+
+    assert (done.exit_code, done.stdout) == (0, b"done\n")
+    assert alive(mark) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "trap '' TERM; echo ready; while :; do sleep {0}; done",
+        "echo ready; kill -STOP $$; sleep {0}",
+        "sleep {0} & kill -STOP $!; echo ready; wait",
+        "(sleep 0.01 & exec sleep {0}) & echo ready; wait",
+    ],
+    ids=["ignores TERM", "stops itself", "stopped child", "zombie"],
+)
+async def test_fault_33_the_stubborn_are_killed_and_reaped(
+    processes: LocalProcesses, command: str
+) -> None:
+    mark = token()
+
+    assert await cancelled_when_ready(processes, command.format(mark)) < 2
+    assert alive(mark) == []
+    assert not has_children()
+
+
+async def test_a_command_that_is_asked_to_end_may_clean_up(
+    processes: LocalProcesses, tmp_path: Path
+) -> None:
+    command = "trap 'echo tidy > tidy; exit' TERM; echo ready; while :; do sleep 0.01; done"
+
+    await cancelled_when_ready(processes, command)
+
+    assert (tmp_path / "tidy").read_text() == "tidy\n"
+
+
+async def test_a_timeout_leaves_nothing_running(processes: LocalProcesses) -> None:
+    mark = token()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await processes.run(["bash", "-c", f"setsid sleep {mark} & sleep {mark}"])
+
+    assert alive(mark) == []
+
+
+async def test_a_second_cancel_does_not_cut_the_clean_up_short(
+    processes: LocalProcesses,
+) -> None:
+    mark = token()
+    command = f"trap '' TERM; echo ready; setsid sleep {mark} & while :; do sleep {mark}; done"
+    ready = asyncio.Event()
+    task = asyncio.create_task(
+        processes.run(["bash", "-c", command], on_output=lambda _: ready.set())
+    )
+    async with asyncio.timeout(10):
+        await ready.wait()
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=0.01)
+
+    assert task.cancelled()
+    assert alive(mark) == []
+
+
+async def test_cancelling_at_any_moment_of_the_start_leaves_nothing(
+    processes: LocalProcesses,
+) -> None:
+    mark = token()
+    for step in range(12):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(step * 0.004):
+                await processes.run(["bash", "-c", f"setsid sleep {mark} & sleep {mark}"])
+        assert alive(mark) == []
+
+
+async def test_many_commands_run_side_by_side(processes: LocalProcesses) -> None:
+    async with asyncio.timeout(20):
+        done = await asyncio.gather(
+            *(processes.run(["bash", "-c", f"echo {n}; exit {n}"]) for n in range(8))
+        )
+
+    assert [(one.exit_code, one.stdout) for one in done] == [
+        (n, f"{n}\n".encode()) for n in range(8)
+    ]
+
+
+KILLED = """
+import asyncio, sys
+from evoclaw.executors.processes import LocalProcesses
+
+async def main(root, isolation, mark):
+    processes = LocalProcesses(root, isolation=isolation)
+    command = f"setsid sleep {mark} & echo ready; sleep {mark}"
+    await processes.run(["bash", "-c", command], on_output=lambda text: print(text, flush=True))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@BOTH
+async def test_nothing_survives_when_we_are_killed_ourselves(
+    tmp_path: Path, isolation: Isolation
+) -> None:
+    await made(tmp_path, isolation)
+    mark = token()
+    ours = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-c", KILLED, str(tmp_path), isolation, mark),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert ours.stdout is not None
+    async with asyncio.timeout(20):
+        try:
+            assert await ours.stdout.readline() == b"ready\n"
+            assert alive(mark)
+        finally:
+            ours.kill()
+            await ours.wait()
+        # The survivors would hold our pipe open: its end is the end of them all.
+        await ours.stdout.read()
+        while alive(mark):
+            await asyncio.to_thread(os.sched_yield)
+
+
+PLAIN_USER = """
+import asyncio, os, sys
+sys.path[:0] = {path!r}
+import evoclaw.executors.processes, evoclaw.executors.supervisor
+from evoclaw.executors.processes import LocalProcesses
+import concurrent.futures.thread, encodings.idna
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+sys.executable = {python!r}
+
+async def main(root, isolation, mark):
+    processes = LocalProcesses(root, isolation=isolation)
+    try:
+        print(await processes.isolation(), flush=True)
+    except Exception as problem:
+        print(getattr(problem, "kind", problem), flush=True)
+        return
+    done = await processes.run(["bash", "-c", "id -u; kill -9 $$"])
+    print(done.exit_code, done.stdout.decode().strip(), flush=True)
+    try:
+        async with asyncio.timeout(0.5):
+            command = f"trap '' TERM; setsid sleep {{mark}} & sleep {{mark}}"
+            await processes.run(["bash", "-c", command])
+    except TimeoutError:
+        print("timeout", flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@BOTH
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs a python that everybody may run")
+def test_a_plain_user_gets_the_same(tmp_path: Path, isolation: Isolation) -> None:
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == os.geteuid() and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    shared = tmp_path / "src"
+    source = Path(__file__).parents[2] / "src"
+    subprocess.run(["cp", "-r", str(source), str(shared)], check=True)
+    mark = token()
+    script = PLAIN_USER.format(path=[str(shared)], python=PYTHON)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), isolation, mark],
+        capture_output=True,
+        timeout=20,
+        check=False,
+        cwd=tmp_path,
+    )
+    lines = done.stdout.decode().split("\n")[:-1]
+    if lines == ["sandbox_unavailable"]:
+        pytest.skip("plain users may not make namespaces here")
+
+    assert lines == [isolation, f"{-signal.SIGKILL} 65534", "timeout"], done.stderr.decode()
+    assert alive(mark) == []

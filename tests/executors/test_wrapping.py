@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
+from evoclaw.core.ports import Executor, Progress
+from evoclaw.core.tools import Call, Effect, Tool
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.executors.routed import Routed
+from evoclaw.executors.wrapped import Aliased, Filtered, WithRetry, WithTimeouts, Wrapper
+from evoclaw.tools.fake import FakeOps
+from evoclaw.tools.files import read, write
+from evoclaw.tools.sets import coding
+from evoclaw.tools.shell import bash
+
+EMPTY: dict[str, JSON] = {"type": "object", "properties": {}}
+
+
+class Scripted:
+    """Answers each call with the next of its answers and remembers the request ids."""
+
+    def __init__(self, *tools: Tool, answers: Sequence[ErrorKind | None] = ()) -> None:
+        self.offered = tools
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    def tools(self) -> Sequence[Tool]:
+        return self.offered
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        self.asked.append(f"{call.name} {call.request_id}")
+        kind = self.answers.pop(0) if self.answers else None
+        if kind is not None and len(self.asked) % 2:
+            raise ToolFailure(kind, "failed")
+        return call.ok("ran") if kind is None else call.failed(kind, "failed")
+
+
+def simple(name: str, *permissions: str, effect: Effect = Effect.READ) -> Tool:
+    return Tool(name, name, EMPTY, frozenset(permissions), effect=effect)
+
+
+def asking(tool: Tool) -> Call:
+    return Call("c1", tool, {}, "run.1.0.1", tool.timeout)
+
+
+def silent(_: str) -> None:
+    pass
+
+
+async def outcome(executor: Executor, tool: Tool) -> str:
+    try:
+        return (await executor.execute(asking(tool), silent)).text
+    except ToolFailure as failure:
+        return failure.kind
+
+
+def names(executor: Executor) -> list[str]:
+    return [tool.name for tool in executor.tools()]
+
+
+async def test_a_local_executor_runs_its_tools_over_the_machine_it_was_given() -> None:
+    machine = FakeOps({"a": "text"}, commands={"date": "Monday"})
+    executor = LocalExecutor(coding(), files=machine, exec=machine)
+
+    shown = await executor.execute(Call("c1", read.tool, {"path": "a"}, "r", 5), silent)
+
+    assert shown == ToolResult(
+        "c1", "read", (TextBlock("text"),), details={"path": "a", "size": 4, "lines": 1}
+    )
+    assert executor.tools() is executor.tools()
+    assert names(executor) == ["read", "write", "edit", "glob", "grep", "bash"]
+    with pytest.raises(ToolFailure, match="not found. Available tools: read, write"):
+        await executor.execute(asking(simple("dance")), silent)
+
+
+def test_a_local_executor_refuses_what_cannot_work() -> None:
+    machine = FakeOps()
+    with pytest.raises(DuplicateTool):
+        LocalExecutor([read, write, read], files=machine)
+    with pytest.raises(ConfigError, match="needs files"):
+        LocalExecutor([read])
+    with pytest.raises(ConfigError, match="runs programs"):
+        LocalExecutor([bash], files=machine)
+
+
+async def test_wrong_arguments_that_got_this_far_are_told_to_the_model() -> None:
+    executor = LocalExecutor([read], files=FakeOps())
+
+    for arguments in ({"path": 1}, {}, {"path": "a", "more": 1}):
+        with pytest.raises(ToolFailure) as failure:
+            await executor.execute(Call("c1", read.tool, arguments, "r", 5), silent)
+        assert failure.value.kind is ErrorKind.INVALID_PARAMS
+
+
+async def test_routed_sends_each_call_to_the_executor_that_has_the_tool() -> None:
+    first, second = Scripted(simple("a")), Scripted(simple("b"), simple("c"))
+    routed = Routed([first, second])
+
+    assert names(routed) == ["a", "b", "c"]
+    assert await outcome(routed, simple("c")) == "ran"
+    assert (first.asked, second.asked) == ([], ["c run.1.0.1"])
+    assert await outcome(routed, simple("d")) == ErrorKind.NOT_FOUND
+
+
+async def test_routed_follows_changes_and_else_keeps_its_list() -> None:
+    first, second = Scripted(simple("a")), Scripted(simple("b"))
+    routed = Routed([first, second])
+
+    before = routed.tools()
+    assert routed.tools() is before
+    second.offered = (simple("x"),)
+    assert names(routed) == ["a", "x"]
+    assert await outcome(routed, simple("b")) == ErrorKind.NOT_FOUND
+    second.offered = (simple("a"),)
+    with pytest.raises(DuplicateTool):
+        routed.tools()
+
+
+def test_routed_refuses_two_tools_of_one_name() -> None:
+    with pytest.raises(DuplicateTool):
+        Routed([Scripted(simple("a")), Scripted(simple("a"))])
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "offered"),
+    [
+        ([], []),
+        (["git"], ["free"]),
+        (["git", "file_write"], ["commit", "free"]),
+        (["shell"], ["bash", "free"]),
+        (["*"], ["bash", "commit", "free"]),
+    ],
+)
+async def test_filtered_offers_and_runs_only_what_is_held(
+    capabilities: list[str], offered: list[str]
+) -> None:
+    tools = (simple("bash", "shell"), simple("commit", "git", "file_write"), simple("free"))
+    filtered = Filtered(Scripted(*tools), capabilities)
+
+    assert names(filtered) == offered
+    for tool in tools:
+        # A forged call that claims to need nothing is judged by the real tool.
+        forged = simple(tool.name)
+        expected = "ran" if tool.name in offered else ErrorKind.PERMISSION_DENIED
+        assert await outcome(filtered, forged) == expected
+    assert await outcome(filtered, simple("other")) == ErrorKind.NOT_FOUND
+    assert filtered.tools() is filtered.tools()
+
+
+async def test_filtered_says_what_is_missing() -> None:
+    filtered = Filtered(Scripted(simple("bash", "shell")), ["git"])
+
+    with pytest.raises(ToolFailure, match=r"Permission denied for tool 'bash' \(requires: shell\)"):
+        await filtered.execute(asking(simple("bash")), silent)
+
+
+async def test_aliased_answers_under_the_name_it_was_called_by() -> None:
+    inner = Scripted(simple("bash", "shell"))
+    aliased = Aliased(inner, {"shell": "bash", "file_ops": "files"})
+
+    assert names(aliased) == ["bash", "shell"]
+    assert aliased.tools()[1].permissions == {"shell"}
+    result = await aliased.execute(asking(simple("shell")), silent)
+    assert (result.name, inner.asked) == ("shell", ["bash run.1.0.1"])
+    assert (await aliased.execute(asking(simple("bash")), silent)).name == "bash"
+    with pytest.raises(DuplicateTool):
+        Aliased(inner, {"bash": "bash"})
+
+
+def test_timeouts_are_configured_but_never_above_the_maximum() -> None:
+    tool = Tool("a", "a", EMPTY, timeout=10, max_timeout=60)
+    inner = Scripted(tool, simple("b"))
+    wrapped = WithTimeouts(inner, {"a": 500, "absent": 3})
+
+    assert [one.timeout for one in wrapped.tools()] == [60, 10]
+    assert WithTimeouts(inner, {"a": 2}).tools()[0].timeout == 2
+    with pytest.raises(ConfigError):
+        WithTimeouts(inner, {"a": 0})
+
+
+@pytest.mark.parametrize(
+    ("effect", "idempotent", "answers", "tries", "end"),
+    [
+        (Effect.READ, False, ["timeout", "unknown"], 3, "ran"),
+        (Effect.READ, False, ["agent_offline"] * 3, 3, "agent_offline"),
+        (Effect.WRITE, True, ["unknown", None], 2, "ran"),
+        (Effect.WRITE, False, ["timeout", None], 1, "timeout"),
+        (Effect.READ, False, ["not_found", None], 1, "not_found"),
+    ],
+)
+async def test_only_harmless_calls_that_failed_in_passing_are_tried_again(
+    effect: Effect, idempotent: bool, answers: list[str | None], tries: int, end: str
+) -> None:
+    tool = Tool("a", "a", EMPTY, effect=effect, idempotent=idempotent)
+    script = [ErrorKind(answer) if answer else None for answer in answers]
+    inner = Scripted(tool, answers=script)
+
+    assert await outcome(WithRetry(inner, 3), tool) == end
+    assert inner.asked == [f"a run.1.0.{n}" for n in range(1, tries + 1)]
+
+
+def test_retrying_needs_an_attempt() -> None:
+    with pytest.raises(ConfigError):
+        WithRetry(Scripted(), 0)
+
+
+async def test_wrappers_stack_and_a_bare_one_changes_nothing() -> None:
+    inner = Scripted(simple("bash", "shell"), simple("free"))
+    stack = Filtered(WithTimeouts(Aliased(WithRetry(inner), {"shell": "bash"}), {}), ["shell"])
+
+    assert names(stack) == ["bash", "free", "shell"]
+    assert await outcome(stack, simple("shell")) == "ran"
+    bare = Wrapper(inner)
+    assert tuple(bare.tools()) == tuple(inner.tools())
+    assert bare.tools() is bare.tools()
+    assert await outcome(bare, simple("free")) == "ran"
