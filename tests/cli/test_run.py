@@ -201,11 +201,12 @@ async def test_a_run_killed_mid_way_goes_on_from_its_recording(tmp_path: Path) -
         await process.wait()
         recording = here.workspace / "run.jsonl"
         recording.write_bytes(recording.read_bytes() + b'{"run_id":"torn')
-        ran = await here.type("run", "--resume", "run.jsonl")
+        ran = await here.type("run", "--yes", "--resume", "run.jsonl")
         again = await here.type("replay", "run.jsonl")
         log = (here.workspace / "log").read_text()
     assert ran.out == "Went on and finished.\n"
-    assert log == "started\n", "nobody was there to approve running it again"
+    assert log == "started\n", "what was started is never started again by itself"
+    assert "its outcome is unknown" in ran.err
     assert again.code == 0
 
 

@@ -77,6 +77,17 @@ async def test_a_resumed_call_keeps_its_request_id() -> None:
     assert {r.event.request_id for r in rest if isinstance(r.event, CallStarted)} == ids
 
 
+async def test_a_call_that_was_running_when_the_records_end_is_marked_as_resumed() -> None:
+    records, _ = await whole_run()
+    for kind, resumed in ((Replied, False), (CallStarted, True)):
+        cut = next(i for i, r in enumerate(records) if isinstance(r.event, kind)) + 1
+        executor = echo_table()
+        ports = Ports(model(), executor, AllowAll())
+        async for _ in run_loop(fold(records[:cut]), ports, SETTINGS):
+            pass
+        assert executor.started[0].resumed is resumed
+
+
 async def test_a_history_that_ends_in_unanswered_calls_is_a_resume_point() -> None:
     reply = Reply("", (ToolCall("x", "echo", '{"text":"1"}'), ToolCall("y", "echo")))
     answered: Message = ToolResult("y", "echo", ())

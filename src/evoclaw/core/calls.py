@@ -61,7 +61,10 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
     ready: list[Call] = []
     for index, asked in state.unanswered:
         prepared = _put_off(state, index, asked, turn.settings) or prepare(
-            asked, turn.tools, f"{state.run_id}.{state.turn}.{index}.1"
+            asked,
+            turn.tools,
+            request_id=f"{state.run_id}.{state.turn}.{index}.1",
+            resumed=asked.id in state.running,
         )
         if isinstance(prepared, ToolResult):
             yield CallFinished(prepared)
@@ -101,7 +104,9 @@ def _put_off(
     return None
 
 
-def prepare(asked: ToolCall, tools: Toolset, request_id: str) -> Call | ToolResult:
+def prepare(
+    asked: ToolCall, tools: Toolset, *, request_id: str, resumed: bool = False
+) -> Call | ToolResult:
     """Check one call: known tool, readable arguments, fitting the schema."""
     found = tools.find(asked.name)
     if found is None:
@@ -120,7 +125,7 @@ def prepare(asked: ToolCall, tools: Toolset, request_id: str) -> Call | ToolResu
     wanted = arguments.get("timeout_ms")
     if isinstance(wanted, int | float) and wanted > 0:
         timeout = min(wanted / 1000, tool.max_timeout)
-    return Call(asked.id, tool, arguments, request_id, timeout)
+    return Call(asked.id, tool, arguments, request_id, timeout, resumed)
 
 
 async def _judge(call: Call, turn: Turn) -> Verdict:

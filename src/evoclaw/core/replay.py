@@ -67,10 +67,7 @@ class Replay:
         self._messages = records[0].event.messages
         self._tools: Sequence[Tool] = ()
         self._started = {e.call_id for e in self._events if isinstance(e, CallStarted)}
-        self._said: dict[str, list[str]] = {}
-        for event in self._events:
-            if isinstance(event, CallOutput):
-                self._said.setdefault(event.call_id, []).append(event.text)
+        self._runs = _runs_of_calls(self._events)
         self._finished = {
             event.result.call_id: event.result
             for event in self._events
@@ -180,11 +177,11 @@ class Replay:
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Answer as the tool did."""
-        for text in self._said.get(call.id, ()):
+        said, result = self._runs[call.id].pop(0)
+        for text in said:
             progress(text)
-        result = self._finished.get(call.id)
         if result is None:
-            await asyncio.Event().wait()
+            await asyncio.Event().wait()  # the process died here
         assert result is not None
         return result
 
@@ -216,6 +213,22 @@ class Replay:
                 return Ask("replayed", reason)
             case _:
                 return ALLOW
+
+
+def _runs_of_calls(events: Sequence[Event]) -> dict[str, list[tuple[list[str], ToolResult | None]]]:
+    """What each call said and gave back, each time it was started: twice, if a crash cut it off."""
+    runs: dict[str, list[tuple[list[str], ToolResult | None]]] = {}
+    for event in events:
+        match event:
+            case CallStarted(call_id):
+                runs.setdefault(call_id, []).append(([], None))
+            case CallOutput(call_id, text) if call_id in runs:
+                runs[call_id][-1][0].append(text)
+            case CallFinished(result) if result.call_id in runs:
+                runs[result.call_id][-1] = (runs[result.call_id][-1][0], result)
+            case _:
+                pass
+    return runs
 
 
 def _may_wait(event: Event) -> bool:

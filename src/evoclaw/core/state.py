@@ -67,6 +67,8 @@ class RunState:
     """The reply whose calls are being answered."""
     answers: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
     """The answers that reply has so far; they join the history together, in the order asked."""
+    running: set[str] = field(default_factory=set[str])
+    """Calls that were started and have no answer yet; after a crash, nobody knows how they went."""
     pending: dict[str, str] = field(default_factory=dict[str, str])
     """Calls that wait for a person, and what for."""
     denied_now: set[str] = field(default_factory=set[str])
@@ -209,6 +211,7 @@ def _deny(state: RunState, call_id: str) -> None:
 
 def _call_started(state: RunState, event: CallStarted) -> None:
     state.calls += 1
+    state.running.add(event.call_id)
     state.tools_used[event.name] = None
 
 
@@ -221,6 +224,7 @@ def _answer(state: RunState, result: ToolResult) -> None:
     if reply is None or result.call_id in state.answers:
         return  # a late or second answer never changes a closed turn
     state.answers[result.call_id] = result
+    state.running.discard(result.call_id)
     if len(state.answers) < len(reply.calls):
         return
     outcomes: list[bool] = []

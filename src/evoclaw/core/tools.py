@@ -53,11 +53,19 @@ class Call(Struct, frozen=True):
     """`<run id>.<turn>.<index>.<attempt>`: the same after a restart, so no call runs twice."""
     timeout: float
     """Seconds this call may take: the tool's, or the asked one, clamped."""
+    resumed: bool = False
+    """It was started before a crash and its outcome is not known: run it again only if that does
+    no harm, or if whoever runs it remembers its request id."""
 
     @property
     def name(self) -> str:
         """The tool's name."""
         return self.tool.name
+
+    @property
+    def harmless(self) -> bool:
+        """Whether running it once more does no more than running it once."""
+        return self.tool.effect is Effect.READ or self.tool.idempotent
 
     def ok(self, text: str, **details: JSON) -> ToolResult:
         """Answer with text."""

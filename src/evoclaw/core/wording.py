@@ -74,6 +74,14 @@ def not_executed(why: str) -> str:
     return f"Not executed: {why}. Ask again if it is still needed."
 
 
+def outcome_unknown(name: str) -> str:
+    """Word a call that was cut off by a crash and is not run again by itself."""
+    return (
+        f"Error: Tool {name!r} was started before an interruption and its outcome is unknown; it "
+        "may have happened.\nIt was not run again. Look first, then decide, or ask the user."
+    )
+
+
 def crashed(name: str, error: BaseException) -> str:
     """Word a fault of ours inside a tool; the traceback goes to the details, not to the model."""
     return (

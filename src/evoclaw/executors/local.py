@@ -11,7 +11,7 @@ from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
-from evoclaw.core.wording import tool_not_found
+from evoclaw.core.wording import outcome_unknown, tool_not_found
 
 
 class LocalExecutor:
@@ -45,4 +45,7 @@ class LocalExecutor:
         bound = self._bound.get(call.name)
         if bound is None:
             raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, self._bound))
+        if call.resumed and not call.harmless:
+            # This process keeps no journal: what it started before a crash, it cannot know.
+            raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
         return await bound.run(call, Machine(self._files, self._exec, progress))

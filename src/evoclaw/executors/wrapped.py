@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.ports import Executor, Progress
-from evoclaw.core.tools import Call, Effect, Tool
+from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import permission_denied, tool_not_found
 
@@ -132,8 +132,7 @@ class WithRetry(Wrapper):
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Run one call, several times if need be; the last answer counts."""
-        harmless = call.tool.effect is Effect.READ or call.tool.idempotent
-        for _ in range(1, self._attempts if harmless else 1):
+        for _ in range(1, self._attempts if call.harmless else 1):
             try:
                 result = await super().execute(call, progress)
             except ToolFailure as failure:
