@@ -10,7 +10,7 @@ def fake_provider():
 
     from evoclaw.core.events import Replied
     from evoclaw.core.messages import Finish, Reply, ToolCall, Usage
-    from evoclaw.core.ports import Profile
+    from evoclaw.core.profile import Profile
 
     encode = msgspec.json.Encoder().encode
     usage = Usage(10, 10)

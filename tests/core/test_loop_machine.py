@@ -18,17 +18,8 @@ from evoclaw.core.errors import ProviderError, ProviderErrorKind, ToolFailure
 from evoclaw.core.events import CallFinished, CallStarted, Record, Replied, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import ErrorKind, Finish, Reply, ToolCall, ToolResult, user
-from evoclaw.core.ports import (
-    ALLOW,
-    Approval,
-    Ask,
-    Decision,
-    Deny,
-    Ports,
-    Profile,
-    Progress,
-    Verdict,
-)
+from evoclaw.core.ports import ALLOW, Approval, Ask, Decision, Deny, Ports, Progress, Verdict
+from evoclaw.core.profile import Profile
 from evoclaw.core.replay import Replay
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect

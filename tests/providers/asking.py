@@ -21,7 +21,8 @@ from evoclaw.core.messages import (
     UserMessage,
     user,
 )
-from evoclaw.core.ports import Profile, Provider, Request
+from evoclaw.core.ports import Provider, Request
+from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Tool
 from evoclaw.providers.anthropic import AnthropicProvider
 from evoclaw.providers.http import Http, Retry

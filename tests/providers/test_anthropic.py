@@ -19,7 +19,8 @@ from evoclaw.core.messages import (
     UserMessage,
     user,
 )
-from evoclaw.core.ports import Profile, Request
+from evoclaw.core.ports import Request
+from evoclaw.core.profile import Profile
 from evoclaw.providers.anthropic import AnthropicProvider
 from evoclaw.providers.http import Http
 from tests.providers.asking import (

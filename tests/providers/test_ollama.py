@@ -7,7 +7,8 @@ from typing import Any
 
 from evoclaw.core.events import ReasoningDelta, TextDelta
 from evoclaw.core.messages import Finish, Usage
-from evoclaw.core.ports import Profile, Request
+from evoclaw.core.ports import Request
+from evoclaw.core.profile import Profile
 from evoclaw.providers.http import Http
 from evoclaw.providers.ollama import OllamaProvider
 from tests.providers.asking import (

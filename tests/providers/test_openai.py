@@ -10,7 +10,8 @@ import pytest
 from evoclaw.core.events import ReasoningDelta, TextDelta
 from evoclaw.core.history import History
 from evoclaw.core.messages import Finish, Reply, TextBlock, ToolCall, ToolResult, Usage, user
-from evoclaw.core.ports import Profile, Request
+from evoclaw.core.ports import Request
+from evoclaw.core.profile import Profile
 from evoclaw.providers.http import Http
 from evoclaw.providers.openai import OpenAIProvider
 from tests.providers.asking import (

@@ -20,7 +20,8 @@ from pydantic import TypeAdapter
 from typing_extensions import get_type_hints, is_typeddict
 
 from evoclaw.core.messages import Message, Reply, TextBlock, ToolCall, ToolResult, user
-from evoclaw.core.ports import Profile, Request
+from evoclaw.core.ports import Request
+from evoclaw.core.profile import Profile
 from evoclaw.providers.http import Http
 from evoclaw.providers.sse import Events
 from tests.providers.asking import CONVERSATION, SEEING, WEATHER, history, provider_for, reply_of

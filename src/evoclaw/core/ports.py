@@ -12,8 +12,7 @@ from msgspec import Struct
 from evoclaw.core.events import Record, ReplyEvent
 from evoclaw.core.history import History
 from evoclaw.core.messages import ToolResult
-from evoclaw.core.profile import CallStyle as CallStyle
-from evoclaw.core.profile import Profile as Profile
+from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Call, Tool
 
 

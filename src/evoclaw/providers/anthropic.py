@@ -24,7 +24,8 @@ from evoclaw.core.messages import (
     Usage,
     UserMessage,
 )
-from evoclaw.core.ports import Profile, Request
+from evoclaw.core.ports import Request
+from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Tool
 from evoclaw.providers.assembly import Assembly
 from evoclaw.providers.exchange import Server, converse, endpoint
@@ -57,7 +58,7 @@ class AnthropicProvider:
         api_key: str | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
         name: str = "anthropic",
-        profile: Profile = Profile(),  # noqa: B008 (frozen)
+        profile: Profile = Profile(),
         price: Price | None = None,
         retry: Retry = Retry(),
     ) -> None:

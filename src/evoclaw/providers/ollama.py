@@ -22,7 +22,8 @@ from evoclaw.core.messages import (
     Usage,
     UserMessage,
 )
-from evoclaw.core.ports import Profile, Request
+from evoclaw.core.ports import Request
+from evoclaw.core.profile import Profile
 from evoclaw.providers.assembly import Assembly
 from evoclaw.providers.exchange import Server, converse, endpoint
 from evoclaw.providers.http import Http, Retry
@@ -55,7 +56,7 @@ class OllamaProvider:
         api_key: str | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
         name: str = "ollama",
-        profile: Profile = Profile(),  # noqa: B008 (frozen)
+        profile: Profile = Profile(),
         price: Price | None = None,
         retry: Retry = Retry(),
     ) -> None:
