@@ -8,7 +8,7 @@ import runpy
 import shlex
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -55,7 +55,7 @@ def test_the_python_of_a_page_runs_and_prints_what_the_page_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "docs"}
+    names: dict[str, object] = {"__name__": "__main__"}
     printed: str | None = None
     ran = 0
     for language, content in blocks(page):
@@ -136,11 +136,13 @@ def test_every_command_named_exists(page: Path) -> None:
         assert not strange, f"{' '.join(words)}: no such option"
 
 
-def commands_of(top: ArgumentParser) -> dict[str, ArgumentParser]:
-    for action in top._actions:
-        if isinstance(action.choices, dict):
-            return cast("dict[str, ArgumentParser]", action.choices)
-    raise AssertionError("the command has no subcommands")
+def commands_of(top: ArgumentParser) -> Mapping[str, ArgumentParser]:
+    choices = [cast("object", action.choices) for action in top._actions]
+    return next(
+        cast("Mapping[str, ArgumentParser]", choice)
+        for choice in choices
+        if isinstance(choice, Mapping)
+    )
 
 
 def commands(page: Path) -> Iterator[list[str]]:

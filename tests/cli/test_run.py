@@ -228,3 +228,19 @@ async def test_help_and_version_work_without_anything(tmp_path: Path) -> None:
         wrong = await here.type("dance")
     assert wrong.code == 2
     assert "Traceback" not in wrong.err
+
+
+async def test_an_answer_after_a_refusal_is_shown_once(tmp_path: Path) -> None:
+    answers = (reply("Trying.", ("bash", {"command": "true"})), reply("I may not."))
+    async with shell(tmp_path, *answers) as here:
+        ran = await here.type("run", "go")
+    assert ran.out == "Trying.\nI may not.\n"
+
+
+async def test_a_recording_is_never_written_over_or_mixed_with_another(tmp_path: Path) -> None:
+    async with shell(tmp_path, reply("hi")) as here:
+        first = await here.type("run", "--record", "run.jsonl", "hi")
+        second = await here.type("run", "--record", "run.jsonl", "hi")
+        again = await here.type("replay", "run.jsonl")
+    assert (first.code, second.code, again.code) == (0, 2, 0)
+    assert "is not empty" in second.err

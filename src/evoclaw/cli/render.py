@@ -27,6 +27,7 @@ from evoclaw.core.events import (
     StopReason,
     TextDelta,
     ToolsChanged,
+    TurnStarted,
 )
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.store.recordings import encode_record
@@ -66,7 +67,6 @@ class Screen:
         self._out, self._err, self._colour = out, err, colour
         self._shown = ""
         """The model's text since its turn began."""
-        self._names: dict[str, str] = {}
 
     def receive(self, record: Record) -> None:
         """Show one record."""
@@ -90,6 +90,8 @@ class Screen:
 
     def _show_aside(self, event: Event) -> None:
         match event:
+            case TurnStarted():
+                self._shown = ""
             case RunStarted(model) | RunResumed(model):
                 self._note(f"model {one_line(model)}", "dim")
             case ToolsChanged(tools):
@@ -100,7 +102,6 @@ class Screen:
                 self._shown = ""
             case Prompted(_, why) if why in _ASKED:
                 self._note(f"… asked the model to {_ASKED[why]}", "dim")
-                self._shown = ""
             case ContextTrimmed():
                 self._note("… shortened what the model sees of the history", "dim")
             case _:
@@ -114,9 +115,7 @@ class Screen:
                 self._note(f"? {one_line(reason, 200)}", "yellow")
             case ApprovalAnswered(_, decision, reason):
                 self._note(f"  {_DECIDED.get(decision, decision)} {one_line(reason)}", "yellow")
-            case CallStarted(call_id, name, arguments):
-                self._shown = ""
-                self._names[call_id] = name
+            case CallStarted(_, name, arguments):
                 self._note(f"▶ {name}{_arguments(arguments)}", "cyan")
             case CallOutput(_, text):
                 for line in clean(text).splitlines():

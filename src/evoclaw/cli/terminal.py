@@ -47,14 +47,15 @@ class AtTerminal:
 
 
 def describe(arguments: dict[str, JSON]) -> str:
-    """Show every argument, cleaned; long ones cut, and it is said how much is cut."""
+    """Show every argument, cleaned; long ones cut in the middle, and it is said how much."""
     shown: list[str] = []
     for name, value in arguments.items():
         text = clean(value) if isinstance(value, str) else clean(repr(value))
         lines = text.splitlines() or [""]
-        cut = len(lines) - _MOST_LINES
-        if cut > 0:
-            lines = [*lines[:_MOST_LINES], f"[… {cut} more lines]"]
+        cut = len(lines) - 2 * _MOST_LINES
+        if cut > 0:  # the end can matter as much as the beginning
+            cut_out = f"[… {cut} lines not shown …]"
+            lines = [*lines[:_MOST_LINES], cut_out, *lines[-_MOST_LINES:]]
         shown.append(f"  {clean(name)}: {lines[0]}")
         shown += [f"      {line}" for line in lines[1:]]
     return "\n".join(shown)

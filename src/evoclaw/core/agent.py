@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class LoopSettings(Struct, frozen=True, omit_defaults=True):
-    """The limits of one run. The seeds' names (`max_tool_iterations`, …) are aliases in config."""
+    """The limits of one run."""
 
     max_turns: int = 10
     """Replies with calls before a closing reply is asked for; 20 for the iterative API."""

@@ -21,6 +21,8 @@ from importlib import import_module, metadata, resources
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import msgspec
+
 from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
@@ -179,6 +181,9 @@ class LocalProvider:
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Start the server if it is not running, and ask it."""
         inner = await self._started()
+        if request.temperature is None:
+            # So small a model wanders when it may choose.
+            request = msgspec.structs.replace(request, temperature=0.0)
         async with aclosing(inner.stream(request)) as pieces:
             async for piece in pieces:
                 yield piece

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -108,7 +108,9 @@ class TextForm:
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Yield the reply with its calls taken out of the text; their markup is never shown."""
         tools = tuple(request.tools) if request.offer_tools else ()
-        inner = replace(request, history=self._rewrite(request.history, tools), tools=())
+        inner = msgspec.structs.replace(
+            request, history=self._rewrite(request.history, tools), tools=()
+        )
         reading = self._reading(request)
         async with aclosing(self._provider.stream(inner)) as pieces:
             async for piece in pieces:

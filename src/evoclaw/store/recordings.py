@@ -33,6 +33,11 @@ class Recording:
                 f"cannot record to {path}: {error.strerror}; choose another place with --record"
             ) from None
         self._file: BinaryIO = os.fdopen(descriptor, "ab", buffering=0)
+        if seq == 0 and os.fstat(descriptor).st_size:
+            self._file.close()
+            raise ConfigError(
+                f"{path} is not empty; choose another place, or go on with its run by --resume"
+            )
 
     def receive(self, record: Record) -> None:
         """Append one record."""

@@ -1,0 +1,403 @@
+"""Write docs/reference/*.md and the table of files from the code: `make docs`.
+
+A test compares what is stored with what this makes. Nothing here depends on the Python version,
+the machine or the time, so the pages only change when the code does.
+"""
+
+# pyright: strict, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import msgspec
+
+from evoclaw.cli import exits
+from evoclaw.cli.main import parser
+from evoclaw.core.agent import ITERATIVE, Agent, LoopSettings
+from evoclaw.core.bus import Bus, recorded
+from evoclaw.core.errors import ProviderErrorKind
+from evoclaw.core.events import Event, Record, StopReason
+from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import (
+    ErrorBlock,
+    ErrorKind,
+    Finish,
+    ImageBlock,
+    Reply,
+    SystemMessage,
+    TextBlock,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+    user,
+)
+from evoclaw.core.ports import Decision, Ports
+from evoclaw.core.profile import CallStyle, Profile
+from evoclaw.core.result import RunMetrics, RunResult
+from evoclaw.core.state import new_run
+from evoclaw.core.tools import Effect, Tool
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.governance.autonomy import Level
+from evoclaw.governance.permissions import Permissions
+from evoclaw.providers.http import Retry
+from evoclaw.providers.names import ENDPOINTS, Endpoint
+from evoclaw.providers.prices import Rate
+from evoclaw.providers.scripted import Scripted, calls, says
+from evoclaw.store.recordings import encode_record
+from evoclaw.tools.fake import FakeOps
+from evoclaw.tools.sets import coding, everything, read_only
+
+PLACE = Path(__file__).parent
+SOURCE = PLACE.parent / "src" / "evoclaw"
+MADE = "<!-- Made by docs/generate.py from the code; change that, then run `make docs`. -->"
+BEGIN, END = "<!-- files: made by docs/generate.py -->\n", "<!-- end of files -->"
+ROOMS = (
+    *("core", "providers", "tools", "executors", "governance", "store"),
+    *("orchestrator", "workflows", "cli", "."),
+)
+"""From the ground up; the roof last."""
+
+
+def main() -> None:
+    """Write every page."""
+    for name, text in pages().items():
+        path = PLACE / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"wrote docs/{name}\n")
+
+
+def pages() -> dict[str, str]:
+    """Every page that is made, whole or in part, by its path below docs/."""
+    made = {"events": events(), "tools": tools(), "cli": cli(), "settings": settings()}
+    whole = {f"reference/{name}.md": f"{MADE}\n\n{text.strip()}\n" for name, text in made.items()}
+    return {**whole, "architecture.md": architecture()}
+
+
+def architecture() -> str:
+    """The page as it is, with the table of files made anew."""
+    text = (PLACE / "architecture.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    found = {path.parent.name for path in SOURCE.rglob("*.py")} - {SOURCE.name}
+    rooms = (*(room for room in ROOMS[:-1] if room in found), *sorted(found - set(ROOMS)), ".")
+    return before + BEGIN + "\n".join(_room(room) for room in rooms) + END + after
+
+
+def _room(name: str) -> str:
+    folder = SOURCE / name
+    title = "the roof" if name == "." else f"`{name}/`"
+    rows = [
+        (f"`{path.relative_to(SOURCE).as_posix()}`", _purpose(path))
+        for path in sorted(folder.glob("*.py"))
+        if path.name != "__init__.py"
+    ]
+    return f"\n### {title}\n\n{_table(('file', 'what it is for'), rows)}\n"
+
+
+def _purpose(path: Path) -> str:
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(doc.partition("\n\n")[0].split())
+
+
+def events() -> str:
+    """The page of everything that can happen in a run, and of the values events carry."""
+    values = (
+        *(SystemMessage, UserMessage, Reply, ToolResult, ToolCall, Usage),
+        *(TextBlock, ImageBlock, ErrorBlock, Tool, RunResult, RunMetrics),
+    )
+    words = (StopReason, ErrorKind, ProviderErrorKind, Finish, Decision, Effect)
+    return "\n\n".join(
+        (
+            "# Events",
+            "What can happen in a run, one class each, in the order a run usually meets them. "
+            "A recording holds one [record](#record) a line. `type` says which event it is. "
+            "Fields that have their default may be left out of the JSON.",
+            *(_struct(kind, str(kind.__struct_config__.tag)) for kind in get_args(Event)),
+            "## Record",
+            _doc(Record),
+            _fields(Record),
+            "## Values",
+            "What the events carry.",
+            *(_struct(kind, level=3) for kind in values),
+            "## Words",
+            "The closed sets of words.",
+            *(_enum(kind) for kind in words),
+            "## A whole run",
+            "One call, two turns, as it is recorded:",
+            f"```json\n{asyncio.run(_sample())}```",
+        )
+    )
+
+
+async def _sample() -> str:
+    """Records of a small run with a clock that ticks evenly."""
+    provider = Scripted(calls(("read", {"path": "note.txt"})), says("It says: buy milk."))
+    executor = LocalExecutor(read_only()[:1], files=FakeOps({"note.txt": "buy milk\n"}))
+    ports = Ports(provider, executor, Permissions(frozenset({"file_read"})))
+    ticks = iter(range(1_000))
+    bus = Bus("3f2a", clock=lambda: float(next(ticks)))
+    run = run_loop(new_run((user("What is in note.txt?"),), "3f2a"), ports, LoopSettings())
+    return "".join([encode_record(record).decode() async for record in recorded(run, bus)])
+
+
+def tools() -> str:
+    """The page of the built-in tools."""
+    sets = (("read_only", read_only), ("coding", coding), ("everything", everything))
+    listed = "\n".join(
+        f"- `{name}()`: {', '.join(f'`{one.name}`' for one in make())}" for name, make in sets
+    )
+    return "\n\n".join(
+        (
+            "# Tools",
+            "The built-in tools, as the model is offered them. Paths are relative to the "
+            "workspace, and stay in it.",
+            "Sets, in `evoclaw.tools.sets`:",
+            listed,
+            *(_tool(bound.tool) for bound in everything()),
+        )
+    )
+
+
+def _tool(tool: Tool) -> str:
+    touches = ", ".join(f"`{name}`" for name in tool.resources) or "nothing"
+    needs = ", ".join(f"`{name}`" for name in sorted(tool.permissions)) or "nothing"
+    facts = (
+        f"- needs: {needs}",
+        f"- effect: `{tool.effect}`, on: {touches}",
+        f"- timeout: {tool.timeout:g} s, at most {tool.max_timeout:g} s",
+        f"- safe to run twice: {'yes' if tool.idempotent or tool.effect == 'read' else 'no'}",
+        f"- reports output while it runs: {'yes' if tool.streams else 'no'}",
+    )
+    required = cast("list[str]", tool.parameters.get("required", []))
+    properties = cast("dict[str, dict[str, Any]]", tool.parameters["properties"])
+    rows = [
+        (
+            f"`{name}`",
+            _schema_type(about),
+            "required" if name in required else f"`{_json(about['default'])}`",
+            str(about.get("description", "")),
+        )
+        for name, about in properties.items()
+    ]
+    table = _table(("parameter", "type", "default", "meaning"), rows)
+    return "\n\n".join((f"## {tool.name}", tool.description, "\n".join(facts), table))
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _schema_type(about: dict[str, Any]) -> str:
+    if "enum" in about:
+        return ", ".join(f"`{word}`" for word in about["enum"])
+    if "anyOf" in about:
+        return " or ".join(_schema_type(one) for one in about["anyOf"])
+    kind = str(about.get("type", "any"))
+    bounds = [f"{sign} {about[key]}" for key, sign in _BOUNDS.items() if key in about]
+    return ", ".join((kind, *bounds))
+
+
+_BOUNDS = {"minimum": "≥", "maximum": "≤", "minLength": "length ≥", "maxLength": "length ≤"}
+
+
+def cli() -> str:
+    """The page of the command line."""
+    top = parser()
+    return "\n\n".join(
+        (
+            "# The command line",
+            str(top.description),
+            *_commands(top, "evoclaw"),
+            "## Exit codes",
+            _exit_codes(),
+        )
+    )
+
+
+def _commands(top: argparse.ArgumentParser, name: str) -> Iterator[str]:
+    subcommands: list[argparse.ArgumentParser] = []
+    rows: list[tuple[str, str]] = []
+    for action in top._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            several = cast("argparse._SubParsersAction[argparse.ArgumentParser]", action)
+            rows += [(f"`{one.dest}`", one.help or "") for one in several._choices_actions]
+            subcommands += several.choices.values()
+        elif not isinstance(action, argparse._HelpAction):
+            rows.append((_argument(action), _help(top, action)))
+    yield f"## {name}"
+    yield _table(("argument", "meaning"), rows)
+    for group in top._mutually_exclusive_groups:
+        names = ", ".join(f"`{action.option_strings[0]}`" for action in group._group_actions)
+        yield f"One of these at most: {names}."
+    for command in subcommands:
+        yield from _commands(command, command.prog)
+
+
+def _argument(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return f"`{action.metavar or action.dest}`"
+    value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+    return ", ".join(f"`{option}{value}`" for option in action.option_strings)
+
+
+def _help(top: argparse.ArgumentParser, action: argparse.Action) -> str:
+    text = action.help or ""
+    return text % {**vars(action), "prog": top.prog} if "%(" in text else text
+
+
+def _exit_codes() -> str:
+    said = {name: doc for name, doc in _described(inspect.getsource(exits)) if name.isupper()}
+    stops: dict[int, list[str]] = {}
+    for stop, code in exits.BY_STOP.items():
+        stops.setdefault(code, []).append(f"`{stop}`")
+    codes = {
+        name: cast("int", getattr(exits, name))
+        for name in said
+        if isinstance(getattr(exits, name), int)
+    }
+    rows = [
+        (str(code), said[name] or "Done.", ", ".join(stops.get(code, ())))
+        for name, code in codes.items()
+    ]
+    return _table(("code", "meaning", "how the run ended"), rows)
+
+
+def settings() -> str:
+    """The page of everything that can be set."""
+    servers = [
+        (
+            f"`{prefix}/…`",
+            f"`{one.base_url}`",
+            " or ".join(f"`{key}`" for key in one.keys) or "none",
+            f"`{one.url_variable or prefix.upper() + '_BASE_URL'}`",
+        )
+        for prefix, one in ENDPOINTS.items()
+    ]
+    changed = [
+        f"`{name}={getattr(ITERATIVE, name)!r}`"
+        for name in LoopSettings.__struct_fields__
+        if getattr(ITERATIVE, name) != getattr(LoopSettings(), name)
+    ]
+    return "\n\n".join(
+        (
+            "# Settings",
+            "There is no settings file yet: the command line has options, the library takes these "
+            "values, and keys and addresses come from the environment.",
+            _struct(LoopSettings),
+            f"`ITERATIVE`, the defaults of `invoke_iterative`, differs in: {', '.join(changed)}.",
+            _struct(Agent),
+            "## Servers",
+            "What may stand before the slash in a model's name. The address can be moved by an "
+            "environment variable; one that was moved needs no key.",
+            _table(("name", "address", "key", "moved by"), servers),
+            "`local` is the embedded model and needs neither.",
+            *(_struct(kind) for kind in (Endpoint, Profile, Rate, Retry)),
+            "## Words",
+            *(_enum(kind) for kind in (CallStyle, Level)),
+            "## Environment",
+            _table(("variable", "meaning"), _ENVIRONMENT),
+        )
+    )
+
+
+_ENVIRONMENT = (
+    ("`EVOCLAW_MODEL`", "the model of `evoclaw run` when `--model` is not given"),
+    ("`EVOCLAW_HOME`", "where recordings are kept (default: `.evoclaw` in your home folder)"),
+    ("`NO_COLOR`", "set to anything: no colours"),
+)
+
+
+def _struct(kind: type, tag: str = "", level: int = 2) -> str:
+    title = f"`{tag}` ({kind.__name__})" if tag else kind.__name__
+    return f"{'#' * level} {title}\n\n{_doc(kind)}\n\n{_fields(kind)}"
+
+
+def _enum(kind: type[Enum]) -> str:
+    said = dict(_described(inspect.getsource(kind)))
+    rows = [(f"`{member.value}`", said.get(member.name, "")) for member in kind]
+    head = f"### {kind.__name__}\n\n{_doc(kind)}\n\n"
+    if any(text for _, text in rows):
+        return head + _table(("word", "meaning"), rows)
+    return head + ", ".join(word for word, _ in rows)
+
+
+def _doc(kind: type) -> str:
+    return inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    kind: str
+    default: str
+    meaning: str
+
+
+def _fields(kind: type) -> str:
+    rows = [
+        (f"`{one.name}`", f"`{one.kind}`", f"`{one.default}`" if one.default else "required",
+         one.meaning)
+        for one in _read_fields(kind)
+    ]  # fmt: skip
+    return _table(("field", "type", "default", "meaning"), rows)
+
+
+def _read_fields(kind: type) -> Iterator[_Field]:
+    source = inspect.getsource(kind)
+    meanings = dict(_described(source))
+    for node in _body(source):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            default = ast.unparse(node.value) if node.value else ""
+            name = node.target.id
+            yield _Field(name, ast.unparse(node.annotation), default, meanings[name])
+
+
+def _described(source: str) -> Iterator[tuple[str, str]]:
+    """Every name that is assigned, with the string beneath it."""
+    body = _body(source)
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                yield name, _text(after)
+            case _:
+                pass
+
+
+def _text(node: ast.stmt | None) -> str:
+    match node:
+        case ast.Expr(value=ast.Constant(value=str(text))):
+            return " ".join(text.split())
+        case _:
+            return ""
+
+
+def _body(source: str) -> Sequence[ast.stmt]:
+    tree = ast.parse(textwrap.dedent(source))
+    match tree.body:
+        case [ast.ClassDef(body=body)]:
+            return body
+        case body:
+            return body
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
+                     for line in lines)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
