@@ -21,8 +21,6 @@ from importlib import import_module, metadata, resources
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import msgspec
-
 from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
@@ -181,9 +179,6 @@ class LocalProvider:
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Start the server if it is not running, and ask it."""
         inner = await self._started()
-        if request.temperature is None:
-            # So small a model wanders when it may choose.
-            request = msgspec.structs.replace(request, temperature=0.0)
         async with aclosing(inner.stream(request)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -226,6 +221,8 @@ def serve(parent: int, threads: int) -> None:
     params.api_keys, params.ui = [key], False
     params.n_ctx, params.n_parallel = CONTEXT_TOKENS, 1
     params.n_predict, params.cache_ram_mib = LOCAL_PROFILE.max_output_tokens, 0
+    # So small a model wanders when it may choose.
+    params.sampling.temp = 0.0
     # Two threads spin against each other on a busy machine.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.use_jinja = True
