@@ -13,8 +13,7 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """What one call may use of the machine it runs on."""
 
     files: FileOps | None

@@ -70,7 +70,7 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
             yield CallFinished(prepared)
             continue
         verdict = await _judge(prepared, turn)
-        yield CallJudged(prepared.id, _word(verdict), verdict.code, _for_people(verdict))
+        yield _judged(prepared, verdict)
         if isinstance(verdict, Ask):
             answered, verdict = await _approve(prepared, verdict, turn)
             yield answered
@@ -163,28 +163,16 @@ def _denied(call: Call, verdict: Deny) -> ToolResult:
     return call.failed(ErrorKind.PERMISSION_DENIED, text)
 
 
-def _word(verdict: Verdict) -> str:
-    match verdict:
-        case Allow():
-            return "allow"
-        case Deny():
-            return "deny"
-        case Ask():
-            return "ask"
-
-
-def _for_people(verdict: Verdict) -> str:
-    match verdict:
-        case Deny(_, reason, for_people):
-            return for_people or reason
-        case Ask(_, reason):
-            return reason
-        case _:
-            return ""
+def _judged(call: Call, verdict: Verdict) -> CallJudged:
+    if isinstance(verdict, Allow):
+        return CallJudged(call.id, "allow", verdict.code)
+    if isinstance(verdict, Ask):
+        return CallJudged(call.id, "ask", verdict.code, verdict.reason)
+    return CallJudged(call.id, "deny", verdict.code, verdict.for_people or verdict.reason)
 
 
 def _started(call: Call) -> CallStarted:
-    return CallStarted(call.id, call.name, call.arguments, call.request_id)
+    return CallStarted(call.id, call.tool.name, call.arguments, call.request_id)
 
 
 async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator[Event, None]:
@@ -209,10 +197,10 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
             unfinished -= isinstance(event, CallFinished)
             yield event
     finally:
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if running := [task for task in tasks if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
 
 
 async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
@@ -246,9 +234,9 @@ async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Too
 
 def _capped(call: Call, result: ToolResult, limit: int) -> ToolResult:
     """Bound what the model sees, and hold an executor to the call it was given."""
-    own = result.call_id == call.id and result.name == call.name
+    own = result.call_id == call.id and result.name == call.tool.name
     blocks = result.blocks
-    if own and sum(0 if isinstance(b, ImageBlock) else len(b.text) for b in blocks) <= limit:
+    if own and sum([0 if isinstance(b, ImageBlock) else len(b.text) for b in blocks]) <= limit:
         return result
     cut = tuple(
         block

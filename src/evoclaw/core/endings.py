@@ -55,10 +55,10 @@ def _answered(state: RunState, settings: LoopSettings, tools: Toolset) -> RunEnd
 
 def follow_up(state: RunState, settings: LoopSettings, tools: Toolset) -> Prompted | None:
     """What is said to a text-only reply that is not accepted yet: double confirmation."""
+    if not settings.confirm or not tools:
+        return None
     reply = state.last
     if not isinstance(reply, Reply) or not reply.text.strip() or state.closing:
-        return None
-    if not settings.confirm or not tools:
         return None
     if state.confirms:  # the model knows the two words by now, asked for or not
         answer, left = read_confirmation(reply.text)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from evoclaw.core.messages import Block, ImageBlock, Message, Reply, SystemMessage
+from evoclaw.core.messages import ImageBlock, Message, Reply, SystemMessage
 
 IMAGE_SIZE = 4_000
 """What a picture counts for, in characters: about a thousand tokens."""
+
+
+CALL_SIZE = 16
+"""What a call counts for beside its name and arguments."""
 
 
 class History:
@@ -62,12 +66,13 @@ class History:
 
 def size_of(message: Message) -> int:
     """How long a message is, in characters as a model would see them."""
-    if isinstance(message, Reply):
-        return len(message.text) + sum(len(c.name) + len(c.arguments) + 16 for c in message.calls)
     if isinstance(message, SystemMessage):
         return len(message.text)
-    return sum(_block_size(block) for block in message.blocks)
-
-
-def _block_size(block: Block) -> int:
-    return IMAGE_SIZE if isinstance(block, ImageBlock) else len(block.text)
+    size = 0
+    if isinstance(message, Reply):
+        for call in message.calls:
+            size += len(call.name) + len(call.arguments) + CALL_SIZE
+        return size + len(message.text)
+    for block in message.blocks:
+        size += IMAGE_SIZE if isinstance(block, ImageBlock) else len(block.text)
+    return size

@@ -95,8 +95,8 @@ class RunState:
         """The calls of the last reply that have no answer yet, with their index."""
         if self.asked is None:
             return ()
-        calls = enumerate(self.asked.calls)
-        return tuple((i, call) for i, call in calls if call.id not in self.answers)
+        calls, answers = enumerate(self.asked.calls), self.answers
+        return tuple([(i, call) for i, call in calls if call.id not in answers])
 
     @property
     def last(self) -> Message | None:
@@ -183,9 +183,9 @@ def _replied(state: RunState, event: Replied) -> None:
     if not reply.calls:
         return
     state.asked = reply
-    state.call_ids.update(call.id for call in reply.calls)
+    state.call_ids.update([call.id for call in reply.calls])
     state.confirming = False
-    keys = tuple(sorted((call.name, call.arguments) for call in reply.calls))
+    keys = tuple(sorted([(call.name, call.arguments) for call in reply.calls]))
     state.repeated = state.repeated + 1 if keys == state.last_calls else 1
     state.last_calls = keys
 

@@ -128,9 +128,15 @@ def _keep(rest: bytearray, data: bytes) -> None:
 
 
 def _data(block: bytes) -> bytes | None:
-    head, _, rest = block.partition(b"\ndata: ")
-    if head.startswith(b"event: ") and head != b"event: error" and b"\n" not in head + rest:
-        return rest
+    # Anthropic's shape, found without a copy: one line that names the event, one with its data.
+    line = block.find(b"\n")
+    if (
+        block.startswith(b"event: ")
+        and block.startswith(b"data: ", line + 1)
+        and block.find(b"\n", line + 1) < 0
+        and not block.startswith(b"error", 7)
+    ):
+        return block[line + 7 :]
     name, data = b"", list[bytes]()
     for line in block.removeprefix(_BOM).split(b"\n"):
         field, _, value = line.partition(b":")
