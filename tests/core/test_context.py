@@ -65,7 +65,7 @@ def test_no_plan_splits_a_call_from_its_result_or_loses_the_task(
     assert shown[0] == SystemMessage("be good")
     assert user("the task") in list(shown)
     heading = 30  # of the summary, which stands even for turns shorter than itself
-    assert shown.size <= max(room, history.size + heading)
+    assert shown.size <= max(room, history.size) + heading
 
 
 def test_older_results_are_elided_before_any_turn_is_dropped() -> None:

@@ -12,9 +12,11 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.events import (
     CallFinished,
+    CallOutput,
     CallStarted,
     Event,
     Prompted,
+    ReplyFailed,
     ReplyRetried,
     RunFinished,
     StopReason,
@@ -24,6 +26,7 @@ from evoclaw.core.events import (
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import ErrorKind, Finish, Reply, ToolCall, ToolResult, Usage, user
 from evoclaw.core.ports import (
+    ALLOW,
     AllowAll,
     Approval,
     Ask,
@@ -40,7 +43,7 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from tests.core.support import Body, Denying, Gate, Table, echo, echo_table, fail, run, tool
 
 
-async def test_calls_beyond_the_limit_of_a_turn_are_answered_but_not_run() -> None:
+async def test_fault_46_calls_beyond_the_limit_of_a_turn_are_answered_but_not_run() -> None:
     ran = await run(Scripted(calls(*[("echo", {"text": str(i)}) for i in range(500)]), says("ok")))
     assert len(ran.results) == 500
     assert ran.end.calls == 5
@@ -85,6 +88,14 @@ async def test_a_failing_closing_reply_does_not_hide_why_the_run_ended() -> None
     assert "limit of turns" in ran.end.text
 
 
+async def test_what_a_failed_reply_used_up_is_spent_all_the_same() -> None:
+    error = ProviderError(ProviderErrorKind.SERVER_ERROR, "broke off", usage=Usage(100, 7))
+    ran = await run(Scripted(calls(("echo", {})), error))
+    assert ran.end.usage == Usage(110, 12)
+    assert ran.end.cost is None
+    assert ReplyFailed("server_error", "broke off", Usage(100, 7)) in ran.events
+
+
 class Crashing:
     model = "crash/test"
     profile = Profile()
@@ -108,7 +119,7 @@ async def test_a_provider_that_dies_mid_stream_gives_no_call_and_no_traceback(
     assert ran.end.calls == 0
 
 
-async def test_calls_of_a_reply_cut_off_at_the_output_limit_are_not_run() -> None:
+async def test_fault_48_calls_of_a_reply_cut_off_at_the_output_limit_are_not_run() -> None:
     cut = Reply("", (ToolCall("a", "echo", '{"text":"rm -rf /'),), Finish.LENGTH)
     ran = await run(Scripted(cut, says("ok")))
     assert ran.end.calls == 0
@@ -120,7 +131,9 @@ async def test_a_text_cut_off_at_the_output_limit_says_so_in_the_reason() -> Non
     assert "cut off" in ran.end.reason
 
 
-async def test_the_same_calls_three_times_in_a_row_end_the_run_without_a_third_run() -> None:
+async def test_fault_49_the_same_calls_three_times_in_a_row_end_the_run_without_a_third_run() -> (
+    None
+):
     ran = await run(Scripted(*[calls(("echo", {"text": "again"}))] * 3))
     assert ran.end.stop is StopReason.LOOP_DETECTED
     assert ran.end.calls == 2
@@ -214,6 +227,75 @@ async def test_policies_and_approvers_that_fail_deny() -> None:
     ran = await run(Scripted(calls(("echo", {})), says("ok")), executor, policy=Broken())
     assert executor.started == []
     assert ran.results[0].error is ErrorKind.PERMISSION_DENIED
+
+
+async def test_a_policy_may_ask_before_another_turn_and_the_run_waits() -> None:
+    class AskFirst(AllowAll):
+        async def admit(self, turn: int) -> Verdict:
+            return Ask("warned", "half of the budget is used")
+
+    ran = await run(Scripted(says("never")), policy=AskFirst())
+    assert ran.end.stop is StopReason.WAITING
+    assert "half of the budget" in ran.end.text
+
+
+class Hanging:
+    """Rules that never come to a verdict; the run is cancelled meanwhile."""
+
+    def __init__(self, deadline: Deadline, where: str) -> None:
+        self._deadline, self._where = deadline, where
+
+    async def _hang(self) -> None:
+        asyncio.get_running_loop().call_soon(self._deadline.cancel)
+        await asyncio.Event().wait()
+
+    async def admit(self, turn: int) -> Verdict:
+        if self._where == "admit":
+            await self._hang()
+        return ALLOW
+
+    async def judge(self, call: Call) -> Verdict:
+        if self._where == "judge":
+            await self._hang()
+        return Ask("a", "may it?")
+
+    async def approve(self, call: Call, ask: Ask) -> Approval:
+        await self._hang()
+        return Approval(Decision.ONCE)
+
+
+@pytest.mark.parametrize("where", ["admit", "judge", "approve"])
+async def test_a_run_can_be_cancelled_while_a_rule_or_a_person_thinks(where: str) -> None:
+    deadline = Deadline()
+    rules = Hanging(deadline, where)
+    executor = echo_table()
+    ran = await run(
+        Scripted(calls(("echo", {}))), executor, policy=rules, approver=rules, deadline=deadline
+    )
+    assert ran.end.stop is StopReason.CANCELLED
+    assert executor.started == []
+
+
+async def test_an_approver_that_fails_means_no() -> None:
+    class Broken:
+        async def approve(self, call: Call, ask: Ask) -> Approval:
+            raise OSError("no terminal")
+
+    executor = echo_table()
+    await run(
+        Scripted(calls(("echo", {})), says("ok")), executor, policy=Asking(), approver=Broken()
+    )
+    assert executor.started == []
+
+
+async def test_a_quiet_tool_that_speaks_after_all_is_heard_when_it_ends() -> None:
+    async def talk(call: Call, progress: Progress) -> str:
+        progress("one")
+        progress("two")
+        return "done"
+
+    ran = await run(Scripted(calls(("talk", {})), says("ok")), Table((tool("talk"), talk)))
+    assert [e.text for e in ran.events if isinstance(e, CallOutput)] == ["one", "two"]
 
 
 class Asking(AllowAll):
@@ -384,12 +466,14 @@ async def test_a_model_without_calls_is_offered_no_tools() -> None:
     assert provider.requests[0].tools == ()
 
 
-async def test_repeated_and_empty_call_ids_are_replaced_the_same_way_every_time() -> None:
+async def test_fault_46_repeated_and_empty_call_ids_are_replaced_the_same_way_every_time() -> None:
     one = Reply("", (ToolCall("", "echo"), ToolCall("x", "echo"), ToolCall("x", "echo")))
-    two = Reply("", (ToolCall("x", "echo", '{"text":"2"}'),))
-    ran = await run(Scripted(one, two, says("ok")))
+    two = Reply("", (ToolCall("x", "echo", '{"text":"2"}'), ToolCall("call_2_0", "echo")))
+    three = Reply("", (ToolCall("call_3_1", "echo", '{"text":"3"}'), ToolCall("", "echo")))
+    ran = await run(Scripted(one, two, three, says("ok")))
     ids = [call.id for m in ran.state.history if isinstance(m, Reply) for call in m.calls]
-    assert ids == ["call_1_0", "x", "call_1_2", "call_2_0"]
+    assert ids[:5] == ["call_1_0", "x", "call_1_2", "call_2_0", "call_2_1"]
+    assert ids[5:] == ["call_3_1", "call_3_1_"]
 
 
 async def test_tools_that_come_and_go_are_offered_as_they_are() -> None:
@@ -456,7 +540,9 @@ async def test_usage_and_cost_add_up_and_an_unknown_price_makes_the_sum_unknown(
     assert (await run(Scripted(known, unpriced))).end.cost is None
 
 
-async def test_a_context_that_is_too_long_for_the_server_is_trimmed_and_asked_again() -> None:
+async def test_fault_48_a_context_that_is_too_long_for_the_server_is_trimmed_and_asked_again() -> (
+    None
+):
     too_long = ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, "too long")
     script = [calls(("echo", {"text": str(i) * 400})) for i in range(3)]
     ran = await run(Scripted(*script, too_long, says("summary"), says("fits")))

@@ -14,10 +14,10 @@ from evoclaw.core.errors import ProviderError, ProviderErrorKind, RecordingError
 from evoclaw.core.events import CallStarted, Record, RunFinished, StopReason, TextDelta
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Reply, ToolCall, user
-from evoclaw.core.ports import Decision, Executor, Policy, Ports
+from evoclaw.core.ports import ALLOW, Ask, Decision, Executor, Policy, Ports, Verdict
 from evoclaw.core.profile import Profile
 from evoclaw.core.replay import Replay
-from evoclaw.core.state import RunState, new_run
+from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.providers.scripted import Scripted, Step, calls, says
 from tests.core.support import Denying, Gate, Table, echo, echo_table, fail, tool
 from tests.core.test_loop import Answering, Asking
@@ -157,3 +157,28 @@ async def test_a_recording_that_was_changed_does_not_replay() -> None:
     forged = [*records[:-1], msgspec.structs.replace(records[-1], event=changed)]
     with pytest.raises(RecordingError, match="does not replay"):
         await assert_replays(forged)
+
+
+async def test_what_is_no_recording_of_a_run_is_refused() -> None:
+    records = await record(says("ok"))
+    with pytest.raises(RecordingError, match="begins with run_started"):
+        Replay(records[1:])
+    with pytest.raises(RecordingError, match="over before it"):
+        await assert_replays([*records, records[1]])
+
+
+async def test_a_waiting_budget_replays() -> None:
+    class AskFirst(Denying):
+        async def admit(self, turn: int) -> Verdict:
+            return Ask("warned", "half is used") if turn > 1 else ALLOW
+
+    await assert_replays(await record(calls(("echo", {})), policy=AskFirst()))
+
+
+async def test_a_run_cut_off_while_calls_ran_and_then_resumed_replays() -> None:
+    asked = calls(("echo", {"text": "1"}), ("echo", {"text": "2"}))
+    first = await record(asked, says("ok"))
+    cut = next(i for i, r in enumerate(first) if isinstance(r.event, CallStarted)) + 1
+    state = fold(first[:cut])
+    second = await record(says("ok"), state=state, seq=cut)
+    await assert_replays([*first[:cut], *second])

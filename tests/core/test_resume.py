@@ -10,10 +10,18 @@ import pytest
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import RecordingError
-from evoclaw.core.events import CallStarted, Record, Replied, RunFinished
+from evoclaw.core.events import (
+    CallFinished,
+    CallStarted,
+    Record,
+    Replied,
+    RunFinished,
+    RunStarted,
+)
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import Message, Reply, ToolCall, ToolResult, user
+from evoclaw.core.messages import Message, Reply, TextBlock, ToolCall, ToolResult, user
 from evoclaw.core.ports import AllowAll, Ports
+from evoclaw.core.profile import Profile
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from tests.core.support import echo_table
@@ -106,3 +114,35 @@ def test_records_of_two_runs_or_of_none_are_refused() -> None:
         fold([one, two])
     with pytest.raises(RecordingError, match="no records"):
         fold([])
+
+
+async def test_a_run_cut_off_in_its_closing_reply_ends_as_it_would_have() -> None:
+    limit = LoopSettings(max_turns=1)
+
+    def provider() -> Scripted:
+        def speak(asked: Asked) -> Reply:
+            return calls(("echo", {})) if asked.offer_tools else says("so far")
+
+        return Scripted(*[speak] * 3)
+
+    async def go(state: RunState, seq: int = 0) -> list[Record]:
+        ports = Ports(provider(), echo_table(), AllowAll())
+        bus = Bus(state.run_id, seq=seq)
+        return [r async for r in recorded(run_loop(state, ports, limit), bus)]
+
+    records = await go(new_run([user("go")], "run"))
+    for cut in range(1, len(records)):
+        rest = await go(fold(records[:cut]), cut)
+        end = rest[-1].event
+        assert isinstance(end, RunFinished)
+        assert (end.stop, end.text) == ("max_iterations", "so far")
+
+
+def test_a_late_answer_never_changes_a_closed_turn() -> None:
+    state = new_run([user("go"), Reply("", (ToolCall("x", "echo"),))], "run")
+    state.apply(RunStarted("m", state.opening, LoopSettings(), Profile()))
+    state.apply(CallFinished(ToolResult("x", "echo", ())))
+    before = state.history.to_tuple()
+    state.apply(CallFinished(ToolResult("x", "echo", (TextBlock("late"),))))
+    assert state.history.to_tuple() == before
+    assert repr(state.history).startswith("History([")

@@ -84,6 +84,8 @@ def test_problems_are_told_in_plain_words() -> None:
     assert describe_problems(validator, {"path": 1}).startswith("'path': 1 is not of type")
     assert "'colour' was unexpected" in describe_problems(validator, {"path": "", "colour": 1})
     assert describe_problems(validator, {"path": ""}) == ""
+    many = describe_problems(validator, {"path": 1, "limit": "x", "a": 1})
+    assert many.count(";") == 2, "three things at most are told"
 
 
 def test_two_tools_of_one_name_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -62,7 +63,10 @@ def test_confirmation_is_read_from_the_first_word(
 
 def test_a_text_within_the_limit_is_not_cut() -> None:
     assert head_and_tail("abc", 3) == "abc"
-    assert head_and_tail("abcdef", 4).replace("\n", "") == "ab[… 2 characters left out …]ef"
+    cut = head_and_tail("a" * 50 + "b" * 50, 4)
+    assert cut.replace("\n", "") == "aa[… 96 characters left out …]bb"
+    barely = "x" * 30
+    assert head_and_tail(barely, 20) == barely, "a cut that saves nothing is not made"
 
 
 async def test_a_deadline_interrupts_with_timeout_error() -> None:
@@ -72,6 +76,31 @@ async def test_a_deadline_interrupts_with_timeout_error() -> None:
         await deadline.bound(asyncio.Event().wait())
     assert deadline.over
     assert deadline.left == 0
+
+
+async def test_a_deadline_that_passed_while_released_is_over_when_started_again() -> None:
+    deadline = Deadline(0)
+    deadline.start()
+    assert deadline.over
+    deadline.cancel()
+    deadline.start()
+    assert deadline.left == 0
+
+
+async def test_an_interruption_comes_once() -> None:
+    deadline = Deadline()
+
+    async def stubborn() -> int:
+        for _ in range(3):
+            try:
+                await asyncio.sleep(0)
+                deadline.cancel()
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                deadline.cancel()
+        return 1
+
+    assert await deadline.bound(stubborn()) == 1
 
 
 async def test_nothing_begins_under_a_deadline_that_is_over() -> None:
@@ -198,3 +227,11 @@ async def test_a_runs_result_says_how_much_really_ran_at_once() -> None:
 def test_text_of_blocks_is_joined() -> None:
     assert user("a").text == "a"
     assert TextBlock("a").text == "a"
+
+
+async def test_records_that_do_not_end_have_no_answer() -> None:
+    async def cut() -> AsyncGenerator[Record, None]:
+        yield Record("r", 1, 0.0, TurnStarted(1))
+
+    with pytest.raises(RuntimeError, match="ends with RunFinished"):
+        await answer(cut())

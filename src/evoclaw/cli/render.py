@@ -20,6 +20,7 @@ from evoclaw.core.events import (
     ReasoningDelta,
     Record,
     Replied,
+    ReplyFailed,
     ReplyRetried,
     RunFinished,
     RunResumed,
@@ -100,6 +101,8 @@ class Screen:
             case ReplyRetried(kind, reason, _, wait):
                 self._note(f"↻ {kind}, asking again in {wait:.1f} s: {one_line(reason)}", "yellow")
                 self._shown = ""
+            case ReplyFailed(kind, reason):
+                self._note(f"✘ no reply ({kind}): {one_line(reason, 200)}", "red")
             case Prompted(_, why) if why in _ASKED:
                 self._note(f"… asked the model to {_ASKED[why]}", "dim")
             case ContextTrimmed():

@@ -84,6 +84,14 @@ class ReplyRetried(Struct, frozen=True, gc=False, tag="reply_retried"):
     wait: float
 
 
+class ReplyFailed(Struct, frozen=True, gc=False, omit_defaults=True, tag="reply_failed"):
+    """No reply could be had; what the attempts used up is spent all the same."""
+
+    kind: str
+    reason: str
+    usage: Usage = Usage()
+
+
 class Replied(Struct, frozen=True, gc=False, tag="replied"):
     """The model's reply is whole."""
 
@@ -176,6 +184,7 @@ Event: TypeAlias = (
     | TextDelta
     | ReasoningDelta
     | ReplyRetried
+    | ReplyFailed
     | Replied
     | CallJudged
     | ApprovalAnswered

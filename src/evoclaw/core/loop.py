@@ -22,6 +22,7 @@ from evoclaw.core.events import (
     Event,
     Prompted,
     Replied,
+    ReplyFailed,
     ReplyRetried,
     RunFinished,
     RunResumed,
@@ -77,6 +78,9 @@ async def run_loop(
                     await events.aclose()
             except ProviderError as error:
                 end = end or RunEnded(StopReason.ERROR, str(error))
+                event = ReplyFailed(error.kind, str(error), error.usage)
+                state.apply(event)
+                yield event
             except RunEnded as ended:
                 end = end or ended
         event = loop.finished(end)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from evoclaw.core.bus import Bus
 from evoclaw.core.deadline import Deadline
@@ -26,6 +27,7 @@ from evoclaw.core.events import (
     Record,
     Replied,
     ReplyEvent,
+    ReplyFailed,
     ReplyRetried,
     RunFinished,
     RunResumed,
@@ -51,7 +53,12 @@ from evoclaw.core.profile import Profile
 from evoclaw.core.state import RunState
 from evoclaw.core.tools import Call, Tool
 
-_INTERRUPTED = (StopReason.CANCELLED, StopReason.DURATION_EXCEEDED)
+
+@dataclass(slots=True)
+class _CallRun:
+    said: list[str] = field(default_factory=list[str])
+    result: ToolResult | None = None
+    """None when the process died before it had one."""
 
 
 class Replay:
@@ -63,6 +70,8 @@ class Replay:
         self._events = [record.event for record in records]
         self._records = records
         self._at = 0
+        self._segments = 0
+        """How many starts and resumptions were played so far."""
         self._opening: RunStarted | RunResumed = records[0].event
         self._messages = records[0].event.messages
         self._tools: Sequence[Tool] = ()
@@ -82,6 +91,7 @@ class Replay:
             if not isinstance(opening, RunStarted | RunResumed):
                 raise RecordingError(f"record {self._at + 1}: the run was over before it")
             self._opening = opening
+            self._segments += 1
             async with aclosing(self._segment(state)) as events:
                 async for event in events:
                     record = bus.publish(event)
@@ -163,8 +173,8 @@ class Replay:
                     raise ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, reason)
                 case TextDelta() | ReasoningDelta() | ReplyRetried() | Replied() as event:
                     yield event
-                case RunFinished(stop, reason=reason) if stop not in _INTERRUPTED:
-                    raise ProviderError(ProviderErrorKind.UNKNOWN, reason)
+                case ReplyFailed(kind, reason, usage):
+                    raise ProviderError(ProviderErrorKind(kind), reason, usage=usage)
                 case _:
                     # Cut off here: the interruption comes from outside.
                     await asyncio.Event().wait()
@@ -177,13 +187,13 @@ class Replay:
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Answer as the tool did."""
-        said, result = self._runs[call.id].pop(0)
-        for text in said:
+        run = self._runs[self._segments - 1].get(call.id, _CallRun())
+        for text in run.said:
             progress(text)
-        if result is None:
-            await asyncio.Event().wait()  # the process died here
-        assert result is not None
-        return result
+        if run.result is None:
+            await asyncio.Event().wait()
+        assert run.result is not None
+        return run.result
 
     async def judge(self, call: Call) -> Verdict:
         """Judge as was judged."""
@@ -215,20 +225,22 @@ class Replay:
                 return ALLOW
 
 
-def _runs_of_calls(events: Sequence[Event]) -> dict[str, list[tuple[list[str], ToolResult | None]]]:
-    """What each call said and gave back, each time it was started: twice, if a crash cut it off."""
-    runs: dict[str, list[tuple[list[str], ToolResult | None]]] = {}
+def _runs_of_calls(events: Sequence[Event]) -> list[dict[str, _CallRun]]:
+    """What each call said and gave back, for each start or resumption of the run."""
+    segments: list[dict[str, _CallRun]] = []
     for event in events:
         match event:
+            case RunStarted() | RunResumed():
+                segments.append({})
             case CallStarted(call_id):
-                runs.setdefault(call_id, []).append(([], None))
-            case CallOutput(call_id, text) if call_id in runs:
-                runs[call_id][-1][0].append(text)
-            case CallFinished(result) if result.call_id in runs:
-                runs[result.call_id][-1] = (runs[result.call_id][-1][0], result)
+                segments[-1][call_id] = _CallRun()
+            case CallOutput(call_id, text):
+                segments[-1].setdefault(call_id, _CallRun()).said.append(text)
+            case CallFinished(result):
+                segments[-1].setdefault(result.call_id, _CallRun()).result = result
             case _:
                 pass
-    return runs
+    return segments
 
 
 def _may_wait(event: Event) -> bool:

@@ -23,6 +23,7 @@ from evoclaw.core.events import (
     Prompted,
     Record,
     Replied,
+    ReplyFailed,
     RunFinished,
     RunResumed,
     RunStarted,
@@ -190,6 +191,10 @@ def _replied(state: RunState, event: Replied) -> None:
     state.last_calls = keys
 
 
+def _reply_failed(state: RunState, event: ReplyFailed) -> None:
+    _spend(state, event.usage, None)
+
+
 def _call_judged(state: RunState, event: CallJudged) -> None:
     if event.verdict == "deny":
         _deny(state, event.call_id)
@@ -278,6 +283,7 @@ _APPLY: Mapping[type, Callable[[RunState, Any], None]] = {
     RunResumed: _run_resumed,
     TurnStarted: _turn_started,
     Replied: _replied,
+    ReplyFailed: _reply_failed,
     CallJudged: _call_judged,
     ApprovalAnswered: _approval_answered,
     CallStarted: _call_started,
