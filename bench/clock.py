@@ -105,8 +105,8 @@ async def _flatness_1000(prepare) -> float:
 
 ROWS = {
     # name: (measure, warm-ups, at most so many samples, within so many seconds)
-    "turn": (_turn, 3, 15, 0.6),
-    "parallel_turn": (_parallel_turn, 2, 15, 0.6),
+    "turn": (_turn, 3, 200, 0.6),
+    "parallel_turn": (_parallel_turn, 2, 200, 0.6),
     "flatness_100": (_flatness_100, 0, 5, 0.6),
     "flatness_1000": (_flatness_1000, 0, 5, 0.6),
     "concurrent_runs": (_concurrent_runs, 0, 5, 0.6),

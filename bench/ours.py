@@ -25,8 +25,7 @@ def fake_provider():
         async def stream(self, request):
             if self.script.waits:
                 await asyncio.sleep(0)
-            # As a real provider does: only the new messages are encoded, the request is whole.
-            b",".join(request.history.encoded("bench", encode))
+            request.history.encoded("bench", encode)  # as a real provider does: the new messages
             calls = tuple([ToolCall(id, "add", text) for id, _, text in self.script.reply()])
             if calls:
                 yield Replied(Reply("", calls, Finish.CALLS, usage))

@@ -89,10 +89,12 @@ async def _choose_model(asked: str | None, env: Mapping[str, str]) -> str:
 async def _open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Provider]:
     from evoclaw.providers import provider_for
     from evoclaw.providers.closing import close
+    from evoclaw.providers.fallback import Fallback
     from evoclaw.providers.http import Http
 
     async with Http() as http:
-        provider = provider_for(name, http=http, env=env)
+        each = [provider_for(one.strip(), http=http, env=env) for one in name.split(",")]
+        provider = each[0] if len(each) == 1 else Fallback(each)
         try:
             yield provider
         finally:

@@ -244,3 +244,11 @@ async def test_a_recording_is_never_written_over_or_mixed_with_another(tmp_path:
         again = await here.type("replay", "run.jsonl")
     assert (first.code, second.code, again.code) == (0, 2, 0)
     assert "is not empty" in second.err
+
+
+async def test_a_second_model_answers_when_the_first_fails(tmp_path: Path) -> None:
+    refusal = whole({"error": {"message": "no such model"}}, status=404)
+    async with shell(tmp_path, refusal, reply("from the second")) as here:
+        ran = await here.type("run", "--model", "openai/first, openai/second", "hi")
+    assert ran.out == "from the second\n"
+    assert "model_not_found" in ran.err

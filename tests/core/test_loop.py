@@ -205,6 +205,17 @@ async def test_a_call_past_its_timeout_is_told_in_the_seeds_words() -> None:
     assert (gate.inside, gate.cancelled) == (0, 1)
 
 
+async def test_what_a_call_said_before_its_timeout_is_not_lost() -> None:
+    async def talk(call: Call, progress: Progress) -> str:
+        progress("listening on port 8000\n")
+        await asyncio.Event().wait()
+        return ""
+
+    executor = Table((tool("serve", timeout=0.01, streams=True), talk))
+    ran = await run(Scripted(calls(("serve", {})), says("ok")), executor)
+    assert ran.results[0].text.endswith("output so far:\nlistening on port 8000\n")
+
+
 async def test_a_call_may_ask_for_its_own_timeout_up_to_the_tools_maximum() -> None:
     seen: list[float] = []
 

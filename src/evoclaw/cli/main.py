@@ -77,7 +77,11 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("task", nargs="?", help="what to do, in plain words; `-` reads it from stdin")
-    run.add_argument("--model", metavar="PROVIDER/MODEL", help="default: whichever is at hand")
+    run.add_argument(
+        "--model",
+        metavar="PROVIDER/MODEL",
+        help="default: whichever is at hand; `A,B` falls back on B when A fails",
+    )
     run.add_argument("--folder", default=".", help="where to work (default: here)")
     run.add_argument("--tools", metavar="A,B", help="offer these tools only")
     run.add_argument("--turns", type=_positive, default=10, help="turns at most (default: 10)")

@@ -46,6 +46,9 @@ from evoclaw.core.wording import (
     tool_not_found,
 )
 
+TAIL = 2_000
+"""Characters of a call's output that are told when it did not end in time."""
+
 
 class Turn(Struct, frozen=True):
     """What all calls of one turn share."""
@@ -205,8 +208,11 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
 
 async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
     """Run one call; whatever happens becomes a result, but for our own cancellation."""
+    said = ""
 
     def progress(text: str) -> None:
+        nonlocal said
+        said = (said + text)[-TAIL:]
         emit(CallOutput(call.id, text))
 
     deadline = turn.deadline
@@ -218,7 +224,7 @@ async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Too
     except TimeoutError:
         if deadline.cancelled:
             return call.failed(ErrorKind.CANCELLED, "The run was cancelled while this call ran.")
-        return call.failed(ErrorKind.TIMEOUT, timed_out(call))
+        return call.failed(ErrorKind.TIMEOUT, timed_out(call, said))
     except ToolFailure as error:
         return call.failed(error.kind, error.message, **error.details)
     except asyncio.CancelledError:

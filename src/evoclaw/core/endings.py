@@ -26,8 +26,8 @@ def ending(
         reason = f"{names} was asked {state.repeated} times in a row"
         return RunEnded(StopReason.LOOP_DETECTED, reason)
     if state.denied:
-        (name, _), count = state.denied.most_common(1)[0]
-        if count >= settings.repeat_limit:
+        name, _ = most = max(state.denied, key=state.denied.__getitem__)
+        if (count := state.denied[most]) >= settings.repeat_limit:
             return RunEnded(StopReason.LOOP_DETECTED, f"{name} was denied {count} times")
     if state.asked is not None:
         return None

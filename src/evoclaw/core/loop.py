@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from evoclaw.core import wording
 from evoclaw.core.agent import LoopSettings
@@ -44,7 +44,7 @@ from evoclaw.core.replies import (
 )
 from evoclaw.core.state import RunState
 from evoclaw.core.tools import Tool, failure
-from evoclaw.core.toolset import Toolset
+from evoclaw.core.toolset import NO_TOOLS, Toolset
 
 
 async def run_loop(
@@ -98,7 +98,7 @@ class _Loop:
     ports: Ports
     settings: LoopSettings
     deadline: Deadline
-    tools: Toolset = field(default_factory=Toolset)
+    tools: Toolset = NO_TOOLS
     seen: Sequence[Tool] = ()
 
     def opening(self) -> tuple[Event, ...]:

@@ -5,8 +5,7 @@ The loop and a restart use the same fold, so a run that stopped anywhere goes on
 
 from __future__ import annotations
 
-import uuid
-from collections import Counter
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -73,7 +72,8 @@ class RunState:
     pending: dict[str, str] = field(default_factory=dict[str, str])
     """Calls that wait for a person, and what for."""
     denied_now: set[str] = field(default_factory=set[str])
-    denied: Counter[CallKey] = field(default_factory=Counter[CallKey])
+    denied: dict[CallKey, int] = field(default_factory=dict[CallKey, int])
+    """How often each call was denied in all."""
     repeated: int = 0
     """How often the last set of calls was asked in a row."""
     last_calls: tuple[CallKey, ...] = ()
@@ -116,7 +116,7 @@ def new_run(messages: Iterable[Message], run_id: str | None = None) -> RunState:
 
     Messages that end in a reply with unanswered calls are a resume point: the calls run first.
     """
-    return RunState(run_id or uuid.uuid4().hex, opening=tuple(messages))
+    return RunState(run_id or secrets.token_hex(16), opening=tuple(messages))
 
 
 def fold(records: Iterable[Record]) -> RunState:
@@ -211,7 +211,8 @@ def _deny(state: RunState, call_id: str) -> None:
     state.denied_now.add(call_id)
     for call in state.asked.calls if state.asked else ():
         if call.id == call_id:
-            state.denied[call.name, call.arguments] += 1
+            key = (call.name, call.arguments)
+            state.denied[key] = state.denied.get(key, 0) + 1
 
 
 def _call_started(state: RunState, event: CallStarted) -> None:

@@ -65,3 +65,6 @@ class Toolset(Sequence[Tool]):
 
     def __iter__(self) -> Iterator[Tool]:
         return iter(self._tools)
+
+
+NO_TOOLS = Toolset()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 NOTE = 40
 """About as long as the words that stand for what is left out."""
 

@@ -34,14 +34,14 @@ def tool_not_found(name: str, available: Iterable[str]) -> str:
     )
 
 
-def timed_out(call: Call) -> str:
-    """Word a call that took too long."""
+def timed_out(call: Call, said: str = "") -> str:
+    """Word a call that took too long; what it said until then may be what was wanted."""
     command = call.arguments.get("command")
     what = f" Command: {_short(command)!r}." if isinstance(command, str) else ""
     return (
         f"Error: Tool {call.name!r} timed out after {call.timeout:g}s.{what}\n"
         "Try again with a shorter timeout or explain to the user."
-    )
+    ) + (f"\nThe end of its output so far:\n{said}" if said else "")
 
 
 def permission_denied(tool: Tool, missing: Sequence[str]) -> str:

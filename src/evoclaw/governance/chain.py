@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
@@ -13,6 +13,12 @@ class Chain(Policy):
     """Ask in order; the first `Deny` wins, so nobody is asked about what is denied anyway."""
 
     policies: tuple[Policy, ...]
+    _admitting: tuple[Policy, ...] = field(init=False, repr=False)
+    """Those that have a say about turns; most do not."""
+
+    def __post_init__(self) -> None:
+        own = tuple(p for p in self.policies if type(p).admit is not Policy.admit)
+        object.__setattr__(self, "_admitting", own)
 
     async def judge(self, call: Call) -> Verdict:
         """Judge a call."""
@@ -28,7 +34,7 @@ class Chain(Policy):
     async def admit(self, turn: int) -> Verdict:
         """Judge another turn."""
         asked: Ask | None = None
-        for policy in self.policies:
+        for policy in self._admitting:
             verdict = await policy.admit(turn)
             if isinstance(verdict, Deny):
                 return verdict

@@ -20,11 +20,10 @@ class Permissions(Policy):
 
     def missing(self, tool: Tool) -> tuple[str, ...]:
         """What the agent lacks for a tool; without any capability it lacks even a free tool's."""
-        if ALL in self.capabilities:
+        held = self.capabilities
+        if held and (ALL in held or tool.permissions <= held):
             return ()
-        if not self.capabilities:
-            return tuple(sorted(tool.permissions)) or ("any capability",)
-        return tuple(sorted(tool.permissions - self.capabilities))
+        return tuple(sorted(tool.permissions - held)) or ("any capability",)
 
     async def judge(self, call: Call) -> Verdict:
         """Deny what is not held."""
