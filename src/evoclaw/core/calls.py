@@ -240,9 +240,10 @@ async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Too
 
 def _capped(call: Call, result: ToolResult, limit: int) -> ToolResult:
     """Bound what the model sees, and hold an executor to the call it was given."""
-    own = result.call_id == call.id and result.name == call.tool.name
-    blocks = result.blocks
-    if own and sum([0 if isinstance(b, ImageBlock) else len(b.text) for b in blocks]) <= limit:
+    size, blocks = 0, result.blocks
+    for block in blocks:
+        size += 0 if isinstance(block, ImageBlock) else len(block.text)
+    if size <= limit and result.call_id == call.id and result.name == call.tool.name:
         return result
     cut = tuple(
         block

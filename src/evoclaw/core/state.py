@@ -41,6 +41,7 @@ from evoclaw.core.messages import (
 )
 
 CallKey: TypeAlias = tuple[str, str]
+_NOTHING = Usage()
 _NEUTRAL = (ErrorKind.CANCELLED, ErrorKind.QUEUE_FULL)
 """Answers that say nothing about whether the turn worked."""
 
@@ -76,7 +77,7 @@ class RunState:
     """How often each call was denied in all."""
     repeated: int = 0
     """How often the last set of calls was asked in a row."""
-    last_calls: tuple[CallKey, ...] = ()
+    last_calls: list[CallKey] = field(default_factory=list[CallKey])
     failed_turns: int = 0
     confirms: int = 0
     confirming: bool = False
@@ -97,6 +98,8 @@ class RunState:
         if self.asked is None:
             return ()
         calls, answers = enumerate(self.asked.calls), self.answers
+        if not answers:
+            return tuple(calls)
         return tuple([(i, call) for i, call in calls if call.id not in answers])
 
     @property
@@ -178,15 +181,19 @@ def _replied(state: RunState, event: Replied) -> None:
     state.turn += 1
     if reply.usage.input and state.sent_chars:
         # What the server counted corrects our estimate; bounds keep a wrong count harmless.
-        state.chars_per_token = min(max(state.sent_chars / reply.usage.input, 1.0), 6.0)
+        ratio = state.sent_chars / reply.usage.input
+        state.chars_per_token = 1.0 if ratio < 1.0 else 6.0 if ratio > 6.0 else ratio
     _spend(state, reply.usage, reply.cost)
     _append(state, reply)
     if not reply.calls:
         return
     state.asked = reply
-    state.call_ids.update([call.id for call in reply.calls])
     state.confirming = False
-    keys = tuple(sorted([(call.name, call.arguments) for call in reply.calls]))
+    keys: list[CallKey] = []
+    for call in reply.calls:
+        state.call_ids.add(call.id)
+        keys.append((call.name, call.arguments))
+    keys.sort()
     state.repeated = state.repeated + 1 if keys == state.last_calls else 1
     state.last_calls = keys
 
@@ -233,17 +240,19 @@ def _answer(state: RunState, result: ToolResult) -> None:
     state.running.discard(result.call_id)
     if len(state.answers) < len(reply.calls):
         return
-    outcomes: list[bool] = []
+    worked = failed = False
     for call in reply.calls:
         answer = state.answers[call.id]
         _append(state, answer)
         if answer.error is None:
-            outcomes.append(True)
+            worked = True
         elif call.id not in state.denied_now and answer.error not in _NEUTRAL:
-            outcomes.append(False)
+            failed = True
             state.last_error = answer.text
-    if outcomes:
-        state.failed_turns = 0 if any(outcomes) else state.failed_turns + 1
+    if worked:
+        state.failed_turns = 0
+    elif failed:
+        state.failed_turns += 1
     state.asked = None
     state.answers = {}
     state.denied_now.clear()
@@ -273,8 +282,8 @@ def _append(state: RunState, message: Message) -> None:
 
 
 def _spend(state: RunState, usage: Usage, cost: float | None) -> None:
-    state.usage = state.usage + usage
-    if usage != Usage():
+    if usage != _NOTHING:
+        state.usage += usage
         # One reply without a price makes the sum unknown: never report less than was spent.
         state.cost = None if cost is None or state.cost is None else state.cost + cost
 
