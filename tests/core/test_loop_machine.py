@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 from hypothesis import settings as hypothesis_settings
@@ -23,10 +24,13 @@ from evoclaw.core.profile import Profile
 from evoclaw.core.replay import Replay
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
+from evoclaw.executors.processes import LocalProcesses
 from evoclaw.providers.scripted import Scripted, says
 from tests.core.support import Table, echo, tool
 
-BEHAVIOURS = ("ok", "fail", "crash", "hang", "talk", "slow", "quit")
+BEHAVIOURS = ("ok", "fail", "crash", "hang", "talk", "slow", "quit", "process")
+MARK = "311.125"
+"""How long our own `sleep` would sleep: how it is known among all processes."""
 ids = st.sampled_from(["", "a", "b", "c"])
 names = st.sampled_from([*BEHAVIOURS, "denied", "asked", "missing"])
 arguments = st.sampled_from(["{}", '{"path":"x"}', '{"path":"y"}', "{", "[]", '{"path":1}', ""])
@@ -50,6 +54,9 @@ async def behave(call: Call, progress: Progress) -> str:
             raise asyncio.CancelledError
         case "hang":
             await asyncio.Event().wait()
+        case "process":
+            done = await LocalProcesses(".").run(("sleep", MARK), on_output=progress)
+            return f"exit {done.exit_code}"
         case "talk":
             progress("hello")
             await asyncio.sleep(0)
@@ -63,7 +70,7 @@ async def behave(call: Call, progress: Progress) -> str:
 
 def executor() -> Table:
     entries = [
-        (tool(name, timeout=0.005, streams=name == "talk", resources=("path",)), behave)
+        (tool(name, timeout=0.01, streams=name == "talk", resources=("path",)), behave)
         for name in (*BEHAVIOURS, "denied", "asked")
     ]
     reading = [(tool("reading", effect=Effect.READ, resources=()), behave)]
@@ -84,6 +91,14 @@ class Rules:
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         return Approval(self.decisions.pop() if self.decisions else Decision.ONCE)
+
+
+def sleeping() -> bool:
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # gone meanwhile
+            if MARK.encode() in place.read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 async def replayed(records: list[Record]) -> list[bytes]:
@@ -174,6 +189,8 @@ class LoopMachine(RuleBasedStateMachine):
                     if len(records) == close_after:
                         break
         assert asyncio.all_tasks() == before, "a task was left behind"
+        if any(isinstance(r.event, CallStarted) and r.event.name == "process" for r in records):
+            assert not sleeping(), "a process was left behind"
         return records, steps[len(provider.requests) :]
 
     def check(self, records: list[Record]) -> None:
@@ -208,6 +225,6 @@ class LoopMachine(RuleBasedStateMachine):
 
 
 LoopMachine.TestCase.settings = hypothesis_settings(
-    max_examples=60, stateful_step_count=12, deadline=None
+    max_examples=150, stateful_step_count=12, deadline=None
 )
 TestLoopMachine = LoopMachine.TestCase

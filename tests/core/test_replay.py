@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from evoclaw.core.profile import Profile
 from evoclaw.core.replay import Replay
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.providers.scripted import Scripted, Step, calls, says
+from evoclaw.store.recordings import encode_record, read_recording
 from tests.core.support import Denying, Gate, Table, echo, echo_table, fail, tool
 from tests.core.test_loop import Answering, Asking
 
@@ -182,3 +184,11 @@ async def test_a_run_cut_off_while_calls_ran_and_then_resumed_replays() -> None:
     state = fold(first[:cut])
     second = await record(says("ok"), state=state, seq=cut)
     await assert_replays([*first[:cut], *second])
+
+
+async def test_the_golden_recording_still_reads_and_replays_byte_for_byte() -> None:
+    """The format is a promise: a recording made by an older version stays good."""
+    path = Path(__file__).parent / "golden" / "run.jsonl"
+    records = read_recording(path)
+    await assert_replays(records)
+    assert b"".join(map(encode_record, records)) == path.read_bytes()

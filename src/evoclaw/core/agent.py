@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class LoopSettings(Struct, frozen=True, omit_defaults=True):
-    """The limits of one run."""
+class LoopSettings(Struct, frozen=True):
+    """The limits of one run. Recorded in full: a default that changes later changes no old run."""
 
     max_turns: int = 10
     """Replies with calls before a closing reply is asked for; 20 for the iterative API."""

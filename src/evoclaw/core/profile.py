@@ -16,7 +16,7 @@ class CallStyle(StrEnum):
     NONE = "none"
 
 
-class Profile(Struct, frozen=True, omit_defaults=True):
+class Profile(Struct, frozen=True):
     """What a model can do."""
 
     context_tokens: int = 128_000
