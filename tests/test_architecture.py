@@ -112,6 +112,20 @@ def test_imports_go_down_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    names = {module.name: module for module in modules()}
+
+    def targets(module: Module) -> set[str]:
+        found = {target for target, _ in own_imports(module)}
+        return {n for t in found for n in (t, t.rpartition(".")[0]) if n in names} - {module.name}
+
+    graph = {name: targets(module) for name, module in names.items()}
+    while free := [name for name, needs in graph.items() if not needs & graph.keys()]:
+        for name in free:
+            del graph[name]
+    assert not graph, f"in or behind a circle: {sorted(graph)}"
+
+
 def test_the_rule_itself_can_fail() -> None:
     def allowed(path: str, target: str) -> bool:
         return may_import(Module(SOURCE / path), target)

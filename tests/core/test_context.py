@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.context import plan_trim, view
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.events import ContextTrimmed
 from evoclaw.core.history import History
@@ -22,6 +21,7 @@ from evoclaw.core.messages import (
     user,
 )
 from evoclaw.core.profile import Profile
+from evoclaw.core.window import plan_trim, view
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from tests.core.support import echo_table, run
 

@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from evoclaw.cli import exits
 
 if TYPE_CHECKING:
-    from evoclaw.core.ports import Approver, Ports
-    from evoclaw.governance.autonomy import Level
-
-
-class Wiring(Protocol):
-    """What the commands need built; the composition root can."""
-
-    def local_ports(
-        self,
-        *,
-        model: str | None,
-        workspace: Path,
-        level: Level,
-        tools: Sequence[str] | None,
-        approver: Approver,
-        env: Mapping[str, str],
-    ) -> AbstractAsyncContextManager[Ports]:
-        """What a run on this machine is given."""
-        ...
+    from evoclaw.cli.needs import Wiring
 
 
 def main(arguments: Sequence[str], wiring: Wiring) -> int:

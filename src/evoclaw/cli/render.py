@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Protocol, TextIO
 
@@ -189,3 +190,12 @@ def _arguments(arguments: dict[str, JSON]) -> str:
 
 def _value(value: JSON) -> str:
     return one_line(msgspec.json.encode(value).decode())
+
+
+def face(*, json: bool) -> Face:
+    """How this process shows a run."""
+    if json:
+        return JsonLines(sys.stdout)
+    return Screen(
+        sys.stdout, sys.stderr, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    )

@@ -7,8 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from evoclaw.cli import exits
-from evoclaw.cli.render import tell
-from evoclaw.cli.run import face
+from evoclaw.cli.render import face, tell
 from evoclaw.core.errors import RecordingError
 from evoclaw.core.replay import Replay
 from evoclaw.store.recordings import encode_record, read_recording

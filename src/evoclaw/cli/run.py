@@ -10,10 +10,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from evoclaw.cli import exits
-from evoclaw.cli.render import Face, JsonLines, Screen, tell
+from evoclaw.cli.needs import Wiring
+from evoclaw.cli.render import face, tell
 from evoclaw.cli.terminal import AtTerminal, has_keyboard, interruptible
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
@@ -28,9 +28,6 @@ from evoclaw.governance.approvals import Remembered
 from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.prompt import system_prompt
 from evoclaw.store.recordings import Recording, reopen_recording
-
-if TYPE_CHECKING:
-    from evoclaw.cli.main import Wiring
 
 
 def run(options: Namespace, wiring: Wiring) -> int:
@@ -86,15 +83,6 @@ async def _drive(
     if recording is not None:
         tell(f"recorded in {recording.path}")
     return exits.BY_STOP[end.stop] if end else exits.FAILED
-
-
-def face(*, json: bool) -> Face:
-    """How this process shows a run."""
-    if json:
-        return JsonLines(sys.stdout)
-    return Screen(
-        sys.stdout, sys.stderr, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    )
 
 
 def _level(options: Namespace) -> Level:

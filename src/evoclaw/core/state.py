@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from evoclaw.core.context import view
 from evoclaw.core.errors import RecordingError
 from evoclaw.core.events import (
     ApprovalAnswered,
@@ -39,6 +38,7 @@ from evoclaw.core.messages import (
     Usage,
     UserMessage,
 )
+from evoclaw.core.window import view
 
 CallKey: TypeAlias = tuple[str, str]
 _NOTHING = Usage()

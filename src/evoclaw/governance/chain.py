@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
@@ -22,22 +23,19 @@ class Chain(Policy):
 
     async def judge(self, call: Call) -> Verdict:
         """Judge a call."""
-        asked: Ask | None = None
-        for policy in self.policies:
-            verdict = await policy.judge(call)
-            if isinstance(verdict, Deny):
-                return verdict
-            if isinstance(verdict, Ask) and asked is None:
-                asked = verdict
-        return asked or ALLOW
+        return await _weigh(policy.judge(call) for policy in self.policies)
 
     async def admit(self, turn: int) -> Verdict:
         """Judge another turn."""
-        asked: Ask | None = None
-        for policy in self._admitting:
-            verdict = await policy.admit(turn)
-            if isinstance(verdict, Deny):
-                return verdict
-            if isinstance(verdict, Ask) and asked is None:
-                asked = verdict
-        return asked or ALLOW
+        return await _weigh(policy.admit(turn) for policy in self._admitting)
+
+
+async def _weigh(verdicts: Iterable[Awaitable[Verdict]]) -> Verdict:
+    asked: Ask | None = None
+    for pending in verdicts:
+        verdict = await pending
+        if isinstance(verdict, Deny):
+            return verdict
+        if isinstance(verdict, Ask) and asked is None:
+            asked = verdict
+    return asked or ALLOW
