@@ -65,6 +65,7 @@ class Shell:
         self,
         *arguments: str,
         stdin: int = asyncio.subprocess.DEVNULL,
+        stdout: int = asyncio.subprocess.PIPE,
         stderr: int = asyncio.subprocess.PIPE,
     ) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -75,7 +76,7 @@ class Shell:
             cwd=self.workspace,
             env=self.environment,
             stdin=stdin,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=stdout,
             stderr=stderr,
         )
 

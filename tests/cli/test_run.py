@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -252,3 +253,24 @@ async def test_a_second_model_answers_when_the_first_fails(tmp_path: Path) -> No
         ran = await here.type("run", "--model", "openai/first, openai/second", "hi")
     assert ran.out == "from the second\n"
     assert "model_not_found" in ran.err
+
+
+async def test_fault_26_a_run_that_cannot_be_recorded_does_nothing_more(tmp_path: Path) -> None:
+    answers = (reply("", ("bash", {"command": "touch made"})), reply("never"))
+    async with shell(tmp_path, *answers) as here:
+        ran = await here.type("run", "--yes", "--record", "/dev/full", "make a file")
+        assert not (here.workspace / "made").exists()
+    assert ran.code == 1
+    assert "No space left on device" in ran.err
+    assert "Traceback" not in ran.err
+
+
+async def test_a_reader_that_goes_away_ends_the_run_quietly(tmp_path: Path) -> None:
+    async with shell(tmp_path, reply("a long answer")) as here, asyncio.timeout(60):
+        read, write = os.pipe()
+        os.close(read)
+        process = await here.start("run", "hi", stdout=write)
+        os.close(write)
+        _, err = await process.communicate()
+    assert process.returncode == 1
+    assert b"Traceback" not in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -34,11 +35,19 @@ def main(arguments: Sequence[str], wiring: Wiring) -> int:
         tell(f"evoclaw: {error}")
         return exits.MISUSED
     except BrokenPipeError:
-        # Whoever read our output has gone; there is nobody left to tell.
-        sys.stderr.close()
         return exits.FAILED
     except KeyboardInterrupt:
         return exits.CANCELLED
+    finally:
+        _let_go_of_stdout()
+
+
+def _let_go_of_stdout() -> None:
+    """Whoever read our output may have gone: then Python must not try to flush it at the end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser() -> argparse.ArgumentParser:

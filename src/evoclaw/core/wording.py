@@ -104,7 +104,8 @@ _ENDINGS = {
 
 def ending(stop: StopReason, reason: str) -> str:
     """Tell the user honestly why there is no better answer."""
-    return f"{_ENDINGS[stop]}: {reason}." if reason else f"{_ENDINGS[stop]}."
+    why = reason.strip().rstrip(".")
+    return f"{_ENDINGS[stop]}: {why}." if why else f"{_ENDINGS[stop]}."
 
 
 def _short(text: str, limit: int = 200) -> str:
