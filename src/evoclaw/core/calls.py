@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
@@ -178,8 +179,29 @@ def _started(call: Call) -> CallStarted:
     return CallStarted(call.id, call.tool.name, call.arguments, call.request_id)
 
 
+class _Outbox:
+    """Events of calls side by side, for the one who passes them on; a queue without its locks."""
+
+    __slots__ = ("_events", "_waiting")
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def get(self) -> Event:
+        while not self._events:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self._events.popleft()
+
+
 async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator[Event, None]:
-    events: asyncio.Queue[Event] = asyncio.Queue()
+    outbox = _Outbox()
     places = asyncio.Semaphore(turn.settings.max_parallel)
     tasks: list[asyncio.Task[None]] = []
 
@@ -187,8 +209,8 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
         if before:
             await asyncio.wait(before)
         async with places:
-            events.put_nowait(_started(call))
-            events.put_nowait(CallFinished(await _perform(call, turn, events.put_nowait)))
+            outbox.put(_started(call))
+            outbox.put(CallFinished(await _perform(call, turn, outbox.put)))
 
     for index, call in enumerate(ready):
         before = [tasks[i] for i in range(index) if conflict(ready[i], call)]
@@ -196,7 +218,7 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
     unfinished = len(tasks)
     try:
         while unfinished:
-            event = await events.get()
+            event = await outbox.get()
             unfinished -= isinstance(event, CallFinished)
             yield event
     finally:

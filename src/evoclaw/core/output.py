@@ -16,10 +16,11 @@ def parse_output(text: str, fields: Sequence[str] = ()) -> dict[str, JSON]:
     """Read a JSON object, fenced or not; anything else goes under the first field, or `result`."""
     fenced = _FENCE.match(text)
     body = fenced.group(1) if fenced else text
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        value = None
-    if is_object(value):
-        return value
+    if body.lstrip().startswith("{"):
+        try:
+            value = msgspec.json.decode(body)
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            value = None
+        if is_object(value):
+            return value
     return {fields[0] if fields else "result": text}

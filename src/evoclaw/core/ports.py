@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
@@ -165,11 +165,10 @@ class NobodyThere:
         return Approval(Decision.DENY, self.reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
+class Ports(Struct, frozen=True):
     """What a run is given. There is no default policy: a run without rules must say so."""
 
     provider: Provider
     executor: Executor
     policy: Policy
-    approver: Approver = field(default_factory=NobodyThere)
+    approver: Approver = NobodyThere()

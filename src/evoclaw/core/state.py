@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from msgspec import Struct, field
 
 from evoclaw.core.errors import RecordingError
 from evoclaw.core.events import (
@@ -46,8 +47,7 @@ _NEUTRAL = (ErrorKind.CANCELLED, ErrorKind.QUEUE_FULL)
 """Answers that say nothing about whether the turn worked."""
 
 
-@dataclass(slots=True)
-class RunState:
+class RunState(Struct):
     """What a run knows of itself. Changed by `apply` alone."""
 
     run_id: str
@@ -66,27 +66,27 @@ class RunState:
     """Replies so far."""
     asked: Reply | None = None
     """The reply whose calls are being answered."""
-    answers: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
+    answers: dict[str, ToolResult] = {}
     """The answers that reply has so far; they join the history together, in the order asked."""
-    running: set[str] = field(default_factory=set[str])
+    running: set[str] = set()
     """Calls that were started and have no answer yet; after a crash, nobody knows how they went."""
-    pending: dict[str, str] = field(default_factory=dict[str, str])
+    pending: dict[str, str] = {}
     """Calls that wait for a person, and what for."""
-    denied_now: set[str] = field(default_factory=set[str])
-    denied: dict[CallKey, int] = field(default_factory=dict[CallKey, int])
+    denied_now: set[str] = set()
+    denied: dict[CallKey, int] = {}
     """How often each call was denied in all."""
     repeated: int = 0
     """How often the last set of calls was asked in a row."""
-    last_calls: list[CallKey] = field(default_factory=list[CallKey])
+    last_calls: list[CallKey] = []
     failed_turns: int = 0
     confirms: int = 0
     confirming: bool = False
     closing: bool = False
     calls: int = 0
-    tools_used: dict[str, None] = field(default_factory=dict[str, None])
+    tools_used: dict[str, None] = {}
     usage: Usage = Usage()
     cost: float | None = 0.0
-    call_ids: set[str] = field(default_factory=set[str])
+    call_ids: set[str] = set()
     """All ids used so far; some servers refuse a history that repeats one."""
     sent_chars: int = 0
     chars_per_token: float = 4.0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
+
+Asked = TypeVar("Asked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,28 +17,30 @@ class Chain(Policy):
     """Ask in order; the first `Deny` wins, so nobody is asked about what is denied anyway."""
 
     policies: tuple[Policy, ...]
-    _admitting: tuple[Policy, ...] = field(init=False, repr=False)
-    """Those that have a say about turns; most do not."""
+    _judging: tuple[Callable[[Call], Awaitable[Verdict]], ...] = field(init=False, repr=False)
+    _admitting: tuple[Callable[[int], Awaitable[Verdict]], ...] = field(init=False, repr=False)
+    """Of those that have a say about turns; most do not."""
 
     def __post_init__(self) -> None:
-        own = tuple(p for p in self.policies if type(p).admit is not Policy.admit)
-        object.__setattr__(self, "_admitting", own)
+        own = (p for p in self.policies if type(p).admit is not Policy.admit)
+        object.__setattr__(self, "_judging", tuple(p.judge for p in self.policies))
+        object.__setattr__(self, "_admitting", tuple(p.admit for p in own))
 
     async def judge(self, call: Call) -> Verdict:
         """Judge a call."""
-        return await _weigh(policy.judge(call) for policy in self.policies)
+        return await _weigh(self._judging, call)
 
     async def admit(self, turn: int) -> Verdict:
         """Judge another turn."""
-        return await _weigh(policy.admit(turn) for policy in self._admitting)
+        return await _weigh(self._admitting, turn)
 
 
-async def _weigh(verdicts: Iterable[Awaitable[Verdict]]) -> Verdict:
-    asked: Ask | None = None
-    for pending in verdicts:
-        verdict = await pending
+async def _weigh(rules: Iterable[Callable[[Asked], Awaitable[Verdict]]], asked: Asked) -> Verdict:
+    first: Ask | None = None
+    for rule in rules:
+        verdict = await rule(asked)
         if isinstance(verdict, Deny):
             return verdict
-        if isinstance(verdict, Ask) and asked is None:
-            asked = verdict
-    return asked or ALLOW
+        if isinstance(verdict, Ask) and first is None:
+            first = verdict
+    return first or ALLOW

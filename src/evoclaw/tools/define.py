@@ -29,6 +29,7 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import EVERYTHING, Call, Effect, Tool
 from evoclaw.tools.schema import read_docstring, schema_of
 
+BLOCKS = (TextBlock, ImageBlock, ErrorBlock)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
@@ -254,7 +255,7 @@ def to_result(call: Call, answer: object) -> ToolResult:
 def _blocks(call: Call, answer: object) -> tuple[Block, ...]:
     if answer is None:
         return (TextBlock("done"),)
-    if isinstance(answer, TextBlock | ImageBlock | ErrorBlock):
+    if isinstance(answer, BLOCKS):
         return (answer,)
     if _are_blocks(answer):
         return tuple(answer)
@@ -272,13 +273,15 @@ def _are_blocks(answer: object) -> TypeGuard[Sequence[Block]]:
     if not isinstance(answer, list | tuple) or not answer:
         return False
     items = cast("Sequence[object]", answer)
-    return all(isinstance(item, TextBlock | ImageBlock | ErrorBlock) for item in items)
+    return all(isinstance(item, BLOCKS) for item in items)
 
 
 def _clean(blocks: Sequence[Block]) -> tuple[Block, ...]:
     return tuple(
-        TextBlock(encodable(block.text)) if isinstance(block, TextBlock) else block
-        for block in blocks
+        [
+            TextBlock(encodable(block.text)) if isinstance(block, TextBlock) else block
+            for block in blocks
+        ]
     )
 
 
