@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evoclaw.core.agent import LoopSettings
+from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
-from evoclaw.core.events import ContextTrimmed
+from evoclaw.core.events import ContextTrimmed, ReplyEvent, StopReason
 from evoclaw.core.history import History
 from evoclaw.core.messages import (
     Message,
@@ -20,6 +24,7 @@ from evoclaw.core.messages import (
     UserMessage,
     user,
 )
+from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.window import plan_trim, view
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
@@ -146,3 +151,20 @@ def test_even_no_room_at_all_gives_a_sound_view(room: int) -> None:
 async def test_a_run_that_fits_is_never_trimmed() -> None:
     ran = await run(Scripted(calls(("echo", {})), says("ok"), profile=SMALL), echo_table())
     assert "ContextTrimmed" not in ran.kinds
+
+
+async def test_a_run_can_be_cancelled_while_it_is_being_summarised() -> None:
+    deadline = Deadline()
+
+    class Slow(Scripted):
+        async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
+            if not request.tools:
+                asyncio.get_running_loop().call_soon(deadline.cancel)
+                await asyncio.Event().wait()
+            async for piece in super().stream(request):
+                yield piece
+
+    script = [calls(("echo", {"text": str(turn) * 200})) for turn in range(12)]
+    provider = Slow(*script, profile=Profile(context_tokens=250, max_output_tokens=50))
+    ran = await run(provider, settings=LoopSettings(max_turns=40), deadline=deadline)
+    assert ran.end.stop is StopReason.CANCELLED

@@ -250,6 +250,18 @@ async def test_a_policy_may_ask_before_another_turn_and_the_run_waits() -> None:
     assert "half of the budget" in ran.end.text
 
 
+async def test_a_policy_that_fails_before_a_turn_ends_the_run_honestly() -> None:
+    class Broken(AllowAll):
+        async def admit(self, turn: int) -> Verdict:
+            raise KeyError("ledger")
+
+    provider = Scripted(says("never"))
+    ran = await run(provider, policy=Broken())
+    assert ran.end.stop is StopReason.ERROR
+    assert "a policy failed" in ran.end.text
+    assert provider.requests == []
+
+
 class Hanging:
     """Rules that never come to a verdict; the run is cancelled meanwhile."""
 

@@ -177,6 +177,14 @@ async def test_a_waiting_budget_replays() -> None:
     await assert_replays(await record(calls(("echo", {})), policy=AskFirst()))
 
 
+async def test_a_policy_that_failed_replays() -> None:
+    class Broken(Denying):
+        async def admit(self, turn: int) -> Verdict:
+            raise KeyError("ledger")
+
+    await assert_replays(await record(says("never"), policy=Broken()))
+
+
 async def test_a_run_cut_off_while_calls_ran_and_then_resumed_replays() -> None:
     asked = calls(("echo", {"text": "1"}), ("echo", {"text": "2"}))
     first = await record(asked, says("ok"))

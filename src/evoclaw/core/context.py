@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from evoclaw.core.agent import LoopSettings
+from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError
 from evoclaw.core.events import ContextTrimmed, Replied
 from evoclaw.core.history import History
@@ -19,6 +19,7 @@ from evoclaw.core.messages import (
     user,
 )
 from evoclaw.core.ports import Provider, Request
+from evoclaw.core.replies import next_piece
 from evoclaw.core.state import RunState
 from evoclaw.core.truncate import head_and_tail
 from evoclaw.core.window import plan_trim
@@ -42,18 +43,12 @@ def room_for(state: RunState, provider: Provider, settings: LoopSettings, tools_
 
 
 async def trim(
-    state: RunState,
-    provider: Provider,
-    settings: LoopSettings,
-    tools_size: int,
-    *,
-    force: bool = False,
+    state: RunState, provider: Provider, deadline: Deadline, *, room: int, force: bool = False
 ) -> AsyncGenerator[ContextTrimmed, None]:
     """Say what to leave out of a window that is too long for the model.
 
     With `force` the model's server has refused it, whatever our estimate was.
     """
-    room = room_for(state, provider, settings, tools_size)
     if force:
         room = min(room, state.window.size)
     previous = state.trimmed
@@ -66,7 +61,9 @@ async def trim(
             and index != state.task
             and not isinstance(message, SystemMessage)
         ]
-        summary, usage, cost = await summarise(provider, dropped, max(room, 2_000) // 2)
+        summary, usage, cost = await summarise(
+            provider, dropped, deadline, room=max(room, 2_000) // 2
+        )
         plan = ContextTrimmed(
             plan.elide_before, plan.drop_before, summary, plan.result_chars, usage, cost
         )
@@ -75,20 +72,21 @@ async def trim(
 
 
 async def summarise(
-    provider: Provider, messages: Sequence[Message], room: int
+    provider: Provider, messages: Sequence[Message], deadline: Deadline, *, room: int
 ) -> tuple[str, Usage, float | None]:
     """Have the model summarise turns that will no longer be shown; an outline if it cannot."""
     transcript = head_and_tail("\n".join(_told(message) for message in messages), room)
     request = Request(History([SystemMessage(_SUMMARISE), user(transcript)]), max_tokens=500)
+    pieces = provider.stream(request)
     try:
-        async with aclosing(provider.stream(request)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, Replied) and piece.reply.text.strip():
-                    reply = piece.reply
-                    return reply.text.strip(), reply.usage, reply.cost
+        while not isinstance(piece := await next_piece(provider, pieces, deadline), Replied):
+            pass
     except ProviderError as error:
         return _outline(messages), error.usage, None
-    return _outline(messages), Usage(), None
+    finally:
+        await pieces.aclose()
+    reply = piece.reply
+    return reply.text.strip() or _outline(messages), reply.usage, reply.cost
 
 
 def _outline(messages: Sequence[Message]) -> str:

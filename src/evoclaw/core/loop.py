@@ -58,9 +58,9 @@ async def run_loop(
     loop = _Loop(state, ports, settings, deadline or Deadline(settings.max_seconds))
     try:
         loop.deadline.start()
-        for event in loop.opening():
-            state.apply(event)
-            yield event
+        event = loop.opening()
+        state.apply(event)
+        yield event
         end = None
         while end is None:
             if loop.tools_changed():
@@ -101,11 +101,11 @@ class _Loop:
     tools: Toolset = NO_TOOLS
     seen: Sequence[Tool] = ()
 
-    def opening(self) -> tuple[Event, ...]:
+    def opening(self) -> Event:
         provider, state, settings = self.ports.provider, self.state, self.settings
         if state.started:
-            return (RunResumed(provider.model, settings, provider.profile),)
-        return (RunStarted(provider.model, state.opening, settings, provider.profile),)
+            return RunResumed(provider.model, settings, provider.profile)
+        return RunStarted(provider.model, state.opening, settings, provider.profile)
 
     def step(self, end: RunEnded | None) -> AsyncGenerator[Event, None]:
         """Do the one next thing: answer calls, ask the model, or close."""
@@ -122,7 +122,7 @@ class _Loop:
         if offer_tools and (prompt := follow_up(state, settings, self.tools)) is not None:
             yield prompt
         if state.window.size > FULL * room_for(state, provider, settings, self.tools.size):
-            async for event in trim(state, provider, settings, self.tools.size):
+            async for event in self.trim():
                 yield event
         offer_tools = offer_tools and bool(self.tools)
         yield TurnStarted(state.turn + 1, offer_tools, state.window.size + self.tools.size)
@@ -145,8 +145,12 @@ class _Loop:
             finally:
                 await pieces.aclose()
             # The server knows better than our estimate what fits: show it clearly less.
-            async for event in trim(state, provider, settings, self.tools.size, force=True):
+            async for event in self.trim(force=True):
                 yield event
+
+    def trim(self, *, force: bool = False) -> AsyncGenerator[Event, None]:
+        room = room_for(self.state, self.ports.provider, self.settings, self.tools.size)
+        return trim(self.state, self.ports.provider, self.deadline, room=room, force=force)
 
     def sound(self, reply: Reply, offer_tools: bool) -> Reply:
         """Make a reply one the history can hold: no calls that were not offered, sound ids."""

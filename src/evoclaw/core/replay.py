@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from evoclaw.core.bus import Bus
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.errors import ProviderError, ProviderErrorKind, RecordingError
+from evoclaw.core.errors import ProviderError, ProviderErrorKind, RecordingError, RunEnded
 from evoclaw.core.events import (
     ApprovalAnswered,
     CallFinished,
@@ -217,10 +217,8 @@ class Replay:
     async def admit(self, turn: int) -> Verdict:
         """Admit as was admitted."""
         match self._next:
-            case RunFinished(StopReason.BUDGET_EXCEEDED, reason=reason):
-                return Deny("replayed", reason)
-            case RunFinished(StopReason.WAITING, reason=reason):
-                return Ask("replayed", reason)
+            case RunFinished(stop, reason=reason):
+                raise RunEnded(stop, reason)
             case _:
                 return ALLOW
 

@@ -21,6 +21,12 @@ async def admit(ports: Ports, deadline: Deadline, turn: int) -> None:
         verdict = await deadline.bound(ports.policy.admit(turn))
     except TimeoutError:
         raise interrupted(deadline) from None
+    except RunEnded:
+        raise
+    except Exception as error:
+        # A rule that cannot be evaluated does not allow.
+        text = f"a policy failed ({type(error).__name__}: {error})"
+        raise RunEnded(StopReason.ERROR, text) from error
     if isinstance(verdict, Deny):
         raise RunEnded(StopReason.BUDGET_EXCEEDED, verdict.for_people or verdict.reason)
     if isinstance(verdict, Ask):
