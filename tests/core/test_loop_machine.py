@@ -224,7 +224,5 @@ class LoopMachine(RuleBasedStateMachine):
             assert state.asked is None
 
 
-LoopMachine.TestCase.settings = hypothesis_settings(
-    max_examples=150, stateful_step_count=12, deadline=None
-)
+LoopMachine.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=12)
 TestLoopMachine = LoopMachine.TestCase
