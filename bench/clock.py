@@ -27,8 +27,10 @@ def add_up(a: int, b: int) -> int:
 class Script:
     """What the fake model says: `turns` replies with `width` calls each, then a final text."""
 
-    def __init__(self, turns: int, width: int = 1, waits: bool = False) -> None:
+    def __init__(self, turns: int, width: int = 1, waits: bool = False, whole: bool = True) -> None:
         self.turns, self.width = turns, width
+        self.whole = whole
+        """Whether the model is handed the bytes of the whole request, which grow with the run."""
         self.waits = waits
         """Whether the model gives way before each reply, so that concurrent runs mix."""
         self.stamps: list[float] = []
@@ -84,10 +86,10 @@ async def _concurrent_runs(prepare) -> float:
     return RUNS * RUN_TURNS / await _timed(prepare, scripts)
 
 
-async def _flatness(prepare, turns: int) -> float:
+async def _flatness(prepare, turns: int, whole: bool = True) -> float:
     from statistics import median
 
-    script = Script(turns)
+    script = Script(turns, whole=whole)
     await _timed(prepare, [script])
     costs = [
         after - before for before, after in zip(script.stamps, script.stamps[1:], strict=False)
@@ -103,12 +105,17 @@ async def _flatness_1000(prepare) -> float:
     return await _flatness(prepare, LONG)
 
 
+async def _flatness_1000_loop(prepare) -> float:
+    return await _flatness(prepare, LONG, whole=False)
+
+
 ROWS = {
     # name: (measure, warm-ups, at most so many samples, within so many seconds)
     "turn": (_turn, 3, 200, 0.6),
     "parallel_turn": (_parallel_turn, 2, 200, 0.6),
     "flatness_100": (_flatness_100, 0, 5, 0.6),
     "flatness_1000": (_flatness_1000, 0, 5, 0.6),
+    "flatness_1000_loop": (_flatness_1000_loop, 0, 5, 0.6),
     "concurrent_runs": (_concurrent_runs, 0, 5, 0.6),
 }
 

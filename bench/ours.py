@@ -25,7 +25,10 @@ def fake_provider():
         async def stream(self, request):
             if self.script.waits:
                 await asyncio.sleep(0)
-            request.history.encoded("bench", encode)  # as a real provider does: the new messages
+            # As a real provider does: only new messages are encoded, the request is sent whole.
+            parts = request.history.encoded("bench", encode)
+            if self.script.whole:
+                b",".join(parts)
             calls = tuple([ToolCall(id, "add", text) for id, _, text in self.script.reply()])
             if calls:
                 yield Replied(Reply("", calls, Finish.CALLS, usage))

@@ -52,6 +52,8 @@ agent and the model is not timed. Each run's calls are counted, so no subject ca
   round; each is used as directly as its public API allows, with an async tool and the async
   interface where it has one, and with telemetry, tracing and console output off where it has a
   switch.
+- The floor of the turn rows encodes the whole history each turn, as a client without a cache does.
+  A floor that encodes only the new messages is lower, and our ratio to it correspondingly worse.
 - `langgraph` is a graph of a model node and its `ToolNode` built by hand, which is faster
   than its deprecated `create_react_agent`.
 - `pydantic-ai-slim` runs its own `FunctionModel` with a stated usage, which spares it an estimate

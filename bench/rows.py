@@ -57,7 +57,17 @@ ROWS = (
         "ratio",
         "lower",
         "loop",
-        "The same for the last ten of 1,000 turns; too slow for most peers.",
+        "The same for the last ten of 1,000 turns, with the bytes of the whole request put"
+        " together each turn, as a real provider must; too slow for most peers.",
+        peers=(),
+    ),
+    Row(
+        "flatness_1000_loop",
+        "ratio",
+        "lower",
+        "loop",
+        "The same without putting ours together: what the loop itself adds as the history grows."
+        " The floor is the same as in the row above.",
         peers=(),
     ),
     Row(
