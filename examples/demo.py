@@ -119,11 +119,11 @@ async def real(workspace: Path) -> None:
 async def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)
-        await scripted(workspace)
         try:
+            await scripted(workspace)
             await real(workspace)
         except EvoClawError as error:
-            print(f"no real model: {error}")
+            print(f"the demo cannot go on: {error}")
             return 1
     return 0
 

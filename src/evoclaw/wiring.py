@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Approver, Executor, Policy, Ports, Provider
+from evoclaw.core.tools import ALL
 
 if TYPE_CHECKING:
     from evoclaw.governance.autonomy import Level
@@ -42,7 +43,6 @@ async def local_ports(
 
 def _capabilities(level: Level) -> frozenset[str]:
     from evoclaw.governance.autonomy import Level
-    from evoclaw.governance.permissions import ALL
 
     return frozenset({"file_read"}) if level is Level.READ_ONLY else frozenset({ALL})
 

@@ -18,7 +18,6 @@ from evoclaw.core.tools import Tool
 MAX_DEPTH = 16
 MAX_NODES = 2_000
 MAX_BYTES = 64 * 1024
-_COMBINERS = ("allOf", "anyOf", "oneOf")
 
 
 def check_schema(tool: Tool) -> None:

@@ -16,6 +16,8 @@ class Effect(StrEnum):
     WRITE = "write"
 
 
+ALL = "*"
+"""As a capability: every permission."""
 EVERYTHING = "*"
 """As a resource: the call may touch anything, so nothing runs beside it unless both only read."""
 
@@ -79,3 +81,10 @@ class Call(Struct, frozen=True):
 def failure(call_id: str, name: str, kind: ErrorKind, text: str, **details: JSON) -> ToolResult:
     """Make the result of a call that did not succeed."""
     return ToolResult(call_id, name, (ErrorBlock(kind, text),), error=kind, details=details)
+
+
+def missing_permissions(tool: Tool, held: frozenset[str]) -> tuple[str, ...]:
+    """What is lacking to use a tool; whoever holds nothing may not even use a free one."""
+    if held and (ALL in held or tool.permissions <= held):
+        return ()
+    return tuple(sorted(tool.permissions - held)) or ("any capability",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from evoclaw.core.errors import DuplicateTool, ToolFailure
+from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.ports import Executor, Progress
 from evoclaw.core.tools import Call, Tool
@@ -29,14 +29,13 @@ class Routed:
             new is old for new, old in zip(now, self._seen, strict=True)
         )
         if not same:
-            owners: dict[str, Executor] = {}
-            for executor, tools in zip(self._executors, now, strict=True):
-                for tool in tools:
-                    if tool.name in owners:
-                        raise DuplicateTool(tool.name)
-                    owners[tool.name] = executor
             self._tools = Toolset(tool for tools in now for tool in tools)
-            self._owners, self._seen = owners, now
+            self._owners = {
+                tool.name: executor
+                for executor, tools in zip(self._executors, now, strict=True)
+                for tool in tools
+            }
+            self._seen = now
         return self._tools
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:

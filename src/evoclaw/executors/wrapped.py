@@ -9,12 +9,10 @@ from msgspec.structs import replace
 from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.ports import Executor, Progress
-from evoclaw.core.tools import Call, Tool
+from evoclaw.core.tools import Call, Tool, missing_permissions
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import permission_denied, tool_not_found
 
-ALL = "*"
-"""As a capability: every permission."""
 PASSING = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN, ErrorKind.AGENT_OFFLINE})
 """Failures that another try may not meet."""
 
@@ -53,11 +51,8 @@ class Filtered(Wrapper):
 
     def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """Leave out what may not be used."""
-        return tuple(tool for tool in tools if self._may(tool))
-
-    def _may(self, tool: Tool) -> bool:
         held = self._capabilities
-        return bool(held) and (ALL in held or tool.permissions <= held)
+        return tuple(tool for tool in tools if not missing_permissions(tool, held))
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Hand the call on if it may be used, judged by the tool the executor really has."""
@@ -65,8 +60,7 @@ class Filtered(Wrapper):
         if real is None:
             names = [tool.name for tool in self.tools()]
             raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, names))
-        if not self._may(real):
-            missing = sorted(real.permissions - self._capabilities)
+        if missing := missing_permissions(real, self._capabilities):
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, permission_denied(real, missing))
         return await super().execute(call, progress)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
-from evoclaw.core.tools import Call, Tool
+from evoclaw.core.tools import Call, missing_permissions
 from evoclaw.core.wording import permission_denied
-
-ALL = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +16,7 @@ class Permissions(Policy):
     capabilities: frozenset[str]
     """`"*"` holds all; nothing holds none."""
 
-    def missing(self, tool: Tool) -> tuple[str, ...]:
-        """What the agent lacks for a tool; without any capability it lacks even a free tool's."""
-        held = self.capabilities
-        if held and (ALL in held or tool.permissions <= held):
-            return ()
-        return tuple(sorted(tool.permissions - held)) or ("any capability",)
-
     async def judge(self, call: Call) -> Verdict:
         """Deny what is not held."""
-        missing = self.missing(call.tool)
+        missing = missing_permissions(call.tool, self.capabilities)
         return Deny("permission", permission_denied(call.tool, missing)) if missing else ALLOW
