@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 # A busy machine is slow, not wrong: figures come from benchmarks, never from timed tests.
-settings.register_profile("evoclaw", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("evoclaw", deadline=None)
 settings.load_profile("evoclaw")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -243,3 +245,22 @@ def test_a_plain_user_gets_the_same(tmp_path: Path, isolation: Isolation) -> Non
 
     assert lines == [isolation, f"{-signal.SIGKILL} 65534", "timeout"], done.stderr.decode()
     assert alive(mark) == []
+
+
+async def test_a_first_call_that_is_cancelled_twice_leaves_nothing_open(tmp_path: Path) -> None:
+    """The probe for a namespace starts processes too; its clean-up must not be cut short."""
+    with warnings.catch_warnings(record=True) as unclosed:
+        warnings.simplefilter("always", ResourceWarning)
+        for wait in range(24):
+            task = asyncio.create_task(LocalProcesses(tmp_path).run(("true",)))
+            await asyncio.wait([task], timeout=wait / 2_000)
+            task.cancel()
+            await asyncio.wait([task], timeout=wait / 4_000)
+            task.cancel()
+            async with asyncio.timeout(10):
+                await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()
+            del task
+            gc.collect()
+    assert [str(warning.message) for warning in unclosed] == []

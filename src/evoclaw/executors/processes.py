@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
@@ -63,7 +63,14 @@ class LocalProcesses:
     async def isolation(self) -> str:
         """What commands here really run in: `pid-namespace` or `none`."""
         if not self._probed:
-            self._how = await _probe(self._roots.workspace.path)
+            probing = asyncio.create_task(_probe(self._roots.workspace.path))
+            try:
+                await asyncio.wait([probing])
+            except asyncio.CancelledError:
+                # As below: however often we are cancelled, it ends what it started.
+                await _finish(probing)
+                raise
+            self._how = probing.result()
             self._probed = True
         if self._how is None and self._wanted == NAMESPACE:
             raise ToolFailure(
@@ -148,7 +155,7 @@ class LocalProcesses:
         )
 
 
-async def _finish(living: asyncio.Task[int]) -> None:
+async def _finish(living: asyncio.Task[Any]) -> None:
     """Wait for a task whatever else is cancelled meanwhile; it takes seconds at most."""
     while not living.done():
         with suppress(asyncio.CancelledError):
