@@ -11,6 +11,7 @@ def fake_provider():
     from evoclaw.core.events import Replied
     from evoclaw.core.messages import Finish, Reply, ToolCall, Usage
     from evoclaw.core.profile import Profile
+    from evoclaw.providers.outgoing import Joined
 
     encode = msgspec.json.Encoder().encode
     usage = Usage(10, 10)
@@ -26,9 +27,9 @@ def fake_provider():
             if self.script.waits:
                 await asyncio.sleep(0)
             # As a real provider does: only new messages are encoded, the request is sent whole.
-            parts = request.history.encoded("bench", encode)
+            said = request.history.written("bench", lambda: Joined(encode))
             if self.script.whole:
-                b",".join(parts)
+                b"".join((b'{"messages":[', said.text, b"]}"))
             calls = tuple([ToolCall(id, "add", text) for id, _, text in self.script.reply()])
             if calls:
                 yield Replied(Reply("", calls, Finish.CALLS, usage))

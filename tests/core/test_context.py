@@ -126,18 +126,23 @@ async def test_when_the_summary_fails_an_outline_takes_its_place() -> None:
     assert "called echo" in summaries[0]
 
 
-def test_messages_are_encoded_once_for_each_dialect() -> None:
-    seen: list[Message] = []
+class Noted:
+    """A writer that only notes what it was told."""
 
-    def encode(message: Message) -> bytes:
-        seen.append(message)
-        return b"x"
+    def __init__(self) -> None:
+        self.seen: list[Message] = []
 
+    def add(self, message: Message) -> None:
+        self.seen.append(message)
+
+
+def test_messages_are_written_once_for_each_dialect() -> None:
     history = conversation([1, 1])
-    assert len(history.encoded("a", encode)) == 6
+    assert len(history.written("a", Noted).seen) == 6
     history.append(user("more"))
-    assert len(history.encoded("a", encode)) == 7
-    assert len(seen) == 7
+    assert len(history.written("a", Noted).seen) == 7
+    assert history.written("a", Noted).seen == list(history)
+    assert history.written("b", Noted).seen == list(history)
 
 
 @pytest.mark.parametrize("room", [0, 1, -5])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Protocol, TypeVar, cast
 
 from evoclaw.core.messages import ImageBlock, Message, Reply, SystemMessage
 
@@ -14,14 +16,25 @@ CALL_SIZE = 16
 """What a call counts for beside its name and arguments."""
 
 
+class Writer(Protocol):
+    """Puts a conversation into a provider's words, one message after the other."""
+
+    def add(self, message: Message) -> None:
+        """Write one more message behind those before it."""
+        ...
+
+
+W = TypeVar("W", bound=Writer)
+
+
 class History:
     """The messages of a conversation, in order."""
 
-    __slots__ = ("_encoded", "_messages", "size")
+    __slots__ = ("_messages", "_written", "size")
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._messages: list[Message] = []
-        self._encoded: dict[str, list[bytes]] = {}
+        self._written: dict[str, tuple[Writer, int]] = {}
         self.size = 0
         """In characters; the base of the token estimate."""
         for message in messages:
@@ -32,15 +45,14 @@ class History:
         self._messages.append(message)
         self.size += size_of(message)
 
-    def encoded(self, dialect: str, encode: Callable[[Message], bytes]) -> list[bytes]:
-        """Each message in a provider's dialect; only those added since the last time are encoded.
-
-        A message that a dialect merges with its neighbour or leaves out may encode to `b""`.
-        """
-        done = self._encoded.setdefault(dialect, [])
-        for message in self._messages[len(done) :]:
-            done.append(encode(message))
-        return done
+    def written(self, dialect: str, new: Callable[[], W]) -> W:
+        """The dialect's writer, told of every message so far and of none twice."""
+        writer, done = self._written.get(dialect) or (new(), 0)
+        if done < len(self._messages):
+            for message in islice(self._messages, done, None):
+                writer.add(message)
+            self._written[dialect] = writer, len(self._messages)
+        return cast("W", writer)
 
     def __len__(self) -> int:
         return len(self._messages)

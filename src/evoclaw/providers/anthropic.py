@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import assert_never
 
@@ -11,7 +10,6 @@ import msgspec
 from msgspec import Raw, Struct
 
 from evoclaw.core.events import ReplyEvent
-from evoclaw.core.history import History
 from evoclaw.core.messages import (
     JSON,
     Block,
@@ -30,17 +28,22 @@ from evoclaw.core.tools import Tool
 from evoclaw.providers.assembly import Assembly
 from evoclaw.providers.exchange import Server, converse, endpoint
 from evoclaw.providers.http import Http, Retry
-from evoclaw.providers.outgoing import ToolTexts, arguments_of, encode, readable, safe_name
+from evoclaw.providers.outgoing import (
+    Buffer,
+    ToolTexts,
+    arguments_of,
+    body,
+    encode,
+    readable,
+    safe_name,
+)
 from evoclaw.providers.prices import Price
 from evoclaw.providers.refusals import refused
 from evoclaw.providers.sse import Events
 
 _VERSION = "2023-06-01"
 _CACHED = b',"cache_control":{"type":"ephemeral"}}'
-# How a message of each role begins, and a byte that JSON never holds to mark its edges with: where
-# two of one kind meet, two messages are made one without a look at the rest.
-_USER, _ASSISTANT = b'{"role":"user","content":[', b'{"role":"assistant","content":['
-_SEAMS = {_USER: b"\x1e", _ASSISTANT: b"\x1f"}
+_USER, _ASSISTANT, _END = b'{"role":"user","content":[', b'{"role":"assistant","content":[', b"]}"
 
 
 class AnthropicProvider:
@@ -91,32 +94,51 @@ class AnthropicProvider:
             "stream": True,
             "max_tokens": request.max_tokens or self._profile.max_output_tokens,
         }
-        system = list(filter(None, request.history.encoded("anthropic+system", _system)))
-        if system:
-            options["system"] = Raw(b"[" + b",".join(_with_hint(system)) + b"]")
+        said = request.history.written(
+            "anthropic+images" if self._profile.images else "anthropic",
+            lambda: _Conversation(images=self._profile.images),
+        )
+        if said.system:
+            options["system"] = Raw(b"".join((b"[", *_cached(said.system, b"}"), b"]")))
         if request.tools:
             # Never left out: a history with calls is refused when no tools come with it.
             tools = self._tools.encoded(request.tools)
             options["tools"] = Raw(tools[:-2] + _CACHED + b"]")
             if not request.offer_tools:
                 options["tool_choice"] = {"type": "none"}
-        messages = self._messages(request.history)
-        return b'{"messages":[' + messages + b"]," + encode(options)[1:]
-
-    def _messages(self, history: History) -> bytes:
-        """Neighbours of one role as one message: all results of a turn must be in the next one."""
-        images = self._profile.images
-        dialect = "anthropic+images" if images else "anthropic"
-        parts = history.encoded(dialect, partial(_encode, images=images))
-        text = b",".join(filter(None, parts))
-        for start, seam in _SEAMS.items():
-            text = text.replace(b"]}" + seam + b"," + seam + start, b",").replace(seam, b"")
-        return text[:-3] + _CACHED + b"]}" if text else b""
+        return body(_cached(said.text, b"}]}"), options)
 
 
-def _with_hint(texts: list[bytes]) -> list[bytes]:
-    """Mark the end of what stays the same, so that the server keeps it."""
-    return [*texts[:-1], texts[-1][:-1] + _CACHED]
+class _Conversation:
+    """Neighbours of one role are one message: all results of a turn must be in the next one."""
+
+    def __init__(self, *, images: bool) -> None:
+        self.system, self.text = bytearray(), bytearray()
+        self._images = images
+        self._start: bytes = b""
+
+    def add(self, message: Message) -> None:
+        """Write one message; nothing if nothing is in it."""
+        if isinstance(message, SystemMessage):
+            if message.text.strip():
+                self.system += b"," if self.system else b""
+                self.system += encode({"type": "text", "text": message.text})
+            return
+        start, blocks = _role_and_blocks(message, images=self._images)
+        if not blocks:
+            return
+        if start == self._start:
+            del self.text[-len(_END) :]
+            self.text += b","
+        else:
+            self.text += b"," + start if self.text else start
+        self._start = start
+        self.text += encode(blocks)[1:-1] + _END
+
+
+def _cached(text: bytearray, end: bytes) -> tuple[Buffer, ...]:
+    """Mark the last block as the end of what stays the same, so that the server keeps it."""
+    return (memoryview(text)[: -len(end)], _CACHED, end[1:]) if text else ()
 
 
 def _tool(tool: Tool) -> JSON:
@@ -127,27 +149,18 @@ def _tool(tool: Tool) -> JSON:
     }
 
 
-def _system(message: Message) -> bytes:
-    if not isinstance(message, SystemMessage) or not message.text.strip():
-        return b""
-    return encode({"type": "text", "text": message.text})
-
-
-def _encode(message: Message, *, images: bool) -> bytes:
-    """A message between its seams; nothing if nothing is in it."""
+def _role_and_blocks(
+    message: UserMessage | Reply | ToolResult, *, images: bool
+) -> tuple[bytes, list[JSON]]:
     match message:
-        case SystemMessage():
-            return b""
         case UserMessage():
-            start, blocks = _USER, _blocks(message.blocks, images=images)
+            return _USER, _blocks(message.blocks, images=images)
         case Reply():
-            start, blocks = _ASSISTANT, _reply(message)
+            return _ASSISTANT, _reply(message)
         case ToolResult():
-            start, blocks = _USER, [_result(message, images=images)]
+            return _USER, [_result(message, images=images)]
         case _:
             assert_never(message)
-    seam = _SEAMS[start]
-    return seam + start + encode(blocks)[1:-1] + b"]}" + seam if blocks else b""
 
 
 def _blocks(blocks: Sequence[Block], *, images: bool) -> list[JSON]:

@@ -28,8 +28,10 @@ from evoclaw.providers.assembly import Assembly
 from evoclaw.providers.exchange import Server, converse, endpoint
 from evoclaw.providers.http import Http, Retry
 from evoclaw.providers.outgoing import (
+    Joined,
     ToolTexts,
     arguments_of,
+    body,
     encode,
     function,
     pictures,
@@ -99,8 +101,8 @@ class OllamaProvider:
             options["tools"] = Raw(self._tools.encoded(request.tools))
         images = self._profile.images
         dialect = "ollama+images" if images else "ollama"
-        parts = request.history.encoded(dialect, partial(_encode, images=images))
-        return b'{"messages":[' + b",".join(parts) + b"]," + encode(options)[1:]
+        said = request.history.written(dialect, lambda: Joined(partial(_encode, images=images)))
+        return body((said.text,), options)
 
 
 def _encode(message: Message, *, images: bool) -> bytes:

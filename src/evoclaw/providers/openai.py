@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from evoclaw.core.events import ReplyEvent
+from evoclaw.core.history import History
 from evoclaw.core.messages import (
     JSON,
     Finish,
@@ -28,8 +29,10 @@ from evoclaw.providers.assembly import Assembly
 from evoclaw.providers.exchange import Server, converse, endpoint
 from evoclaw.providers.http import Http, Retry
 from evoclaw.providers.outgoing import (
+    Joined,
     ToolTexts,
     arguments_of,
+    body,
     encode,
     function,
     pictures,
@@ -93,16 +96,36 @@ class OpenAIProvider:
             options[self._limit] = request.max_tokens
         if request.tools and request.offer_tools:
             options["tools"] = Raw(self._tools.encoded(request.tools))
-        messages = b",".join(self._messages(request))
-        return b'{"messages":[' + messages + b"]," + encode(options)[1:]
+        return body((self._messages(request.history),), options)
 
-    def _messages(self, request: Request) -> Sequence[bytes]:
-        history = request.history
+    def _messages(self, history: History) -> bytes | bytearray:
         if not self._profile.images:
-            return history.encoded("openai", partial(_encode, images=False))
-        parts = history.encoded("openai+images", partial(_encode, images=True))
-        shown = history.encoded("openai+shown", _shown)
-        return _interleave(parts, shown, history.to_tuple()) if any(shown) else parts
+            return history.written("openai", lambda: Joined(partial(_encode, images=False))).text
+        return history.written("openai+images", _WithPictures).text
+
+
+class _WithPictures:
+    """Puts the pictures of a turn's results behind the last of them: results must not be parted."""
+
+    def __init__(self) -> None:
+        self._said = bytearray()
+        self._pictures: list[bytes] = []
+
+    @property
+    def text(self) -> bytes | bytearray:
+        """The conversation so far."""
+        return b",".join((self._said, *self._pictures)) if self._pictures else self._said
+
+    def add(self, message: Message) -> None:
+        """Write one message, or keep its pictures for when the turn's results are over."""
+        if self._pictures and not isinstance(message, ToolResult):
+            self._said = bytearray(self.text)
+            self._pictures.clear()
+        if self._said:
+            self._said += b","
+        self._said += _encode(message, images=True)
+        if picture := _shown(message):
+            self._pictures.append(picture)
 
 
 def _encode(message: Message, *, images: bool) -> bytes:
@@ -159,22 +182,6 @@ def _shown(message: Message) -> bytes:
     said = f"Pictures in the result of {message.name} (call {message.call_id}):"
     parts = _content(UserMessage(tuple(seen)), images=True)
     return encode({"role": "user", "content": [{"type": "text", "text": said}, *parts]})
-
-
-def _interleave(
-    parts: Sequence[bytes], shown: Sequence[bytes], messages: Sequence[Message]
-) -> list[bytes]:
-    """Put pictures behind the last result of their turn: results must not be parted."""
-    out: list[bytes] = []
-    waiting: list[bytes] = []
-    for part, picture, message in zip(parts, shown, messages, strict=True):
-        if waiting and not isinstance(message, ToolResult):
-            out += waiting
-            waiting.clear()
-        out.append(part)
-        if picture:
-            waiting.append(picture)
-    return out + waiting
 
 
 class _Function(Struct, gc=False):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 import msgspec
 
-from evoclaw.core.messages import JSON, Block, ImageBlock, ToolCall
+from evoclaw.core.messages import JSON, Block, ImageBlock, Message, ToolCall
 from evoclaw.core.tools import Tool
 from evoclaw.providers.assembly import is_object
+
+Buffer = bytes | bytearray | memoryview
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -31,6 +33,30 @@ class ToolTexts:
             self._text = encode([self._encode(tool) for tool in tools])
             self._tools = tools
         return self._text
+
+
+class Joined:
+    """A conversation as the inside of a JSON array: it grows, and is never put together again."""
+
+    __slots__ = ("_encode", "text")
+
+    def __init__(self, encode: Callable[[Message], bytes]) -> None:
+        self._encode = encode
+        self.text = bytearray()
+
+    def add(self, message: Message) -> None:
+        """Write one message."""
+        if self.text:
+            self.text += b","
+        self.text += self._encode(message)
+
+
+def body(messages: Iterable[Buffer], options: Mapping[str, JSON]) -> bytes:
+    """A request: its messages, in pieces of one JSON array, and what else it says.
+
+    Put together in one go: a long conversation is copied once, into memory of the right size.
+    """
+    return b"".join((b'{"messages":[', *messages, b"],", encode(options)[1:]))
 
 
 def encode(value: JSON) -> bytes:
