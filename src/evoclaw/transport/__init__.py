@@ -1,0 +1,1 @@
+"""Between machines: what is said on the wire, and the links that carry it."""

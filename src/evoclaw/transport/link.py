@@ -1,0 +1,103 @@
+"""The port: a link carries bytes between an orchestrator and its edges, and may fail at any time.
+
+A link promises little: what was published while it is up probably arrives, perhaps twice, perhaps
+after something published later. What must not be lost is kept elsewhere and said again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from evoclaw.core.errors import EvoClawError
+
+MAX_PAYLOAD = 256 * 1024 - 1024
+"""Bytes; packets stay under 256 KB whatever a broker allows."""
+
+
+class LinkDown(EvoClawError):
+    """There is no connection now; say it again when there is one."""
+
+    def __init__(self) -> None:
+        super().__init__("the link to the broker is down")
+
+
+class TooLarge(EvoClawError):
+    """A payload that the link would not carry; it was not sent."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"{size} bytes are more than the {limit} that the broker takes")
+        self.size, self.limit = size, limit
+
+
+class Incoming(Struct, frozen=True):
+    """What arrived."""
+
+    topic: str
+    payload: bytes
+    retained: bool = False
+    """The broker kept it; when it was said is not known."""
+
+
+class Will(Struct, frozen=True):
+    """What the broker says, retained, when this party is gone without a word."""
+
+    topic: str
+    payload: bytes
+
+
+class Party(Protocol):
+    """Who sits at the end of a link."""
+
+    @property
+    def client_id(self) -> str:
+        """Its name at the broker; a second party of that name ends the first one's connection."""
+        ...
+
+    @property
+    def subscriptions(self) -> Sequence[str]:
+        """What it listens to; they do not overlap."""
+        ...
+
+    def will(self) -> Will | None:
+        """Its will for the connection about to be made; asked each time."""
+        ...
+
+    async def connected(self) -> None:
+        """Told after each connect, when the subscriptions are in place. May publish."""
+        ...
+
+    def disconnected(self, reason: str) -> None:
+        """Told when a connection ended or could not be made; the link goes on trying."""
+        ...
+
+    def received(self, message: Incoming) -> None:
+        """Take one message; quick, in order, never raising."""
+        ...
+
+
+class Link(Protocol):
+    """A way to the broker."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection now."""
+        ...
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes one message may have: ours or the broker's limit, the smaller."""
+        ...
+
+    async def run(self, party: Party) -> None:
+        """Keep the party connected until cancelled; then leave cleanly, without its will."""
+        ...
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Hand a message to the connection, at least once; wait while too many are under way.
+
+        Raise `LinkDown` when there is none and `TooLarge` before anything is sent.
+        """
+        ...

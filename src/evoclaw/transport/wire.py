@@ -1,0 +1,288 @@
+"""The documented JSON: commands go to an edge; reports, status and adverts come from it.
+
+Written strictly, read kindly: unknown fields are ignored and older shapes are understood. What
+cannot be read at all is a `WireError`, which carries the request id if there was one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from hashlib import sha256
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.messages import JSON, ErrorKind, is_object
+from evoclaw.core.tools import Tool
+
+VERSION = 1
+"""Of the protocol. An edge and an orchestrator talk if their ranges overlap."""
+MAX_REQUEST_ID = 200
+T = TypeVar("T")
+
+
+class WireError(EvoClawError):
+    """A message that cannot be taken; counted and dropped, or answered if it can be."""
+
+    def __init__(self, kind: ErrorKind, problem: str, request_id: str = "") -> None:
+        super().__init__(problem)
+        self.kind, self.request_id = kind, request_id
+
+
+def _version() -> int:
+    return VERSION
+
+
+class Command(Struct, frozen=True, omit_defaults=True):
+    """What an edge is asked to do."""
+
+    command: str
+    payload: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
+    request_id: str = field(default_factory=str)
+    expires_at: float | None = None
+    """Unix seconds by the orchestrator's clock; not begun after that."""
+    v: int = field(default_factory=_version)
+    run_id: str = ""
+    tenant: str = ""
+    epoch: int = 0
+    """Who drives the run: a lower one than an edge has seen for it is refused."""
+    hops: int = 0
+    """How many agents it was passed on by."""
+    args_sha256: str = ""
+    queue_ttl_ms: int | None = None
+    max_output_bytes: int | None = None
+    reply_to: str = ""
+    traceparent: str = ""
+    grant: str = ""
+    """Signed by the orchestrator: who may do what with which arguments, and until when."""
+
+
+class ToolPayload(Struct, frozen=True, omit_defaults=True):
+    """The payload of the command `tool`."""
+
+    tool: str
+    parameters: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
+    timeout_ms: float | None = None
+    stream: bool = False
+    background: bool = False
+
+
+class ReportType(StrEnum):
+    """What a report is about."""
+
+    RESULT = "result"
+    ERROR = "error"
+    CHUNK = "chunk"
+    PROGRESS = "progress"
+    HEARTBEAT = "heartbeat"
+    METRIC = "metric"
+    HELLO = "hello"
+
+
+class Report(Struct, frozen=True):
+    """What an edge says."""
+
+    agent_id: str
+    agent_type: str
+    report_type: ReportType
+    payload: dict[str, JSON]
+    timestamp: float | None = None
+    """Unix seconds by the edge's clock: for people, never for a decision."""
+
+    @property
+    def request_id(self) -> str:
+        """The command it answers, if any."""
+        given = self.payload.get("request_id")
+        return given if isinstance(given, str) else ""
+
+
+class Outcome(Struct, frozen=True):
+    """The payload of a `result` or `error` report: how one command ended."""
+
+    request_id: str = ""
+    status: str = ""
+    tool: str = ""
+    result: JSON = ""
+    stderr: str = ""
+    exit_code: int | None = None
+    elapsed_ms: float = 0
+    error: str = ""
+    error_type: str = ""
+    truncated: bool = False
+    blocks: list[JSON] | None = None
+    details: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
+
+
+class Chunk(Struct, frozen=True):
+    """The payload of a `chunk` report: a piece of a running call's output."""
+
+    request_id: str
+    seq: int
+    text: str
+
+
+class Progress(Struct, frozen=True, omit_defaults=True):
+    """The payload of a `progress` report: a command was accepted, or still runs."""
+
+    request_id: str
+    state: str
+    text: str = ""
+
+
+class Hello(Struct, frozen=True):
+    """The payload of a `hello` report, sent on every connect and when asked to."""
+
+    boot_id: str
+    counter: int
+    tools_hash: str = ""
+    running: list[str] = []
+    """Commands that were received and have not ended."""
+    finished: list[str] = []
+    """Commands that ended and whose result was not acknowledged."""
+    v_min: int = VERSION
+    v_max: int = VERSION
+
+
+class Welcome(Struct, frozen=True, omit_defaults=True):
+    """The payload of the command `welcome`: an orchestrator's answer to `hello`."""
+
+    boot_id: str
+    counter: int
+    now: float
+    """The orchestrator's clock; deadlines are judged by it."""
+    acks: list[str] = []
+    cancels: list[str] = []
+
+
+class Heartbeat(Struct, frozen=True):
+    """The payload of a `heartbeat` report."""
+
+    boot_id: str
+    counter: int
+    in_flight: int = 0
+    queued: int = 0
+    cpu_percent: float = 0.0
+    memory_mb: float = 0.0
+    uptime_s: float = 0.0
+
+
+class Status(Struct, frozen=True):
+    """Birth and will: retained, so that a new orchestrator knows who was there last."""
+
+    agent_id: str
+    status: str
+    boot_id: str = ""
+    counter: int = 0
+    """Of the connections of this boot; a will of an older one says nothing about this one."""
+
+
+class AdvertisedTool(Struct, frozen=True):
+    """One tool in an advert; its schema is fetched when the hash is not known."""
+
+    name: str
+    version: str = ""
+    hash: str = ""
+
+
+class Advert(Struct, frozen=True, omit_defaults=True):
+    """What an edge says of itself, retained: untrusted text, to be shown as such."""
+
+    agent_id: str
+    capabilities: str = ""
+    """The summary: one line for people and models."""
+    v: int = field(default_factory=_version)
+    agent_type: str = ""
+    os: str = ""
+    arch: str = ""
+    version: str = ""
+    llm: bool = False
+    tools: list[AdvertisedTool] = []
+
+
+def read_command(data: bytes) -> Command:
+    """Read a command; a request id inside the payload counts too."""
+    raw = _object(data)
+    payload = raw.get("payload")
+    inner = payload.get("request_id") if is_object(payload) else None
+    request_id = raw.get("request_id") or inner or ""
+    if not isinstance(request_id, str) or len(request_id) > MAX_REQUEST_ID:
+        raise WireError(ErrorKind.INVALID_PARAMS, "the request_id is no short text")
+    version = raw.get("v", VERSION)
+    if version != VERSION:
+        problem = f"protocol version {version!r} is not spoken here; this edge speaks {VERSION}"
+        raise WireError(ErrorKind.VERSION_MISMATCH, problem, request_id)
+    raw["expires_at"] = _seconds(raw.get("expires_at"))
+    raw["request_id"] = request_id
+    return convert(raw, Command, request_id)
+
+
+def read_report(agent_id: str, data: bytes) -> Report:
+    """Read a report that came on this agent's topic; a bare result object counts as one too."""
+    raw = _object(data)
+    if "report_type" not in raw and raw.get("status") in ("success", "error"):
+        kind = "result" if raw["status"] == "success" else "error"
+        raw = {"report_type": kind, "payload": raw}
+    stamp = _seconds(raw.get("timestamp"))
+    defaults: dict[str, JSON] = {"agent_id": agent_id, "agent_type": "", "payload": {}}
+    report = convert({**defaults, **raw, "timestamp": stamp}, Report)
+    if report.agent_id != agent_id:
+        problem = f"a report on {agent_id!r}'s topic claims to be from {report.agent_id!r}"
+        raise WireError(ErrorKind.CONFLICT, problem, report.request_id)
+    return report
+
+
+def read_status(agent_id: str, data: bytes) -> Status:
+    """Read a birth or a will."""
+    status = convert({"agent_id": agent_id, **_object(data)}, Status)
+    if status.agent_id != agent_id:
+        raise WireError(ErrorKind.CONFLICT, f"a status on {agent_id!r}'s topic is another's")
+    return status
+
+
+def read_advert(agent_id: str, data: bytes) -> Advert:
+    """Read an advert."""
+    advert = convert({"agent_id": agent_id, **_object(data)}, Advert)
+    if advert.agent_id != agent_id:
+        raise WireError(ErrorKind.CONFLICT, f"an advert on {agent_id!r}'s topic is another's")
+    return advert
+
+
+def convert(value: JSON, shape: type[T], request_id: str = "") -> T:
+    """Give a JSON value its type, or say what is wrong with it."""
+    try:
+        return msgspec.convert(value, shape)
+    except (msgspec.ValidationError, RecursionError) as problem:
+        raise WireError(ErrorKind.INVALID_PARAMS, str(problem), request_id) from None
+
+
+def digest(value: JSON) -> str:
+    """The SHA-256 of a JSON value, the same whatever the order of its keys."""
+    return sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
+
+
+def tool_hash(tool: Tool) -> str:
+    """What changes when anything about a tool changes."""
+    return digest(tool)[:16]
+
+
+def _object(data: bytes) -> dict[str, JSON]:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise WireError(ErrorKind.INVALID_PARAMS, f"not JSON: {problem}") from None
+    if not is_object(value):
+        raise WireError(ErrorKind.INVALID_PARAMS, "not a JSON object")
+    return value
+
+
+def _seconds(value: JSON) -> float | None:
+    """Unix seconds, from a number or an ISO 8601 text."""
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            raise WireError(ErrorKind.INVALID_PARAMS, f"{value!r} is no time") from None
+    return value
