@@ -69,11 +69,12 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
             turn.tools,
             request_id=f"{state.run_id}.{state.turn}.{index}.1",
             resumed=asked.id in state.running,
+            epoch=state.epoch,
         )
         if isinstance(prepared, ToolResult):
             yield CallFinished(prepared)
             continue
-        verdict = await _judge(prepared, turn)
+        verdict = await judge(prepared, turn)
         yield _judged(prepared, verdict)
         if isinstance(verdict, Ask):
             answered, verdict = await _approve(prepared, verdict, turn)
@@ -86,7 +87,7 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
         # One call that has nothing to say while it runs needs neither a task nor a queue.
         call, said = ready[0], list[Event]()
         yield _started(call)
-        result = await _perform(call, turn, said.append)
+        result = await perform(call, turn, said.append)
         for event in said:
             yield event
         yield CallFinished(result)
@@ -109,7 +110,7 @@ def _put_off(
 
 
 def prepare(
-    asked: ToolCall, tools: Toolset, *, request_id: str, resumed: bool = False
+    asked: ToolCall, tools: Toolset, *, request_id: str, resumed: bool = False, epoch: int = 1
 ) -> Call | ToolResult:
     """Check one call: known tool, readable arguments, fitting the schema."""
     found = tools.find(asked.name)
@@ -129,10 +130,11 @@ def prepare(
     wanted = arguments.get("timeout_ms")
     if isinstance(wanted, int | float) and wanted > 0:
         timeout = min(wanted / 1000, tool.max_timeout)
-    return Call(asked.id, tool, arguments, request_id, timeout, resumed)
+    return Call(asked.id, tool, arguments, request_id, timeout, resumed, epoch)
 
 
-async def _judge(call: Call, turn: Turn) -> Verdict:
+async def judge(call: Call, turn: Turn) -> Verdict:
+    """Ask the policy about one call."""
     try:
         return await turn.deadline.bound(turn.ports.policy.judge(call))
     except TimeoutError:
@@ -210,7 +212,7 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
             await asyncio.wait(before)
         async with places:
             outbox.put(_started(call))
-            outbox.put(CallFinished(await _perform(call, turn, outbox.put)))
+            outbox.put(CallFinished(await perform(call, turn, outbox.put)))
 
     for index, call in enumerate(ready):
         before = [tasks[i] for i in range(index) if conflict(ready[i], call)]
@@ -228,7 +230,7 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
             await asyncio.wait(running)
 
 
-async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
+async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
     """Run one call; whatever happens becomes a result, but for our own cancellation."""
     said = ""
 
@@ -242,7 +244,7 @@ async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Too
         return call.failed(ErrorKind.CANCELLED, not_executed("the run has ended"))
     try:
         work = turn.ports.executor.execute(call, progress)
-        result = await deadline.bound(work, call.timeout)
+        result = await deadline.bound(work, call.timeout + call.tool.slack)
     except TimeoutError:
         if deadline.cancelled:
             return call.failed(ErrorKind.CANCELLED, "The run was cancelled while this call ran.")

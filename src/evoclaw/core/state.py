@@ -61,6 +61,8 @@ class RunState(Struct):
     task: int = -1
     """Where in the history the user's task stands; it is never trimmed."""
     started: bool = False
+    epoch: int = 1
+    """How often the run was taken up."""
     stop: StopReason | None = None
     turn: int = 0
     """Replies so far."""
@@ -169,6 +171,7 @@ def _split_open_turn(
 
 def _run_resumed(state: RunState, event: RunResumed) -> None:
     state.stop = None
+    state.epoch += 1
     state.pending.clear()
 
 

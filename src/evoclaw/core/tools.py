@@ -42,6 +42,9 @@ class Tool(Struct, frozen=True, omit_defaults=True):
     """Running it twice does no more than running it once."""
     streams: bool = False
     """It reports output while it runs."""
+    slack: float = 0.0
+    """Seconds that the way to where it runs and back may take on top: whoever runs it there keeps
+    to the timeout by himself."""
     version: str = "1"
 
 
@@ -58,6 +61,13 @@ class Call(Struct, frozen=True):
     resumed: bool = False
     """It was started before a crash and its outcome is not known: run it again only if that does
     no harm, or if whoever runs it remembers its request id."""
+    epoch: int = 1
+    """How often its run was taken up, this time included: whoever holds a lower one is out."""
+
+    @property
+    def run_id(self) -> str:
+        """The run it belongs to."""
+        return self.request_id.partition(".")[0]
 
     @property
     def name(self) -> str:

@@ -48,6 +48,8 @@ async def bash(
         "stdout_bytes": done.stdout_bytes,
         "stderr_bytes": done.stderr_bytes,
     }
+    if done.stderr:
+        details["stderr"] = to_text(done.stderr[-ERROR_TAIL:])[0]
     if done.exit_code != 0:
         said = f"{_ending(done.exit_code)}\n{text}"
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, said, **details)

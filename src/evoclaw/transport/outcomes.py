@@ -1,0 +1,80 @@
+"""A tool's result as the wire says it, and back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from evoclaw.core.messages import (
+    JSON,
+    Block,
+    ErrorBlock,
+    ErrorKind,
+    TextBlock,
+    ToolResult,
+    join_text,
+)
+from evoclaw.transport.wire import Outcome, WireError, convert
+
+_BLOCKS = list[Block]
+_TAIL = 8_000
+
+
+def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[str, JSON]:
+    """The payload of a `result` or `error` report: every documented key, and what else there is."""
+    details = dict(result.details)
+    payload: dict[str, JSON] = {
+        "status": "success" if result.error is None else "error",
+        "tool": result.name,
+        "result": "" if result.error else join_text(result.blocks),
+        "stderr": details.pop("stderr", ""),
+        "exit_code": details.pop("exit_code", 0 if result.error is None else None),
+        "elapsed_ms": round(elapsed_ms, 3),
+        "request_id": request_id,
+    }
+    if result.error is not None:
+        payload |= {"error": join_text(result.blocks), "error_type": str(result.error)}
+    if len(result.blocks) != 1 or not isinstance(result.blocks[0], TextBlock | ErrorBlock):
+        payload["blocks"] = msgspec.to_builtins(result.blocks)
+    if details.pop("truncated", False):
+        payload["truncated"] = True
+    if details:
+        payload["details"] = details
+    return payload
+
+
+def to_result(outcome: Outcome, call_id: str, name: str) -> ToolResult:
+    """What an edge reported as the result of a call; an older edge's bare words are enough."""
+    details = dict(outcome.details)
+    details["elapsed_ms"] = outcome.elapsed_ms
+    if outcome.exit_code is not None:
+        details["exit_code"] = outcome.exit_code
+    if outcome.stderr:
+        details["stderr"] = outcome.stderr
+    if outcome.truncated:
+        details["truncated"] = True
+    error = None if outcome.status == "success" else _kind(outcome.error_type)
+    blocks = _blocks(outcome, error)
+    return ToolResult(call_id, name, blocks, error=error, details=details)
+
+
+def _kind(text: str) -> ErrorKind:
+    return ErrorKind(text) if text in list(ErrorKind) else ErrorKind.EXECUTION_FAILED
+
+
+def _blocks(outcome: Outcome, error: ErrorKind | None) -> tuple[Block, ...]:
+    if outcome.blocks:
+        try:
+            return tuple(convert(outcome.blocks, _BLOCKS))
+        except WireError:
+            pass  # blocks of a kind we do not know: the plain text says the same
+    if error is None:
+        return (TextBlock(_text(outcome.result)),)
+    said = outcome.error or _text(outcome.result) or "it did not say why"
+    if outcome.stderr and outcome.stderr[-200:] not in said:
+        said = f"{said}\n[stderr]\n{outcome.stderr[-_TAIL:]}"
+    return (ErrorBlock(error, said),)
+
+
+def _text(value: JSON) -> str:
+    """An object result reaches the model as JSON text."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
