@@ -31,6 +31,7 @@ async def test_a_command_answers_with_its_output(tmp_path: Path) -> None:
         "isolation": isolation,
         "stdout_bytes": len(str(tmp_path / "sub")) + 1,
         "stderr_bytes": 8,
+        "stderr": "careful\n",
     }
 
 

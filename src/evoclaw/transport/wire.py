@@ -250,6 +250,16 @@ def read_advert(agent_id: str, data: bytes) -> Advert:
     return advert
 
 
+def encode(message: Command | Report | Status | Advert) -> bytes:
+    """Write a message."""
+    return msgspec.json.encode(message)
+
+
+def as_payload(value: Struct) -> dict[str, JSON]:
+    """A payload's struct as the JSON object it stands for."""
+    return msgspec.to_builtins(value)
+
+
 def convert(value: JSON, shape: type[T], request_id: str = "") -> T:
     """Give a JSON value its type, or say what is wrong with it."""
     try:

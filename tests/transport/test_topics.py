@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoclaw.transport.topics import Kind, every, is_agent_id, read_topic, topic
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_topic_is_read_as_it_was_written(kind: Kind) -> None:
+    name = topic("alex-eye", kind)
+    assert name == f"evoclaw/agents/alex-eye/{kind}"
+    assert read_topic(name) == ("alex-eye", kind)
+
+
+def test_a_subscription_to_all_agents_has_the_broker_match_the_id() -> None:
+    assert every(Kind.REPORTS) == "evoclaw/agents/+/reports"
+    assert read_topic(every(Kind.REPORTS)) is None
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["", "+", "#", "a/b", "../x", "a b", "-a", "_a", "a" * 65, "é", "a\0", "a\n", "$SYS", "a.b"],
+)
+def test_hostile_ids_are_no_agents(hostile: str) -> None:
+    assert not is_agent_id(hostile)
+    assert read_topic(f"evoclaw/agents/{hostile}/reports") is None
+    with pytest.raises(ValueError, match="no agent id"):
+        topic(hostile, Kind.COMMANDS)
+
+
+@given(st.text())
+def test_any_topic_at_all_is_read_or_left_alone(name: str) -> None:
+    found = read_topic(name)
+    assert found is None or topic(*found) == name
