@@ -6,6 +6,7 @@ birth as it happens, a hello, a heartbeat, an answer.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -83,6 +84,7 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self.version = 0
         """Raised by every change that a tool list may show."""
+        self._next_change: asyncio.Future[None] | None = None
 
     def member(self, agent_id: str) -> Member:
         """One edge; made known if it was not."""
@@ -144,7 +146,7 @@ class Fleet:
         member.agent_type = one_line(advert.agent_type)[:64]
         member.has_model = advert.llm
         member.hashes = {tool.name: tool.hash for tool in advert.tools[:MOST_TOOLS]}
-        self.version += 1
+        self._note()
         return self.outdated(advert.agent_id)
 
     def outdated(self, agent_id: str) -> bool:
@@ -160,7 +162,7 @@ class Fleet:
             member.tools = Toolset(tuple(tools)[:MOST_TOOLS])
         except (SchemaError, DuplicateTool) as problem:
             member.tools, member.problem = Toolset(), one_line(str(problem))
-        self.version += 1
+        self._note()
 
     def sweep(self) -> None:
         """Take for gone who gave no sign of life for too long."""
@@ -169,12 +171,24 @@ class Fleet:
             if member.seen < limit:
                 self._set(member, online=False)
 
+    async def change(self) -> None:
+        """Wait until anything changes."""
+        if self._next_change is None:
+            self._next_change = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._next_change)
+
+    def _note(self) -> None:
+        self.version += 1
+        if self._next_change is not None:
+            self._next_change.set_result(None)
+            self._next_change = None
+
     def _set(self, member: Member, *, online: bool) -> None:
         if online:
             member.seen = self._clock()
         if member.online is not online:
             member.online = online
-            self.version += 1
+            self._note()
             self._changed(Presence(member.agent_id, online))
 
 

@@ -69,7 +69,7 @@ class Backlog(Protocol):
         """The state of those commands that are ours."""
         ...
 
-    async def mark(self, request_id: str, state: str) -> None:
+    async def mark(self, request_id: str, state: str) -> object:
         """Note how far a command has come."""
         ...
 

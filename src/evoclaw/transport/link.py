@@ -6,6 +6,7 @@ after something published later. What must not be lost is kept elsewhere and sai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,6 +16,9 @@ from evoclaw.core.errors import EvoClawError
 
 MAX_PAYLOAD = 256 * 1024 - 1024
 """Bytes; packets stay under 256 KB whatever a broker allows."""
+MAX_TOPIC = 512
+"""Bytes; the longest of ours has about a hundred."""
+_NOT_IN_TOPICS = re.compile(r"[+#\x00-\x1f\x7f-\x9f]")
 
 
 class LinkDown(EvoClawError):
@@ -66,7 +70,11 @@ class Party(Protocol):
         ...
 
     async def connected(self) -> None:
-        """Told after each connect, when the subscriptions are in place. May publish."""
+        """Told after each connect, when the subscriptions are in place. May publish.
+
+        It begins before the connection's first message is received, and is cancelled when the
+        connection is lost meanwhile. `LinkDown` may leave it; anything else ends `Link.run`.
+        """
         ...
 
     def disconnected(self, reason: str) -> None:
@@ -74,8 +82,19 @@ class Party(Protocol):
         ...
 
     def received(self, message: Incoming) -> None:
-        """Take one message; quick, in order, never raising."""
+        """Take one message; quick, in order, never raising.
+
+        What it raises nonetheless goes to the event loop's exception handler; the link goes on.
+        """
         ...
+
+
+def topic_bytes(topic: str) -> bytes:
+    """A topic as it is sent; raise `ValueError` for one that would cost us the connection."""
+    data = topic.encode()
+    if not 0 < len(data) <= MAX_TOPIC or _NOT_IN_TOPICS.search(topic) is not None:
+        raise ValueError(f"no message can go to the topic {topic[:80]!r}")
+    return data
 
 
 class Link(Protocol):
@@ -98,6 +117,7 @@ class Link(Protocol):
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Hand a message to the connection, at least once; wait while too many are under way.
 
-        Raise `LinkDown` when there is none and `TooLarge` before anything is sent.
+        Raise `LinkDown` when there is none, `TooLarge` before anything is sent, and `ValueError`
+        for a topic that no message can have.
         """
         ...

@@ -41,12 +41,21 @@ ACK_AFTER = 0.02
 """Seconds that acknowledgements are gathered."""
 
 
-class Stored(Protocol):
-    """What the outbox knew of a command."""
+class Kept(Protocol):
+    """A command as the outbox has it."""
 
     @property
     def outcome(self) -> bytes | None:
         """How it ended, if it has."""
+        ...
+
+
+class Stored(Protocol):
+    """What became of a command that was put into the outbox."""
+
+    @property
+    def row(self) -> Kept | None:
+        """What was there already."""
         ...
 
 
@@ -66,7 +75,7 @@ class Outbox(Protocol):
         """Keep a command; raise when the agent has too many already."""
         ...
 
-    async def mark(self, request_id: str, state: str) -> None:
+    async def mark(self, request_id: str, state: str) -> object:
         """Note how far a command has come: `sent`, `accepted` or `cancelling`."""
         ...
 
@@ -74,8 +83,8 @@ class Outbox(Protocol):
         """Close the commands whose time is over and that were never sent."""
         ...
 
-    async def settle(self, request_id: str, agent_id: str, outcome: bytes) -> bool:
-        """Keep how a command ended; False when it is not a command of ours to that agent."""
+    async def settle(self, request_id: str, agent_id: str, outcome: bytes) -> str:
+        """Keep how a command ended; `foreign` when it is no command of ours to that agent."""
         ...
 
 
@@ -142,8 +151,8 @@ class Requests:
         try:
             waiter.sent = self._reachable(agent_id)
             stored = await self._keep(waiter, command, expires_at)
-            if stored.outcome is not None:
-                return msgspec.json.decode(stored.outcome, type=Outcome)
+            if stored.row is not None and stored.row.outcome is not None:
+                return msgspec.json.decode(stored.row.outcome, type=Outcome)
             async with asyncio.timeout(patience.total):
                 return await self._until_answered(request_id, waiter)
         except TimeoutError:
@@ -183,7 +192,7 @@ class Requests:
             case ReportType.PROGRESS if waiter is not None:
                 if not waiter.accepted:
                     waiter.accepted = True
-                    self._spawn(self._outbox.mark(report.request_id, "accepted"))
+                    self._spawn(self._accepted(report.request_id))
             case _:
                 self.counts["unexpected"] += 1
 
@@ -251,6 +260,9 @@ class Requests:
         payload: dict[str, JSON] = {"request_id": request_id}
         await self.send(agent_id, Command("cancel", payload, f"{request_id}.cancel"))
 
+    async def _accepted(self, request_id: str) -> None:
+        await self._outbox.mark(request_id, "accepted")
+
     async def _settle(self, report: Report) -> None:
         """Store, then acknowledge, then tell who waits: what is acknowledged is never lost."""
         try:
@@ -259,7 +271,8 @@ class Requests:
             self.counts["unreadable outcome"] += 1
             return
         request_id, agent_id = report.request_id, report.agent_id
-        if await self._outbox.settle(request_id, agent_id, msgspec.json.encode(outcome)):
+        kept = await self._outbox.settle(request_id, agent_id, msgspec.json.encode(outcome))
+        if kept != "foreign":
             self._acknowledge(agent_id, request_id)
         waiter = self._waiters.get(request_id)
         if waiter is None:

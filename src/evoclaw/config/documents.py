@@ -1,0 +1,241 @@
+"""A TOML text on its way to a type: bounded, every key known, every refusal with its place."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any, TypeAlias, TypeGuard, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import fields
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON, is_array, is_object
+
+MAX_BYTES = 256 * 1024
+MAX_PARTS = 32
+"""Of one dotted key. Measured: the parser's memory grows by the square of their number, so that
+one line of a small file takes gigabytes."""
+
+T = TypeVar("T")
+Keys: TypeAlias = tuple[str, ...]
+"""The way to a value: its tables, then its own key; numbers count in an array."""
+Decode: TypeAlias = Callable[[type, Any], Any]
+"""Makes what msgspec has no word for, such as paths."""
+
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}[ \t]*+\.[ \t]*+){{{MAX_PARTS}}}")
+_NOISE = re.compile(r"[\s\"'\[]")
+_SECRETS = frozenset({"password", "token", "secret", "api_key"})
+
+
+def parse(text: str, name: str) -> dict[str, JSON]:
+    """Read TOML; whatever is wrong with it is a `ConfigError`."""
+    if len(text.encode(errors="replace")) > MAX_BYTES:
+        raise ConfigError(f"{name} has more than {MAX_BYTES // 1024} KB")
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ConfigError(f"{name}, line {line}: a key has more than {MAX_PARTS} parts")
+    try:
+        return tomllib.loads(text)
+    except ValueError as problem:  # also a number of too many digits
+        raise ConfigError(f"{name} is not TOML: {problem}") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply") from None
+
+
+class Document:
+    """One file's values, and where each of them came from."""
+
+    def __init__(self, name: str, text: str, *, password: str) -> None:
+        """`password` says how to give one: not in a file like this."""
+        self.values = parse(text, name)
+        self._name, self._text, self._password = name, text, password
+        self._moved: dict[Keys, Keys] = {}
+        """Where a value was in the file, if not where it is now."""
+        self._variables: dict[Keys, str] = {}
+        """The environment variable that a value is from."""
+        self._lifted: set[str] = set()
+
+    def error(self, keys: Keys, problem: str) -> ConfigError:
+        """What is wrong with a value, and where that is."""
+        if variable := self._variables.get(keys):
+            return ConfigError(f"{variable}: {problem}")
+        place = self._moved.get(keys, keys)
+        # A value inside an inline table has no line of its own, but its table has.
+        tries = (self._line(place[:end]) for end in range(len(place), 0, -1))
+        line = next(filter(None, tries), 0)
+        return ConfigError(f"{self._name}{f', line {line}' if line else ''}: {problem}")
+
+    def spelled(self, keys: Keys) -> str:
+        """A key as it was given."""
+        return ".".join(self._moved.get(keys, keys))
+
+    def lift(self, table: str, places: Mapping[str, Keys]) -> None:
+        """Take a table apart and put its values where they are looked for."""
+        self._lifted.add(table)
+        given = self.values.pop(table, {})
+        if not is_object(given):
+            raise self.error((table,), f"[{table}] must be a table")
+        for key in given:
+            if key not in places:
+                raise self._unknown((table, key), places)
+        for key, value in given.items():
+            self._put(places[key], value, (table, key))
+
+    def rename(self, key: str, to: str) -> None:
+        """Take a value for another one than its key says."""
+        was = self._moved.pop((key,), (key,))
+        self._put((to,), self.values.pop(key), was)
+
+    def fill(self, keys: Keys, value: JSON) -> JSON:
+        """Give a value to what has none; what it is then."""
+        return self._table(keys).setdefault(keys[-1], value)
+
+    def check_keys(self, shape: type[Struct]) -> None:
+        """Refuse keys that nobody reads: most of them are misspelt."""
+        self._check(self.values, shape, (), dict(_scalars(shape)))
+
+    def override(
+        self, shape: type[Struct], prefix: str, env: Mapping[str, str], decode: Decode
+    ) -> None:
+        """Let `PREFIX_TABLE_KEY` have the last word on every single value that is set there."""
+        for keys, kind in _scalars(shape):
+            variable = "_".join((prefix, *keys)).upper()
+            if not (text := env.get(variable)):
+                continue
+            self._variables[keys] = variable
+            try:
+                value = msgspec.convert(text, kind, strict=False, dec_hook=decode)
+            except msgspec.ValidationError as problem:
+                raise self.error(keys, f"{problem}{_choices(kind)}") from None
+            # As a file would have it: what cannot be will be refused with the rest.
+            plain = text if value is None else value if isinstance(value, int) else str(value)
+            self._table(keys)[keys[-1]] = plain
+
+    def convert(self, shape: type[T], decode: Decode) -> T:
+        """Give the values their type."""
+        try:
+            return msgspec.convert(self.values, shape, dec_hook=decode)
+        except msgspec.ValidationError as problem:
+            said, _, where = str(problem).partition(" - at `$")
+            keys = tuple(re.findall(r"[\w-]+", where))
+            said += _choices(dict(_scalars(shape)).get(keys)) if is_struct(shape) else ""
+            raise self.error(keys, f"{self.spelled(keys)}: {said}" if keys else said) from None
+
+    def _put(self, keys: Keys, value: JSON, was: Keys) -> None:
+        table = self._table(keys)
+        if keys[-1] in table:
+            both = f"{self.spelled(keys)} and {'.'.join(was)}"
+            raise self.error(keys, f"{both} say the same thing; remove one of them")
+        table[keys[-1]] = value
+        self._moved[keys] = was
+
+    def _table(self, keys: Keys) -> dict[str, JSON]:
+        table: JSON = self.values
+        for depth, key in enumerate(keys[:-1], 1):
+            table = table.setdefault(key, {})
+            if not is_object(table):
+                raise self.error(keys[:depth], f"[{'.'.join(keys[:depth])}] must be a table")
+        return table
+
+    def _check(
+        self, table: dict[str, JSON], shape: type[Struct], keys: Keys, known: Mapping[Keys, Any]
+    ) -> None:
+        kinds = {field.encode_name: field.type for field in fields(shape)}
+        for key, value in table.items():
+            here = (*keys, key)
+            if key not in kinds:
+                raise self._unknown(here, (*kinds, *(() if keys else self._lifted)), known)
+            inner = _struct_in(kinds[key])
+            if inner is None:
+                continue
+            if is_object(value):
+                self._check(value, inner, here, known)
+            for number, one in enumerate(value if is_array(value) else ()):
+                if is_object(one):
+                    self._check(one, inner, (*here, str(number)), known)
+
+    def _unknown(self, keys: Keys, names: Iterable[str], known: Iterable[Keys] = ()) -> ConfigError:
+        key, table = keys[-1], _shown(keys[:-1])
+        if key in _SECRETS:
+            hint = self._password if key == "password" else "set it in the environment"
+            return self.error(keys, f"{key!r} may not be in this file; {hint}")
+        if home := next((other for other in known if other[-1] == key), None):
+            place = _shown(home[:-1]) or "above the first [table]"
+            return self.error(keys, f"{key!r} is not known {table or 'here'}; it belongs {place}")
+        return self.error(keys, unknown("key", key, names, f" {table}".rstrip()))
+
+    def _line(self, keys: Keys) -> int:
+        """The line that sets a key; 0 if none or several look like it."""
+        wanted = ".".join(keys)
+        found = [line for line, key in _lines(self._text) if key == wanted]
+        return found[0] if len(found) == 1 else 0
+
+
+def near(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
+    """The name that was meant, perhaps; empty if none is like it."""
+    return next(iter(get_close_matches(name[:80], list(names), 1, likeness)), "")
+
+
+def unknown(what: str, name: str, names: Iterable[str], where: str = "") -> str:
+    """Say that a name is not known, and which one was meant, or which there are."""
+    there = sorted(names)
+    meant = near(name, there)
+    hint = f"did you mean {meant!r}?" if meant else f"there are: {', '.join(there)}"
+    return f"unknown {what} {name[:80]!r}{where}; {hint}"
+
+
+def is_struct(kind: Any) -> TypeGuard[type[Struct]]:
+    """Whether a type is a struct."""
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _struct_in(kind: Any) -> type[Struct] | None:
+    if is_struct(kind):
+        return kind
+    return next((found for one in get_args(kind) if (found := _struct_in(one))), None)
+
+
+def _scalars(shape: type[Struct], keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """Every key that holds one value, with its type."""
+    for field in fields(shape):
+        here, kind = (*keys, field.encode_name), field.type
+        if is_struct(kind):
+            yield from _scalars(kind, here)
+        elif not any(get_origin(k) in (tuple, dict, frozenset) for k in (kind, *get_args(kind))):
+            yield here, kind
+
+
+def _choices(kind: Any) -> str:
+    for one in (kind, *get_args(kind)):
+        if isinstance(one, type) and issubclass(one, StrEnum):
+            return f"; allowed: {', '.join(one)}"
+    return ""
+
+
+def _shown(table: Keys) -> str:
+    name = ".".join(key for key in table if not key.isdigit())
+    return f"in [{name}]" if name else ""
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Each line that begins a table or sets a key, as far as one can tell without parsing."""
+    here = ""
+    arrays: Counter[str] = Counter()
+    for number, line in enumerate(text.split("\n"), 1):
+        said = line.strip()
+        if said.startswith("["):
+            here = _NOISE.sub("", said.partition("]")[0])
+            if said.startswith("[["):
+                arrays[here] += 1
+                here = f"{here}.{arrays[here] - 1}"
+            yield number, here
+        elif "=" in said and not said.startswith("#"):
+            name = _NOISE.sub("", said.partition("=")[0])
+            yield number, f"{here}.{name}" if here else name

@@ -1,0 +1,102 @@
+"""An orchestrator's `evoclaw.toml`: how runs are driven, and the agents there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from evoclaw.config.broker import BrokerConfig, check_broker
+from evoclaw.config.documents import Document
+from evoclaw.config.places import default_data_folder, path_decoder, read_text
+from evoclaw.config.values import Engine, Milliseconds, Word, check_capabilities, check_id
+
+_TOOLS = {
+    "enabled": ("orchestrator", "tool_loop_enabled"),
+    "skills_path": ("orchestrator", "tools", "skills_path"),
+    "enable_sandboxing": ("orchestrator", "tools", "enable_sandboxing"),
+    "sandbox_engine": ("orchestrator", "tools", "sandbox_engine"),
+    "permissions": ("orchestrator", "tools", "permissions"),
+}
+"""`[tools]` is the other documented place of these."""
+_AGENTS = re.compile(r"^[ \t]*\[agents\][ \t]*$(?=\s*\[\[agents\]\])", re.MULTILINE)
+"""Documented too, though no TOML: a table's head above the array of that name."""
+_PASSWORD = "set EVOCLAW_BROKER_PASSWORD, or name a file with password_file in [broker]"
+
+
+class OrchestratorTools(Struct, frozen=True, kw_only=True):
+    """How tools are found and caged."""
+
+    skills_path: Path
+    enable_sandboxing: bool = True
+    sandbox_engine: Engine | None = None
+    """None is not said."""
+    permissions: dict[str, bool] | tuple[Word, ...] | None = None
+    """A table of true and false, or a list of those that are granted."""
+
+    @property
+    def granted(self) -> frozenset[str] | None:
+        """What any agent may hold at most; None is no such limit. Left out is not granted."""
+        if isinstance(self.permissions, dict):
+            return frozenset(name for name, granted in self.permissions.items() if granted)
+        return None if self.permissions is None else frozenset(self.permissions)
+
+
+class OrchestratorConfig(Struct, frozen=True, kw_only=True):
+    """How runs are driven."""
+
+    tool_loop_enabled: bool = True
+    max_tool_iterations: Annotated[int, Meta(ge=1, le=100)] = 10
+    tool_error_limit: Annotated[int, Meta(ge=1, le=100)] = 3
+    default_tool_timeout_ms: Milliseconds | None = None
+    """For calls that name none; each tool's own if not given."""
+    tools: OrchestratorTools
+
+
+class AgentConfig(Struct, frozen=True, kw_only=True):
+    """One agent of `[[agents]]`."""
+
+    id: str
+    name: str = ""
+    capabilities: frozenset[Word] = frozenset()
+    model: str = ""
+
+
+class EvoClawConfig(Struct, frozen=True, kw_only=True):
+    """What `evoclaw.toml` says, with everything left out filled in."""
+
+    orchestrator: OrchestratorConfig
+    agents: tuple[AgentConfig, ...] = ()
+    broker: BrokerConfig = BrokerConfig()
+    data: Path
+
+
+def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfig:
+    """Read an orchestrator's settings; `EVOCLAW_<TABLE>_<KEY>` overrides."""
+    name, text = ("the settings", "") if path is None else (str(path), read_text(path))
+    document = Document(name, _AGENTS.sub("", text), password=_PASSWORD)
+    document.lift("tools", _TOOLS)
+    document.check_keys(EvoClawConfig)
+    document.override(EvoClawConfig, "EVOCLAW", env, path_decoder(Path.cwd(), env))
+    data = document.fill(("data",), str(default_data_folder(env)))
+    document.fill(("orchestrator", "tools", "skills_path"), f"{data}/skills")
+    folder = Path.cwd() if path is None else path.parent
+    config = document.convert(EvoClawConfig, path_decoder(folder, env))
+    check_broker(document, config.broker)
+    _check_agents(document, config.agents)
+    return config
+
+
+def _check_agents(document: Document, agents: tuple[AgentConfig, ...]) -> None:
+    ids: set[str] = set()
+    for number, agent in enumerate(agents):
+        keys = ("agents", str(number))
+        check_id(document, (*keys, "id"), agent.id)
+        check_capabilities(document, (*keys, "capabilities"), agent.capabilities)
+        if agent.id in ids:
+            problem = f"two agents have the id {agent.id!r}; rename one"
+            raise document.error((*keys, "id"), problem)
+        ids.add(agent.id)

@@ -1,0 +1,89 @@
+"""Files and folders as people write them: `~` is home, a relative path is beside its file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from evoclaw.config.documents import MAX_BYTES
+from evoclaw.core.errors import ConfigError
+
+
+def default_data_folder(env: Mapping[str, str]) -> Path:
+    """Where everything is kept that is not said to be elsewhere."""
+    try:
+        return expand(env.get("EVOCLAW_HOME") or "~/.evoclaw", Path.cwd(), env)
+    except ValueError as problem:
+        raise ConfigError(f"EVOCLAW_HOME: {problem}") from None
+
+
+def expand(text: str, folder: Path, env: Mapping[str, str]) -> Path:
+    """The absolute path that is meant; `ValueError` if the text cannot be one."""
+    if not text or "\0" in text:
+        raise ValueError("a path may not be empty or hold a NUL character")
+    first, _, rest = text.partition("/")
+    if first == "~":
+        return _home(env) / rest
+    if first.startswith("~"):
+        raise ValueError(f"{text!r}: write the home folder of another user in full")
+    return folder.absolute() / text
+
+
+def path_decoder(folder: Path, env: Mapping[str, str]) -> Callable[[type, Any], Any]:
+    """Make paths of texts, as msgspec asks for what it does not know."""
+
+    def decode(kind: type, value: Any) -> Any:
+        if kind is not Path or not isinstance(value, str):
+            raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
+        return expand(value, folder, env)
+
+    return decode
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file; whatever is wrong with it is a `ConfigError`."""
+    try:
+        if not path.is_file():
+            # Not only for the wording: opening a pipe would wait for ever.
+            raise ConfigError(f"there is no file {path}")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as problem:
+        raise ConfigError(f"cannot read {path}: {problem.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_BYTES // 1024} KB")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = data.count(b"\n", 0, problem.start) + 1
+        raise ConfigError(f"{path}, line {line}: not UTF-8 text") from None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read: whole, or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as problem:
+        raise ConfigError(f"cannot write {path}: {problem.strerror}") from None
+
+
+def _home(env: Mapping[str, str]) -> Path:
+    if given := env.get("HOME"):
+        return Path(given).absolute()
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise ConfigError("no home folder is known; set HOME or EVOCLAW_HOME") from None

@@ -1,0 +1,246 @@
+"""What a device can be told: one function for each command.
+
+Commands that do something (`tool`, `execute`, `prompt`) go to `Calls`, which journals them. The
+others only look, or may be done twice without harm, and are answered at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from evoclaw.core.errors import EvoClawError, ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
+from evoclaw.edge.calls import Calls
+from evoclaw.edge.parts import Parts
+from evoclaw.edge.reports import Reports
+from evoclaw.transport.wire import (
+    VERSION,
+    Command,
+    ReportType,
+    Welcome,
+    WireError,
+    convert,
+    tool_hash,
+)
+
+Work: TypeAlias = Coroutine[object, object, None]
+
+
+class Device(Protocol):
+    """Who is told."""
+
+    parts: Parts
+    calls: Calls
+    reports: Reports
+    counts: Counter[str]
+
+    def spawn(self, work: Work) -> None:
+        """Do something beside the rest."""
+        ...
+
+    def greet(self) -> None:
+        """Say hello soon."""
+        ...
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """Take an orchestrator's answer to a hello."""
+        ...
+
+    def figures(self) -> dict[str, JSON]:
+        """Tell how it went so far."""
+        ...
+
+    def stop(self) -> None:
+        """Leave."""
+        ...
+
+
+Quick: TypeAlias = Callable[[Device, Command], Awaitable[JSON]]
+
+FOR_ALL = frozenset({"hello", "ping"})
+"""What may be said to every device at once."""
+PAGE = 100_000
+"""Bytes of tools in one answer to `tools_list`."""
+
+
+def take(edge: Device, command: Command, *, for_all: bool = False) -> None:
+    """Do what is asked, or say why not."""
+    name = command.command
+    if name in _TALK:
+        return _TALK[name](edge, command)
+    known = name in edge.parts.planners or name in QUICK
+    if (for_all and name not in FOR_ALL) or not command.request_id:
+        edge.counts["ignored"] += 1
+    elif not known or name not in (edge.parts.accepts or ALL):
+        there = ", ".join(sorted(ALL & (edge.parts.accepts or ALL)))
+        text = f"This agent does not take the command {name[:64]!r}; it takes: {there}."
+        kind = ErrorKind.PERMISSION_DENIED if known else ErrorKind.NOT_FOUND
+        edge.spawn(refuse(edge, command.request_id, WireError(kind, text)))
+    elif name in edge.parts.planners:
+        edge.calls.accept(command)
+    else:
+        edge.spawn(_answer(edge, command))
+    return None
+
+
+async def refuse(edge: Device, request_id: str, problem: WireError) -> None:
+    """Answer what is not done."""
+    payload: dict[str, JSON] = {
+        "status": "error",
+        "error": str(problem),
+        "error_type": str(problem.kind),
+        "request_id": request_id,
+    }
+    if problem.kind is ErrorKind.VERSION_MISMATCH:
+        payload["details"] = {"v_min": VERSION, "v_max": VERSION}
+    await edge.reports.say(ReportType.ERROR, payload)
+
+
+async def _answer(edge: Device, command: Command) -> None:
+    try:
+        answer = await QUICK[command.command](edge, command)
+    except ToolFailure as problem:
+        error = WireError(problem.kind, problem.message)
+        return await refuse(edge, command.request_id, error)
+    except EvoClawError as problem:
+        error = WireError(ErrorKind.INTERNAL, str(problem))
+        return await refuse(edge, command.request_id, error)
+    payload = {"status": "success", "result": answer, "request_id": command.request_id}
+    await edge.reports.say(ReportType.RESULT, payload)
+    if command.command == "shutdown":
+        edge.stop()
+    return None
+
+
+async def _ping(edge: Device, command: Command) -> JSON:
+    return {"pong": True, "boot_id": edge.parts.who.boot_id, "v": VERSION}
+
+
+async def _tools_list(edge: Device, command: Command) -> JSON:
+    """Page by page: `offset` in, `next` out while there are more."""
+    tools = edge.parts.executor.tools()
+    first = command.payload.get("offset", 0)
+    start = first if isinstance(first, int) and first >= 0 else 0
+    page: list[JSON] = []
+    size = 0
+    for tool in tools[start:]:
+        shown = msgspec.to_builtins(tool) | {"hash": tool_hash(tool)}
+        size += len(msgspec.json.encode(shown))
+        if page and size > PAGE:
+            break
+        page.append(shown)
+    end = start + len(page)
+    return {"tools": page, "next": end if end < len(tools) else None}
+
+
+async def _get_metrics(edge: Device, command: Command) -> JSON:
+    return edge.figures()
+
+
+async def _cancel(edge: Device, command: Command) -> JSON:
+    wanted = command.payload.get("request_id") or command.payload.get("job_id")
+    if not isinstance(wanted, str):
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say which call, as `request_id`.")
+    if edge.calls.cancel(wanted):
+        return {"request_id": wanted, "cancelled": True}
+    row = await edge.parts.journal.get(wanted)
+    state = str(row.state) if row is not None else "never seen"
+    return {"request_id": wanted, "cancelled": False, "state": state}
+
+
+async def _job(edge: Device, command: Command) -> JSON:
+    """`list` what runs, `read` how one stands, or `cancel` it."""
+    action = command.payload.get("action", "list")
+    if action == "list":
+        return {"running": edge.calls.open_ids}
+    if action == "cancel":
+        return await _cancel(edge, command)
+    wanted = command.payload.get("job_id")
+    if action != "read" or not isinstance(wanted, str):
+        text = "`action` is list, read or cancel; read and cancel need a `job_id`."
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
+    row = await edge.parts.journal.get(wanted)
+    if row is None:
+        raise ToolFailure(ErrorKind.NOT_FOUND, f"There is no job {wanted[:200]!r} here.")
+    found: dict[str, JSON] = {"job_id": wanted, "state": str(row.state)}
+    found["ended"] = row.state.terminal
+    if row.report:
+        found["outcome"] = msgspec.json.decode(row.report)["payload"]
+    return found
+
+
+async def _update_genome(edge: Device, command: Command) -> JSON:
+    patch = command.payload.get("genome", command.payload)
+    if not is_object(patch):
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "The genome is an object of tunables.")
+    patch = {key: value for key, value in patch.items() if key != "request_id"}
+    return msgspec.to_builtins(await edge.parts.genomes.update(patch))
+
+
+async def _update_strategy(edge: Device, command: Command) -> JSON:
+    strategy = command.payload.get("strategy", command.payload)
+    return msgspec.to_builtins(await edge.parts.genomes.update({"strategy": strategy}))
+
+
+async def _evolution(edge: Device, command: Command) -> JSON:
+    """`status` (genome, its history and fitness) or `roll_back` to an earlier version."""
+    genomes = edge.parts.genomes
+    action = command.payload.get("action", "status")
+    if action == "roll_back":
+        version = command.payload.get("version")
+        await genomes.roll_back(version if isinstance(version, int) else None)
+    elif action != "status":
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "`action` is status or roll_back.")
+    return {
+        "genome": msgspec.to_builtins(genomes.current()),
+        "history": msgspec.to_builtins(await genomes.history()),
+        "fitness": edge.parts.outcomes.fitness(),
+    }
+
+
+async def _shutdown(edge: Device, command: Command) -> JSON:
+    """Answer first, then leave."""
+    return {"leaving": True}
+
+
+QUICK: Mapping[str, Quick] = {
+    "ping": _ping,
+    "tools_list": _tools_list,
+    "get_metrics": _get_metrics,
+    "cancel": _cancel,
+    "job": _job,
+    "update_genome": _update_genome,
+    "update_strategy": _update_strategy,
+    "evolution": _evolution,
+    "shutdown": _shutdown,
+}
+ALL = frozenset(QUICK) | {"tool", "execute", "prompt"}
+"""Every command there is, but for the talk between the two sides."""
+
+
+def _welcome(edge: Device, command: Command) -> None:
+    try:
+        edge.welcomed(convert(command.payload, Welcome))
+    except WireError:
+        edge.counts["unreadable: welcome"] += 1
+
+
+def _result_ack(edge: Device, command: Command) -> None:
+    given = command.payload.get("request_ids")
+    ids = [one for one in given if isinstance(one, str)] if is_array(given) else []
+    edge.spawn(edge.reports.acknowledged(ids))
+
+
+def _hello(edge: Device, command: Command) -> None:
+    edge.greet()
+
+
+_TALK: Mapping[str, Callable[[Device, Command], None]] = {
+    "welcome": _welcome,
+    "result_ack": _result_ack,
+    "hello": _hello,
+}

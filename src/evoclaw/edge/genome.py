@@ -1,0 +1,247 @@
+"""The genome: what can be tuned about an agent from afar, checked, kept in versions, undone.
+
+A change is a merge patch: objects are merged, null goes back to the default. A patch that is wrong
+in one place changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import fields, replace
+
+from evoclaw.core.errors import EvoClawError, ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
+
+STRATEGY_BYTES = 16 * 1024
+DEEPEST = 32
+"""Objects and lists in one another."""
+SkillName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Genome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An agent's tunables. Kept in full: a default that changes later changes no old version."""
+
+    prompt: Annotated[str, Meta(max_length=16_000)] = ""
+    """Instructions that a prompt's run begins with."""
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    """None is the model's own."""
+    max_turns: Annotated[int, Meta(ge=1, le=100)] = 10
+    call_seconds: Annotated[float, Meta(gt=0, le=3600)] | None = None
+    """What one call may take at most; None is the tool's own limit."""
+    run_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
+    """What one prompt's run may take at most."""
+    concurrency: Annotated[int, Meta(ge=1, le=64)] = 4
+    """Commands served at the same time; never more than the device's own limit."""
+    skills: Annotated[tuple[SkillName, ...], Meta(max_length=200)] | None = None
+    """The skills in use; None is all there are."""
+    strategy: dict[str, JSON] = {}
+    """Whatever the agent's own logic goes by; nothing here reads it."""
+    version: int = 0
+    """0 is what the device is configured with."""
+    restored: int | None = None
+    """The version it was made equal to by rolling back."""
+
+
+RULES: Mapping[str, str] = {  # the same in words, for what can be set
+    "prompt": "text of at most 16000 characters",
+    "temperature": "a number from 0 to 2, or null",
+    "max_turns": "a whole number from 1 to 100",
+    "call_seconds": "a number above 0 and up to 3600, or null",
+    "run_seconds": "a number above 0 and up to 86400",
+    "concurrency": "a whole number from 1 to 64",
+    "skills": "a list of at most 200 names, or null for all",
+    "strategy": f"an object of at most {STRATEGY_BYTES} bytes as JSON, "
+    f"nested {DEEPEST} deep at most",
+}
+
+
+class KeptVersion(Protocol):
+    """One of the values that a key had."""
+
+    @property
+    def n(self) -> int:
+        """Its number, from 1."""
+        ...
+
+    @property
+    def value(self) -> bytes:
+        """What was kept."""
+        ...
+
+
+class VersionStore(Protocol):
+    """Keeps values by key, each in its versions; the oldest may be forgotten."""
+
+    async def remember_version(self, key: str, value: bytes) -> int:
+        """Keep another version, for good, and say its number."""
+        ...
+
+    async def versions(self, key: str) -> Sequence[KeptVersion]:
+        """The versions there are, in any order."""
+        ...
+
+
+class GenomeUnreadable(EvoClawError):
+    """A stored version is damaged, or of a kind that this release does not know."""
+
+    def __init__(self, version: int, problem: str) -> None:
+        super().__init__(
+            f"version {version} of the genome cannot be read ({problem}); roll back to another one"
+        )
+        self.version = version
+
+
+class Genomes:
+    """The genome in force, and how it came to be."""
+
+    def __init__(
+        self, store: VersionStore, first: Genome | None = None, *, key: str = "genome"
+    ) -> None:
+        """`first` is version 0: what the device is configured with."""
+        self._store, self._key = store, key
+        self._first = replace(first or Genome(), version=0, restored=None)
+        self._current: Genome | None = None
+        self._lock = asyncio.Lock()
+
+    async def load(self) -> Genome:
+        """Take up the newest version; to be done before anything else."""
+        kept = await self._kept()
+        self._current = (
+            _read(newest, kept[newest]) if (newest := max(kept, default=0)) else self._first
+        )
+        return self._current
+
+    def current(self) -> Genome:
+        """The genome in force."""
+        if self._current is None:
+            raise RuntimeError("load the genomes first")
+        return self._current
+
+    async def update(self, patch: Mapping[str, JSON]) -> Genome:
+        """Change some of it; raise `ToolFailure`, and change nothing, if anything is wrong.
+
+        What changes nothing makes no version, so that a patch may come twice.
+        """
+        async with self._lock:
+            now = self.current()
+            new = merged(now, patch, self._first)
+            return now if _same(now, new) else await self._keep(replace(new, restored=None))
+
+    async def roll_back(self, to: int | None = None) -> Genome:
+        """Go back to a version, or else to the one before; each such step goes one further."""
+        async with self._lock:
+            kept = await self._kept()
+            number = self._before(kept) if to is None else to
+            if number != 0 and number not in kept:
+                text = f"There is no version {number} of the genome; there are {_named(kept)}."
+                raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
+            old = _read(number, kept[number]) if number else self._first
+            now = self._current
+            if to is not None and now is not None and _same(now, old):
+                return now
+            return await self._keep(replace(old, restored=number))
+
+    async def history(self) -> list[Genome]:
+        """Every version there is, from what was configured to the newest."""
+        kept = await self._kept()
+        return [self._first, *(_read(number, kept[number]) for number in sorted(kept))]
+
+    async def _kept(self) -> dict[int, bytes]:
+        return {version.n: version.value for version in await self._store.versions(self._key)}
+
+    def _before(self, kept: Mapping[int, bytes]) -> int:
+        """The version before the one in force, or before the newest if that cannot be read."""
+        now = self._current
+        here = max(kept, default=0)
+        if now is not None:
+            here = now.version if now.restored is None else now.restored
+        if here == 0:
+            text = "There is no earlier version of the genome to go back to."
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
+        return max((number for number in kept if number < here), default=0)
+
+    async def _keep(self, genome: Genome) -> Genome:
+        value = msgspec.json.encode(replace(genome, version=0))
+        number = await self._store.remember_version(self._key, value)
+        self._current = _read(number, value)
+        return self._current
+
+
+def merged(genome: Genome, patch: Mapping[str, JSON], first: Genome) -> Genome:
+    """A genome with a patch on it; null means as in `first`."""
+    kinds = {field.name: field.type for field in fields(Genome) if field.name in RULES}
+    changes: dict[str, JSON] = {}
+    for key, value in patch.items():
+        if key not in kinds:
+            raise _refused(f"{key[:80]!r} is not part of the genome; it has {', '.join(RULES)}.")
+        if value is None:
+            changes[key] = getattr(first, key)
+            continue
+        try:
+            plain = msgspec.json.decode(msgspec.json.encode(value))
+            if plain is None:
+                raise ValueError("not a number")
+            if key == "strategy":
+                plain = _merged_strategy(genome.strategy, plain)
+            changes[key] = msgspec.convert(plain, kinds[key])
+        except (ValueError, TypeError, RecursionError):
+            raise _refused(f"{key!r} must be {RULES[key]}. Nothing was changed.") from None
+    return replace(genome, **changes)
+
+
+def _refused(text: str) -> ToolFailure:
+    return ToolFailure(ErrorKind.INVALID_PARAMS, text)
+
+
+def _same(one: Genome, other: Genome) -> bool:
+    """Whether two genomes make no difference."""
+    return all(getattr(one, key) == getattr(other, key) for key in RULES)
+
+
+def _named(kept: Mapping[int, bytes]) -> str:
+    return f"0 and {min(kept)} to {max(kept)}" if kept else "none but 0"
+
+
+def _read(number: int, value: bytes) -> Genome:
+    try:
+        return replace(msgspec.json.decode(value, type=Genome), version=number)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise GenomeUnreadable(number, str(problem)) from None
+
+
+def _merged_strategy(old: dict[str, JSON], patch: JSON) -> dict[str, JSON]:
+    """RFC 7396, bounded; `ValueError` beyond that."""
+    if not is_object(patch) or _is_deeper(patch, DEEPEST):
+        raise ValueError("no object, or a deep one")
+    new = _merge(old, patch)
+    if len(msgspec.json.encode(new)) > STRATEGY_BYTES:
+        raise ValueError("too long")
+    return new
+
+
+def _merge(old: JSON, patch: dict[str, JSON]) -> dict[str, JSON]:
+    new: dict[str, JSON] = dict(old) if is_object(old) else {}
+    for key, value in patch.items():
+        if value is None:
+            new.pop(key, None)
+        else:
+            new[key] = _merge(new.get(key), value) if is_object(value) else value
+    return new
+
+
+def _is_deeper(value: JSON, limit: int) -> bool:
+    level: list[JSON] = [value]
+    for _ in range(limit):
+        inner: list[JSON] = []
+        for one in level:
+            if is_object(one):
+                inner += one.values()
+            elif is_array(one):
+                inner += one
+        level = inner
+    return any(is_object(one) or is_array(one) for one in level)

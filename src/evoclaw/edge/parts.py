@@ -1,0 +1,33 @@
+"""What a device is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from evoclaw.core.ports import Executor
+from evoclaw.edge.fitness import Outcomes
+from evoclaw.edge.genome import Genomes
+from evoclaw.edge.identity import Identity, Limits
+from evoclaw.edge.plans import Planner
+from evoclaw.store.journal import Journal
+from evoclaw.transport.link import Link
+
+
+class Parts(Struct, frozen=True):
+    """What a device is made of."""
+
+    who: Identity
+    link: Link
+    journal: Journal
+    executor: Executor
+    """Its tools, for the advert; the planners run them."""
+    planners: Mapping[str, Planner]
+    """For the commands that do something: `tool`, `execute`, `prompt`."""
+    genomes: Genomes
+    outcomes: Outcomes
+    limits: Limits = Limits()
+    has_model: bool = False
+    accepts: frozenset[str] | None = None
+    """The commands it takes; None means all."""

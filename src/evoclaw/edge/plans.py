@@ -1,0 +1,110 @@
+"""From a command to work that can begin: read, granted, validated and judged; nothing run yet."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.calls import Turn, judge, perform, prepare
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.events import CallOutput, Event
+from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
+from evoclaw.core.ports import Allow, Ports, Progress
+from evoclaw.core.tools import Call, failure
+from evoclaw.core.toolset import Toolset
+from evoclaw.core.wording import denied
+from evoclaw.transport.wire import Command, ToolPayload, WireError, convert, digest
+
+Work: TypeAlias = Callable[[Deadline, Progress], Awaitable[ToolResult]]
+"""Does it, telling its output as it comes; ends early when the deadline is over."""
+
+
+class Plan(Struct, frozen=True):
+    """What a command asks for, ready to begin."""
+
+    name: str
+    work: Work
+    streams: bool = False
+    background: bool = False
+
+
+Planner: TypeAlias = Callable[[Command], Awaitable[Plan | ToolResult]]
+"""Make a plan, or say why not. A `ToolFailure` is for commands that are not even worth a note."""
+
+
+class GrantCheck(Protocol):
+    """Whether the orchestrator stands behind a command."""
+
+    def __call__(self, command: Command, call: Call | None = None) -> None:
+        """Raise `ToolFailure` if it does not."""
+        ...
+
+
+def no_grants(command: Command, call: Call | None = None) -> None:
+    """The check of a device that was given no orchestrator's key."""
+
+
+class ToolPlans:
+    """Plans for the command `tool`."""
+
+    def __init__(self, ports: Ports, *, check: GrantCheck = no_grants) -> None:
+        self._ports, self._check = ports, check
+
+    async def plan(self, command: Command) -> Plan | ToolResult:
+        """Read a call, see that it was granted, and judge it by this device's own rules."""
+        asked = read_tool_payload(command)
+        tools = Toolset.of(self._ports.executor.tools())
+        text = msgspec.json.encode(asked.parameters).decode()
+        wanted = ToolCall(command.request_id, asked.tool, text)
+        call = prepare(wanted, tools, request_id=command.request_id, epoch=command.epoch)
+        if isinstance(call, ToolResult):
+            return call
+        if asked.timeout_ms is not None and asked.timeout_ms > 0:
+            call = replace(call, timeout=min(asked.timeout_ms / 1000, call.tool.max_timeout))
+        if command.args_sha256 and command.args_sha256 != digest(asked.parameters):
+            raise ToolFailure(ErrorKind.CONFLICT, "The arguments are not those that were hashed.")
+        self._check(command, call)
+        verdict = await judge(call, Turn(self._ports, LoopSettings(), tools, Deadline()))
+        if not isinstance(verdict, Allow):
+            # Nobody is at the device to be asked: what would need a person is refused.
+            said = verdict.reason
+            text = said if said.startswith("Error:") else denied(call, said)
+            return call.failed(ErrorKind.PERMISSION_DENIED, text)
+        return Plan(call.name, self._work(call), asked.stream, asked.background)
+
+    def _work(self, call: Call) -> Work:
+        async def work(deadline: Deadline, progress: Progress) -> ToolResult:
+            def emit(event: Event) -> None:
+                if isinstance(event, CallOutput):
+                    progress(event.text)
+
+            turn = Turn(self._ports, LoopSettings(), Toolset.of(()), deadline)
+            return await perform(call, turn, emit)
+
+        return work
+
+
+def read_tool_payload(command: Command) -> ToolPayload:
+    """The payload of `tool`; `execute` says the same with the words action and params."""
+    payload: dict[str, JSON] = dict(command.payload)
+    if command.command == "execute":
+        payload.setdefault("tool", payload.pop("action", ""))
+        payload.setdefault("parameters", payload.pop("params", {}))
+    try:
+        return convert(payload, ToolPayload, command.request_id)
+    except WireError as problem:
+        text = f"The payload of {command.command!r} cannot be read: {problem}."
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, text) from None
+
+
+def refused(command: Command, kind: ErrorKind, text: str, **details: JSON) -> ToolResult:
+    """The result of a command that is not run."""
+    asked = command.payload.get("tool")
+    name = asked if isinstance(asked, str) else command.command
+    return failure(command.request_id, name, kind, text, **details)

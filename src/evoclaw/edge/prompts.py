@@ -1,0 +1,78 @@
+"""The command `prompt`: a question in plain words, answered by the device's own model and tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.events import StopReason
+from evoclaw.core.messages import ErrorKind, Message, SystemMessage, TextBlock, ToolResult, user
+from evoclaw.core.ports import Ports, Progress
+from evoclaw.core.run import run
+from evoclaw.core.tools import failure
+from evoclaw.edge.genome import Genome
+from evoclaw.edge.plans import GrantCheck, Plan, no_grants
+from evoclaw.transport.wire import Command
+
+DEFAULT, LONGEST = 60.0, 3600.0
+"""Seconds."""
+_WORDS = ("prompt", "query", "message", "text", "content")
+_STOPS = {
+    StopReason.CANCELLED: ErrorKind.CANCELLED,
+    StopReason.DURATION_EXCEEDED: ErrorKind.TIMEOUT,
+    StopReason.ERROR: ErrorKind.EXECUTION_FAILED,
+}
+
+
+class PromptPlans:
+    """Plans for the command `prompt`."""
+
+    def __init__(
+        self,
+        ports: Ports | None,
+        genome: Callable[[], Genome],
+        *,
+        check: GrantCheck = no_grants,
+    ) -> None:
+        """Without ports there is no model here, and prompts are refused."""
+        self._ports, self._genome, self._check = ports, genome, check
+
+    async def plan(self, command: Command) -> Plan | ToolResult:
+        """Read the question."""
+        said = [command.payload.get(word) for word in _WORDS]
+        text = next((one for one in said if isinstance(one, str) and one.strip()), None)
+        if text is None:
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, "A prompt needs its text as `prompt`.")
+        self._check(command)
+        if self._ports is None:
+            why = "This agent has no model of its own; call its tools instead."
+            return failure(command.request_id, "prompt", ErrorKind.NOT_FOUND, why)
+        ports, asked = self._ports, command.payload.get("timeout_ms")
+        given = asked / 1000 if isinstance(asked, int | float) and asked > 0 else DEFAULT
+        seconds = min(given, LONGEST)
+
+        async def work(deadline: Deadline, progress: Progress) -> ToolResult:
+            return await self._answer(command.request_id, text, ports, deadline, seconds)
+
+        return Plan("prompt", work)
+
+    async def _answer(
+        self, request_id: str, text: str, ports: Ports, deadline: Deadline, seconds: float
+    ) -> ToolResult:
+        genome = self._genome()
+        settings = LoopSettings(
+            max_turns=genome.max_turns, temperature=genome.temperature, max_seconds=seconds
+        )
+        task: list[Message] = [SystemMessage(genome.prompt)] if genome.prompt else []
+        end = asyncio.get_running_loop().call_later(seconds, deadline.expire)
+        try:
+            answer = await run([*task, user(text)], ports, settings, deadline=deadline)
+        finally:
+            end.cancel()
+        details = {"stop": str(answer.stop), "turns": answer.turns, "calls": answer.calls}
+        if (kind := _STOPS.get(answer.stop)) is not None:
+            return failure(request_id, "prompt", kind, answer.text, **details)
+        return ToolResult(request_id, "prompt", (TextBlock(answer.text),), details=details)

@@ -1,0 +1,223 @@
+"""A grant: the orchestrator's signed word that one agent may do one thing, checked offline."""
+
+from __future__ import annotations
+
+import os
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.core.tools import ALL
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+MAX_TEXT = 8192
+"""Letters of a grant; what is longer is not looked at."""
+_PURPOSE = b"evoclaw grant 1\n"
+"""Signed with it, so that nothing else this key may sign can pass for a grant."""
+
+
+class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who may do what, with which arguments, and until when.
+
+    What a command says of its run, epoch and tenant is only a claim; what its grant says is not.
+    """
+
+    agent: str
+    tenant: str = ""
+    request_id: str
+    run_id: str = ""
+    epoch: int = 0
+    tool: str
+    args_sha256: str
+    permissions: tuple[str, ...] = ()
+    sandbox: str = ""
+    """The least it must run in; empty leaves it to the agent."""
+    budget: dict[str, float] = {}
+    """What is left of each limit."""
+    issued_at: float
+    """Unix seconds by the orchestrator's clock."""
+    life_s: float
+
+
+class Refusal(StrEnum):
+    """Why a grant does not hold."""
+
+    MALFORMED = "malformed"
+    BAD_SIGNATURE = "bad_signature"
+    OTHER_AGENT = "other_agent"
+    OTHER_TOOL = "other_tool"
+    OTHER_ARGUMENTS = "other_arguments"
+    OTHER_REQUEST = "other_request"
+    NOT_PERMITTED = "not_permitted"
+    EXPIRED = "expired"
+
+
+class GrantRefused(EvoClawError):
+    """A grant that does not hold for what is asked; nothing may be run on it."""
+
+    def __init__(self, code: Refusal, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+class Signer:
+    """Gives grants, with a key that never leaves its file."""
+
+    def __init__(self, seed: bytes) -> None:
+        # Here, not above: most who import this room only want its rules.
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+
+        self._key: Ed25519PrivateKey = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
+        self.public_key = _encode(self._key.public_key().public_bytes_raw())
+        """What a `Verifier` is made with: 43 letters, no secret."""
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Signer:
+        """Read the key, or make one; of several processes that make one, all get the same."""
+        try:
+            if not path.exists():
+                _make_key(path)
+            if path.stat().st_mode & 0o077:
+                raise ConfigError(f"others may read the key {path}; say chmod 600, or remove it")
+            seed = _decode(path.read_text("ascii").strip())
+        except (OSError, ValueError) as problem:
+            raise ConfigError(
+                f"the key {path} cannot be used: {problem}; put a copy back, or remove the file "
+                "and give every edge the new public key"
+            ) from None
+        if len(seed) != 32:
+            raise ConfigError(f"{path} holds no key; put a copy back, or remove the file")
+        return cls(seed)
+
+    def sign(self, grant: Grant) -> str:
+        """The grant as text: two pieces of base64url with a dot between."""
+        payload = msgspec.json.encode(grant)
+        return f"{_encode(payload)}.{_encode(self._key.sign(_PURPOSE + payload))}"
+
+
+class Verifier:
+    """Checks grants by the public keys of those who may give them; needs no connection."""
+
+    def __init__(self, *public_keys: str) -> None:
+        """Trust these keys; more than one while a new one replaces an old one."""
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+
+        if not public_keys:
+            raise ConfigError("no public key was given to check grants with")
+        try:
+            self._keys = [
+                ed25519.Ed25519PublicKey.from_public_bytes(_decode(key)) for key in public_keys
+            ]
+        except ValueError:
+            raise ConfigError(
+                "a public key for grants is not one: it has 43 letters, as the orchestrator says it"
+            ) from None
+
+    def verify(
+        self,
+        text: str,
+        *,
+        agent: str,
+        tool: str,
+        args_sha256: str,
+        request_id: str,
+        permissions: Iterable[str],
+        now: float,
+    ) -> Grant:
+        """Return the grant if it is for exactly this, or raise `GrantRefused`.
+
+        Args:
+            text: The grant.
+            agent: Who is about to act.
+            tool: What with.
+            args_sha256: The hash of the arguments, made by whoever is about to use them.
+            request_id: Of the command.
+            permissions: What the tool needs, by the word of the one who has it.
+            now: The orchestrator's clock, as well as it is known here.
+        """
+        grant = self._read(text)
+        for asked, granted, code, what in (
+            (agent, grant.agent, Refusal.OTHER_AGENT, "agent"),
+            (tool, grant.tool, Refusal.OTHER_TOOL, "tool"),
+            (args_sha256, grant.args_sha256, Refusal.OTHER_ARGUMENTS, "arguments"),
+            (request_id, grant.request_id, Refusal.OTHER_REQUEST, "request"),
+        ):
+            if asked != granted:
+                raise GrantRefused(code, f"the grant is for another {what}")
+        missing = set[str]() if ALL in grant.permissions else {*permissions} - {*grant.permissions}
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise GrantRefused(Refusal.NOT_PERMITTED, f"the grant does not permit {names}")
+        # Written so that what is no number has expired.
+        if not now < grant.issued_at + grant.life_s:
+            raise GrantRefused(Refusal.EXPIRED, "the grant has expired; ask for a new one")
+        return grant
+
+    def _read(self, text: str) -> Grant:
+        from cryptography.exceptions import InvalidSignature
+
+        body, dot, tail = text.partition(".") if len(text) <= MAX_TEXT else ("", "", "")
+        try:
+            payload, signature = _decode(body), _decode(tail)
+        except ValueError:
+            dot, payload, signature = "", b"", b""
+        if not dot:
+            raise GrantRefused(Refusal.MALFORMED, "the grant cannot be read")
+        for key in self._keys:
+            try:
+                key.verify(signature, _PURPOSE + payload)
+                break
+            except InvalidSignature:
+                continue
+        else:
+            raise GrantRefused(
+                Refusal.BAD_SIGNATURE, "the grant was not signed by an orchestrator known here"
+            )
+        try:
+            return msgspec.json.decode(payload, type=Grant)
+        except msgspec.DecodeError as problem:
+            raise GrantRefused(Refusal.MALFORMED, f"the grant cannot be read: {problem}") from None
+
+
+def _make_key(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{token_hex(8)}")
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(file, "wb") as opened:
+            opened.write(_encode(os.urandom(32)).encode() + b"\n")
+            opened.flush()
+            os.fsync(file)
+        # Unlike a replacement this fails if somebody was quicker, and then his key is the key.
+        try:
+            path.hardlink_to(draft)
+        except FileExistsError:
+            return
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        draft.unlink()
+
+
+def _encode(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _decode(text: str) -> bytes:
+    """Read base64url, and only as `_encode` writes it: one text for each sequence of bytes."""
+    data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    if _encode(data) != text:
+        raise ValueError("not base64url")
+    return data

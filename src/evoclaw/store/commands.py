@@ -1,0 +1,362 @@
+"""The orchestrator's outbox: commands that must reach an agent, until their outcome is known."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from msgspec import Struct
+
+from evoclaw.store.sqlite import Database, Schema, StoreError, sealed, unsealed
+
+
+class CommandState(StrEnum):
+    """How far a command came, as far as the orchestrator knows."""
+
+    QUEUED = "queued"
+    """Never sent: it cannot have begun."""
+    SENT = "sent"
+    ACCEPTED = "accepted"
+    CANCELLING = "cancelling"
+    SETTLED = "settled"
+    EXPIRED = "expired"
+    """Overdue before it was sent."""
+
+
+OPEN = (CommandState.QUEUED, CommandState.SENT, CommandState.ACCEPTED, CommandState.CANCELLING)
+"""In the order a command goes through them; none is gone back to."""
+CLOSED = (CommandState.SETTLED, CommandState.EXPIRED)
+
+
+class QueueFull(StoreError):
+    """An agent has as many commands waiting as it may."""
+
+    def __init__(self, agent_id: str, cap: int) -> None:
+        super().__init__(
+            f"agent {agent_id!r} has {cap:,} commands waiting; "
+            "wait for some to end, or cancel them, before asking for more"
+        )
+        self.agent_id, self.cap = agent_id, cap
+
+
+class CommandRow(Struct, frozen=True):
+    """What is known of a command."""
+
+    request_id: str
+    agent_id: str
+    run_id: str
+    payload: bytes
+    expires_at: float | None
+    """Wall clock; not sent after that."""
+    state: CommandState
+    outcome: bytes | None
+    """The first one that came, which counts."""
+    settled_at: float | None
+
+
+class Kind(StrEnum):
+    """Whether a command was there already."""
+
+    NEW = "new"
+    KNOWN = "known"
+
+
+class Stored(Struct, frozen=True):
+    """What became of a command that was put in."""
+
+    kind: Kind
+    row: CommandRow | None = None
+    """What was there, if it was known; with its outcome, if it had one."""
+
+
+class Settled(StrEnum):
+    """What an outcome is to a command."""
+
+    FIRST = "first"
+    AGAIN = "again"
+    """The command was closed already; this is a note, if it says something else."""
+    FOREIGN = "foreign"
+    """There is no such command, or it is another agent's."""
+
+
+class Note(Struct, frozen=True):
+    """An outcome that came too late to count."""
+
+    at: float
+    outcome: bytes
+
+
+WAITS = "state IN ('queued', 'sent', 'accepted', 'cancelling')"
+SCHEMA = Schema(
+    "command store",
+    (
+        (
+            """CREATE TABLE commands (
+                seq INTEGER PRIMARY KEY,
+                request_id TEXT NOT NULL UNIQUE,
+                agent_id TEXT NOT NULL,
+                run_id TEXT NOT NULL,
+                payload BLOB NOT NULL,
+                expires_at REAL,
+                state TEXT NOT NULL CHECK (state IN
+                    ('queued', 'sent', 'accepted', 'cancelling', 'settled', 'expired')),
+                outcome BLOB,
+                settled_at REAL
+            ) STRICT""",
+            f"CREATE INDEX commands_waiting ON commands (agent_id, seq) WHERE {WAITS}",
+            "CREATE INDEX commands_unsent ON commands (expires_at) WHERE state = 'queued'",
+            f"CREATE INDEX commands_closed ON commands (settled_at) WHERE NOT {WAITS}",
+            """CREATE TABLE notes (
+                request_id TEXT NOT NULL, at REAL NOT NULL, outcome BLOB NOT NULL
+            ) STRICT""",
+            "CREATE INDEX notes_of ON notes (request_id)",
+            # Counting ten thousand rows for every command would be the dearest part of it.
+            """CREATE TABLE waiting (
+                agent_id TEXT PRIMARY KEY NOT NULL, n INTEGER NOT NULL CHECK (n >= 0)
+            ) STRICT, WITHOUT ROWID""",
+            """CREATE TRIGGER came AFTER INSERT ON commands BEGIN
+                INSERT INTO waiting VALUES (NEW.agent_id, 1)
+                ON CONFLICT (agent_id) DO UPDATE SET n = n + 1;
+            END""",
+            """CREATE TRIGGER closed AFTER UPDATE OF state ON commands
+            WHEN NEW.state IN ('settled', 'expired') AND OLD.state NOT IN ('settled', 'expired')
+            BEGIN
+                UPDATE waiting SET n = n - 1 WHERE agent_id = NEW.agent_id;
+            END""",
+        ),
+    ),
+    sealed=(("commands", ("payload", "outcome")), ("notes", ("outcome",))),
+)
+
+COLUMNS = "request_id, agent_id, run_id, payload, expires_at, state, outcome, settled_at"
+PUT = """
+INSERT INTO commands (request_id, agent_id, run_id, payload, expires_at, state)
+SELECT ?1, ?2, ?3, ?4, ?5, ?7
+WHERE coalesce((SELECT n FROM waiting WHERE agent_id = ?2), 0) < ?6
+ON CONFLICT (request_id) DO NOTHING
+"""
+RENEW = f"UPDATE commands SET payload = ?, expires_at = ? WHERE request_id = ? AND {WAITS}"
+SETTLE = f"""
+UPDATE commands SET state = ?, outcome = ?, settled_at = ?
+WHERE request_id = ? AND agent_id = ? AND {WAITS}
+"""
+# The same outcome sent again is no news, and nobody may fill the disk with different ones.
+NOTE = """
+INSERT INTO notes SELECT ?1, ?2, ?3
+WHERE NOT EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND outcome = ?3)
+AND NOT EXISTS (SELECT 1 FROM notes WHERE request_id = ?1 AND outcome = ?3)
+AND (SELECT count(*) FROM notes WHERE request_id = ?1) < ?4
+"""
+EXPIRE = """
+UPDATE commands SET state = 'expired', settled_at = ?1 WHERE seq IN
+    (SELECT seq FROM commands WHERE state = 'queued' AND expires_at <= ?1 LIMIT ?2)
+RETURNING request_id
+"""
+FORGET = f"""
+DELETE FROM commands WHERE seq IN
+    (SELECT seq FROM commands WHERE NOT {WAITS} AND settled_at < ? LIMIT ?)
+RETURNING request_id
+"""
+MOST_NOTES = 20
+AT_ONCE = 500
+"""So that much to expire or to forget does not keep a command waiting."""
+
+
+class CommandStore:
+    """What an orchestrator asked for. Processes of one machine may share its file."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self.database = database
+        self._path, self._clock = database.path, clock
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        durable: bool = True,
+        set_aside: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> CommandStore:
+        """Open or create a store; see `Database.open`, also on what raises."""
+        return cls(await Database.open(path, SCHEMA, durable=durable, set_aside=set_aside), clock)
+
+    async def __aenter__(self) -> CommandStore:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish writing and close the file."""
+        await self.database.close()
+
+    async def put(
+        self,
+        request_id: str,
+        agent_id: str,
+        run_id: str,
+        payload: bytes,
+        expires_at: float | None,
+        *,
+        sent: bool = False,
+        cap: int = 10_000,
+    ) -> Stored:
+        """Keep a command until it is settled; `QueueFull` if its agent has too many.
+
+        `sent` marks it so at once, for who sends it as soon as it is kept.
+
+        One that is known and still waits is sent as it is put now: who asks again after a restart
+        may drive the run under a new epoch.
+        """
+        blob = sealed(payload)
+
+        def work(connection: sqlite3.Connection) -> Stored | None:
+            state = CommandState.SENT if sent else CommandState.QUEUED
+            new = (request_id, agent_id, run_id, blob, expires_at, cap, state)
+            if connection.execute(PUT, new).rowcount:
+                return Stored(Kind.NEW)
+            row = self._find(connection, request_id)
+            if row is not None and row.agent_id == agent_id:
+                connection.execute(RENEW, (blob, expires_at, request_id))
+            return None if row is None else Stored(Kind.KNOWN, row)
+
+        stored = await self.database.write(work)
+        if stored is None:
+            raise QueueFull(agent_id, cap)
+        if stored.row is not None and stored.row.agent_id != agent_id:
+            raise StoreError(f"{request_id} was asked of {stored.row.agent_id!r} already")
+        return stored
+
+    async def mark(self, request_id: str, state: CommandState | str) -> bool:
+        """Note how far a command came; False if it came as far already, or is closed.
+
+        `sent` is to be noted before sending: what is not marked may be expired as never sent.
+        """
+        if state not in OPEN[1:]:
+            raise ValueError(f"{state} is not a state on the way; use settle or expire")
+        before = OPEN[: OPEN.index(state)]
+        statement = (
+            "UPDATE commands SET state = ? WHERE request_id = ? "
+            f"AND state IN ({', '.join('?' * len(before))})"
+        )
+        values = (state, request_id, *before)
+        changed = await self.database.write(lambda c: c.execute(statement, values).rowcount)
+        return changed > 0
+
+    async def settle(
+        self,
+        request_id: str,
+        agent_id: str,
+        outcome: bytes,
+        state: CommandState = CommandState.SETTLED,
+    ) -> Settled:
+        """Keep an outcome; only the first one counts, and only from the agent that was asked."""
+        if state not in CLOSED:
+            raise ValueError(f"{state} does not close a command")
+        blob, now = sealed(outcome), self._clock()
+        find = "SELECT agent_id FROM commands WHERE request_id = ?"
+
+        def work(connection: sqlite3.Connection) -> Settled:
+            values = (state, blob, now, request_id, agent_id)
+            if connection.execute(SETTLE, values).rowcount:
+                return Settled.FIRST
+            if connection.execute(find, (request_id,)).fetchone() != (agent_id,):
+                return Settled.FOREIGN
+            connection.execute(NOTE, (request_id, now, blob, MOST_NOTES))
+            return Settled.AGAIN
+
+        return await self.database.write(work)
+
+    async def get(self, request_id: str) -> CommandRow | None:
+        """What is known of a command."""
+        return await self.database.read(lambda connection: self._find(connection, request_id))
+
+    async def notes(self, request_id: str) -> list[Note]:
+        """Outcomes that came too late to count, in order."""
+        statement = "SELECT at, outcome FROM notes WHERE request_id = ? ORDER BY rowid"
+        found = await self.database.read(lambda c: c.execute(statement, (request_id,)).fetchall())
+        return [Note(at, unsealed(outcome, self._path)) for at, outcome in found]
+
+    async def wanted(self, agent_id: str, now: float) -> list[CommandRow]:
+        """Commands an agent is still to carry out, in the order they were put in."""
+        return await self._rows(
+            f"WHERE agent_id = ? AND {WAITS} AND state <> 'cancelling' "
+            "AND (expires_at IS NULL OR expires_at > ?) ORDER BY seq",
+            agent_id,
+            now,
+        )
+
+    async def cancelling(self, agent_id: str) -> list[CommandRow]:
+        """Commands an agent is to end."""
+        return await self._rows(
+            f"WHERE agent_id = ? AND {WAITS} AND state = 'cancelling' ORDER BY seq", agent_id
+        )
+
+    async def expire(self, now: float) -> list[str]:
+        """Close what is overdue and was never sent; the ids.
+
+        What was sent may have begun: its waiter closes it, as unknown.
+        """
+        return await self._in_pieces(EXPIRE, now)
+
+    async def known(self, request_ids: Iterable[str]) -> dict[str, CommandState]:
+        """Which of some ids are ours, and how far they came."""
+        ids = list(request_ids)
+        statement = "SELECT state FROM commands WHERE request_id = ?"
+
+        def work(connection: sqlite3.Connection) -> dict[str, CommandState]:
+            rows = [(id_, connection.execute(statement, (id_,)).fetchone()) for id_ in ids]
+            return {id_: CommandState(row[0]) for id_, row in rows if row is not None}
+
+        return await self.database.read(work)
+
+    async def prune(self, older_than: float) -> int:
+        """Forget commands that were closed before a time, with their notes; how many."""
+        return len(await self._in_pieces(FORGET, older_than))
+
+    async def _in_pieces(self, statement: str, time_: float) -> list[str]:
+        def work(connection: sqlite3.Connection) -> list[str]:
+            ids = [row[0] for row in connection.execute(statement, (time_, AT_ONCE)).fetchall()]
+            if statement is FORGET:
+                gone = "DELETE FROM notes WHERE request_id = ?"
+                connection.executemany(gone, [(id_,) for id_ in ids])
+            return ids
+
+        found: list[str] = []
+        while piece := await self.database.write(work):
+            found += piece
+        return found
+
+    async def _rows(self, condition: str, *values: object) -> list[CommandRow]:
+        statement = f"SELECT {COLUMNS} FROM commands {condition}"
+        found = await self.database.read(lambda c: c.execute(statement, values).fetchall())
+        return [self._row(columns) for columns in found]
+
+    def _find(self, connection: sqlite3.Connection, request_id: str) -> CommandRow | None:
+        statement = f"SELECT {COLUMNS} FROM commands WHERE request_id = ?"
+        columns = connection.execute(statement, (request_id,)).fetchone()
+        return None if columns is None else self._row(columns)
+
+    def _row(self, columns: tuple[Any, ...]) -> CommandRow:
+        id_, agent, run, payload, expires_at, state, outcome, settled_at = columns
+        return CommandRow(
+            id_,
+            agent,
+            run,
+            unsealed(payload, self._path),
+            expires_at,
+            CommandState(state),
+            None if outcome is None else unsealed(outcome, self._path),
+            settled_at,
+        )

@@ -1,0 +1,388 @@
+"""The edge's journal: what it was asked to do, how far that came, and how it ended.
+
+A call is written down before it begins and before its end is told, so whatever dies in between,
+the next one to look knows whether it may have happened.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from msgspec import Struct
+
+from evoclaw.store.sqlite import Database, Schema, sealed, unsealed
+
+
+class CallState(StrEnum):
+    """How far a call came."""
+
+    RECEIVED = "received"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    """It began, and nobody can say how it ended."""
+
+    @property
+    def terminal(self) -> bool:
+        """Whether it is the end."""
+        return self not in (CallState.RECEIVED, CallState.RUNNING)
+
+
+class Entry(Struct, frozen=True):
+    """A command as it is written down."""
+
+    request_id: str
+    run_id: str
+    epoch: int
+    """Who drives the run; a higher one has taken over from a lower one."""
+    digest: str
+    """Of the arguments."""
+    command: bytes
+
+
+class Row(Struct, frozen=True):
+    """What is known of a call."""
+
+    request_id: str
+    run_id: str
+    epoch: int
+    digest: str
+    command: bytes
+    """Empty once the end was acknowledged."""
+    state: CallState
+    boot_id: str
+    """Of the process that began it."""
+    received_at: float
+    """Wall clock, as the other two: for people, and for forgetting; never for a deadline."""
+    started_at: float | None
+    finished_at: float | None
+    report: bytes | None
+    """How it ended, until that was acknowledged."""
+    acked: bool
+
+
+class Kind(StrEnum):
+    """What a journal makes of a command."""
+
+    NEW = "new"
+    """Never seen; it is written down now."""
+    KNOWN = "known"
+    """Seen before, with the same arguments; it must not be begun again."""
+    CONFLICT = "conflict"
+    """Its id was seen with other arguments."""
+    FENCED = "fenced"
+    """It is new, but from one whose run was taken over."""
+
+
+class Received(Struct, frozen=True):
+    """What a journal made of a command."""
+
+    kind: Kind
+    row: Row | None = None
+    """What was known already, if its id was."""
+
+
+class Version(Struct, frozen=True):
+    """One of the values a key had."""
+
+    n: int
+    value: bytes
+    at: float
+
+
+SCHEMA = Schema(
+    "journal",
+    (
+        (
+            """CREATE TABLE calls (
+                seq INTEGER PRIMARY KEY,
+                request_id TEXT NOT NULL UNIQUE,
+                run_id TEXT NOT NULL,
+                epoch INTEGER NOT NULL,
+                digest BLOB NOT NULL,
+                command BLOB,
+                state TEXT NOT NULL CHECK (state IN ('received', 'running', 'succeeded', 'failed',
+                    'timeout', 'cancelled', 'expired', 'refused', 'unknown')),
+                boot_id BLOB,
+                received_at REAL NOT NULL,
+                started_at REAL,
+                finished_at REAL,
+                finished INTEGER,
+                report BLOB,
+                acked INTEGER NOT NULL DEFAULT 0 CHECK (acked IN (0, 1))
+            ) STRICT""",
+            "CREATE INDEX calls_of_run ON calls (run_id, epoch)",
+            """CREATE INDEX calls_untold ON calls (finished)
+                WHERE finished IS NOT NULL AND acked = 0""",
+            "CREATE INDEX calls_told ON calls (finished_at) WHERE acked = 1",
+            "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT",
+            """CREATE TABLE versions (
+                key TEXT NOT NULL, n INTEGER NOT NULL, value BLOB NOT NULL, at REAL NOT NULL,
+                PRIMARY KEY (key, n)
+            ) STRICT""",
+        ),
+    ),
+    sealed=(
+        ("calls", ("digest", "command", "boot_id", "report")),
+        ("meta", ("value",)),
+        ("versions", ("value",)),
+    ),
+)
+
+COLUMNS = (
+    "request_id, run_id, epoch, digest, command, state, boot_id, received_at, started_at, "
+    "finished_at, report, acked"
+)
+RECEIVE = """
+INSERT INTO calls
+    (request_id, run_id, epoch, digest, command, received_at, state, boot_id, started_at)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9
+WHERE NOT EXISTS (SELECT 1 FROM calls WHERE run_id = ?2 AND epoch > ?3)
+ON CONFLICT (request_id) DO NOTHING
+"""
+START = """
+UPDATE calls SET state = 'running', boot_id = ?, started_at = ?
+WHERE request_id = ? AND state = 'received'
+"""
+# Numbered, because a wall clock may be set back between two ends.
+FINISH = """
+UPDATE calls SET state = ?, report = ?, finished_at = ?, finished = 1 + (
+    SELECT coalesce(max(finished), 0) FROM calls WHERE finished IS NOT NULL AND acked = 0)
+WHERE request_id = ? AND finished IS NULL
+"""
+ACKNOWLEDGE = """
+UPDATE calls SET acked = 1, command = NULL, report = NULL
+WHERE request_id = ? AND finished IS NOT NULL AND acked = 0
+"""
+FORGET = """
+DELETE FROM calls WHERE seq IN
+    (SELECT seq FROM calls WHERE acked = 1 ORDER BY finished_at LIMIT ?)
+"""
+PRUNED_AT_ONCE = 500
+"""So that forgetting much does not keep a call waiting."""
+
+
+class Journal:
+    """What an edge must still know after it was killed. Everything is durable when it returns."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self.database = database
+        self._path, self._clock = database.path, clock
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        durable: bool = True,
+        set_aside: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> Journal:
+        """Open or create a journal; see `Database.open`, also on what raises."""
+        return cls(await Database.open(path, SCHEMA, durable=durable, set_aside=set_aside), clock)
+
+    async def __aenter__(self) -> Journal:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish writing and close the file."""
+        await self.database.close()
+
+    async def receive(self, entry: Entry, *, start: str | None = None) -> Received:
+        """Write a command down, unless its id is known or its run was taken over.
+
+        Args:
+            entry: The command.
+            start: The boot id of the process, if a new call begins at once: then this is also
+                its `start`, for the price of one write.
+        """
+        now = self._clock()
+        new = (
+            entry.request_id,
+            entry.run_id,
+            entry.epoch,
+            sealed(entry.digest.encode()),
+            sealed(entry.command),
+            now,
+            CallState.RECEIVED if start is None else CallState.RUNNING,
+            None if start is None else sealed(start.encode()),
+            None if start is None else now,
+        )
+
+        def work(connection: sqlite3.Connection) -> Received:
+            if connection.execute(RECEIVE, new).rowcount:
+                return Received(Kind.NEW)
+            row = self._find(connection, entry.request_id)
+            if row is None:
+                return Received(Kind.FENCED)
+            if row.digest != entry.digest or row.run_id != entry.run_id:
+                return Received(Kind.CONFLICT, row)
+            if row.epoch < entry.epoch:
+                # Asked for again by who took the run over: its predecessor is fenced from now on.
+                raised = "UPDATE calls SET epoch = ? WHERE request_id = ?"
+                connection.execute(raised, (entry.epoch, entry.request_id))
+            return Received(Kind.KNOWN, row)
+
+        return await self.database.write(work)
+
+    async def start(self, request_id: str, boot_id: str) -> bool:
+        """Note that a call begins now; False if it must not, as it ended or began already."""
+        values = (sealed(boot_id.encode()), self._clock(), request_id)
+        return await self._changed(START, values)
+
+    async def finish(self, request_id: str, state: CallState, report: bytes) -> bool:
+        """Note how a call ended; False if it had ended already, and then nothing changes."""
+        if not state.terminal:
+            raise ValueError(f"{state} is not an end")
+        values = (state, sealed(report), self._clock(), request_id)
+        return await self._changed(FINISH, values)
+
+    async def acknowledge(self, request_ids: Iterable[str]) -> None:
+        """Note that the ends of calls arrived: reports are dropped, ids are kept."""
+        values = [(request_id,) for request_id in request_ids]
+        await self.database.write(lambda connection: connection.executemany(ACKNOWLEDGE, values))
+
+    async def get(self, request_id: str) -> Row | None:
+        """What is known of a call."""
+        return await self.database.read(lambda connection: self._find(connection, request_id))
+
+    async def open_calls(self) -> list[Row]:
+        """Calls that have not ended, in the order they arrived."""
+        return await self._rows("WHERE finished IS NULL ORDER BY seq")
+
+    async def unacknowledged(self, limit: int = 100) -> list[Row]:
+        """Calls whose end was not acknowledged, in the order they ended."""
+        return await self._rows(
+            "WHERE finished IS NOT NULL AND acked = 0 ORDER BY finished LIMIT ?", limit
+        )
+
+    async def prune(
+        self,
+        now: float,
+        *,
+        window_seconds: float = 86_400,
+        most: int = 100_000,
+        least: int = 1_000,
+    ) -> int:
+        """Forget calls that are over and done with; how many.
+
+        Args:
+            now: Wall clock.
+            window_seconds: How long an id is kept, so that a late copy of its command is known.
+            most: How many are kept at most.
+            least: How many are kept in any case: a clock that jumps must not open the door.
+        """
+
+        def count(connection: sqlite3.Connection) -> int:
+            told = "SELECT count(*) FROM calls WHERE acked = 1"
+            (held,) = connection.execute(told).fetchone()
+            before = (now - window_seconds,)
+            (old,) = connection.execute(told + " AND finished_at < ?", before).fetchone()
+            return max(held - most, min(old, held - least), 0)
+
+        forgotten = left = await self.database.read(count)
+        while left > 0:
+            values = (min(left, PRUNED_AT_ONCE),)
+            await self._changed(FORGET, values)
+            left -= PRUNED_AT_ONCE
+        return forgotten
+
+    async def remember(self, key: str, value: bytes) -> None:
+        """Keep a small value."""
+        statement = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
+        await self._changed(statement, (key, sealed(value)))
+
+    async def recall(self, key: str) -> bytes | None:
+        """A value that was kept."""
+        statement = "SELECT value FROM meta WHERE key = ?"
+        found = await self.database.read(lambda c: c.execute(statement, (key,)).fetchone())
+        return None if found is None else unsealed(found[0], self._path)
+
+    async def remember_version(self, key: str, value: bytes, *, keep: int = 100) -> int:
+        """Keep a value beside the ones the key had before; its number."""
+        blob, now = sealed(value), self._clock()
+        return await self.database.write(lambda c: _add_version(c, key, blob, now, keep))
+
+    async def roll_back(self, key: str, n: int, *, keep: int = 100) -> int | None:
+        """Make an earlier version the newest again, as a new one; None if it is not there."""
+        now = self._clock()
+        find = "SELECT value FROM versions WHERE key = ? AND n = ?"
+
+        def work(connection: sqlite3.Connection) -> int | None:
+            found = connection.execute(find, (key, n)).fetchone()
+            return None if found is None else _add_version(connection, key, found[0], now, keep)
+
+        return await self.database.write(work)
+
+    async def versions(self, key: str, limit: int = 100) -> list[Version]:
+        """The values a key had, newest first; the first one is the one it has."""
+        statement = "SELECT n, value, at FROM versions WHERE key = ? ORDER BY n DESC LIMIT ?"
+        found = await self.database.read(lambda c: c.execute(statement, (key, limit)).fetchall())
+        return [Version(n, unsealed(value, self._path), at) for n, value, at in found]
+
+    async def _changed(self, statement: str, values: tuple[object, ...]) -> bool:
+        def work(connection: sqlite3.Connection) -> bool:
+            return connection.execute(statement, values).rowcount > 0
+
+        return await self.database.write(work)
+
+    async def _rows(self, condition: str, *values: object) -> list[Row]:
+        statement = f"SELECT {COLUMNS} FROM calls {condition}"
+        found = await self.database.read(lambda c: c.execute(statement, values).fetchall())
+        return [self._row(columns) for columns in found]
+
+    def _find(self, connection: sqlite3.Connection, request_id: str) -> Row | None:
+        statement = f"SELECT {COLUMNS} FROM calls WHERE request_id = ?"
+        columns = connection.execute(statement, (request_id,)).fetchone()
+        return None if columns is None else self._row(columns)
+
+    def _row(self, columns: tuple[Any, ...]) -> Row:
+        id_, run, epoch, digest, command, state, boot, *times, report, acked = columns
+        digest, command, boot, report = (
+            None if blob is None else unsealed(blob, self._path)
+            for blob in (digest, command, boot, report)
+        )
+        received_at, started_at, finished_at = times
+        return Row(
+            id_,
+            run,
+            epoch,
+            "" if digest is None else digest.decode(),
+            command or b"",
+            CallState(state),
+            "" if boot is None else boot.decode(),
+            received_at,
+            started_at,
+            finished_at,
+            report,
+            bool(acked),
+        )
+
+
+def _add_version(
+    connection: sqlite3.Connection, key: str, blob: bytes, now: float, keep: int
+) -> int:
+    newest = "SELECT coalesce(max(n), 0) FROM versions WHERE key = ?"
+    n: int = connection.execute(newest, (key,)).fetchone()[0] + 1
+    connection.execute("INSERT INTO versions VALUES (?, ?, ?, ?)", (key, n, blob, now))
+    connection.execute("DELETE FROM versions WHERE key = ? AND n <= ?", (key, n - keep))
+    return n

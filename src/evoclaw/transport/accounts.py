@@ -1,0 +1,209 @@
+"""Who may connect to the embedded broker, and on which topics each may speak and listen."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import string
+from base64 import b64encode
+from collections.abc import Generator
+from contextlib import contextmanager
+from enum import StrEnum
+from hashlib import pbkdf2_hmac, sha256
+from pathlib import Path
+from secrets import choice, token_bytes, token_urlsafe
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.transport.topics import BROADCAST, ID_RULE, Kind, every, is_agent_id, topic
+
+_SPOKEN = (Kind.REPORTS, Kind.STATUS, Kind.CAPABILITIES)
+"""What an agent says and an orchestrator listens to."""
+
+
+class Role(StrEnum):
+    """Which side of the wire an account is on."""
+
+    AGENT = "agent"
+    ORCHESTRATOR = "orchestrator"
+
+
+class Rights(Struct, frozen=True):
+    """Topics, literal but for `+`; everything else is refused."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+class Hashed(Struct, frozen=True):
+    """A password as each engine wants it, so that an engine can be changed and no password."""
+
+    nats: str
+    mosquitto: str
+
+
+class Account(Struct, frozen=True):
+    """One who may connect."""
+
+    name: str
+    role: Role
+    password: Hashed
+
+    @property
+    def rights(self) -> Rights:
+        """What it may do: an agent on its own topics, an orchestrator the reverse on everyone's."""
+        if self.role is Role.ORCHESTRATOR:
+            return Rights((every(Kind.COMMANDS), BROADCAST), tuple(every(k) for k in _SPOKEN))
+        said = tuple(topic(self.name, kind) for kind in _SPOKEN)
+        return Rights(said, (topic(self.name, Kind.COMMANDS), BROADCAST))
+
+
+class Accounts:
+    """The accounts of one broker, in a file that several processes may change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "accounts.json"
+
+    def all(self) -> tuple[Account, ...]:
+        """Every account, in the order they were made."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=tuple[Account, ...])
+        except FileNotFoundError:
+            return ()
+        except (OSError, msgspec.DecodeError) as problem:
+            raise ConfigError(
+                f"the accounts in {self.path} cannot be read ({problem}); put a copy back, or "
+                "move the file away and give every edge a new account"
+            ) from None
+
+    def stamp(self) -> tuple[int, int] | None:
+        """What is another after every change, whoever made it."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def add(self, name: str, role: Role = Role.AGENT) -> str:
+        """Make an account; its password is shown this once and kept only hashed."""
+        if not is_agent_id(name):
+            raise ConfigError(f"{name!r} is no name for an account: {ID_RULE}")
+        return self._put(name, role, new=True)
+
+    def renew(self, name: str, role: Role = Role.AGENT) -> str:
+        """Give an account another password, or make it."""
+        if not is_agent_id(name):
+            raise ConfigError(f"{name!r} is no name for an account: {ID_RULE}")
+        return self._put(name, role, new=False)
+
+    def remove(self, name: str) -> None:
+        """Take an account away."""
+        with locked(self.path):
+            known = self.all()
+            kept = tuple(account for account in known if account.name != name)
+            if len(kept) == len(known):
+                raise ConfigError(f"there is no account {name!r}; {_listed(known)}")
+            write_private(self.path, msgspec.json.encode(kept))
+
+    def _put(self, name: str, role: Role, *, new: bool) -> str:
+        with locked(self.path):
+            known = {account.name: account for account in self.all()}
+            before = known.get(name)
+            if before is not None and (new or before.role is not role):
+                raise ConfigError(
+                    f"there is an account {name!r} already, of an {before.role}; choose another "
+                    "name, or take that account away first"
+                )
+            password = token_urlsafe(24)
+            known[name] = Account(name, role, hashed(password))
+            write_private(self.path, msgspec.json.encode(tuple(known.values())))
+        return password
+
+
+def _listed(known: tuple[Account, ...]) -> str:
+    return f"known: {', '.join(account.name for account in known) or 'none'}"
+
+
+def client_id(name: str, password: str) -> str:
+    """A name for the connection that only the owner of the account knows.
+
+    A broker ends a connection when another comes with the same client id, whoever's it is, and
+    not every broker can be told to tie the id to the account: so it must not be guessed.
+    """
+    return f"{name}-{sha256(password.encode()).hexdigest()[:24]}"
+
+
+def hashed(password: str) -> Hashed:
+    """A password as the engines keep it."""
+    salt = token_bytes(12)
+    # Few rounds are enough: nobody can guess 192 random bits, and every connect pays for them.
+    key = pbkdf2_hmac("sha512", password.encode(), salt, 101, 64)
+    mosquitto = f"$7$101${b64encode(salt).decode()}${b64encode(key).decode()}"
+    return Hashed(_bcrypt(password) or password, mosquitto)
+
+
+def _bcrypt(password: str) -> str | None:
+    """The only hash that NATS takes, made by the system's own library; None where it has none."""
+    import ctypes
+
+    letters = "./" + string.ascii_letters + string.digits
+    salt = "".join(choice(letters) for _ in range(21)) + choice(".Oeu")
+    for name in ("libcrypt.so.1", "libcrypt.so.2", None):
+        try:
+            # It answers in a buffer of its own: no other thread may come between.
+            crypt = ctypes.PyDLL(name).crypt
+        except (OSError, AttributeError):
+            continue
+        crypt.argtypes, crypt.restype = [ctypes.c_char_p, ctypes.c_char_p], ctypes.c_char_p
+        made: bytes | None = crypt(password.encode(), f"$2b$04${salt}".encode())
+        if made is not None and made.startswith(b"$2b$04$") and len(made) == 60:
+            return made.decode()
+    return None
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Alone with a file, among all processes that ask."""
+    make_folder(path.parent)
+    with _as_advice(path):
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that is its owner's alone."""
+    with _as_advice(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file in one go, readable by its owner alone; a crash leaves the old or the new."""
+    draft = path.with_name(f"{path.name}.new")
+    with _as_advice(path):
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(file)
+        draft.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def _as_advice(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise ConfigError(
+            f"cannot write {path}: {problem.strerror}; make room there, or choose another place"
+        ) from None

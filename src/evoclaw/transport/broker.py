@@ -1,0 +1,325 @@
+"""A real MQTT broker as a child process: it lives and dies with us, and lets in whom we name."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import ssl
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from secrets import randbelow, token_urlsafe
+from types import TracebackType
+from typing import Self
+
+from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.transport.accounts import Accounts, Role, hashed, make_folder, write_private
+from evoclaw.transport.child import Child
+from evoclaw.transport.engines import PROBE, Setup, TlsFiles, engine_named
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 20.0
+"""Seconds to wait for what takes a fraction of one, before calling it broken."""
+FIRST_DELAY, LONGEST_DELAY, STEADY = 0.1, 15.0, 30.0
+"""Seconds before a dead broker is started again: doubled, until it has lived for `STEADY`."""
+LOOK = 1.0
+"""Seconds between looks whether another process changed the accounts."""
+PAUSE = 0.01
+PORT_PATIENCE = 3.0
+"""Seconds to wait for a port that is taken."""
+
+_PORTS = range(20_000, 30_000)
+"""Below those that systems give to outgoing connections, so that it is still free tomorrow."""
+
+
+class EmbeddedBroker:
+    """A broker that runs as long as the `async with` block does.
+
+    One that dies is started again, with back-off. Accounts may be changed while it runs, also by
+    another process, without ending anybody else's connection.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        engine: str = "nats",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        anonymous: bool = False,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """Choose where and how; `ConfigError` for what would be unsafe.
+
+        Args:
+            folder: Where its data and the accounts are kept; one broker at a time.
+            engine: `nats` or `mosquitto`.
+            host: The address it listens on.
+            port: 0 takes a free one, and the same again next time.
+            anonymous: Let anyone in; on a loopback address only.
+            tls: A certificate and its key.
+        """
+        self.host = "127.0.0.1" if host == "localhost" else host
+        self.port = port
+        self.folder = Path(folder).absolute()
+        self.accounts = Accounts(self.folder)
+        self._engine = engine_named(engine)
+        self._anonymous = anonymous
+        self._tls = None if tls is None else TlsFiles(tls.cert.absolute(), tls.key.absolute())
+        self._check()
+        self._stack = AsyncExitStack()
+        self._busy = asyncio.Lock()
+        self._child = Child()
+        self._program, self._probe = "", ""
+        self._applied: tuple[int, int] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the broker's process."""
+        return self._child.pid
+
+    async def __aenter__(self) -> Self:
+        """Start it, and return when it takes connections."""
+        async with AsyncExitStack() as stack:
+            make_folder(self.folder)
+            stack.callback(os.close, _alone(self.folder))
+            self._program = self._engine.program()
+            self.port = self.port or self._remembered_port()
+            await self._wait_for_port()
+            stack.push_async_callback(self._stop)
+            if not await self._start():
+                raise ConfigError(
+                    f"the broker ({self._engine.name}) could not be started: "
+                    f"{await self._child.last_words()}"
+                )
+            stack.push_async_callback(_cancel, asyncio.create_task(self._keep()))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it, and return when it is gone."""
+        await self._stack.aclose()
+
+    async def add(self, name: str, role: Role = Role.AGENT) -> str:
+        """Make an account that can be used at once; its password is shown this once."""
+        password = self.accounts.add(name, role)
+        await self.apply()
+        return password
+
+    async def renew(self, name: str, role: Role = Role.AGENT) -> str:
+        """Give an account another password, or make it; the old one's connections are ended."""
+        password = self.accounts.renew(name, role)
+        await self.apply()
+        return password
+
+    async def remove(self, name: str) -> None:
+        """Take an account away; its connections are ended."""
+        self.accounts.remove(name)
+        await self.apply()
+
+    async def apply(self) -> None:
+        """Have the broker go by the accounts as they are now; return when it does.
+
+        One that is down goes by them when it is up again.
+        """
+        if self._anonymous:
+            return
+        async with self._busy:
+            if not self._child.is_alive:
+                return
+            self._write()
+            self._child.signal(signal.SIGHUP)
+            if not await self._answers() and self._child.is_alive:
+                logger.error("the broker does not take up its accounts; it is started anew")
+                await self._stop()
+
+    async def _start(self) -> bool:
+        """Start it; say whether it took a connection."""
+        arguments = self._write()
+        self._child = await Child.start(self.folder, self._program, *arguments)
+        return await self._answers()
+
+    async def _stop(self) -> None:
+        await self._child.stop()
+
+    def _write(self) -> tuple[str, ...]:
+        """Write the engine's files, each time with another password for the probe.
+
+        So the probe gets in only when the broker goes by the newest files.
+        """
+        self._applied = self.accounts.stamp()
+        accounts = None if self._anonymous else self.accounts.all()
+        self._probe = token_urlsafe(24)
+        setup = Setup(self.host, self.port, self._tls, accounts, hashed(self._probe))
+        return self._engine.write(self.folder / self._engine.name, setup)
+
+    async def _answers(self) -> bool:
+        """Whether the probe gets in, sooner or later."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                while self._child.is_alive:
+                    if await self._lets_in():
+                        return True
+                    await asyncio.sleep(PAUSE)
+        return False
+
+    async def _lets_in(self) -> bool:
+        """Make one connection and say goodbye."""
+        secure = None
+        if self._tls is not None:
+            # Nothing is told to it that it does not know: whose certificate it is says nothing.
+            secure = ssl.create_default_context()
+            secure.check_hostname, secure.verify_mode = False, ssl.CERT_NONE
+        try:
+            reader, writer = await asyncio.open_connection(
+                _reachable(self.host), self.port, ssl=secure
+            )
+        except OSError:
+            return False
+        try:
+            writer.write(_connect("" if self._anonymous else PROBE, self._probe))
+            answer = await reader.readexactly(4)
+            writer.write(b"\xe0\x00")
+        except (OSError, asyncio.IncompleteReadError):
+            return False
+        finally:
+            writer.close()
+        return answer[0] == 0x20 and answer[3] == 0
+
+    async def _keep(self) -> None:
+        """Start it again when it dies; see what other processes do to its accounts."""
+        clock = asyncio.get_running_loop().time
+        delay, since = FIRST_DELAY, clock()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
+                    await self._child.ended.wait()
+            try:
+                if self._child.is_alive:
+                    if self.accounts.stamp() != self._applied:
+                        await self.apply()
+                    continue
+                delay = FIRST_DELAY if clock() - since > STEADY else min(2 * delay, LONGEST_DELAY)
+                await self._revive(delay)
+                since = clock()
+            except (OSError, EvoClawError) as problem:
+                logger.error("the broker cannot be kept as it should be: %s", problem)
+                await asyncio.sleep(LOOK)
+
+    async def _revive(self, delay: float) -> None:
+        words = await self._child.last_words()
+        logger.error("the broker ended; it is started again in %.1f s; it said: %s", delay, words)
+        await asyncio.sleep(delay)
+        async with self._busy:
+            await self._stop()
+            if await self._start():
+                logger.warning("the broker is up again")
+            else:
+                await self._stop()
+
+    def _check(self) -> None:
+        try:
+            loopback = ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            raise ConfigError(
+                f"the broker cannot listen on {self.host!r}: give an address, such as 127.0.0.1 "
+                "or 0.0.0.0"
+            ) from None
+        if self._anonymous and not loopback:
+            raise ConfigError(
+                f"a broker that lets anyone in may not listen on {self.host}: give it accounts, "
+                "or a loopback address"
+            )
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"{self.port} is no port; say 0 for any, or 1 to 65535")
+        tls = () if self._tls is None else (self._tls.cert, self._tls.key)
+        if not all(str(path).isprintable() for path in (self.folder, *tls)):
+            raise ConfigError(f"the name of the folder {str(self.folder)!r} cannot be used")
+        if self._tls is None and not loopback:
+            logger.warning(
+                "the broker on %s has no certificate: passwords cross the network readable",
+                self.host,
+            )
+
+    def _remembered_port(self) -> int:
+        path = self.folder / "port"
+        try:
+            return int(path.read_text())
+        except (FileNotFoundError, ValueError):
+            pass
+        for _ in range(100):
+            port = _PORTS[randbelow(len(_PORTS))]
+            if _bind(self.host, port) is None:
+                write_private(path, f"{port}\n".encode())
+                return port
+        raise ConfigError(f"no free port was found on {self.host}; name one")
+
+    async def _wait_for_port(self) -> None:
+        """For a moment: the broker of a predecessor that was killed may be dying still."""
+        problem = None
+        for _ in range(round(PORT_PATIENCE / PAUSE)):
+            problem = _bind(self.host, self.port)
+            if problem != errno.EADDRINUSE:
+                break
+            await asyncio.sleep(PAUSE)
+        if problem is not None:
+            raise ConfigError(
+                f"the broker cannot listen on {self.host}, port {self.port}: "
+                f"{os.strerror(problem)}; end what uses it, or name another port"
+            )
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _alone(folder: Path) -> int:
+    """Take the folder; the descriptor holds it until it is closed, or we are dead."""
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise ConfigError(
+            f"a broker is running in {folder} already; use that one, or give this one another "
+            "folder"
+        ) from None
+    return file
+
+
+def _bind(host: str, port: int) -> int | None:
+    """Try to listen; the error's number if that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+            trial.listen()
+        except OSError as problem:
+            return problem.errno
+    return None
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _connect(name: str, password: str) -> bytes:
+    """The first packet of an MQTT 3.1.1 connection: a clean session, keep-alive 60 s."""
+    fields = [PROBE, name, password] if name else [PROBE]
+    flags = 0xC2 if name else 0x02
+    texts = b"".join(len(text).to_bytes(2, "big") + text.encode() for text in fields)
+    body = b"\x00\x04MQTT\x04" + bytes([flags]) + b"\x00\x3c" + texts
+    return bytes([0x10, len(body)]) + body

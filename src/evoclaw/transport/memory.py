@@ -1,0 +1,198 @@
+"""A broker and its links inside one process: for a single machine, and for tests.
+
+It behaves as a real one: retained messages, wills, `+` and `#`, one connection per name. Nothing
+is delivered inside a publish, so nobody is called while in the middle of something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from evoclaw.transport.link import (
+    MAX_PAYLOAD,
+    Incoming,
+    LinkDown,
+    Party,
+    TooLarge,
+    Will,
+    topic_bytes,
+)
+from evoclaw.transport.reconnect import Backoff, until_lost
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.1
+
+
+class MemoryBroker:
+    """Carries messages between the links of one event loop."""
+
+    def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:
+        self.max_payload = max_payload
+        self._retained: dict[str, bytes] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._up = asyncio.Event()
+        self._up.set()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether links can connect."""
+        return self._up.is_set()
+
+    def up(self) -> None:
+        """Take links again."""
+        self._up.set()
+
+    def down(self, *, forget: bool = False) -> None:
+        """End all connections and take no new ones; a dead broker says no wills.
+
+        Args:
+            forget: Lose the retained messages too, as one that kept them in memory only.
+        """
+        self._up.clear()
+        if forget:
+            self._retained.clear()
+        for session in tuple(self._sessions.values()):
+            self.leave(session, "the broker went down")
+
+    async def reachable(self) -> None:
+        """Wait until links can connect."""
+        await self._up.wait()
+
+    def join(self, session: _Session) -> None:
+        """Begin a session; an older one of that name ends."""
+        older = self._sessions.get(session.client_id)
+        if older is not None:
+            self.drop(older, "another party of this name came")
+        self._sessions[session.client_id] = session
+        for topic, payload in self._retained.items():
+            session.take(Incoming(topic, payload, retained=True))
+
+    def leave(self, session: _Session, reason: str) -> None:
+        """End a session, without its will."""
+        if not session.lost.done():
+            session.lost.set_result(reason)
+        if self._sessions.get(session.client_id) is session:
+            del self._sessions[session.client_id]
+
+    def drop(self, session: _Session, reason: str) -> None:
+        """End a session whose party is gone without a word."""
+        if not session.lost.done():
+            self.leave(session, reason)
+            if session.will is not None:
+                self.publish(session.will.topic, session.will.payload, retain=True)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
+        """Hand a message to all who listen, and keep it if it is to be retained."""
+        if retain and payload:
+            self._retained[topic] = payload
+        elif retain:
+            self._retained.pop(topic, None)
+        message = Incoming(topic, payload)
+        for session in self._sessions.values():
+            session.take(message)
+
+
+class MemoryLink:
+    """A link to a broker in this process."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+        self._session: _Session | None = None
+        self._plugged = asyncio.Event()
+        self._plugged.set()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection now."""
+        return self._session is not None and not self._session.lost.done()
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes one message may have."""
+        return self._broker.max_payload
+
+    def drop(self) -> None:
+        """Lose the connection without a word: the will is said, and the link comes again."""
+        if self._session is not None:
+            self._broker.drop(self._session, "the connection was dropped")
+
+    def unplug(self) -> None:
+        """Lose the connection without a word, and do not come again."""
+        self._plugged.clear()
+        self.drop()
+
+    def plug(self) -> None:
+        """Come again."""
+        self._plugged.set()
+
+    async def run(self, party: Party) -> None:
+        """Keep the party connected until cancelled; then leave cleanly, without its will."""
+        backoff = Backoff(first=_FIRST_WAIT, cap=_LONGEST_WAIT)
+        while True:
+            await self._reachable(party)
+            session = _Session(party)
+            try:
+                reason = await until_lost(self._open(session, party), session.lost)
+            finally:
+                self._session = None
+                self._broker.leave(session, "left")
+            party.disconnected(reason)
+            await asyncio.sleep(backoff.wait(0.0))
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Hand a message to the broker."""
+        topic_bytes(topic)
+        if not self.is_up:
+            raise LinkDown
+        if len(payload) > self.max_payload:
+            raise TooLarge(len(payload), self.max_payload)
+        self._broker.publish(topic, payload, retain=retain)
+
+    @property
+    def _may_connect(self) -> bool:
+        return self._plugged.is_set() and self._broker.is_up
+
+    async def _reachable(self, party: Party) -> None:
+        if not self._may_connect:
+            party.disconnected("the broker cannot be reached")
+        while not self._may_connect:
+            await self._plugged.wait()
+            await self._broker.reachable()
+
+    async def _open(self, session: _Session, party: Party) -> None:
+        if not self._may_connect:
+            return session.lost.set_result("the broker cannot be reached")
+        self._broker.join(session)
+        self._session = session
+        return await party.connected()
+
+
+class _Session:
+    """One connection as the broker sees it."""
+
+    def __init__(self, party: Party) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+        self.client_id = party.client_id
+        self.will: Will | None = party.will()
+        self._party = party
+        self._patterns = [pattern.split("/") for pattern in party.subscriptions]
+
+    def take(self, message: Incoming) -> None:
+        """Deliver soon what the party listens to."""
+        levels = message.topic.split("/")
+        if any(_matches(pattern, levels) for pattern in self._patterns):
+            self._loop.call_soon(self._deliver, message)
+
+    def _deliver(self, message: Incoming) -> None:
+        if not self.lost.done():
+            self._party.received(message)
+
+
+def _matches(pattern: Sequence[str], levels: Sequence[str]) -> bool:
+    for index, wanted in enumerate(pattern):
+        if wanted == "#":
+            return True
+        if index == len(levels) or wanted not in ("+", levels[index]):
+            return False
+    return len(pattern) == len(levels)

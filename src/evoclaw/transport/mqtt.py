@@ -1,0 +1,95 @@
+"""MQTT: the link to a broker, kept up."""
+
+from __future__ import annotations
+
+import asyncio
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.transport.address import Address, TlsSettings, parse_url
+from evoclaw.transport.connection import V5, V311, Connection
+from evoclaw.transport.link import MAX_PAYLOAD, LinkDown, Party, TooLarge, topic_bytes
+from evoclaw.transport.reconnect import Backoff, until_lost
+
+__all__ = ["Address", "MqttLink", "TlsSettings", "parse_url"]
+
+CONNECT_SECONDS = 10.0
+"""For all of it: the network, TLS, the broker's welcome and its word on the subscriptions."""
+
+
+class MqttLink:
+    """A link over MQTT 5, or 3.1.1 where the broker speaks no other.
+
+    The broker keeps nothing for us between connections but retained messages: what must not be
+    lost is in a store, and said again.
+    """
+
+    def __init__(self, address: Address, *, keep_alive: int = 30) -> None:
+        """Choose the broker.
+
+        Args:
+            address: Where it is.
+            keep_alive: Seconds; a silent broker is given up after one and a half times that.
+        """
+        if not 0 < keep_alive <= 65535:
+            raise ConfigError(f"a keep-alive of {keep_alive} s is not between 1 and 65535")
+        self._address, self._keep_alive = address, keep_alive
+        self._tls = None if address.tls is None else address.tls.context()
+        self._version = V5
+        self._max_payload = MAX_PAYLOAD
+        self._connection: Connection | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection now."""
+        return self._connection is not None and not self._connection.lost.done()
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes one message may have, by what the broker said last."""
+        return self._max_payload
+
+    async def run(self, party: Party) -> None:
+        """Keep the party connected until cancelled; then leave cleanly, without its will."""
+        backoff = Backoff()
+        while True:
+            connection = Connection(party, self._keep_alive, self._version)
+            reason = ""
+            try:
+                reason = await until_lost(self._open(connection, party), connection.lost)
+            finally:
+                self._connection = None
+                await connection.close(politely=not reason)
+            if connection.wrong_version:
+                newest = self._version == V5
+                self._version = V311 if newest else V5
+                if newest:
+                    continue
+            party.disconnected(reason)
+            await asyncio.sleep(backoff.wait(connection.lived))
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Hand a message to the connection; wait while too many are under way."""
+        name = topic_bytes(topic)
+        connection = self._connection
+        if connection is None or connection.lost.done():
+            raise LinkDown
+        if len(payload) > self._max_payload:
+            raise TooLarge(len(payload), self._max_payload)
+        await connection.in_flight.publish(name, payload, retain)
+
+    async def _open(self, connection: Connection, party: Party) -> None:
+        where = f"{self._address.host}:{self._address.port}"
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await connection.open(self._address, self._tls)
+                await connection.subscribe(party.subscriptions)
+        except TimeoutError:
+            connection.lose(f"no answer from {where} within {CONNECT_SECONDS:g} s")
+        except OSError as problem:
+            connection.lose(f"{where} cannot be reached: {problem}")
+        if connection.lost.done():
+            return
+        self._max_payload = connection.max_payload
+        self._connection = connection
+        connection.begin()
+        await party.connected()

@@ -1,0 +1,213 @@
+"""Fitness: from what happened alone, tools and model apart."""
+
+from __future__ import annotations
+
+import random
+from statistics import fmean, quantiles
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoclaw.core.errors import RecordingError
+from evoclaw.core.events import StopReason
+from evoclaw.core.messages import ErrorKind
+from evoclaw.edge.fitness import FAULTS, MOST_TOOLS, OTHERS, Latencies, Outcomes
+
+
+def test_nothing_recorded_says_nothing() -> None:
+    outcomes = Outcomes()
+    fitness = outcomes.fitness()
+    assert (fitness["tools"], fitness["model"], fitness["by_tool"]) == (None, None, {})
+    assert outcomes.metrics()["tools"] == {}
+    assert outcomes.metrics()["runs"]["by_stop"] == {}
+
+
+def test_the_figures_of_a_tool_have_their_known_names() -> None:
+    outcomes = Outcomes(now=lambda: 1234.5)
+    for elapsed in (10, 20, 30):
+        outcomes.record_call("bash", elapsed_ms=elapsed)
+    outcomes.record_call("bash", error=ErrorKind.TIMEOUT, message="too slow", elapsed_ms=100)
+    outcomes.record_call("bash", error=ErrorKind.PERMISSION_DENIED)
+    figures = outcomes.metrics()["tools"]["bash"]
+    assert figures["p50_latency_ms"] == pytest.approx(20, rel=0.05)
+    assert figures["p95_latency_ms"] == 100
+    del figures["p50_latency_ms"], figures["p95_latency_ms"]
+    assert figures == {
+        "total_calls": 5,
+        "success_count": 3,
+        "error_count": 2,
+        "timeout_count": 1,
+        "avg_latency_ms": 40,
+        "errors": {"permission_denied": 1, "timeout": 1},
+        "last_error": "permission_denied",
+        "last_error_time": 1234.5,
+    }
+
+
+@pytest.mark.parametrize("error", list(ErrorKind))
+def test_only_a_tools_own_faults_count_against_it(error: ErrorKind) -> None:
+    outcomes = Outcomes()
+    outcomes.record_call("bash", elapsed_ms=1)
+    outcomes.record_call("bash", error=error, elapsed_ms=1)
+    assert outcomes.fitness()["tools"] == (0.5 if error in FAULTS else 1.0)
+    assert outcomes.fitness()["by_tool"]["bash"] == outcomes.fitness()["tools"]
+    assert outcomes.fitness()["model"] is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ErrorKind.PERMISSION_DENIED,
+        ErrorKind.CANCELLED,
+        ErrorKind.EXPIRED,
+        ErrorKind.INVALID_PARAMS,
+        ErrorKind.QUEUE_FULL,
+    ],
+)
+def test_calls_that_say_nothing_leave_a_tool_unjudged(error: ErrorKind) -> None:
+    outcomes = Outcomes()
+    outcomes.record_call("bash", error=error, elapsed_ms=1)
+    assert outcomes.fitness()["by_tool"] == {"bash": None}
+    assert outcomes.fitness()["tools"] is None
+
+
+def test_a_tool_counts_by_its_use() -> None:
+    outcomes = Outcomes()
+    for _ in range(9):
+        outcomes.record_call("read", elapsed_ms=1)
+    outcomes.record_call("bash", error=ErrorKind.EXECUTION_FAILED, elapsed_ms=1)
+    fitness = outcomes.fitness()
+    assert fitness["by_tool"] == {"bash": 0.0, "read": 1.0}
+    assert (fitness["tools"], fitness["calls_judged"]) == (0.9, 10)
+
+
+@pytest.mark.parametrize(
+    ("stop", "model"),
+    [
+        (StopReason.COMPLETED, 1.0),
+        (StopReason.ERROR, 0.5),
+        (StopReason.LOOP_DETECTED, 0.5),
+        (StopReason.MAX_ITERATIONS, 0.75),
+        (StopReason.BUDGET_EXCEEDED, 0.75),
+        (StopReason.DURATION_EXCEEDED, 0.75),
+        (StopReason.CANCELLED, 1.0),
+        (StopReason.WAITING, 1.0),
+    ],
+)
+def test_a_run_says_something_about_the_model_only(stop: StopReason, model: float) -> None:
+    outcomes = Outcomes()
+    outcomes.record_run(StopReason.COMPLETED)
+    outcomes.record_run(stop)
+    assert outcomes.fitness()["model"] == model
+    assert outcomes.fitness()["tools"] is None
+
+
+def test_a_run_that_its_tools_brought_down_is_not_the_models_fault() -> None:
+    outcomes = Outcomes()
+    outcomes.record_run(StopReason.ERROR, by_tools=True)
+    outcomes.record_run(StopReason.COMPLETED, by_tools=True)
+    assert outcomes.fitness()["model"] == 1.0
+    assert outcomes.metrics()["runs"] == {
+        "completed": 1,
+        "model_errors": 0,
+        "limits": 0,
+        "tool_errors": 1,
+        "by_stop": {"completed": 1},
+    }
+
+
+def test_percentiles_are_close_and_need_little_however_many_calls() -> None:
+    chance = random.Random(7)
+    times = [chance.lognormvariate(3, 1.5) for _ in range(20_000)]
+    latencies = Latencies()
+    for elapsed in times:
+        latencies.add(elapsed)
+    exact = quantiles(times, n=100)
+    assert latencies.percentile(0.5) == pytest.approx(exact[49], rel=0.05)
+    assert latencies.percentile(0.95) == pytest.approx(exact[94], rel=0.05)
+    assert latencies.mean() == pytest.approx(fmean(times), rel=0.001)
+    assert len(latencies.buckets) < 200
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=30))
+def test_any_time_can_be_counted(times: list[float]) -> None:
+    latencies = Latencies()
+    for elapsed in times:
+        latencies.add(elapsed)
+    low, middle, high = (latencies.percentile(share) for share in (0.0, 0.5, 1.0))
+    assert 0 <= low <= middle <= high <= 1e12
+    assert 0 <= latencies.mean() <= 1e12
+
+
+def test_one_call_is_its_own_percentile() -> None:
+    latencies = Latencies()
+    latencies.add(12.345)
+    assert (latencies.percentile(0.5), latencies.percentile(0.95)) == (12.345, 12.345)
+
+
+def test_names_from_afar_do_not_fill_the_memory_or_hide_real_tools() -> None:
+    outcomes = Outcomes()
+    for number in range(10_000):
+        outcomes.record_call(f"made-up-{number}", error=ErrorKind.NOT_FOUND)
+    outcomes.record_call("bash", elapsed_ms=1)
+    assert set(outcomes.metrics()["tools"]) == {OTHERS, "bash"}
+    for number in range(10_000):
+        outcomes.record_call(f"real-{number}", error=ErrorKind.TIMEOUT, elapsed_ms=1)
+    assert len(outcomes.metrics()["tools"]) == MOST_TOOLS
+    assert outcomes.metrics()["tools"]["bash"]["total_calls"] == 1
+    outcomes.record_call("bash", error=ErrorKind.TIMEOUT, message="x" * 10_000, elapsed_ms=1)
+    assert len(outcomes.metrics()["tools"]["bash"]["last_error"]) == 500
+
+
+CALLS = st.tuples(
+    st.sampled_from(["read", "bash", "ünï"]),
+    st.none() | st.sampled_from(list(ErrorKind)),
+    st.none() | st.floats(0, 1e6),
+)
+
+
+@given(st.lists(CALLS), st.lists(st.tuples(st.sampled_from(list(StopReason)), st.booleans())))
+def test_a_restart_loses_nothing(
+    calls: list[tuple[str, ErrorKind | None, float | None]], runs: list[tuple[StopReason, bool]]
+) -> None:
+    before = Outcomes()
+    for tool, error, elapsed in calls:
+        before.record_call(tool, error=error, elapsed_ms=elapsed)
+    for stop, by_tools in runs:
+        before.record_run(stop, by_tools=by_tools)
+    after = Outcomes()
+    after.load(before.dump())
+    assert after.metrics() == before.metrics()
+    assert after.fitness() == before.fitness()
+    for share in (after.fitness()["tools"], after.fitness()["model"]):
+        assert share is None or 0 <= share <= 1
+    for outcomes in (before, after):
+        outcomes.record_call("read", elapsed_ms=1)
+    assert after.dump() == before.dump()
+
+
+@given(st.binary() | st.integers(0, 200).map(lambda n: KEPT[:n] + b"\xff" + KEPT[n + 1 :]))
+def test_fault_27_what_cannot_be_read_is_told_and_changes_nothing(data: bytes) -> None:
+    outcomes = Outcomes()
+    outcomes.record_call("read", elapsed_ms=1)
+    before = outcomes.dump()
+    with pytest.raises(RecordingError, match="cannot be read"):
+        outcomes.load(data)
+    assert outcomes.dump() == before
+
+
+def _kept() -> bytes:
+    outcomes = Outcomes(now=lambda: 1.0)
+    outcomes.record_call("read", elapsed_ms=1)
+    outcomes.record_call("bash", error=ErrorKind.TIMEOUT, elapsed_ms=2)
+    outcomes.record_run(StopReason.COMPLETED)
+    return outcomes.dump()
+
+
+KEPT = _kept()
+
+
+def test_counts_below_nothing_are_not_believed() -> None:
+    with pytest.raises(RecordingError):
+        Outcomes().load(KEPT.replace(b'"calls":1', b'"calls":-1', 1))

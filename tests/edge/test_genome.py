@@ -1,0 +1,268 @@
+"""The genome: checked before it changes, kept in versions, undone on request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.edge.genome import RULES, Genome, Genomes, GenomeUnreadable, VersionStore
+from evoclaw.store.journal import Journal, Version
+
+
+class Shelf:
+    """A store in memory; it can be full, and it lets others in before it answers."""
+
+    def __init__(self) -> None:
+        self.kept: list[bytes] = []
+        self.full = False
+
+    async def remember_version(self, key: str, value: bytes) -> int:
+        await asyncio.sleep(0)
+        if self.full:
+            raise OSError("no space left on device")
+        self.kept.append(value)
+        return len(self.kept)
+
+    async def versions(self, key: str) -> Sequence[Version]:
+        await asyncio.sleep(0)
+        return [Version(n, value, 0.0) for n, value in enumerate(self.kept, 1)][::-1]
+
+
+async def opened(shelf: VersionStore, first: Genome | None = None) -> Genomes:
+    genomes = Genomes(shelf, first)
+    await genomes.load()
+    return genomes
+
+
+async def test_a_new_device_has_what_it_was_configured_with() -> None:
+    genomes = await opened(Shelf(), Genome(concurrency=2))
+    assert genomes.current() == Genome(concurrency=2)
+    assert await genomes.history() == [Genome(concurrency=2)]
+
+
+async def test_a_patch_changes_what_it_names_and_is_there_after_a_restart() -> None:
+    shelf = Shelf()
+    genomes = await opened(shelf)
+    await genomes.update({"prompt": "Be brief.", "temperature": 1, "skills": ["a", "b"]})
+    changed = await genomes.update({"max_turns": 3, "temperature": None})
+    assert (changed.prompt, changed.temperature, changed.max_turns) == ("Be brief.", None, 3)
+    assert (changed.skills, changed.version) == (("a", "b"), 2)
+    again = await opened(shelf)
+    assert again.current() == changed
+    assert [genome.version for genome in await again.history()] == [0, 1, 2]
+
+
+async def test_null_goes_back_to_what_was_configured() -> None:
+    genomes = await opened(Shelf(), Genome(max_turns=7, prompt="first"))
+    await genomes.update({"max_turns": 9, "prompt": "second"})
+    assert (await genomes.update({"max_turns": None})).max_turns == 7
+    assert genomes.current().prompt == "second"
+
+
+async def test_a_strategy_is_merged() -> None:
+    genomes = await opened(Shelf())
+    await genomes.update({"strategy": {"risk": {"most": 5, "stop": 1}, "pair": "A"}})
+    changed = await genomes.update({"strategy": {"risk": {"most": 6, "stop": None}, "new": [1]}})
+    assert changed.strategy == {"risk": {"most": 6}, "pair": "A", "new": [1]}
+    assert (await genomes.update({"strategy": None})).strategy == {}
+
+
+async def test_the_same_patch_twice_makes_one_version() -> None:
+    shelf = Shelf()
+    genomes = await opened(shelf)
+    first = await genomes.update({"max_turns": 3})
+    assert await genomes.update({"max_turns": 3}) is first
+    assert await genomes.update({}) is first
+    assert len(shelf.kept) == 1
+
+
+GOOD: dict[str, list[Any]] = {
+    "prompt": ["", "x" * 16_000],
+    "temperature": [0, 2, 0.5],
+    "max_turns": [1, 100],
+    "call_seconds": [0.001, 3600],
+    "run_seconds": [1, 86_400],
+    "concurrency": [1, 64],
+    "skills": [[], ["x"] * 200],
+    "strategy": [{}, {"x": "y" * 16_000}],
+}
+BAD: dict[str, list[Any]] = {
+    "prompt": ["x" * 16_001, 3, "\ud800"],
+    "temperature": [-0.1, 2.1, "1", True, float("nan")],
+    "max_turns": [0, 101, 1.5, "3", True],
+    "call_seconds": [0, -1, 3601, float("inf"), float("nan")],
+    "run_seconds": [0, 86_401],
+    "concurrency": [0, 65],
+    "skills": ["x", [""], ["x" * 65], ["x"] * 201, [1], {}],
+    "strategy": ["x", [], {"x": "y" * 16_384}, {"x": {1, object()}}],
+}
+
+
+@pytest.mark.parametrize("key", RULES)
+async def test_every_tunable_has_its_range_and_says_it(key: str) -> None:
+    shelf = Shelf()
+    for value in GOOD[key]:
+        await (await opened(Shelf())).update({key: value})
+    genomes = await opened(shelf)
+    for value in BAD[key]:
+        with pytest.raises(ToolFailure) as caught:
+            await genomes.update({"prompt": "new", "skills": None, key: value})
+        assert caught.value.kind is ErrorKind.INVALID_PARAMS
+        assert caught.value.message == f"{key!r} must be {RULES[key]}. Nothing was changed."
+    assert genomes.current() == Genome()
+    assert shelf.kept == []
+
+
+async def test_a_strategy_nested_without_end_is_refused() -> None:
+    genomes = await opened(Shelf())
+    for depth in (32, 100, 100_000):
+        deep: Any = {}
+        for _ in range(depth):
+            deep = {"a": deep}
+        with pytest.raises(ToolFailure, match="nested 32 deep at most"):
+            await genomes.update({"strategy": deep})
+    deep = 1
+    for _ in range(31):
+        deep = [deep]
+    assert (await genomes.update({"strategy": {"a": deep}})).strategy == {"a": deep}
+
+
+@pytest.mark.parametrize("key", ["version", "restored", "promt", ""])
+async def test_what_is_not_part_of_it_is_named_with_what_is(key: str) -> None:
+    genomes = await opened(Shelf())
+    with pytest.raises(ToolFailure, match=f"'{key}' is not part of the genome; it has prompt, "):
+        await genomes.update({"max_turns": 3, key: 1})
+    assert genomes.current() == Genome()
+
+
+async def test_a_change_that_cannot_be_kept_does_not_hold() -> None:
+    shelf = Shelf()
+    genomes = await opened(shelf)
+    shelf.full = True
+    with pytest.raises(OSError, match="no space"):
+        await genomes.update({"max_turns": 3})
+    assert genomes.current() == Genome()
+    shelf.full = False
+    assert (await genomes.update({"max_turns": 3})).version == 1
+
+
+async def test_patches_side_by_side_both_hold() -> None:
+    genomes = await opened(Shelf())
+    keys = [f"k{n}" for n in range(20)]
+    await asyncio.gather(*(genomes.update({"strategy": {key: key}}) for key in keys))
+    assert genomes.current().strategy == {key: key for key in keys}
+    assert genomes.current().version == 20
+
+
+async def test_rolling_back_makes_a_new_version_equal_to_the_old_one() -> None:
+    shelf = Shelf()
+    genomes = await opened(shelf)
+    for turns in (1, 2, 3):
+        await genomes.update({"max_turns": turns})
+    back = await genomes.roll_back(1)
+    assert (back.max_turns, back.version, back.restored) == (1, 4, 1)
+    assert await genomes.roll_back(1) is back
+    assert len(await genomes.history()) == 5
+    assert (await opened(shelf)).current() == back
+    assert (await genomes.roll_back(0)).max_turns == Genome().max_turns
+
+
+async def test_each_step_back_goes_one_further_until_there_is_nothing_before() -> None:
+    genomes = await opened(Shelf())
+    for turns in (1, 2, 3):
+        await genomes.update({"max_turns": turns})
+    assert [(await genomes.roll_back()).max_turns for _ in range(3)] == [2, 1, 10]
+    with pytest.raises(ToolFailure, match="no earlier version"):
+        await genomes.roll_back()
+    assert (await genomes.update({"max_turns": 4})).version == 7
+    assert (await genomes.roll_back()).max_turns == 10
+
+
+async def test_a_version_that_never_was_is_refused() -> None:
+    genomes = await opened(Shelf())
+    with pytest.raises(ToolFailure, match="no version 1 of the genome; there are none but 0"):
+        await genomes.roll_back(1)
+    await genomes.update({"max_turns": 3})
+    with pytest.raises(ToolFailure, match="there are 0 and 1 to 1"):
+        await genomes.roll_back(-1)
+    with pytest.raises(ToolFailure, match="there are 0 and 1 to 1"):
+        await genomes.roll_back(2)
+
+
+async def test_fault_27_a_damaged_version_is_told_and_can_be_left_behind() -> None:
+    shelf = Shelf()
+    genomes = await opened(shelf)
+    await genomes.update({"max_turns": 3})
+    await genomes.update({"max_turns": 4})
+    shelf.kept[-1] = shelf.kept[-1].replace(b'"max_turns":4', b'"max_turns":400')
+    again = Genomes(shelf)
+    with pytest.raises(GenomeUnreadable, match="version 2 of the genome cannot be read"):
+        await again.load()
+    with pytest.raises(RuntimeError):
+        again.current()
+    assert (await again.roll_back()).max_turns == 3
+    assert again.current().version == 3
+
+
+async def test_an_earlier_release_is_understood_and_a_later_one_is_not_guessed_at() -> None:
+    shelf = Shelf()
+    shelf.kept.append(msgspec.json.encode({"max_turns": 3}))
+    assert (await opened(shelf)).current() == Genome(max_turns=3, version=1)
+    wrong: tuple[Any, ...] = ({"wings": 2}, {"max_turns": 101}, [])
+    for value in wrong:
+        shelf.kept[0] = msgspec.json.encode(value)
+        with pytest.raises(GenomeUnreadable):
+            await opened(shelf)
+    for damaged in (b"", b'{"pro\xffpt":"x"}', b'{"prompt":"\xff"}'):
+        shelf.kept[0] = damaged
+        with pytest.raises(GenomeUnreadable):
+            await opened(shelf)
+
+
+async def test_a_devices_journal_keeps_genomes_and_forgets_the_oldest(tmp_path: Path) -> None:
+    journal = await Journal.open(tmp_path / "journal.db", durable=False)
+    genomes = await opened(journal)
+    for turns in range(1, 101):
+        await genomes.update({"max_turns": turns, "strategy": {"ü": [turns]}})
+    for turns in (1, 2):
+        await genomes.update({"max_turns": turns})
+    await journal.close()
+    journal = await Journal.open(tmp_path / "journal.db", durable=False)
+    again = await opened(journal)
+    assert again.current() == genomes.current()
+    assert [genome.version for genome in await again.history()] == [0, *range(3, 103)]
+    with pytest.raises(ToolFailure, match="no version 2 of the genome; there are 0 and 3 to 102"):
+        await again.roll_back(2)
+    assert (await again.roll_back(3)).max_turns == 3
+    assert (await again.roll_back()).version == 104
+    await journal.close()
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(RULES)) | st.text(max_size=5), ANY_JSON, max_size=4))
+async def test_any_patch_is_taken_whole_or_refused(patch: dict[str, Any]) -> None:
+    shelf = Shelf()
+    genomes = await opened(shelf)
+    try:
+        changed = await genomes.update(patch)
+    except ToolFailure:
+        assert genomes.current() == Genome()
+        assert shelf.kept == []
+    else:
+        assert (await opened(shelf)).current() == changed
+        assert set(patch) <= set(RULES)

@@ -1,0 +1,399 @@
+"""The edge's journal: nothing begins twice, the first end is final, and a crash forgets nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.store.journal import CallState, Entry, Journal, Kind, Row
+from evoclaw.store.sqlite import DamagedStore, StoreFull
+from tests.store.support import fill, flip, killed_after, small_disk
+
+T = TypeVar("T")
+TERMINAL = [state for state in CallState if state.terminal]
+
+
+def entry(
+    request_id: str = "run.1.1.1", *, run_id: str = "run", epoch: int = 1, digest: str = "d"
+) -> Entry:
+    return Entry(request_id, run_id, epoch, digest, f"command {request_id}".encode())
+
+
+async def opened(folder: Path, now: float = 1000.0) -> Journal:
+    return await Journal.open(folder / "journal.db", clock=lambda: now)
+
+
+def ids(rows: list[Row]) -> list[str]:
+    return [row.request_id for row in rows]
+
+
+async def test_a_call_is_followed_from_first_to_last(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as journal:
+        assert (await journal.receive(entry())).kind is Kind.NEW
+        row = await journal.get("run.1.1.1")
+        assert row == Row(
+            "run.1.1.1", "run", 1, "d", b"command run.1.1.1", CallState.RECEIVED, "", 1000.0,
+            None, None, None, False,
+        )  # fmt: skip
+        assert await journal.start("run.1.1.1", "boot 1")
+        assert not await journal.start("run.1.1.1", "boot 2")
+        assert await journal.finish("run.1.1.1", CallState.FAILED, b"report")
+        row = await journal.get("run.1.1.1")
+        assert row is not None
+        assert (row.state, row.boot_id, row.report) == (CallState.FAILED, "boot 1", b"report")
+        await journal.acknowledge(["run.1.1.1", "never seen"])
+        row = await journal.get("run.1.1.1")
+        assert row is not None
+        assert (row.acked, row.report, row.command, row.digest) == (True, None, b"", "d")
+        assert await journal.get("never seen") is None
+
+
+async def test_received_and_begun_are_one_write(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as journal:
+        before = journal.database.commits
+        assert (await journal.receive(entry(), start="boot")).kind is Kind.NEW
+        assert journal.database.commits == before + 1
+        row = await journal.get("run.1.1.1")
+        assert row is not None
+        assert (row.state, row.boot_id, row.started_at) == (CallState.RUNNING, "boot", 1000.0)
+
+
+async def test_fault_01_a_command_that_comes_twice_is_known_with_what_came_of_it(
+    tmp_path: Path,
+) -> None:
+    async with await opened(tmp_path) as journal:
+        both = await asyncio.gather(
+            journal.receive(entry(), start="boot"), journal.receive(entry(), start="boot")
+        )
+        assert sorted(one.kind for one in both) == [Kind.KNOWN, Kind.NEW]
+        await journal.finish("run.1.1.1", CallState.SUCCEEDED, b"report")
+        again = await journal.receive(entry(), start="other boot")
+        assert again.kind is Kind.KNOWN and again.row is not None
+        assert (again.row.state, again.row.report) == (CallState.SUCCEEDED, b"report")
+        assert again.row.boot_id == "boot"
+
+
+@pytest.mark.parametrize("other", [entry(digest="other"), entry(run_id="other")])
+async def test_fault_02_an_id_with_other_arguments_is_a_conflict(
+    tmp_path: Path, other: Entry
+) -> None:
+    async with await opened(tmp_path) as journal:
+        await journal.receive(entry())
+        answer = await journal.receive(other, start="boot")
+        assert answer.kind is Kind.CONFLICT
+        assert ids(await journal.open_calls()) == ["run.1.1.1"]
+        row = await journal.get("run.1.1.1")
+        assert row is not None and row.state is CallState.RECEIVED
+
+
+async def test_fault_10_who_lost_the_run_is_fenced_out(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as journal:
+        await journal.receive(entry("run.1.1.1", epoch=1))
+        await journal.receive(entry("run.1.1.2", epoch=3))
+        assert (await journal.receive(entry("run.1.1.3", epoch=2))).kind is Kind.FENCED
+        assert (await journal.receive(entry("run.1.1.4", epoch=3))).kind is Kind.NEW
+        other = entry("other.1.1.1", run_id="other", epoch=1)
+        assert (await journal.receive(other)).kind is Kind.NEW
+        assert await journal.get("run.1.1.3") is None
+    async with await opened(tmp_path) as journal:
+        assert (await journal.receive(entry("run.1.1.5", epoch=2))).kind is Kind.FENCED
+
+
+async def test_fault_10_asking_again_for_a_known_call_fences_out_the_one_before(
+    tmp_path: Path,
+) -> None:
+    async with await opened(tmp_path) as journal:
+        await journal.receive(entry("run.1.1.1", epoch=1))
+        assert (await journal.receive(entry("run.1.1.1", epoch=2))).kind is Kind.KNOWN
+        assert (await journal.receive(entry("run.1.1.2", epoch=1))).kind is Kind.FENCED
+        # What it knows it tells anyone: nothing begins by that.
+        assert (await journal.receive(entry("run.1.1.1", epoch=1))).kind is Kind.KNOWN
+
+
+async def test_the_first_end_is_final(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as journal:
+        await journal.receive(entry(), start="boot")
+        ends = await asyncio.gather(
+            *(journal.finish("run.1.1.1", state, state.encode()) for state in TERMINAL)
+        )
+        assert ends == [True] + [False] * 6
+        row = await journal.get("run.1.1.1")
+        assert row is not None
+        assert (row.state, row.report) == (CallState.SUCCEEDED, b"succeeded")
+        assert not await journal.finish("never seen", CallState.FAILED, b"")
+        with pytest.raises(ValueError, match="not an end"):
+            await journal.finish("run.1.1.1", CallState.RUNNING, b"")
+
+
+async def test_fault_19_what_was_cancelled_while_it_waited_does_not_begin(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as journal:
+        await journal.receive(entry())
+        assert await journal.finish("run.1.1.1", CallState.CANCELLED, b"")
+        assert not await journal.start("run.1.1.1", "boot")
+
+
+async def test_open_calls_come_as_they_arrived_and_ends_as_they_ended(tmp_path: Path) -> None:
+    # The clock stands still: order is not taken from it.
+    async with await opened(tmp_path) as journal:
+        for name in ("c", "a", "d", "b"):
+            await journal.receive(entry(name))
+        await journal.start("a", "boot")
+        assert ids(await journal.open_calls()) == ["c", "a", "d", "b"]
+        for name in ("d", "c", "a"):
+            await journal.finish(name, CallState.SUCCEEDED, b"")
+        assert ids(await journal.open_calls()) == ["b"]
+        assert ids(await journal.unacknowledged(2)) == ["d", "c"]
+        await journal.acknowledge(["d", "a", "b"])
+        await journal.finish("b", CallState.SUCCEEDED, b"")
+        assert ids(await journal.unacknowledged()) == ["c", "b"]
+
+
+async def test_only_what_is_over_and_acknowledged_is_forgotten(tmp_path: Path) -> None:
+    async with await opened(tmp_path, now=0.0) as journal:
+        for name in ("open", "unacknowledged", "old"):
+            await journal.receive(entry(name))
+        for name in ("unacknowledged", "old"):
+            await journal.finish(name, CallState.SUCCEEDED, b"")
+        await journal.acknowledge(["open", "old"])
+        assert await journal.prune(86_399.0, least=0) == 0
+        assert await journal.prune(86_401.0) == 0, "so few are kept whatever the clock says"
+        assert await journal.prune(86_401.0, least=0) == 1
+        assert await journal.get("old") is None
+        assert ids(await journal.open_calls()) == ["open"]
+        assert ids(await journal.unacknowledged()) == ["unacknowledged"]
+
+
+async def test_no_more_ids_are_kept_than_wanted_and_the_oldest_go(tmp_path: Path) -> None:
+    now = 0.0
+    async with await Journal.open(tmp_path / "journal.db", clock=lambda: now) as journal:
+        names = [f"run.{number}" for number in range(1200)]
+        await asyncio.gather(*(journal.receive(entry(name)) for name in names))
+        for name in names:
+            now += 1.0
+            await journal.finish(name, CallState.SUCCEEDED, b"")
+        await journal.acknowledge(names)
+        assert await journal.prune(now, most=10) == 1190
+        kept = [name for name in names if await journal.get(name) is not None]
+        assert kept == names[-10:]
+
+
+async def test_small_values_and_their_versions_are_kept(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as journal:
+        assert await journal.recall("boots") is None
+        await journal.remember("boots", b"1")
+        await journal.remember("boots", b"2")
+        assert await journal.versions("genome") == []
+        numbers = [await journal.remember_version("genome", value) for value in (b"a", b"b", b"c")]
+        assert numbers == [1, 2, 3]
+        assert await journal.roll_back("genome", 1) == 4
+        assert await journal.roll_back("genome", 99) is None
+    async with await opened(tmp_path) as journal:
+        assert await journal.recall("boots") == b"2"
+        found = [(version.n, version.value) for version in await journal.versions("genome")]
+        assert found == [(4, b"a"), (3, b"c"), (2, b"b"), (1, b"a")]
+        assert await journal.remember_version("genome", b"d", keep=2) == 5
+        assert [version.n for version in await journal.versions("genome")] == [5, 4]
+
+
+@pytest.mark.parametrize("count", [1, 50, 200])
+def test_killed_at_any_time_every_step_that_returned_is_in_the_journal(
+    tmp_path: Path, count: int
+) -> None:
+    said = killed_after("calls", count, tmp_path / "journal.db")
+    told = {line.split()[0]: CallState(line.split()[1]) for line in said}
+    order = list(CallState)
+
+    async def check() -> None:
+        async with await opened(tmp_path) as journal:
+            for name, state in told.items():
+                row = await journal.get(name)
+                assert row is not None, f"{name} was {state} and is forgotten"
+                assert order.index(row.state) >= order.index(state)
+                if row.state is CallState.SUCCEEDED:
+                    assert row.report == name.encode()
+
+    asyncio.run(check())
+
+
+async def test_fault_26_on_a_full_disk_nothing_is_taken_in_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        async with await opened(disk) as journal:
+            await journal.receive(entry("before"), start="boot")
+            ballast = fill(disk)
+            taken = ["before"]
+            with pytest.raises(StoreFull):
+                for number in range(1000):
+                    await journal.receive(entry(f"run.{number}"))
+                    taken.append(f"run.{number}")
+            assert ids(await journal.open_calls()) == taken
+            ballast.unlink()
+            assert await journal.finish("before", CallState.SUCCEEDED, b"report")
+        async with await opened(disk) as journal:
+            assert ids(await journal.unacknowledged()) == ["before"]
+
+
+async def rows_of(journal: Journal, names: list[str]) -> list[Row | None]:
+    return [await journal.get(name) for name in names]
+
+
+def essence(row: Row | None) -> object:
+    """What decides whether a call begins, and what is told of it."""
+    assert row is not None
+    return row.request_id, row.run_id, row.epoch, row.digest, row.state, row.command, row.report
+
+
+async def test_fault_27_no_flipped_bit_changes_what_the_journal_says(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    names = [f"run.{number}" for number in range(40)]
+    async with await opened(tmp_path) as journal:
+        for name in names:
+            await journal.receive(entry(name), start="boot")
+        for name in names[10:]:
+            await journal.finish(name, CallState.SUCCEEDED, b"report " * 100)
+        await journal.acknowledge(names[30:])
+        written = [essence(row) for row in await rows_of(journal, names)]
+    whole = path.read_bytes()
+    chance = random.Random(27)
+    detected = 0
+    for _ in range(150):
+        path.write_bytes(whole)
+        flip(path, chance.randrange(8 * len(whole)))
+        try:
+            async with await opened(tmp_path) as journal:
+                found = [essence(row) for row in await rows_of(journal, names)]
+        except (DamagedStore, ConfigError):
+            detected += 1
+        else:
+            assert found == written
+    assert detected > 20, "most of such a small file is empty, but not all of it"
+
+
+class JournalMachine(RuleBasedStateMachine):
+    """The journal against a plain dictionary, with restarts in between."""
+
+    names = st.sampled_from([f"{run}.{call}" for run in "ab" for call in range(4)])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.runner = asyncio.Runner()
+        self.now = 0.0
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.ended: list[str] = []
+        self.journal = self.run(self.open())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    async def open(self) -> Journal:
+        path = Path(self.folder.name) / "journal.db"
+        return await Journal.open(path, durable=False, clock=lambda: self.now)
+
+    def teardown(self) -> None:
+        self.run(self.journal.close())
+        self.runner.close()
+        self.folder.cleanup()
+
+    @rule(
+        name=names,
+        epoch=st.integers(1, 3),
+        digest=st.sampled_from("xy"),
+        start=st.sampled_from([None, "boot"]),
+    )
+    def receive(self, name: str, epoch: int, digest: str, start: str | None) -> None:
+        run_id = name[0]
+        got = self.run(self.journal.receive(Entry(name, run_id, epoch, digest, b"c"), start=start))
+        row = self.rows.get(name)
+        if row is not None and row["digest"] != digest:
+            assert got.kind is Kind.CONFLICT
+        elif row is not None:
+            assert got.kind is Kind.KNOWN and got.row is not None
+            assert (got.row.state, got.row.report) == (row["state"], row["report"])
+            row["epoch"] = max(epoch, row["epoch"])
+        elif any(r["run"] == run_id and r["epoch"] > epoch for r in self.rows.values()):
+            assert got.kind is Kind.FENCED
+        else:
+            assert got.kind is Kind.NEW
+            state = CallState.RECEIVED if start is None else CallState.RUNNING
+            self.rows[name] = {
+                "run": run_id,
+                "epoch": epoch,
+                "digest": digest,
+                "state": state,
+                "report": None,
+                "acked": False,
+                "at": 0.0,
+            }
+
+    @rule(name=names)
+    def start(self, name: str) -> None:
+        row = self.rows.get(name)
+        may = row is not None and row["state"] is CallState.RECEIVED
+        assert self.run(self.journal.start(name, "boot")) is may
+        if row is not None and may:
+            row["state"] = CallState.RUNNING
+
+    @rule(name=names, state=st.sampled_from(TERMINAL), report=st.binary(max_size=3))
+    def finish(self, name: str, state: CallState, report: bytes) -> None:
+        row = self.rows.get(name)
+        may = row is not None and not row["state"].terminal
+        assert self.run(self.journal.finish(name, state, report)) is may
+        if row is not None and may:
+            row.update(state=state, report=report, at=self.now)
+            self.ended.append(name)
+
+    @rule(chosen=st.lists(names, max_size=3))
+    def acknowledge(self, chosen: list[str]) -> None:
+        self.run(self.journal.acknowledge(chosen))
+        for name in set(chosen) & set(self.ended):
+            self.rows[name].update(acked=True, report=None)
+            self.ended.remove(name)
+
+    @rule(seconds=st.integers(1, 10))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.rows)
+    @rule(window=st.integers(0, 20))
+    def prune(self, window: int) -> None:
+        old = [
+            name
+            for name, row in self.rows.items()
+            if row["acked"] and row["at"] < self.now - window
+        ]
+        pruned = self.run(self.journal.prune(self.now, window_seconds=window, least=0))
+        assert pruned == len(old)
+        for name in old:
+            del self.rows[name]
+
+    @rule()
+    def restart(self) -> None:
+        self.run(self.journal.close())
+        self.journal = self.run(self.open())
+
+    @invariant()
+    def they_agree(self) -> None:
+        waiting = [name for name, row in self.rows.items() if not row["state"].terminal]
+        assert ids(self.run(self.journal.open_calls())) == waiting
+        assert ids(self.run(self.journal.unacknowledged())) == self.ended
+        for name, row in self.rows.items():
+            found = self.run(self.journal.get(name))
+            assert found is not None
+            assert found.state is row["state"] and found.acked is row["acked"]
+            assert (found.epoch, found.report) == (row["epoch"], row["report"])
+
+
+TestJournalMachine = JournalMachine.TestCase
+TestJournalMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)

@@ -1,0 +1,419 @@
+"""The database: commits are shared, failures are not, and damage is never passed over."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.store.opening import beside
+from evoclaw.store.sqlite import DamagedStore, Database, Schema, StoreError, StoreFull
+from tests.store.support import (
+    SCHEMA,
+    add,
+    child,
+    fill,
+    flip,
+    killed_after,
+    names,
+    open_descriptors,
+    output,
+    small_disk,
+)
+
+T = TypeVar("T")
+WAIT = 20.0
+
+
+async def opened(path: Path, *, set_aside: bool = False) -> Database:
+    return await Database.open(path, SCHEMA, set_aside=set_aside)
+
+
+async def filled(path: Path, count: int = 50) -> None:
+    async with await opened(path) as database:
+        await asyncio.gather(*(database.write(add(f"row {n}", n * 40)) for n in range(count)))
+
+
+async def batch(database: Database, *works: Callable[[sqlite3.Connection], T]) -> list[object]:
+    """Have some writes queued while another one runs, so that they share the next commit."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def hold(_: sqlite3.Connection) -> None:
+        began.set()
+        assert go_on.wait(WAIT)
+
+    first = asyncio.create_task(database.write(hold))
+    assert await asyncio.to_thread(began.wait, WAIT)
+    tasks = [asyncio.create_task(database.write(work)) for work in works]
+    await asyncio.sleep(0)
+    go_on.set()
+    await first
+    return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+
+async def test_what_was_written_is_read_also_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "things.db"
+    async with await opened(path) as database:
+        assert await database.write(add("one")) == 1
+        assert await database.read(names) == ["one"]
+    async with await opened(path) as database:
+        assert await database.read(names) == ["one"]
+        assert database.set_aside is None
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["things.db"]
+
+
+@pytest.mark.parametrize(("durable", "level"), [(True, 2), (False, 0)])
+async def test_a_durable_one_waits_for_the_disk_at_every_commit(
+    tmp_path: Path, durable: bool, level: int
+) -> None:
+    def synchronous(connection: sqlite3.Connection) -> int:
+        return connection.execute("PRAGMA synchronous").fetchone()[0]
+
+    async with await Database.open(tmp_path / "things.db", SCHEMA, durable=durable) as database:
+        assert await database.read(synchronous) == level
+
+
+async def test_writes_queued_behind_a_commit_share_the_next_one(tmp_path: Path) -> None:
+    async with await opened(tmp_path / "things.db") as database:
+        before = database.commits
+        numbers = await batch(database, *(add(f"row {n}") for n in range(64)))
+        assert numbers == list(range(1, 65))
+        assert database.commits - before == 2
+
+
+async def test_64_writers_need_far_fewer_commits_than_writes(tmp_path: Path) -> None:
+    async with await opened(tmp_path / "things.db") as database:
+
+        async def writer(number: int) -> None:
+            for count in range(8):
+                await database.write(add(f"{number}.{count}"))
+
+        await asyncio.gather(*(writer(number) for number in range(64)))
+        assert len(await database.read(names)) == 512
+        assert database.commits < 512 / 5
+
+
+async def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
+    def half_done(error: BaseException) -> Callable[[sqlite3.Connection], None]:
+        def work(connection: sqlite3.Connection) -> None:
+            add("half")(connection)
+            raise error
+
+        return work
+
+    async with await opened(tmp_path / "things.db") as database:
+        answers = await batch(
+            database,
+            add("good"),
+            half_done(StoreError("ours")),
+            add("good"),
+            half_done(ValueError("a bug")),
+            half_done(StopIteration()),
+            add("better"),
+        )
+        kinds = [type(answer) for answer in answers]
+        failures = [StoreError, sqlite3.IntegrityError, ValueError, RuntimeError]
+        assert kinds == [int, *failures, int]
+        assert await database.read(names) == ["good", "better"]
+        with pytest.raises(StoreError, match="ours"):
+            await database.write(half_done(StoreError("ours")))
+        with pytest.raises(StoreError, match="no such table"):
+            await database.read(lambda connection: connection.execute("SELECT * FROM elsewhere"))
+        await database.write(add("after"))
+        assert await database.read(names) == ["good", "better", "after"]
+
+
+async def test_a_cancelled_caller_does_not_hurt_the_others(tmp_path: Path) -> None:
+    async with await opened(tmp_path / "things.db") as database:
+        began, go_on = threading.Event(), threading.Event()
+
+        def hold(connection: sqlite3.Connection) -> None:
+            add("held")(connection)
+            began.set()
+            assert go_on.wait(WAIT)
+
+        running = asyncio.create_task(database.write(hold))
+        assert await asyncio.to_thread(began.wait, WAIT)
+        waiting = asyncio.create_task(database.write(add("waited")))
+        other = asyncio.create_task(database.write(add("other")))
+        await asyncio.sleep(0)
+        assert running.cancel() and waiting.cancel()
+        await asyncio.wait([running, waiting])
+        go_on.set()
+        await other
+        assert "other" in await database.read(names)
+        assert running.cancelled() and waiting.cancelled()
+
+
+async def test_closing_finishes_what_was_asked_and_leaves_nothing_open(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    database = await opened(tmp_path / "things.db")
+    pool = threading.active_count() - threads - 1
+    writes = [asyncio.create_task(database.write(add(f"row {n}"))) for n in range(20)]
+    await asyncio.sleep(0)
+    await asyncio.gather(database.close(), database.close())
+    assert [await write for write in writes] == list(range(1, 21))
+    with pytest.raises(StoreError, match="is closed"):
+        await database.write(add("late"))
+    assert open_descriptors(tmp_path) == []
+    assert threading.active_count() == threads + pool
+
+
+async def test_a_database_that_was_forgotten_ends_its_thread(tmp_path: Path) -> None:
+    database = await opened(tmp_path / "things.db")
+    await database.write(add("one"))
+    (thread,) = [one for one in threading.enumerate() if one.name == "store things.db"]
+    del database
+    gc.collect()
+    await asyncio.to_thread(thread.join, WAIT)
+    assert not thread.is_alive()
+    assert open_descriptors(tmp_path) == []
+
+
+async def test_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
+    path = tmp_path / "things.db"
+    await filled(path)
+    opening = asyncio.create_task(opened(path))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.sleep(0)  # What ended in a thread is told to the loop first.
+    await asyncio.sleep(0)
+    assert open_descriptors(tmp_path) == []
+
+
+def test_killed_at_any_time_everything_acknowledged_is_there(tmp_path: Path) -> None:
+    for count in (1, 40, 333):
+        path = tmp_path / f"{count}.db"
+        said = killed_after("things", count, path)
+
+        async def found(path: Path = path) -> list[str]:
+            async with await opened(path) as database:
+                return await database.read(names)
+
+        assert set(said) <= set(asyncio.run(found()))
+
+
+def test_processes_that_make_one_file_at_the_same_time_share_it(tmp_path: Path) -> None:
+    path = tmp_path / "things.db"
+    with child("open", path) as first, child("open", path) as second, child("open", path) as third:
+        said = [output(process).read() for process in (first, second, third)]
+        assert said == [b"opened\n"] * 3
+
+    async def found() -> list[str]:
+        async with await opened(path) as database:
+            return await database.read(names)
+
+    assert len(asyncio.run(found())) == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["things.db"]
+
+
+async def test_an_older_file_is_brought_up_to_date_and_a_newer_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "things.db"
+    await filled(path, 3)
+    newer = Schema(
+        SCHEMA.name, (*SCHEMA.steps, ("ALTER TABLE things ADD COLUMN more TEXT",)), SCHEMA.sealed
+    )
+    for _ in range(2):
+        async with await Database.open(path, newer) as database:
+            assert len(await database.read(names)) == 3
+            await database.read(lambda connection: connection.execute("SELECT more FROM things"))
+    with pytest.raises(ConfigError, match="newer version"):
+        await opened(path)
+
+
+async def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "things.db"
+    await filled(path, 3)
+    with pytest.raises(ConfigError, match="not a other store"):
+        await Database.open(path, Schema("other store", SCHEMA.steps), set_aside=True)
+    assert path.exists()
+
+
+async def test_a_place_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file" / "things.db", tmp_path):
+        with pytest.raises(ConfigError, match="cannot use .*; check its rights or choose"):
+            await opened(path)
+
+
+async def test_fault_26_a_full_disk_refuses_writes_and_works_again_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        path = disk / "things.db"
+        stored: list[str] = []
+        async with await opened(path) as database:
+            await database.write(add("first"))
+            ballast = fill(disk)
+            refused = 0
+            for number in range(200):
+                group = [f"{number}.{n}" for n in range(4)]
+                answers = await batch(database, *(add(name, 3000) for name in group))
+                good = [n for n, a in zip(group, answers, strict=True) if isinstance(a, int)]
+                assert len(good) in (0, 4), "a commit is for all of its batch, or for none"
+                stored += good
+                refused += not good
+                if not good:
+                    assert all(isinstance(answer, StoreFull) for answer in answers)
+                if refused > 3:
+                    break
+            assert refused > 3
+            assert await database.read(names) == ["first", *stored]
+            ballast.unlink()
+            await database.write(add("last"))
+        async with await opened(path) as database:
+            assert await database.read(names) == ["first", *stored, "last"]
+
+
+async def test_fault_26_no_room_to_begin_is_not_taken_for_damage(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        ballast = fill(disk)
+        with pytest.raises(StoreFull):
+            await opened(disk / "things.db", set_aside=True)
+        assert [file.name for file in disk.iterdir()] == ["ballast"]
+        ballast.unlink()
+        await filled(disk / "things.db", 3)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if "-shm" not in file.name}
+
+
+def ruin(path: Path, how: str) -> None:
+    wal = beside(path, "-wal")
+    size = path.stat().st_size
+    match how:
+        case "first bytes":
+            flip(path, 8 * 3)
+        case "forgets its log":
+            # 2 becomes 1, for writing and for reading.
+            for bit in (8 * 18, 8 * 18 + 1, 8 * 19, 8 * 19 + 1):
+                flip(path, bit)
+        case "a page":
+            with path.open("r+b") as file:
+                file.seek(size - 4096)
+                file.write(random.Random(1).randbytes(4096))
+        case "half":
+            with path.open("r+b") as file:
+                file.truncate(size // 2)
+        case "empty":
+            path.write_bytes(b"")
+        case "not a database":
+            path.write_text("hello\n" * 1000)
+        case "a value":
+            at = path.read_bytes().index(b"v" * 1000)
+            flip(path, 8 * (at + 500))
+        case "a name of a column":
+            at = path.read_bytes().index(b"value BLOB")
+            flip(path, 8 * at)
+        case _:
+            wal.write_bytes(b"log" * 1000)
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "first bytes",
+        "forgets its log",
+        "a page",
+        "half",
+        "empty",
+        "not a database",
+        "a value",
+        "a name of a column",
+        "only the log is left",
+    ],
+)
+async def test_fault_27_a_damaged_file_is_reported_and_only_set_aside_when_told(
+    tmp_path: Path, how: str
+) -> None:
+    path = tmp_path / "things.db"
+    await filled(path)
+    ruin(path, how)
+    left = contents(tmp_path)
+    for _ in range(2):
+        with pytest.raises(DamagedStore, match="damaged"):
+            await opened(path)
+    async with await opened(path, set_aside=True) as database:
+        assert await database.read(names) == []
+        assert database.set_aside is not None
+        aside = database.set_aside
+        await database.write(add("new"))
+    moved = {name.replace(path.name, aside.name): data for name, data in left.items()}
+    for name, data in moved.items():
+        assert (tmp_path / name).read_bytes() == data
+    assert ".damaged-" in aside.name
+    async with await opened(path) as database:
+        assert database.set_aside is None
+        assert await database.read(names) == ["new"]
+
+
+async def left_by_a_crash(folder: Path, rows: int) -> Path:
+    """A file with a log, as kill -9 leaves them."""
+    live, path = folder / "live" / "things.db", folder / "things.db"
+    async with await opened(live) as database:
+        for number in range(rows):
+            await database.write(add(f"row {number}"))
+        shutil.copy(live, path)
+        shutil.copy(beside(live, "-wal"), beside(path, "-wal"))
+    return path
+
+
+async def test_fault_27_a_damaged_file_with_a_log_is_left_as_it_was_found(tmp_path: Path) -> None:
+    path = await left_by_a_crash(tmp_path, 6)
+    flip(path, 8 * (path.read_bytes().index(b"value BLOB") + 3))
+    log = beside(path, "-wal")
+    # The flipped page is also in the log, where it is sound: there it must be damaged too.
+    assert log.read_bytes().count(b"value BLOB") == 0
+    left = path.read_bytes(), log.read_bytes()
+    for _ in range(2):
+        with pytest.raises(DamagedStore):
+            await opened(path)
+        assert (path.read_bytes(), log.read_bytes()) == left
+
+
+async def test_fault_27_a_log_broken_in_the_middle_is_damage(tmp_path: Path) -> None:
+    path = await left_by_a_crash(tmp_path, 6)
+    wal = beside(path, "-wal")
+    file, log = path.read_bytes(), wal.read_bytes()
+    chance = random.Random(27)
+    detected = 0
+    for bit in [8 * 1, 8 * 20, 8 * 28, *(chance.randrange(8 * len(log)) for _ in range(60))]:
+        path.write_bytes(file)
+        wal.write_bytes(log)
+        flip(wal, bit)
+        try:
+            async with await opened(path) as database:
+                found = await database.read(names)
+        except DamagedStore:
+            detected += 1
+            assert (path.read_bytes(), len(wal.read_bytes())) == (file, len(log))
+        else:
+            # The last one cannot be told from one that a power cut tore while it was written.
+            assert found[:5] == [f"row {number}" for number in range(5)]
+    assert detected > 30
+
+
+async def test_a_log_torn_at_its_end_is_what_a_power_cut_leaves(tmp_path: Path) -> None:
+    path = await left_by_a_crash(tmp_path, 6)
+    whole, log = path.read_bytes(), beside(path, "-wal").read_bytes()
+    for cut in range(0, len(log), 1030):
+        path.write_bytes(whole)
+        beside(path, "-wal").write_bytes(log[: len(log) - cut])
+        async with await opened(path) as database:
+            found = await database.read(names)
+        assert found == [f"row {number}" for number in range(len(found))]
