@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,18 @@ def main(arguments: Sequence[str], wiring: Wiring) -> int:
                 from evoclaw.cli.run import run
 
                 return run(options, wiring)
+            case "edge":
+                from evoclaw.cli.edge import edge
+
+                return edge(options, wiring)
+            case "up":
+                from evoclaw.cli.up import up
+
+                return up(options, wiring)
+            case "ping" | "tools" | "agents":
+                from evoclaw.cli import fleet
+
+                return getattr(fleet, options.command)(options, wiring)
             case _:
                 from evoclaw.cli.replay import replay
 
@@ -58,10 +70,31 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"evoclaw {version('evoclaw')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="do a task here, with local tools"))
+    _add_fleet(commands.add_parser)
     again = commands.add_parser("replay", help="play a recorded run again, offline")
     again.add_argument("file", help="a recording, as `evoclaw run` makes them")
     again.add_argument("--json", action="store_true", help="records as lines of JSON")
     return top
+
+
+def _add_fleet(add: Callable[..., argparse.ArgumentParser]) -> None:
+    up = add("up", help="a broker, an orchestrator and an edge, in one terminal")
+    up.add_argument("--host", default="127.0.0.1", help="where the broker listens (default: here)")
+    up.add_argument("--port", type=int, default=0, help="its port (default: any, then the same)")
+    up.add_argument("--engine", choices=("nats", "mosquitto"), default="nats", help="which broker")
+    up.add_argument("--name", default="local", help="of the edge on this machine")
+    up.add_argument("--no-edge", action="store_true", help="no edge on this machine")
+    up.add_argument("--folder", default=".", help="where that edge works (default: here)")
+    up.add_argument("--model", default="", help="that edge's own model, to answer prompts")
+    edge = add("edge", help="be one of the hands")
+    edge.add_argument("--config", metavar="FILE", help="its agent.toml (default: ./agent.toml)")
+    ping = add("ping", help="ask an edge whether it is there")
+    tools = add("tools", help="show what an edge can do")
+    agents = add("agents", help="show the fleet")
+    for one in (ping, tools):
+        one.add_argument("agent", help="the edge's id")
+    for one in (ping, tools, agents):
+        one.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
@@ -71,6 +104,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         metavar="PROVIDER/MODEL",
         help="default: whichever is at hand; `A,B` falls back on B when A fails",
     )
+    run.add_argument("--on", metavar="AGENT", help="work on this edge; `*` offers all of them")
     run.add_argument("--folder", default=".", help="where to work (default: here)")
     run.add_argument("--tools", metavar="A,B", help="offer these tools only")
     run.add_argument("--turns", type=_positive, default=10, help="turns at most (default: 10)")

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from evoclaw.core.ports import Approver, Ports
-from evoclaw.governance.autonomy import Level
+if TYPE_CHECKING:
+    from evoclaw.core.ports import Approver, Ports
+    from evoclaw.edge.edge import Edge
+    from evoclaw.governance.autonomy import Level
+    from evoclaw.orchestrator.orchestrator import Orchestrator
 
 
 class Wiring(Protocol):
@@ -25,4 +28,55 @@ class Wiring(Protocol):
         env: Mapping[str, str],
     ) -> AbstractAsyncContextManager[Ports]:
         """What a run on this machine is given."""
+        ...
+
+    def fleet_ports(
+        self,
+        *,
+        model: str | None,
+        on: str | None,
+        level: Level,
+        approver: Approver,
+        env: Mapping[str, str],
+        wait: float,
+    ) -> AbstractAsyncContextManager[Ports]:
+        """What a run is given whose calls go to edges."""
+        ...
+
+    def open_fleet(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Orchestrator]:
+        """An orchestrator, connected."""
+        ...
+
+    def open_edge(
+        self, path: Path | None, env: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[Edge]:
+        """The edge that a file and the environment describe."""
+        ...
+
+    def bring_up(
+        self,
+        *,
+        host: str,
+        port: int,
+        engine: str,
+        agent_id: str | None,
+        workspace: Path,
+        model: str,
+        env: Mapping[str, str],
+    ) -> AbstractAsyncContextManager[House]:
+        """Broker, orchestrator and edge on this machine."""
+        ...
+
+
+class House(Protocol):
+    """What `bring_up` brought up."""
+
+    @property
+    def url(self) -> str:
+        """Where the broker is."""
+        ...
+
+    @property
+    def orchestrator(self) -> Orchestrator:
+        """The orchestrator."""
         ...

@@ -1,4 +1,4 @@
-"""`evoclaw run`: one process, local tools in the current folder, no broker."""
+"""`evoclaw run`: a task, with local tools in the current folder or those of an edge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 
 from evoclaw.cli import exits
@@ -29,6 +29,10 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.prompt import system_prompt
 from evoclaw.store.recordings import Recording, reopen_recording
 
+ANY = "*"
+WAIT = 15.0
+"""Seconds that an edge is waited for before a run is given up."""
+
 
 def run(options: Namespace, wiring: Wiring) -> int:
     """Run the command."""
@@ -41,15 +45,7 @@ def run(options: Namespace, wiring: Wiring) -> int:
 async def _run(options: Namespace, workspace: Path, wiring: Wiring) -> int:
     seconds = options.seconds or LoopSettings().max_seconds
     settings = LoopSettings(max_turns=options.turns, max_seconds=seconds)
-    parts = wiring.local_ports(
-        model=options.model,
-        workspace=workspace,
-        level=_level(options),
-        tools=_tools(options),
-        approver=_approver(options),
-        env=os.environ,
-    )
-    async with parts as ports:
+    async with _ports(options, workspace, wiring) as ports:
         state, recording = _open(options, workspace)
         sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
         try:
@@ -57,6 +53,28 @@ async def _run(options: Namespace, workspace: Path, wiring: Wiring) -> int:
         finally:
             if recording is not None:
                 recording.close()
+
+
+def _ports(
+    options: Namespace, workspace: Path, wiring: Wiring
+) -> AbstractAsyncContextManager[Ports]:
+    if options.on is not None:
+        return wiring.fleet_ports(
+            model=options.model,
+            on=None if options.on == ANY else options.on,
+            level=_level(options),
+            approver=_approver(options),
+            env=os.environ,
+            wait=WAIT,
+        )
+    return wiring.local_ports(
+        model=options.model,
+        workspace=workspace,
+        level=_level(options),
+        tools=_tools(options),
+        approver=_approver(options),
+        env=os.environ,
+    )
 
 
 async def _drive(

@@ -12,7 +12,6 @@ from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.edge import commands
 from evoclaw.edge.advert import advert
 from evoclaw.edge.calls import Calls
-from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.parts import Parts
 from evoclaw.edge.reports import Reports
 from evoclaw.edge.status import MachineStatus
@@ -46,7 +45,7 @@ class Edge:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.clock = OrchestratorClock()
+        self.clock = parts.clock
         self.reports = Reports(parts.who, parts.link, parts.journal)
         self.calls = Calls(
             parts.planners,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from evoclaw.core.ports import Executor
+from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.identity import Identity, Limits
@@ -29,5 +30,6 @@ class Parts(Struct, frozen=True):
     outcomes: Outcomes
     limits: Limits = Limits()
     has_model: bool = False
+    clock: OrchestratorClock = field(default_factory=OrchestratorClock)
     accepts: frozenset[str] | None = None
     """The commands it takes; None means all."""

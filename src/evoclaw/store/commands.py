@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from msgspec import Struct
@@ -189,12 +188,7 @@ class CommandStore:
     async def __aenter__(self) -> CommandStore:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

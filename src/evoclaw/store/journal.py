@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from msgspec import Struct
@@ -108,7 +107,7 @@ SCHEMA = Schema(
             """CREATE TABLE calls (
                 seq INTEGER PRIMARY KEY,
                 request_id TEXT NOT NULL UNIQUE,
-                run_id TEXT NOT NULL,
+                run_id BLOB NOT NULL,
                 epoch INTEGER NOT NULL,
                 digest BLOB NOT NULL,
                 command BLOB,
@@ -122,10 +121,17 @@ SCHEMA = Schema(
                 report BLOB,
                 acked INTEGER NOT NULL DEFAULT 0 CHECK (acked IN (0, 1))
             ) STRICT""",
-            "CREATE INDEX calls_of_run ON calls (run_id, epoch)",
             """CREATE INDEX calls_untold ON calls (finished)
                 WHERE finished IS NOT NULL AND acked = 0""",
             "CREATE INDEX calls_told ON calls (finished_at) WHERE acked = 1",
+            # The twin is there so that a flipped bit is found when the file is opened.
+            """CREATE TABLE fences (
+                seq INTEGER PRIMARY KEY,
+                run_id TEXT NOT NULL UNIQUE,
+                epoch INTEGER NOT NULL,
+                twin INTEGER NOT NULL CHECK (twin = ~epoch),
+                at REAL NOT NULL
+            ) STRICT""",
             "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT",
             """CREATE TABLE versions (
                 key TEXT NOT NULL, n INTEGER NOT NULL, value BLOB NOT NULL, at REAL NOT NULL,
@@ -134,22 +140,25 @@ SCHEMA = Schema(
         ),
     ),
     sealed=(
-        ("calls", ("digest", "command", "boot_id", "report")),
+        ("calls", ("run_id", "digest", "command", "boot_id", "report")),
         ("meta", ("value",)),
         ("versions", ("value",)),
     ),
 )
 
 COLUMNS = (
-    "request_id, run_id, epoch, digest, command, state, boot_id, received_at, started_at, "
-    "finished_at, report, acked"
+    "request_id, epoch, state, received_at, started_at, finished_at, acked, "
+    "run_id, digest, command, boot_id, report"
 )
 RECEIVE = """
 INSERT INTO calls
     (request_id, run_id, epoch, digest, command, received_at, state, boot_id, started_at)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9
-WHERE NOT EXISTS (SELECT 1 FROM calls WHERE run_id = ?2 AND epoch > ?3)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (request_id) DO NOTHING
+"""
+FENCE = """
+INSERT INTO fences (run_id, epoch, twin, at) VALUES (?1, ?2, ~?2, ?3)
+ON CONFLICT (run_id) DO UPDATE SET epoch = max(epoch, ?2), twin = ~max(epoch, ?2), at = ?3
 """
 START = """
 UPDATE calls SET state = 'running', boot_id = ?, started_at = ?
@@ -169,6 +178,13 @@ FORGET = """
 DELETE FROM calls WHERE seq IN
     (SELECT seq FROM calls WHERE acked = 1 ORDER BY finished_at LIMIT ?)
 """
+FORGET_FENCES = """
+DELETE FROM fences WHERE seq IN (
+    SELECT seq FROM (SELECT seq, at, row_number() OVER (ORDER BY at DESC) AS place FROM fences)
+    WHERE place > ?1 OR (place > ?2 AND at < ?3))
+"""
+FENCE_IS_FRESH = 3600.0
+"""Seconds before a run that goes on renews its fence, so that it is not forgotten."""
 PRUNED_AT_ONCE = 500
 """So that forgetting much does not keep a call waiting."""
 
@@ -195,12 +211,7 @@ class Journal:
     async def __aenter__(self) -> Journal:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -210,6 +221,9 @@ class Journal:
     async def receive(self, entry: Entry, *, start: str | None = None) -> Received:
         """Write a command down, unless its id is known or its run was taken over.
 
+        What is known is told to whoever asks: nothing begins by that. Who asks for it under a
+        higher epoch has taken the run over, and fences the others out.
+
         Args:
             entry: The command.
             start: The boot id of the process, if a new call begins at once: then this is also
@@ -218,7 +232,7 @@ class Journal:
         now = self._clock()
         new = (
             entry.request_id,
-            entry.run_id,
+            sealed(entry.run_id.encode()),
             entry.epoch,
             sealed(entry.digest.encode()),
             sealed(entry.command),
@@ -227,22 +241,25 @@ class Journal:
             None if start is None else sealed(start.encode()),
             None if start is None else now,
         )
+        return await self.database.write(lambda c: self._receive(c, entry, new, now))
 
-        def work(connection: sqlite3.Connection) -> Received:
-            if connection.execute(RECEIVE, new).rowcount:
-                return Received(Kind.NEW)
+    def _receive(
+        self, connection: sqlite3.Connection, entry: Entry, new: tuple[object, ...], now: float
+    ) -> Received:
+        find = "SELECT epoch, at FROM fences WHERE run_id = ?"
+        fence = connection.execute(find, (entry.run_id,)).fetchone()
+        fenced = fence is not None and fence[0] > entry.epoch
+        received = Received(Kind.NEW)
+        if fenced or not connection.execute(RECEIVE, new).rowcount:
             row = self._find(connection, entry.request_id)
             if row is None:
                 return Received(Kind.FENCED)
-            if row.digest != entry.digest or row.run_id != entry.run_id:
+            if (row.run_id, row.digest) != (entry.run_id, entry.digest):
                 return Received(Kind.CONFLICT, row)
-            if row.epoch < entry.epoch:
-                # Asked for again by who took the run over: its predecessor is fenced from now on.
-                raised = "UPDATE calls SET epoch = ? WHERE request_id = ?"
-                connection.execute(raised, (entry.epoch, entry.request_id))
-            return Received(Kind.KNOWN, row)
-
-        return await self.database.write(work)
+            received = Received(Kind.KNOWN, row)
+        if fence is None or fence[0] < entry.epoch or fence[1] < now - FENCE_IS_FRESH:
+            connection.execute(FENCE, (entry.run_id, entry.epoch, now))
+        return received
 
     async def start(self, request_id: str, boot_id: str) -> bool:
         """Note that a call begins now; False if it must not, as it ended or began already."""
@@ -276,12 +293,7 @@ class Journal:
         )
 
     async def prune(
-        self,
-        now: float,
-        *,
-        window_seconds: float = 86_400,
-        most: int = 100_000,
-        least: int = 1_000,
+        self, now: float, *, window_seconds: float = 86_400, most: int = 100_000, least: int = 1_000
     ) -> int:
         """Forget calls that are over and done with; how many.
 
@@ -299,6 +311,7 @@ class Journal:
             (old,) = connection.execute(told + " AND finished_at < ?", before).fetchone()
             return max(held - most, min(old, held - least), 0)
 
+        await self._changed(FORGET_FENCES, (most, least, now - window_seconds))
         forgotten = left = await self.database.read(count)
         while left > 0:
             values = (min(left, PRUNED_AT_ONCE),)
@@ -356,20 +369,18 @@ class Journal:
         return None if columns is None else self._row(columns)
 
     def _row(self, columns: tuple[Any, ...]) -> Row:
-        id_, run, epoch, digest, command, state, boot, *times, report, acked = columns
-        digest, command, boot, report = (
-            None if blob is None else unsealed(blob, self._path)
-            for blob in (digest, command, boot, report)
+        id_, epoch, state, received_at, started_at, finished_at, acked, *blobs = columns
+        run, digest, command, boot, report = (
+            None if blob is None else unsealed(blob, self._path) for blob in blobs
         )
-        received_at, started_at, finished_at = times
         return Row(
             id_,
-            run,
+            (run or b"").decode(),
             epoch,
-            "" if digest is None else digest.decode(),
+            (digest or b"").decode(),
             command or b"",
             CallState(state),
-            "" if boot is None else boot.decode(),
+            (boot or b"").decode(),
             received_at,
             started_at,
             finished_at,

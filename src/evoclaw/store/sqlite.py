@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, TypeVar
 
 from evoclaw.store.opening import (
@@ -37,7 +36,8 @@ __all__ = [
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
-"""Runs in the writer's thread, inside its transaction: uses the connection, never commits."""
+"""Runs in the writer's thread, inside its transaction: uses the connection, and nothing else,
+as it may be undone and run again. It never commits."""
 
 LARGEST_BATCH = 256
 """Writes that share one commit; more of them would make the first wait for the last."""
@@ -91,12 +91,7 @@ class Database:
     async def __aenter__(self) -> Database:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -140,6 +135,7 @@ class _Job:
         self.problem: BaseException | None = None
 
     def attempt(self, connection: sqlite3.Connection) -> None:
+        self.problem = None
         try:
             self.result = self.work(connection)
         except BaseException as problem:
@@ -193,12 +189,10 @@ class _Writer:
         if not jobs:
             return
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            for job in jobs:
-                self._attempt(job, alone=len(jobs) == 1)
-            if self._connection.in_transaction:
-                self._connection.execute("COMMIT")
-                self.commits += 1
+            # A mark before each write, to undo that one alone, would cost a quarter of it. Few
+            # fail: when one does, the batch is undone and done again with marks.
+            if not self._commit(jobs, marks=False):
+                self._commit(jobs, marks=True)
         except sqlite3.Error as problem:
             self._undo()
             for job in jobs:
@@ -206,20 +200,28 @@ class _Writer:
                     job.problem = explained(problem, self._path)
         self._resolve(jobs)
 
-    def _attempt(self, job: _Job, *, alone: bool) -> None:
-        """Do one write; if it fails, the others of its batch are as if it had not been asked."""
-        # Undoing one of many needs a mark, which costs a sixth of a write; one alone needs none.
-        if not alone:
-            self._connection.execute("SAVEPOINT one")
-        job.attempt(self._connection)
-        if not self._connection.in_transaction:
-            # Some failures, as a full disk, undo everything.
-            cause = job.problem
-            raise cause if isinstance(cause, sqlite3.Error) else sqlite3.OperationalError("undone")
-        if job.problem is not None:
-            self._connection.execute("ROLLBACK" if alone else "ROLLBACK TO one")
-        if not alone:
-            self._connection.execute("RELEASE one")
+    def _commit(self, jobs: list[_Job], *, marks: bool) -> bool:
+        """Do all of it in one transaction; False if that needs marks."""
+        execute = self._connection.execute
+        execute("BEGIN IMMEDIATE")
+        for job in jobs:
+            if marks:
+                execute("SAVEPOINT one")
+            job.attempt(self._connection)
+            if not self._connection.in_transaction:
+                # Some failures, as a full disk, undo everything.
+                cause = job.problem
+                raise cause if isinstance(cause, sqlite3.Error) else sqlite3.Error("undone")
+            if job.problem is not None and not marks:
+                execute("ROLLBACK")
+                return len(jobs) == 1
+            if job.problem is not None:
+                execute("ROLLBACK TO one")
+            if marks:
+                execute("RELEASE one")
+        execute("COMMIT")
+        self.commits += 1
+        return True
 
     def _undo(self) -> None:
         # If even this fails, the next batch cannot begin, fails, and tries it again.

@@ -1,7 +1,4 @@
-"""The composition root: the one place where the parts of a process are put together.
-
-Each part is imported where it is built, so that a process loads only what it uses.
-"""
+"""A run on this machine: its model, its tools, its rules."""
 
 from __future__ import annotations
 
@@ -32,24 +29,26 @@ async def local_ports(
     env: Mapping[str, str],
 ) -> AsyncGenerator[Ports]:
     """What a run on this machine is given; closed, with all it started, when the block ends."""
-    capabilities = _capabilities(level)
-    name = await _choose_model(model, env)
+    capabilities = capabilities_at(level)
+    name = await choose_model(model, env)
     if tools is None and name.partition("/")[0] == "local":
         tools = ONE_TOOL
-    executor = _executor(workspace, capabilities, tools)
-    async with _open_provider(name, env) as provider:
-        yield Ports(provider, executor, _policy(level, capabilities), approver)
+    executor = local_executor(workspace, capabilities, tools)
+    async with open_provider(name, env) as provider:
+        yield Ports(provider, executor, policy(level, capabilities), approver)
 
 
-def _capabilities(level: Level) -> frozenset[str]:
+def capabilities_at(level: Level) -> frozenset[str]:
+    """What an agent holds when nobody has said more than how far it may go."""
     from evoclaw.governance.autonomy import Level
 
     return frozenset({"file_read"}) if level is Level.READ_ONLY else frozenset({ALL})
 
 
-def _executor(
+def local_executor(
     workspace: Path, capabilities: frozenset[str], names: Sequence[str] | None
 ) -> Executor:
+    """The built-in tools over this machine: those that may be used, or of them the named ones."""
     from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.processes import LocalProcesses
@@ -68,7 +67,8 @@ def _executor(
     return Filtered(LocalExecutor(tools, files=files, exec=processes), capabilities)
 
 
-def _policy(level: Level, capabilities: frozenset[str]) -> Policy:
+def policy(level: Level, capabilities: frozenset[str]) -> Policy:
+    """The rules of an agent."""
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.chain import Chain
     from evoclaw.governance.permissions import Permissions
@@ -76,7 +76,8 @@ def _policy(level: Level, capabilities: frozenset[str]) -> Policy:
     return Chain((Permissions(capabilities), Autonomy(level)))
 
 
-async def _choose_model(asked: str | None, env: Mapping[str, str]) -> str:
+async def choose_model(asked: str | None, env: Mapping[str, str]) -> str:
+    """The model asked for, or whichever is at hand."""
     from evoclaw.providers import find_default, how_to_get_a_model
 
     name = asked or env.get("EVOCLAW_MODEL") or await find_default(env)
@@ -86,7 +87,8 @@ async def _choose_model(asked: str | None, env: Mapping[str, str]) -> str:
 
 
 @asynccontextmanager
-async def _open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Provider]:
+async def open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Provider]:
+    """A model's provider; `A,B` falls back on B."""
     from evoclaw.providers import provider_for
     from evoclaw.providers.closing import close
     from evoclaw.providers.fallback import Fallback

@@ -1,0 +1,11 @@
+"""The composition root: the one place where the parts of a process are put together.
+
+Each part is imported where it is built, so that a process loads only what it uses.
+"""
+
+from evoclaw.wiring.edge import open_edge
+from evoclaw.wiring.fleet import fleet_ports, open_fleet
+from evoclaw.wiring.local import local_ports
+from evoclaw.wiring.up import bring_up
+
+__all__ = ["bring_up", "fleet_ports", "local_ports", "open_edge", "open_fleet"]

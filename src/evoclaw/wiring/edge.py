@@ -1,0 +1,137 @@
+"""An edge: what `agent.toml` says, put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evoclaw.core.ports import Executor, Ports
+
+if TYPE_CHECKING:
+    from evoclaw.config import EdgeConfig
+    from evoclaw.edge.clock import OrchestratorClock
+    from evoclaw.edge.edge import Edge
+    from evoclaw.edge.genome import Genomes
+    from evoclaw.edge.identity import Limits
+    from evoclaw.edge.plans import GrantCheck, Planner
+    from evoclaw.transport.link import Link
+
+logger = logging.getLogger(__name__)
+PASSWORD = "EVOCLAW_EDGE_PASSWORD"
+
+
+@asynccontextmanager
+async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator[Edge]:
+    """The edge that a file and the environment describe; closed when the block ends."""
+    from evoclaw.config import broker_password, read_agent_toml
+    from evoclaw.edge.clock import OrchestratorClock
+    from evoclaw.edge.edge import Edge
+    from evoclaw.edge.fitness import Outcomes
+    from evoclaw.edge.genome import Genomes
+    from evoclaw.edge.identity import Identity
+    from evoclaw.edge.parts import Parts
+    from evoclaw.store.journal import Journal
+    from evoclaw.transport.accounts import client_id
+
+    config = read_agent_toml(path, env)
+    password = broker_password(config.broker, env, PASSWORD)
+    async with AsyncExitStack() as stack:
+        journal = await Journal.open(config.data / "journal.db", set_aside=True)
+        await stack.enter_async_context(journal)
+        if journal.database.set_aside is not None:
+            logger.error(
+                "the journal was damaged; it is kept as %s and a new one was begun",
+                journal.database.set_aside,
+            )
+        genomes = Genomes(journal)
+        await genomes.load()
+        clock = OrchestratorClock()
+        ports, has_model = await _ports(config, env, stack)
+        name = client_id(config.agent_id, password) if password else ""
+        yield Edge(
+            Parts(
+                Identity(config.agent_id, config.agent_type, config.summary, name),
+                _link(config, password),
+                journal,
+                ports.executor,
+                _planners(config, ports, genomes, clock, has_model=has_model),
+                genomes,
+                Outcomes(),
+                _limits(config),
+                has_model=has_model,
+                accepts=config.accepted,
+                clock=clock,
+            )
+        )
+
+
+def _link(config: EdgeConfig, password: str) -> Link:
+    from evoclaw.transport.mqtt import MqttLink
+
+    return MqttLink(config.broker.address(password), keep_alive=config.broker.keep_alive_s)
+
+
+async def _ports(
+    config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack
+) -> tuple[Ports, bool]:
+    from evoclaw.providers.scripted import Scripted
+    from evoclaw.wiring.local import open_provider, policy
+
+    config.workspace.mkdir(parents=True, exist_ok=True)
+    executor = _executor(config)
+    rules = policy(config.level, config.capabilities)
+    if not config.model.name:
+        # Tools need no model; the one that is never asked stands where a port must be.
+        return Ports(Scripted(), executor, rules), False
+    provider = await stack.enter_async_context(open_provider(config.model.name, env))
+    return Ports(provider, executor, rules), True
+
+
+def _executor(config: EdgeConfig) -> Executor:
+    from evoclaw.wiring.local import local_executor
+
+    return local_executor(config.workspace, config.capabilities, config.tools.only)
+
+
+def _planners(
+    config: EdgeConfig,
+    ports: Ports,
+    genomes: Genomes,
+    clock: OrchestratorClock,
+    *,
+    has_model: bool,
+) -> dict[str, Planner]:
+    from evoclaw.edge.plans import ToolPlans
+    from evoclaw.edge.prompts import PromptPlans
+
+    check = _check(config, clock)
+    tools = ToolPlans(ports, check=check)
+    prompts = PromptPlans(ports if has_model else None, genomes.current, check=check)
+    return {"tool": tools.plan, "execute": tools.plan, "prompt": prompts.plan}
+
+
+def _check(config: EdgeConfig, clock: OrchestratorClock) -> GrantCheck:
+    from evoclaw.edge.plans import no_grants
+
+    if not config.orchestrator_keys:
+        return no_grants
+    from evoclaw.edge.granted import Granted
+    from evoclaw.governance.grants import Verifier
+
+    return Granted(config.agent_id, Verifier(*config.orchestrator_keys), clock)
+
+
+def _limits(config: EdgeConfig) -> Limits:
+    from evoclaw.edge.identity import Limits
+
+    limits = config.limits
+    return Limits(
+        concurrency=limits.concurrency,
+        queue=limits.queue,
+        heartbeat=config.heartbeat_s,
+        output_bytes=limits.output_bytes,
+        dedupe_seconds=limits.dedupe_hours * 3600,
+    )

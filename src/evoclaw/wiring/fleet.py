@@ -1,0 +1,110 @@
+"""An orchestrator that reaches the fleet: of this machine's `evoclaw up`, or of another broker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.ports import Approver, Executor, Ports
+
+if TYPE_CHECKING:
+    from evoclaw.governance.autonomy import Level
+    from evoclaw.orchestrator.orchestrator import Orchestrator
+    from evoclaw.transport.address import Address
+
+HERE = "orchestrator.json"
+"""Where `evoclaw up` says how its broker is reached: for whoever may read this user's files."""
+PASSWORD = "EVOCLAW_BROKER_PASSWORD"
+
+
+class Door(Struct, frozen=True):
+    """How an orchestrator gets to the broker."""
+
+    url: str
+    username: str = ""
+    password: str = ""
+
+
+@asynccontextmanager
+async def open_fleet(env: Mapping[str, str]) -> AsyncGenerator[Orchestrator]:
+    """An orchestrator, connected as long as the block runs."""
+    from evoclaw.config import default_data_folder
+    from evoclaw.governance.grants import Signer
+    from evoclaw.orchestrator.granting import Granting
+    from evoclaw.orchestrator.orchestrator import Orchestrator
+    from evoclaw.store.commands import CommandStore
+    from evoclaw.transport.mqtt import MqttLink
+
+    home = default_data_folder(env)
+    address = find_broker(home, env)
+    signer = Signer.load_or_create(home / "orchestrator.key")
+    async with AsyncExitStack() as stack:
+        store = await CommandStore.open(home / "orchestrator.db")
+        await stack.enter_async_context(store)
+        link = MqttLink(address)
+        orchestrator = Orchestrator(link, store, grants=Granting(signer))
+        await stack.enter_async_context(orchestrator.connected())
+        yield orchestrator
+
+
+@asynccontextmanager
+async def fleet_ports(
+    *,
+    model: str | None,
+    on: str | None,
+    level: Level,
+    approver: Approver,
+    env: Mapping[str, str],
+    wait: float,
+) -> AsyncGenerator[Ports]:
+    """What a run is given whose calls go to one edge, or through `edge_call` to any of them."""
+    from evoclaw.wiring.local import capabilities_at, choose_model, open_provider, policy
+
+    name = await choose_model(model, env)
+    capabilities = capabilities_at(level)
+    async with open_fleet(env) as orchestrator, open_provider(name, env) as provider:
+        executor: Executor
+        if on is None:
+            executor = orchestrator.edge_call(capabilities)
+        else:
+            await orchestrator.wait_for(on, wait)
+            executor = orchestrator.edge(on)
+        yield Ports(provider, executor, policy(level, capabilities), approver)
+
+
+def find_broker(home: Path, env: Mapping[str, str]) -> Address:
+    """The broker: the one that the settings name, or the one that `evoclaw up` runs here."""
+    from evoclaw.config import BrokerConfig, broker_password, read_evoclaw_toml
+    from evoclaw.transport.address import parse_url
+
+    path = home / "evoclaw.toml"
+    config = read_evoclaw_toml(path if path.exists() else None, env)
+    if config.broker != BrokerConfig():
+        return config.broker.address(broker_password(config.broker, env, PASSWORD))
+    try:
+        door = msgspec.json.decode((home / HERE).read_bytes(), type=Door)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no broker is known: start one with `evoclaw up`, or name one in {path} under [broker]"
+        ) from None
+    except (OSError, msgspec.DecodeError) as problem:
+        raise ConfigError(f"{home / HERE} cannot be read: {problem}") from None
+    address = parse_url(door.url)
+    return msgspec.structs.replace(address, username=door.username, password=door.password)
+
+
+def leave_door(home: Path, door: Door) -> None:
+    """Say how the broker is reached; only this user may read it."""
+    path = home / HERE
+    temporary = path.with_suffix(f".{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(door))
+    temporary.replace(path)
