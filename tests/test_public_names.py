@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import evoclaw
 
@@ -11,6 +15,23 @@ import evoclaw
 def test_every_public_name_is_there_and_sorted() -> None:
     assert all(hasattr(evoclaw, name) for name in evoclaw.__all__)
     assert sorted(evoclaw.__all__, key=lambda n: (n[0].islower(), n)) == evoclaw.__all__
+
+
+def test_the_types_are_those_of_the_same_names() -> None:
+    stub = ast.parse((Path(evoclaw.__file__).parent / "__init__.pyi").read_text())
+    typed = {
+        f"{node.module}.{alias.name}"
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    offered = {f"evoclaw.{where}.{name}" for name, where in vars(evoclaw)["_WHERE"].items()}
+    assert typed == offered
+
+
+def test_a_name_that_is_not_offered_is_an_ordinary_mistake() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = vars(evoclaw)["__getattr__"]("nonsense")
 
 
 def test_nothing_heavy_is_loaded_until_it_is_used() -> None:

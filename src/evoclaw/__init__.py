@@ -1,84 +1,41 @@
-"""EvoClaw: one brain, many hands. These are the public names; nothing runs on import."""
+"""EvoClaw: one brain, many hands. These are the public names, each loaded when first used.
 
-from evoclaw.core.agent import Agent, LoopSettings
-from evoclaw.core.deadline import Deadline
-from evoclaw.core.errors import ConfigError, EvoClawError, ProviderError, ToolFailure
-from evoclaw.core.events import Event, Record, StopReason
-from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import ErrorKind, ImageBlock, Message, Reply, TextBlock, ToolResult
-from evoclaw.core.ports import (
-    Allow,
-    Approval,
-    Approver,
-    Ask,
-    Decision,
-    Deny,
-    Executor,
-    Policy,
-    Ports,
-    Provider,
-    Request,
-    Sink,
-)
-from evoclaw.core.result import RunResult
-from evoclaw.core.run import run, watch
-from evoclaw.core.state import RunState, fold, new_run
-from evoclaw.core.tools import Call, Effect, Tool
-from evoclaw.executors.local import LocalExecutor
-from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.chain import Chain
-from evoclaw.governance.permissions import Permissions
-from evoclaw.providers import provider_for
-from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.tools.define import tool
+An edge on a small device uses few of them. The types are in `__init__.pyi`.
+"""
 
-__all__ = [
-    "Agent",
-    "Allow",
-    "Approval",
-    "Approver",
-    "Ask",
-    "Autonomy",
-    "Call",
-    "Chain",
-    "ConfigError",
-    "Deadline",
-    "Decision",
-    "Deny",
-    "Effect",
-    "ErrorKind",
-    "Event",
-    "EvoClawError",
-    "Executor",
-    "ImageBlock",
-    "Level",
-    "LocalExecutor",
-    "LoopSettings",
-    "Message",
-    "Permissions",
-    "Policy",
-    "Ports",
-    "Provider",
-    "ProviderError",
-    "Record",
-    "Reply",
-    "Request",
-    "RunResult",
-    "RunState",
-    "Scripted",
-    "Sink",
-    "StopReason",
-    "TextBlock",
-    "Tool",
-    "ToolFailure",
-    "ToolResult",
-    "calls",
-    "fold",
-    "new_run",
-    "provider_for",
-    "run",
-    "run_loop",
-    "says",
-    "tool",
-    "watch",
-]
+from importlib import import_module
+
+_NAMES = {
+    "core.agent": "Agent LoopSettings",
+    "core.deadline": "Deadline",
+    "core.errors": "ConfigError EvoClawError ProviderError ToolFailure",
+    "core.events": "Event Record StopReason",
+    "core.loop": "run_loop",
+    "core.messages": "ErrorKind ImageBlock Message Reply TextBlock ToolResult",
+    "core.ports": "Allow Approval Approver Ask Decision Deny Executor Policy Ports Provider "
+    "Request Sink",
+    "core.result": "RunResult",
+    "core.run": "run watch",
+    "core.state": "RunState fold new_run",
+    "core.tools": "Call Effect Tool",
+    "executors.local": "LocalExecutor",
+    "governance.autonomy": "Autonomy Level",
+    "governance.chain": "Chain",
+    "governance.permissions": "Permissions",
+    "providers": "provider_for",
+    "providers.scripted": "Scripted calls says",
+    "tools.define": "tool",
+}
+_WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_WHERE, key=lambda name: (name[0].islower(), name))
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'evoclaw' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"evoclaw.{_WHERE[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
