@@ -27,7 +27,9 @@ _NAMES = {
     "tools.define": "tool",
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted(_WHERE, key=lambda name: (name[0].islower(), name))
+__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
+    _WHERE, key=lambda name: (name[0].islower(), name)
+)
 
 
 def __getattr__(name: str) -> object:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import socket
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -105,6 +108,18 @@ async def test_fault_12_a_half_open_connection_is_noticed_while_nothing_is_sent(
             await party.was_born(2)
 
 
+def sockets_to(port: int) -> int:
+    """How many sockets of this process are connected to that port."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                count += copy.getpeername()[1:2] == (port,)
+        except OSError:
+            continue  # No socket, or not connected.
+    return count
+
+
 async def test_fault_12_a_half_open_connection_is_noticed_while_much_is_sent() -> None:
     loop = asyncio.get_running_loop()
     async with mosquitto() as broker, proxied(broker) as (proxy, address):
@@ -120,6 +135,8 @@ async def test_fault_12_a_half_open_connection_is_noticed_while_much_is_sent() -
                     return_exceptions=True,
                 )
             assert loop.time() - began < 3
+            await party.was_lost(1)
+            assert sockets_to(proxy.port) <= 1
             proxy.thaw()
             await party.was_born(2)
 
@@ -162,16 +179,21 @@ async def test_one_who_no_longer_waits_is_not_sent_and_holds_nobody_up() -> None
 
         async with joined(link, party):
             proxy.freeze()
+            unsent = bytes(1000)
+            references = sys.getrefcount(unsent)
             first, given_up, last = (
-                asyncio.create_task(link.publish("a", payload)) for payload in (b"1", b"2", b"3")
+                asyncio.create_task(link.publish("a", payload)) for payload in (b"1", unsent, b"3")
             )
             await first
             given_up.cancel()
+            await asyncio.wait((given_up,))
+            assert given_up.cancelled()
+            del given_up
+            assert sys.getrefcount(unsent) == references
             proxy.thaw()
             await last
 
             assert await party.got(2) == [b"1", b"3"]
-        assert given_up.cancelled()
 
 
 async def test_a_broker_of_the_older_version_is_asked_only_once_for_the_newer() -> None:

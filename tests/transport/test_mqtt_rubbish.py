@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 
@@ -16,6 +17,7 @@ QUICK = 8.0
 
 RUBBISH = {
     "an endless length": b"\x30\xff\xff\xff\xff\xff",
+    "an endless length of nothing": b"\x30\x80\x80\x80\x80\x00" + bytes(9),
     "a packet of 200 MB": b"\x30\x80\x80\x80\x64" + bytes(100),
     "a packet that does not exist": b"\x00\x00",
     "another that does not exist": b"\xf0\x00",
@@ -57,7 +59,7 @@ async def test_rubbish_ends_the_connection_which_is_made_again(
     ],
 )
 async def test_who_does_not_speak_mqtt_at_all_is_told_and_tried_again(rubbish: bytes) -> None:
-    party = Recorder("a")
+    party, before = Recorder("a"), asyncio.all_tasks()
 
     async def behave(peer: Peer) -> None:
         await peer.say(rubbish)
@@ -66,6 +68,7 @@ async def test_who_does_not_speak_mqtt_at_all_is_told_and_tried_again(rubbish: b
     async with bad_broker(behave) as address, running(MqttLink(address), party):
         await party.was_lost(2, QUICK)
     assert party.births == 0
+    assert asyncio.all_tasks() == before
 
 
 async def test_random_bytes_never_end_a_link() -> None:

@@ -35,10 +35,14 @@ def main(arguments: Sequence[str], wiring: Wiring) -> int:
                 from evoclaw.cli.up import up
 
                 return up(options, wiring)
-            case "ping" | "tools" | "agents":
+            case "ping" | "tools":
                 from evoclaw.cli import fleet
 
                 return getattr(fleet, options.command)(options, wiring)
+            case "agents":
+                from evoclaw.cli.agents import agents
+
+                return agents(options, wiring)
             case _:
                 from evoclaw.cli.replay import replay
 
@@ -88,12 +92,40 @@ def _add_fleet(add: Callable[..., argparse.ArgumentParser]) -> None:
     up.add_argument("--model", default="", help="that edge's own model, to answer prompts")
     edge = add("edge", help="be one of the hands")
     edge.add_argument("--config", metavar="FILE", help="its agent.toml (default: ./agent.toml)")
+    _add_join(edge)
     ping = add("ping", help="ask an edge whether it is there")
     tools = add("tools", help="show what an edge can do")
-    agents = add("agents", help="show the fleet")
     for one in (ping, tools):
         one.add_argument("agent", help="the edge's id")
-    for one in (ping, tools, agents):
+        one.add_argument("--json", action="store_true", help="as JSON")
+    _add_agents(add("agents", help="see the fleet; let edges in and out"))
+
+
+def _add_join(edge: argparse.ArgumentParser) -> None:
+    what = edge.add_subparsers(dest="action", metavar="join")
+    join = what.add_parser("join", help="join a fleet, with a token from `evoclaw agents invite`")
+    join.add_argument("url", help="the broker, such as mqtt://192.0.2.7:1883")
+    join.add_argument("--token", required=True, help="works once")
+    join.add_argument("--config", metavar="FILE", default="agent.toml", help="where to write it")
+    join.add_argument(
+        "--capabilities",
+        metavar="A,B",
+        default="file_read",
+        help="what tools may do here (default: file_read; `*` is everything)",
+    )
+
+
+def _add_agents(agents: argparse.ArgumentParser) -> None:
+    what = agents.add_subparsers(dest="action", metavar="ACTION")
+    every = what.add_parser("list", help="who is known and who is there (the default)")
+    show = what.add_parser("show", help="one edge and its tools, approved and waiting")
+    invite = what.add_parser("invite", help="a token with which a new edge can join, once")
+    invite.add_argument("--minutes", type=_positive, default=15, help="how long it works")
+    approve = what.add_parser("approve", help="let an edge's new or changed tools be used")
+    revoke = what.add_parser("revoke", help="shut an edge out")
+    for one in (show, invite, approve, revoke):
+        one.add_argument("agent", help="the edge's id")
+    for one in (agents, every, show):
         one.add_argument("--json", action="store_true", help="as JSON")
 
 

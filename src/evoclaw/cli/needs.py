@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from evoclaw.core.ports import Approver, Ports
     from evoclaw.edge.edge import Edge
     from evoclaw.governance.autonomy import Level
+    from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.orchestrator import Orchestrator
 
 
@@ -65,6 +66,38 @@ class Wiring(Protocol):
         env: Mapping[str, str],
     ) -> AbstractAsyncContextManager[House]:
         """Broker, orchestrator and edge on this machine."""
+        ...
+
+    def invite(self, agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
+        """Make an invitation."""
+        ...
+
+    async def join(
+        self, url: str, token: str, path: Path, capabilities: list[str], env: Mapping[str, str]
+    ) -> str:
+        """Join a fleet."""
+        ...
+
+    def devices(self, env: Mapping[str, str]) -> Devices:
+        """The edges that joined."""
+        ...
+
+    def revoke(self, agent_id: str, env: Mapping[str, str]) -> None:
+        """Shut an edge out."""
+        ...
+
+
+class Invited(Protocol):
+    """What the owner of a new edge needs."""
+
+    @property
+    def url(self) -> str:
+        """The broker's address."""
+        ...
+
+    @property
+    def token(self) -> str:
+        """Works once."""
         ...
 
 

@@ -58,24 +58,15 @@ class Pairings:
             known[hashed] = Invitation(hashed[:12], agent_id, now, now + life)
         return token
 
+    def look(self, token: str, now: float) -> Invitation:
+        """The invitation of a token that could be used now."""
+        return _usable(self._file.read(), token, now)
+
     def redeem(self, token: str, now: float) -> Invitation:
         """Use an invitation up; of several who bring it at once, one gets in."""
         with self._file.changed() as known:
-            hashed = _hash(token.strip())
-            found = known.get(hashed)
-            if found is None:
-                raise PairingRefused(
-                    "this token is not known here; check that it is complete, or ask for a new one"
-                )
-            if found.used is not None:
-                raise PairingRefused(
-                    "this token was used already; if that was not you, revoke the agent that "
-                    "joined with it, and ask for a new one"
-                )
-            # Written so that what is no number has expired.
-            if not now < found.expires:
-                raise PairingRefused("this token has expired; ask for a new one")
-            known[hashed] = replace(found, used=now)
+            found = _usable(known, token, now)
+            known[_hash(token.strip())] = replace(found, used=now)
         return found
 
     def list(self, now: float) -> list[Invitation]:
@@ -96,9 +87,28 @@ class Pairings:
                 del known[key]
 
 
+def _usable(known: dict[str, Invitation], token: str, now: float) -> Invitation:
+    found = known.get(_hash(token.strip()))
+    if found is None:
+        raise PairingRefused(
+            "this token is not known here; check that it is complete, or ask for a new one"
+        )
+    if found.used is not None:
+        raise PairingRefused(
+            "this token was used already; if that was not you, revoke the agent that "
+            "joined with it, and ask for a new one"
+        )
+    # Written so that what is no number has expired.
+    if not now < found.expires:
+        raise PairingRefused("this token has expired; ask for a new one")
+    return found
+
+
 class DeviceState(StrEnum):
     """What a person said of a device."""
 
+    INVITED = "invited"
+    """It joined with a token; what it first offers is what was asked for."""
     PENDING = "pending"
     APPROVED = "approved"
     REVOKED = "revoked"
@@ -176,6 +186,11 @@ class Devices:
             device = before or Device(agent_id, DeviceState.PENDING, now, now)
             if device.state is DeviceState.REVOKED:
                 return Surface(Change.REVOKED)
+            if device.state is DeviceState.INVITED:
+                known[agent_id] = replace(
+                    device, state=DeviceState.APPROVED, approved=having, changed=now
+                )
+                return Surface(Change.SAME)
             new = {name: has for name, has in having.items() if device.approved.get(name) != has}
             first = before is None or (before.state is DeviceState.PENDING and not before.approved)
             settled = not new and not first
@@ -184,6 +199,12 @@ class Devices:
                 known[agent_id] = replace(device, state=state, waiting=new, changed=now)
         change = Change.SAME if settled else Change.FIRST if first else Change.GROWN
         return Surface(change, tuple(sorted(new)))
+
+    def invite(self, agent_id: str, now: float) -> Device:
+        """Note a device that joined by invitation: its first tools need no other word."""
+        with self._file.changed() as known:
+            known[agent_id] = Device(agent_id, DeviceState.INVITED, now, now)
+        return known[agent_id]
 
     def approve(self, agent_id: str, now: float, *, seen: str = "") -> Device:
         """Let a device in, with all the tools that wait.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -24,6 +25,9 @@ BOOTS = 16
 """Boot ids of an edge that are remembered, so that an older one's word changes nothing."""
 MOST_TOOLS = 200
 """Tools of one edge; what it offers beyond is left out."""
+
+
+Permit: TypeAlias = Callable[[str, Sequence[Tool]], tuple[Sequence[Tool], str]]
 
 
 class Member:
@@ -77,10 +81,12 @@ class Fleet:
         heartbeat: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         changed: Callable[[Presence], None] = lambda _: None,
+        permit: Permit = lambda agent_id, tools: (tools, ""),
     ) -> None:
+        """`permit` says which of an edge's tools may be used, and what to tell of the others."""
         self._silence = MISSED * heartbeat
         self._clock = clock
-        self._changed = changed
+        self._changed, self._permit = changed, permit
         self._members: dict[str, Member] = {}
         self.version = 0
         """Raised by every change that a tool list may show."""
@@ -159,9 +165,12 @@ class Fleet:
         member = self.member(agent_id)
         member.fetched, member.problem = fingerprint(member), ""
         try:
-            member.tools = Toolset(tuple(tools)[:MOST_TOOLS])
+            known = Toolset(tuple(tools)[:MOST_TOOLS])
         except (SchemaError, DuplicateTool) as problem:
             member.tools, member.problem = Toolset(), one_line(str(problem))
+        else:
+            permitted, member.problem = self._permit(agent_id, known)
+            member.tools = Toolset(permitted)
         self._note()
 
     def sweep(self) -> None:

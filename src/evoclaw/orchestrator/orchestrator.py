@@ -14,7 +14,7 @@ from evoclaw.core.tools import Tool
 from evoclaw.executors.edge import EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.cleaning import one_line
 from evoclaw.orchestrator.edge_call import EdgeCall
-from evoclaw.orchestrator.fleet import Fleet, Member, Presence
+from evoclaw.orchestrator.fleet import Fleet, Member, Permit, Presence
 from evoclaw.orchestrator.reception import Backlog, Reception
 from evoclaw.transport.link import Link
 from evoclaw.transport.requests import Outbox, Requests
@@ -37,9 +37,15 @@ class Orchestrator:
     """The fleet, and the ways to have it do something."""
 
     def __init__(
-        self, link: Link, store: Store, *, grants: Grants = ungranted, heartbeat: float = 30.0
+        self,
+        link: Link,
+        store: Store,
+        *,
+        grants: Grants = ungranted,
+        heartbeat: float = 30.0,
+        permit: Permit = lambda agent_id, tools: (tools, ""),
     ) -> None:
-        self.fleet = Fleet(heartbeat=heartbeat, changed=self._tell)
+        self.fleet = Fleet(heartbeat=heartbeat, changed=self._tell, permit=permit)
         self.requests = Requests(link, store, reachable=self.fleet.is_online)
         self.reception = Reception(link, self.fleet, self.requests, store)
         self._grants = grants

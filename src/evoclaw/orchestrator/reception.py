@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -83,6 +83,8 @@ class Reception:
         self._tasks: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()
         """What was dropped, by reason."""
+        self.guests: Callable[[Report], Coroutine[object, object, None]] | None = None
+        """Who is told of edges that want to join; nobody unless this orchestrator lets them in."""
 
     async def run(self) -> None:
         """Be there until cancelled."""
@@ -144,6 +146,9 @@ class Reception:
     def _report(self, report: Report) -> None:
         if report.report_type is ReportType.HELLO:
             self._spawn(self._greet(report.agent_id, convert(report.payload, Hello)))
+        elif report.report_type is ReportType.JOIN:
+            if self.guests is not None:
+                self._spawn(self.guests(report))
         elif report.report_type is ReportType.HEARTBEAT:
             if not self._fleet.beat(report.agent_id, convert(report.payload, Heartbeat)):
                 self.counts["stale heartbeat"] += 1

@@ -90,26 +90,27 @@ class Note(Struct, frozen=True):
     outcome: bytes
 
 
-WAITS = "state IN ('queued', 'sent', 'accepted', 'cancelling')"
+WAITS = "settled_at IS NULL"
+# Not `IN`: for that SQLite would build a small table at every write.
+CHECKED = " OR ".join(f"state = '{state}'" for state in CommandState)
 SCHEMA = Schema(
     "command store",
     (
         (
-            """CREATE TABLE commands (
+            f"""CREATE TABLE commands (
                 seq INTEGER PRIMARY KEY,
                 request_id TEXT NOT NULL UNIQUE,
                 agent_id TEXT NOT NULL,
                 run_id TEXT NOT NULL,
                 payload BLOB NOT NULL,
                 expires_at REAL,
-                state TEXT NOT NULL CHECK (state IN
-                    ('queued', 'sent', 'accepted', 'cancelling', 'settled', 'expired')),
+                state TEXT NOT NULL CHECK ({CHECKED}),
                 outcome BLOB,
                 settled_at REAL
             ) STRICT""",
             f"CREATE INDEX commands_waiting ON commands (agent_id, seq) WHERE {WAITS}",
             "CREATE INDEX commands_unsent ON commands (expires_at) WHERE state = 'queued'",
-            f"CREATE INDEX commands_closed ON commands (settled_at) WHERE NOT {WAITS}",
+            "CREATE INDEX commands_closed ON commands (settled_at) WHERE settled_at IS NOT NULL",
             """CREATE TABLE notes (
                 request_id TEXT NOT NULL, at REAL NOT NULL, outcome BLOB NOT NULL
             ) STRICT""",
@@ -122,8 +123,8 @@ SCHEMA = Schema(
                 INSERT INTO waiting VALUES (NEW.agent_id, 1)
                 ON CONFLICT (agent_id) DO UPDATE SET n = n + 1;
             END""",
-            """CREATE TRIGGER closed AFTER UPDATE OF state ON commands
-            WHEN NEW.state IN ('settled', 'expired') AND OLD.state NOT IN ('settled', 'expired')
+            """CREATE TRIGGER closed AFTER UPDATE OF settled_at ON commands
+            WHEN OLD.settled_at IS NULL AND NEW.settled_at IS NOT NULL
             BEGIN
                 UPDATE waiting SET n = n - 1 WHERE agent_id = NEW.agent_id;
             END""",
@@ -156,9 +157,8 @@ UPDATE commands SET state = 'expired', settled_at = ?1 WHERE seq IN
     (SELECT seq FROM commands WHERE state = 'queued' AND expires_at <= ?1 LIMIT ?2)
 RETURNING request_id
 """
-FORGET = f"""
-DELETE FROM commands WHERE seq IN
-    (SELECT seq FROM commands WHERE NOT {WAITS} AND settled_at < ? LIMIT ?)
+FORGET = """
+DELETE FROM commands WHERE seq IN (SELECT seq FROM commands WHERE settled_at < ? LIMIT ?)
 RETURNING request_id
 """
 MOST_NOTES = 20

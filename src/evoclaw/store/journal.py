@@ -100,26 +100,27 @@ class Version(Struct, frozen=True):
     at: float
 
 
+# Not `IN`: for that SQLite would build a small table at every write, half the price of it.
+CHECKED = " OR ".join(f"state = '{state}'" for state in CallState)
 SCHEMA = Schema(
     "journal",
     (
         (
-            """CREATE TABLE calls (
+            f"""CREATE TABLE calls (
                 seq INTEGER PRIMARY KEY,
                 request_id TEXT NOT NULL UNIQUE,
                 run_id BLOB NOT NULL,
                 epoch INTEGER NOT NULL,
                 digest BLOB NOT NULL,
                 command BLOB,
-                state TEXT NOT NULL CHECK (state IN ('received', 'running', 'succeeded', 'failed',
-                    'timeout', 'cancelled', 'expired', 'refused', 'unknown')),
+                state TEXT NOT NULL CHECK ({CHECKED}),
                 boot_id BLOB,
                 received_at REAL NOT NULL,
                 started_at REAL,
                 finished_at REAL,
                 finished INTEGER,
                 report BLOB,
-                acked INTEGER NOT NULL DEFAULT 0 CHECK (acked IN (0, 1))
+                acked INTEGER NOT NULL DEFAULT 0 CHECK (acked = 0 OR acked = 1)
             ) STRICT""",
             """CREATE INDEX calls_untold ON calls (finished)
                 WHERE finished IS NOT NULL AND acked = 0""",

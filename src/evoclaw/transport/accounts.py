@@ -92,11 +92,11 @@ class Accounts:
             raise ConfigError(f"{name!r} is no name for an account: {ID_RULE}")
         return self._put(name, role, new=True)
 
-    def renew(self, name: str, role: Role = Role.AGENT) -> str:
-        """Give an account another password, or make it."""
+    def renew(self, name: str, role: Role = Role.AGENT, *, password: str = "") -> str:
+        """Give an account another password, or make it; a random one unless it is given."""
         if not is_agent_id(name):
             raise ConfigError(f"{name!r} is no name for an account: {ID_RULE}")
-        return self._put(name, role, new=False)
+        return self._put(name, role, new=False, password=password)
 
     def remove(self, name: str) -> None:
         """Take an account away."""
@@ -107,7 +107,7 @@ class Accounts:
                 raise ConfigError(f"there is no account {name!r}; {_listed(known)}")
             write_private(self.path, msgspec.json.encode(kept))
 
-    def _put(self, name: str, role: Role, *, new: bool) -> str:
+    def _put(self, name: str, role: Role, *, new: bool, password: str = "") -> str:
         with locked(self.path):
             known = {account.name: account for account in self.all()}
             before = known.get(name)
@@ -116,7 +116,7 @@ class Accounts:
                     f"there is an account {name!r} already, of an {before.role}; choose another "
                     "name, or take that account away first"
                 )
-            password = token_urlsafe(24)
+            password = password or token_urlsafe(24)
             known[name] = Account(name, role, hashed(password))
             write_private(self.path, msgspec.json.encode(tuple(known.values())))
         return password

@@ -30,7 +30,7 @@ class InFlight:
 
     async def publish(self, topic: bytes, payload: bytes, retain: bool) -> None:
         """Send, or wait for a place behind those who came before."""
-        if not self._queue and len(self._ids) < self.limit:
+        if len(self._ids) < self.limit:  # then nobody waits
             self._client.publish(topic, payload, qos=1, retain=retain)
             return
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -80,6 +80,7 @@ class ReportType(StrEnum):
     HEARTBEAT = "heartbeat"
     METRIC = "metric"
     HELLO = "hello"
+    JOIN = "join"
 
 
 class Report(Struct, frozen=True):

@@ -6,6 +6,17 @@ Each part is imported where it is built, so that a process loads only what it us
 from evoclaw.wiring.edge import open_edge
 from evoclaw.wiring.fleet import fleet_ports, open_fleet
 from evoclaw.wiring.local import local_ports
+from evoclaw.wiring.pairing import devices, invite, join, revoke
 from evoclaw.wiring.up import bring_up
 
-__all__ = ["bring_up", "fleet_ports", "local_ports", "open_edge", "open_fleet"]
+__all__ = [
+    "bring_up",
+    "devices",
+    "fleet_ports",
+    "invite",
+    "join",
+    "local_ports",
+    "open_edge",
+    "open_fleet",
+    "revoke",
+]

@@ -37,8 +37,10 @@ async def open_fleet(env: Mapping[str, str]) -> AsyncGenerator[Orchestrator]:
     """An orchestrator, connected as long as the block runs."""
     from evoclaw.config import default_data_folder
     from evoclaw.governance.grants import Signer
+    from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.granting import Granting
     from evoclaw.orchestrator.orchestrator import Orchestrator
+    from evoclaw.orchestrator.permitted import Permitted
     from evoclaw.store.commands import CommandStore
     from evoclaw.transport.mqtt import MqttLink
 
@@ -49,7 +51,8 @@ async def open_fleet(env: Mapping[str, str]) -> AsyncGenerator[Orchestrator]:
         store = await CommandStore.open(home / "orchestrator.db")
         await stack.enter_async_context(store)
         link = MqttLink(address)
-        orchestrator = Orchestrator(link, store, grants=Granting(signer))
+        permit = Permitted(Devices(home / "pairing"))
+        orchestrator = Orchestrator(link, store, grants=Granting(signer), permit=permit)
         await stack.enter_async_context(orchestrator.connected())
         yield orchestrator
 
@@ -98,6 +101,11 @@ def find_broker(home: Path, env: Mapping[str, str]) -> Address:
         raise ConfigError(f"{home / HERE} cannot be read: {problem}") from None
     address = parse_url(door.url)
     return msgspec.structs.replace(address, username=door.username, password=door.password)
+
+
+def is_ours(home: Path) -> bool:
+    """Whether the broker is the one that `evoclaw up` runs here now."""
+    return (home / HERE).exists()
 
 
 def leave_door(home: Path, door: Door) -> None:

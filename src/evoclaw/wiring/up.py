@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.wiring.fleet import Door, leave_door, open_fleet
 
 if TYPE_CHECKING:
+    from evoclaw.orchestrator.joining import Joining
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.transport.broker import EmbeddedBroker
 
@@ -66,6 +68,7 @@ async def bring_up(
         leave_door(home, Door(url, ORCHESTRATOR, password))
         stack.callback(_close_door, home)
         orchestrator = await stack.enter_async_context(open_fleet(env))
+        orchestrator.reception.guests = _joining(home, orchestrator, broker).take
         if agent_id is not None:
             local = _Local(agent_id, workspace, model)
             config = await _describe(local, home, url, broker)
@@ -74,15 +77,30 @@ async def bring_up(
         yield House(url, orchestrator)
 
 
+def _joining(home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker) -> Joining:
+    from evoclaw.governance.grants import Signer
+    from evoclaw.governance.pairing import Devices, Pairings
+    from evoclaw.orchestrator.joining import Joining
+
+    key = Signer.load_or_create(home / "orchestrator.key").public_key
+    pairing = home / "pairing"
+    send = orchestrator.requests.send
+    return Joining(Pairings(pairing), Devices(pairing), broker.accounts, send, key)
+
+
 async def _describe(local: _Local, home: Path, url: str, broker: EmbeddedBroker) -> Path:
     """Write the local edge's `agent.toml`: a full edge, trusted with everything here."""
     from evoclaw.config import write_agent_toml
     from evoclaw.governance.grants import Signer
+    from evoclaw.governance.pairing import Devices
     from evoclaw.transport.accounts import write_private
 
     folder = home / "edge" / local.agent_id
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     password = await broker.renew(local.agent_id)
+    devices = Devices(home / "pairing")
+    if devices.get(local.agent_id) is None:
+        devices.invite(local.agent_id, time.time())
     write_private(folder / "password", password.encode())
     values: dict[str, JSON] = {
         "agent_id": local.agent_id,

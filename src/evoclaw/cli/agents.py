@@ -1,0 +1,99 @@
+"""`evoclaw agents`: who is there, and who may be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from argparse import Namespace
+
+from evoclaw.cli import exits
+from evoclaw.cli.clean import clean
+from evoclaw.cli.fleet import show
+from evoclaw.cli.needs import Wiring
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON
+from evoclaw.governance.pairing import Device
+from evoclaw.orchestrator.fleet import Member
+from evoclaw.orchestrator.orchestrator import Orchestrator
+
+SETTLE = 1.5
+"""Seconds in which everybody who is there has said so."""
+
+
+def agents(options: Namespace, wiring: Wiring) -> int:
+    """Do one of the actions."""
+    match options.action:
+        case "show":
+            _show(options, wiring)
+        case "invite":
+            invited = wiring.invite(options.agent, options.minutes * 60.0, os.environ)
+            show(f"evoclaw edge join {invited.url} --token {invited.token}")
+        case "approve":
+            device = wiring.devices(os.environ).approve(options.agent, time.time())
+            show(f"{device.agent_id}: {len(device.approved)} tools approved")
+        case "revoke":
+            wiring.revoke(options.agent, os.environ)
+            show(f"{options.agent}: shut out")
+        case _:
+            asyncio.run(_list(options, wiring))
+    return exits.OK
+
+
+def _show(options: Namespace, wiring: Wiring) -> None:
+    device = wiring.devices(os.environ).get(options.agent)
+    if device is None:
+        raise ConfigError(f"no edge {options.agent!r} has joined; see `evoclaw agents list`")
+    if options.json:
+        show(
+            {
+                "agent": device.agent_id,
+                "state": str(device.state),
+                "approved": sorted(device.approved),
+                "waiting": sorted(device.waiting),
+            }
+        )
+        return
+    show(f"{device.agent_id}: {device.state}")
+    show(f"approved: {clean(', '.join(sorted(device.approved))) or 'none'}")
+    if device.waiting:
+        show(f"waiting:  {clean(', '.join(sorted(device.waiting)))}")
+
+
+async def _list(options: Namespace, wiring: Wiring) -> None:
+    devices = {device.agent_id: device for device in wiring.devices(os.environ).all()}
+    async with wiring.open_fleet(os.environ) as orchestrator:
+        await _settled(orchestrator)
+        members = {member.agent_id: member for member in orchestrator.fleet.members()}
+    names = sorted({*devices, *members})
+    rows = [_row(name, members.get(name), devices.get(name)) for name in names]
+    if options.json:
+        show(rows)
+        return
+    for row in rows:
+        state = "online" if row["online"] else "offline"
+        show(f"{row['agent']:20} {state:8} {row['state']:9} {clean(row['summary'])}")
+    if not rows:
+        show("no edge was ever here; `evoclaw agents invite NAME` lets one in")
+
+
+def _row(name: str, member: Member | None, device: Device | None) -> dict[str, JSON]:
+    return {
+        "agent": name,
+        "online": member is not None and member.online,
+        "state": "unknown" if device is None else str(device.state),
+        "type": "" if member is None else member.agent_type,
+        "summary": "" if member is None else member.problem or member.summary,
+        "tools": [] if member is None else list(member.tools.names),
+        "model": member is not None and member.has_model,
+    }
+
+
+async def _settled(orchestrator: Orchestrator) -> None:
+    """Wait until everybody who is there had the time to say so."""
+    try:
+        async with asyncio.timeout(SETTLE):
+            while True:
+                await orchestrator.fleet.change()
+    except TimeoutError:
+        return

@@ -1,0 +1,109 @@
+"""Letting edges in and out: invitations, devices, and an edge that joins."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON
+
+if TYPE_CHECKING:
+    from evoclaw.edge.joining import Joined
+    from evoclaw.governance.pairing import Devices
+
+SEPARATOR = "."
+"""Between the agent's id and the secret of a token."""
+
+
+class Invited(Struct, frozen=True):
+    """What the owner of a new edge needs."""
+
+    url: str
+    token: str
+
+
+def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
+    """Make an account that a token opens, once."""
+    from evoclaw.config import default_data_folder
+    from evoclaw.governance.pairing import Pairings
+    from evoclaw.transport.accounts import Accounts
+    from evoclaw.transport.topics import ID_RULE, is_agent_id
+    from evoclaw.wiring.fleet import find_broker, is_ours
+
+    home = default_data_folder(env)
+    if not is_agent_id(agent_id):
+        raise ConfigError(f"{agent_id!r} is no agent id: {ID_RULE}")
+    if not is_ours(home):
+        raise ConfigError(
+            "invitations are for the broker of `evoclaw up`; start it, or make the account at the "
+            "broker you use and write an agent.toml"
+        )
+    address = find_broker(home, env)
+    token = Pairings(home / "pairing").new(agent_id, seconds, time.time())
+    Accounts(home / "broker").renew(agent_id, password=token)
+    return Invited(f"mqtt://{address.host}:{address.port}", f"{agent_id}{SEPARATOR}{token}")
+
+
+async def join(
+    url: str, token: str, path: Path, capabilities: list[str], env: Mapping[str, str]
+) -> str:
+    """Join a fleet and write this edge's `agent.toml`; its id."""
+    from evoclaw.config import default_data_folder, write_agent_toml
+    from evoclaw.edge.joining import Guest
+    from evoclaw.transport.accounts import write_private
+    from evoclaw.transport.address import parse_url
+    from evoclaw.transport.mqtt import MqttLink
+    from evoclaw.transport.topics import is_agent_id
+
+    agent_id, _, secret = token.strip().partition(SEPARATOR)
+    if not is_agent_id(agent_id) or not secret:
+        raise ConfigError("this is no token; copy all of what `evoclaw agents invite` printed")
+    if path.exists():  # noqa: ASYNC240 - one look, before anything else goes on
+        raise ConfigError(f"{path} is there already; move it away, or say another --config")
+    folder = default_data_folder(env) / "edge" / agent_id
+    address = replace(parse_url(url), username=agent_id, password=secret)
+
+    async def keep(given: Joined) -> None:
+        values: dict[str, JSON] = {
+            "agent_id": agent_id,
+            "capabilities": capabilities,
+            "data": str(folder),
+            "orchestrator_keys": [given.orchestrator_key],
+            "broker": {
+                "url": url,
+                "username": agent_id,
+                "password_file": str(folder / "password"),
+            },
+        }
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(folder / "password", given.password.encode())
+        await asyncio.to_thread(write_agent_toml, path, values)
+
+    await Guest(agent_id, secret, MqttLink(address)).join(keep)
+    return agent_id
+
+
+def devices(env: Mapping[str, str]) -> Devices:
+    """The edges that joined."""
+    from evoclaw.config import default_data_folder
+    from evoclaw.governance.pairing import Devices
+
+    return Devices(default_data_folder(env) / "pairing")
+
+
+def revoke(agent_id: str, env: Mapping[str, str]) -> None:
+    """Shut an edge out: no account, no approved tools."""
+    from evoclaw.config import default_data_folder
+    from evoclaw.transport.accounts import Accounts
+
+    accounts = Accounts(default_data_folder(env) / "broker")
+    if any(account.name == agent_id for account in accounts.all()):
+        accounts.remove(agent_id)
+    devices(env).revoke(agent_id, time.time())
