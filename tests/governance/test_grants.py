@@ -223,7 +223,11 @@ def test_the_library_is_loaded_only_by_who_signs_or_checks() -> None:
     code = (
         "import sys, evoclaw.governance.grants as grants\n"
         "assert 'cryptography' not in sys.modules\n"
-        f"grants.Verifier({SIGNER.public_key!r})\n"
+        f"verifier = grants.Verifier({SIGNER.public_key!r})\n"
+        "assert 'cryptography' not in sys.modules\n"
+        "asked = dict(agent='', tool='', args_sha256='', request_id='', permissions=(), now=0)\n"
+        "try: verifier.verify('YQ.YQ', **asked)\n"
+        "except grants.GrantRefused as refusal: assert refusal.code == 'bad_signature'\n"
         "assert 'cryptography' in sys.modules\n"
         "assert 'cryptography.x509' not in sys.modules\n"
     )

@@ -6,6 +6,7 @@ import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -17,7 +18,10 @@ from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.tools import ALL
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
 
 MAX_TEXT = 8192
 """Letters of a grant; what is longer is not looked at."""
@@ -109,18 +113,23 @@ class Verifier:
 
     def __init__(self, *public_keys: str) -> None:
         """Trust these keys; more than one while a new one replaces an old one."""
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-
         if not public_keys:
             raise ConfigError("no public key was given to check grants with")
         try:
-            self._keys = [
-                ed25519.Ed25519PublicKey.from_public_bytes(_decode(key)) for key in public_keys
-            ]
+            self._raw = [_decode(key) for key in public_keys]
         except ValueError:
+            self._raw = [b""]
+        if any(len(raw) != 32 for raw in self._raw):
             raise ConfigError(
                 "a public key for grants is not one: it has 43 letters, as the orchestrator says it"
-            ) from None
+            )
+
+    @cached_property
+    def _keys(self) -> list[Ed25519PublicKey]:
+        # Loaded with the first grant: a device that only waits need not hold 7 MB for it.
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+
+        return [ed25519.Ed25519PublicKey.from_public_bytes(raw) for raw in self._raw]
 
     def verify(
         self,

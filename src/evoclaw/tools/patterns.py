@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import re2  # pyright: ignore[reportMissingTypeStubs]
-
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 
@@ -32,6 +30,13 @@ CLASSES[b"alpha"] = CLASSES[b"lower"] + CLASSES[b"upper"]
 CLASSES[b"alnum"] = CLASSES[b"alpha"] + CLASSES[b"digit"]
 
 
+def _re2() -> Any:
+    """The library, loaded with the first pattern: many who have these tools never search."""
+    import re2  # pyright: ignore[reportMissingTypeStubs]
+
+    return cast("Any", re2)
+
+
 class Regex:
     """A compiled regular expression over bytes."""
 
@@ -47,8 +52,8 @@ class Regex:
         options.case_sensitive = not ignore_case
         options.never_nl = text
         try:
-            self._compiled = cast("Any", re2).compile(source, options)
-        except cast("Any", re2).error as problem:
+            self._compiled = _re2().compile(source, options)
+        except _re2().error as problem:
             reason = _text(problem)
             raise ToolFailure(
                 ErrorKind.INVALID_PARAMS,
@@ -71,7 +76,7 @@ class RegexSet:
     """Many expressions tried at once; the last that matches wins."""
 
     def __init__(self, sources: Sequence[bytes]) -> None:
-        self._set = cast("Any", re2).Set.FullMatchSet(_options(text=False))
+        self._set = _re2().Set.FullMatchSet(_options(text=False))
         self._empty = not sources
         for source in sources:
             self._set.Add(source)
@@ -87,9 +92,9 @@ class RegexSet:
 
 
 def _options(*, text: bool) -> Any:
-    options = cast("Any", re2).Options()
+    options = _re2().Options()
     options.log_errors = False
-    encodings = cast("Any", re2).Options.Encoding
+    encodings = _re2().Options.Encoding
     options.encoding = encodings.UTF8 if text else encodings.LATIN1
     return options
 
