@@ -53,7 +53,8 @@ check: lint types test ## format, lint, types, tests
 bench: $(READY) ## measure us, the floor and the peers; ends with one JSON object
 	$(BIN)/python bench/run.py
 
-demo: $(LOCAL) ## watch a governed tool loop work on real files, then with a real model
+demo: $(LOCAL) ## watch a fleet of three edges at work, then a governed loop with a real model
+	$(BIN)/python examples/fleet.py
 	$(BIN)/python examples/demo.py
 
 docs: $(READY) ## regenerate the reference pages from the code
