@@ -16,15 +16,16 @@ from evoclaw.cli.render import tell
 def edge(options: Namespace, wiring: Wiring) -> int:
     """Serve until told to stop, or join a fleet first."""
     if options.action == "join":
-        return asyncio.run(_join(options, wiring))
+        ca_file = Path(options.ca_file).absolute() if options.ca_file else None
+        return asyncio.run(_join(options, ca_file, wiring))
     path = Path(options.config or "agent.toml")
     return asyncio.run(_serve(path if options.config or path.exists() else None, wiring))
 
 
-async def _join(options: Namespace, wiring: Wiring) -> int:
+async def _join(options: Namespace, ca_file: Path | None, wiring: Wiring) -> int:
     held = [name.strip() for name in options.capabilities.split(",") if name.strip()]
     path = Path(options.config)
-    name = await wiring.join(options.url, options.token, path, held, os.environ)
+    name = await wiring.join(options.url, options.token, path, held, os.environ, ca_file=ca_file)
     tell(f"joined as {name}; serve with: evoclaw edge --config {path}")
     return exits.OK
 

@@ -85,6 +85,9 @@ def _add_fleet(add: Callable[..., argparse.ArgumentParser]) -> None:
     up = add("up", help="a broker, an orchestrator and an edge, in one terminal")
     up.add_argument("--host", default="127.0.0.1", help="where the broker listens (default: here)")
     up.add_argument("--port", type=int, default=0, help="its port (default: any, then the same)")
+    up.add_argument("--cert", metavar="FILE", help="its TLS certificate")
+    up.add_argument("--key", metavar="FILE", help="the certificate's key")
+    up.add_argument("--ca-file", metavar="FILE", help="who signed it (default: itself)")
     up.add_argument("--engine", choices=("nats", "mosquitto"), default="nats", help="which broker")
     up.add_argument("--name", default="local", help="of the edge on this machine")
     up.add_argument("--no-edge", action="store_true", help="no edge on this machine")
@@ -106,6 +109,7 @@ def _add_join(edge: argparse.ArgumentParser) -> None:
     join = what.add_parser("join", help="join a fleet, with a token from `evoclaw agents invite`")
     join.add_argument("url", help="the broker, such as mqtt://192.0.2.7:1883")
     join.add_argument("--token", required=True, help="works once")
+    join.add_argument("--ca-file", metavar="FILE", help="who signed the broker's certificate")
     join.add_argument("--config", metavar="FILE", default="agent.toml", help="where to write it")
     join.add_argument(
         "--capabilities",

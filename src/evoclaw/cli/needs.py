@@ -63,6 +63,7 @@ class Wiring(Protocol):
         agent_id: str | None,
         workspace: Path,
         model: str,
+        tls: tuple[Path, Path, Path] | None,
         env: Mapping[str, str],
     ) -> AbstractAsyncContextManager[House]:
         """Broker, orchestrator and edge on this machine."""
@@ -73,7 +74,14 @@ class Wiring(Protocol):
         ...
 
     async def join(
-        self, url: str, token: str, path: Path, capabilities: list[str], env: Mapping[str, str]
+        self,
+        url: str,
+        token: str,
+        path: Path,
+        capabilities: list[str],
+        env: Mapping[str, str],
+        *,
+        ca_file: Path | None = None,
     ) -> str:
         """Join a fleet."""
         ...

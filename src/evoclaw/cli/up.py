@@ -11,6 +11,7 @@ from pathlib import Path
 from evoclaw.cli import exits
 from evoclaw.cli.needs import Wiring
 from evoclaw.cli.render import tell
+from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.fleet import Presence
 
 
@@ -31,6 +32,7 @@ async def _up(options: Namespace, workspace: Path, wiring: Wiring) -> int:
         agent_id=None if options.no_edge else options.name,
         workspace=workspace,
         model=options.model,
+        tls=_tls(options),
         env=os.environ,
     )
     async with parts as house:
@@ -39,6 +41,16 @@ async def _up(options: Namespace, workspace: Path, wiring: Wiring) -> int:
         await stop.wait()
         tell("leaving")
     return exits.OK
+
+
+def _tls(options: Namespace) -> tuple[Path, Path, Path] | None:
+    if (options.cert is None) != (options.key is None):
+        raise ConfigError("--cert and --key go together")
+    if options.cert is None:
+        return None
+    files = (options.cert, options.key, options.ca_file or options.cert)
+    cert, key, ca_file = (Path(file).absolute() for file in files)
+    return cert, key, ca_file
 
 
 def _show(change: Presence) -> None:

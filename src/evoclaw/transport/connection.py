@@ -97,7 +97,8 @@ class Connection(asyncio.Protocol):
         except MQTTConnectError as problem:
             return self.lose(_refusal(problem))
         told: dict[str, list[int]] = client._package_handler._connack_properties
-        self._keep_alive = told.get("server_keep_alive", [0])[0] or self._keep_alive
+        wished = told.get("server_keep_alive", [0])[0] or self._keep_alive
+        self._keep_alive = min(wished, self._keep_alive)
         largest = told.get("maximum_packet_size", [MAX_INCOMING])[0]
         self.max_payload = max(0, min(MAX_PAYLOAD, largest - _OVERHEAD))
         # One less than the broker allows: gmqtt counts that way.
@@ -111,7 +112,7 @@ class Connection(asyncio.Protocol):
         self._gmqtt, self._transport = made, transport
         self._socket = transport.get_extra_info("socket")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made._keep_connection_callback.cancel()
+        self._stop_looking()
         made._protocol._read_loop_future.cancel()
         made._protocol._transport = self
         transport.set_protocol(self)
@@ -142,8 +143,7 @@ class Connection(asyncio.Protocol):
     def begin(self) -> None:
         """Hand on what comes, after the party was greeted, and look after the keep-alive."""
         self._began = self._heard = self._loop.time()
-        # Its own look, set up anew if the broker wished for another keep-alive.
-        self._gmqtt._keep_connection_callback.cancel()
+        self._stop_looking()
         self._timer = self._loop.call_later(self._keep_alive / 2, self._look)
         self._loop.call_soon(self._release)
 
@@ -178,8 +178,14 @@ class Connection(asyncio.Protocol):
         self.lost.set_result(reason)
         self.lived = self._loop.time() - self._began if self._began else 0.0
         self.in_flight.fail()
+        self._stop_looking()
+
+    def _stop_looking(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._gmqtt is not None:
+            # gmqtt's own, set up anew when the broker wishes for another keep-alive.
+            self._gmqtt._keep_connection_callback.cancel()
 
     def _look(self) -> None:
         now = self._loop.time()
@@ -262,6 +268,8 @@ class Connection(asyncio.Protocol):
 
     def on_disconnect(self, _client: Any, packet: bytes) -> None:
         """Gmqtt read a good-bye."""
+        if self.lost.done():
+            return
         why = _FAREWELLS.get(packet[0], f"code {packet[0]}") if packet else "no reason given"
         self.lose(f"the broker ended the connection: {why}")
 

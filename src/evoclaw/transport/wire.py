@@ -68,6 +68,9 @@ class ToolPayload(Struct, frozen=True, omit_defaults=True):
     timeout_ms: float | None = None
     stream: bool = False
     background: bool = False
+    """It is a job: answered at once, its result is told when it has ended."""
+    idle_ms: float | None = None
+    """A job that says nothing for so long is ended."""
 
 
 class ReportType(StrEnum):
@@ -145,6 +148,10 @@ class Hello(Struct, frozen=True):
     """Commands that ended and whose result was not acknowledged."""
     v_min: int = VERSION
     v_max: int = VERSION
+    room: int | None = None
+    """How many more commands it takes now; None if it does not say."""
+    journal: str = ""
+    """Names what it remembers by; another one means that it has forgotten what was before."""
 
 
 class Welcome(Struct, frozen=True, omit_defaults=True):

@@ -30,6 +30,8 @@ class Door(Struct, frozen=True):
     url: str
     username: str = ""
     password: str = ""
+    ca_file: str | None = None
+    """Who signed the broker's certificate, if it has one."""
 
 
 @asynccontextmanager
@@ -85,7 +87,7 @@ async def fleet_ports(
 def find_broker(home: Path, env: Mapping[str, str]) -> Address:
     """The broker: the one that the settings name, or the one that `evoclaw up` runs here."""
     from evoclaw.config import BrokerConfig, broker_password, read_evoclaw_toml
-    from evoclaw.transport.address import parse_url
+    from evoclaw.transport.address import TlsSettings, parse_url
 
     path = home / "evoclaw.toml"
     config = read_evoclaw_toml(path if path.exists() else None, env)
@@ -99,7 +101,8 @@ def find_broker(home: Path, env: Mapping[str, str]) -> Address:
         ) from None
     except (OSError, msgspec.DecodeError) as problem:
         raise ConfigError(f"{home / HERE} cannot be read: {problem}") from None
-    address = parse_url(door.url)
+    tls = None if door.ca_file is None else TlsSettings(door.ca_file)
+    address = parse_url(door.url, tls=tls)
     return msgspec.structs.replace(address, username=door.username, password=door.password)
 
 

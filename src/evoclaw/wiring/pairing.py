@@ -48,17 +48,24 @@ def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
     address = find_broker(home, env)
     token = Pairings(home / "pairing").new(agent_id, seconds, time.time())
     Accounts(home / "broker").renew(agent_id, password=token)
-    return Invited(f"mqtt://{address.host}:{address.port}", f"{agent_id}{SEPARATOR}{token}")
+    kind = "mqtt" if address.tls is None else "mqtts"
+    return Invited(f"{kind}://{address.host}:{address.port}", f"{agent_id}{SEPARATOR}{token}")
 
 
 async def join(
-    url: str, token: str, path: Path, capabilities: list[str], env: Mapping[str, str]
+    url: str,
+    token: str,
+    path: Path,
+    capabilities: list[str],
+    env: Mapping[str, str],
+    *,
+    ca_file: Path | None = None,
 ) -> str:
     """Join a fleet and write this edge's `agent.toml`; its id."""
     from evoclaw.config import default_data_folder, write_agent_toml
     from evoclaw.edge.joining import Guest
     from evoclaw.transport.accounts import write_private
-    from evoclaw.transport.address import parse_url
+    from evoclaw.transport.address import TlsSettings, parse_url
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.transport.topics import is_agent_id
 
@@ -68,7 +75,8 @@ async def join(
     if path.exists():  # noqa: ASYNC240 - one look, before anything else goes on
         raise ConfigError(f"{path} is there already; move it away, or say another --config")
     folder = default_data_folder(env) / "edge" / agent_id
-    address = replace(parse_url(url), username=agent_id, password=secret)
+    tls = None if ca_file is None else TlsSettings(str(ca_file))
+    address = replace(parse_url(url, tls=tls), username=agent_id, password=secret)
 
     async def keep(given: Joined) -> None:
         values: dict[str, JSON] = {
@@ -82,6 +90,8 @@ async def join(
                 "password_file": str(folder / "password"),
             },
         }
+        if ca_file is not None:
+            values["broker"]["ca_file"] = str(ca_file)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(folder / "password", given.password.encode())
         await asyncio.to_thread(write_agent_toml, path, values)

@@ -52,26 +52,33 @@ async def bring_up(
     workspace: Path,
     model: str,
     env: Mapping[str, str],
+    tls: tuple[Path, Path, Path] | None = None,
 ) -> AsyncGenerator[House]:
-    """Broker, orchestrator and edge; all gone when the block ends."""
+    """Broker, orchestrator and edge; all gone when the block ends.
+
+    With TLS, the broker's certificate, its key, and who signed it are given.
+    """
     from evoclaw.config import default_data_folder
     from evoclaw.transport.accounts import Role
     from evoclaw.transport.broker import EmbeddedBroker
+    from evoclaw.transport.engines import TlsFiles
 
     home = default_data_folder(env)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with AsyncExitStack() as stack:
-        broker = EmbeddedBroker(home / "broker", engine=engine, host=host, port=port)
+        files = None if tls is None else TlsFiles(*tls[:2])
+        broker = EmbeddedBroker(home / "broker", engine=engine, host=host, port=port, tls=files)
         await stack.enter_async_context(broker)
-        url = f"mqtt://{broker.host}:{broker.port}"
+        url = f"{'mqtt' if tls is None else 'mqtts'}://{broker.host}:{broker.port}"
         password = await broker.renew(ORCHESTRATOR, Role.ORCHESTRATOR)
-        leave_door(home, Door(url, ORCHESTRATOR, password))
+        door = Door(url, ORCHESTRATOR, password, None if tls is None else str(tls[2]))
+        leave_door(home, door)
         stack.callback(_close_door, home)
         orchestrator = await stack.enter_async_context(open_fleet(env))
         orchestrator.reception.guests = _joining(home, orchestrator, broker).take
         if agent_id is not None:
             local = _Local(agent_id, workspace, model)
-            config = await _describe(local, home, url, broker)
+            config = await _describe(local, home, door, broker)
             edge = asyncio.create_task(_keep_edge(config))
             stack.push_async_callback(_end, edge)
         yield House(url, orchestrator)
@@ -88,7 +95,7 @@ def _joining(home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker) -> 
     return Joining(Pairings(pairing), Devices(pairing), broker.accounts, send, key)
 
 
-async def _describe(local: _Local, home: Path, url: str, broker: EmbeddedBroker) -> Path:
+async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroker) -> Path:
     """Write the local edge's `agent.toml`: a full edge, trusted with everything here."""
     from evoclaw.config import write_agent_toml
     from evoclaw.governance.grants import Signer
@@ -110,11 +117,13 @@ async def _describe(local: _Local, home: Path, url: str, broker: EmbeddedBroker)
         "data": str(folder),
         "orchestrator_keys": [Signer.load_or_create(home / "orchestrator.key").public_key],
         "broker": {
-            "url": url,
+            "url": door.url,
             "username": local.agent_id,
             "password_file": str(folder / "password"),
         },
     }
+    if door.ca_file is not None:
+        values["broker"]["ca_file"] = door.ca_file
     if local.model:
         values["model"] = {"name": local.model}
     path = folder / "agent.toml"

@@ -1,0 +1,161 @@
+"""`evoclaw up` and everything typed beside it, as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evoclaw.cli import exits
+from tests.cli.support import Shell, reply, shell
+from tests.transport.certificates import make_certificates
+
+
+class Up:
+    """A running `evoclaw up`, and what it said so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.said = ""
+
+    async def says(self, text: str, seconds: float = 20.0) -> None:
+        assert self.process.stderr is not None
+        async with asyncio.timeout(seconds):
+            while text not in self.said:
+                line = await self.process.stderr.readline()
+                assert line, f"it ended, having said: {self.said}"
+                self.said += line.decode()
+
+
+@asynccontextmanager
+async def running(here: Shell, *arguments: str) -> AsyncGenerator[Up]:
+    process = await here.start(*arguments, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        yield Up(process)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            await process.communicate()
+
+
+async def test_one_terminal_is_enough_for_a_broker_an_orchestrator_and_an_edge(
+    tmp_path: Path,
+) -> None:
+    task = reply("", ("bash", {"command": "echo over there > proof; cat proof"}))
+    async with shell(tmp_path, task, reply("It says: over there.")) as here:
+        async with running(here, "up", "--folder", str(here.workspace)) as up:
+            await up.says("edge local: online")
+            pinged, listed = await asyncio.gather(
+                here.type("ping", "local", "--json"), here.type("tools", "local")
+            )
+            ran = await here.type("run", "--on", "local", "--yes", "make a file")
+            agents = await here.type("agents", "--json")
+        assert (pinged.code, json.loads(pinged.out)["pong"]) == (exits.OK, True)
+        assert "bash" in listed.out
+        assert ran.code == exits.OK, ran.err
+        assert "It says: over there." in ran.out
+        assert (here.workspace / "proof").read_text() == "over there\n"
+        (row,) = json.loads(agents.out)
+        assert (row["agent"], row["online"], row["state"]) == ("local", True, "approved")
+        assert up.process.returncode == exits.OK
+
+
+async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again(
+    tmp_path: Path,
+) -> None:
+    async with shell(tmp_path) as here, running(here, "up", "--no-edge") as up:
+        await up.says("broker on")
+        line = (await here.type("agents", "invite", "pi")).out.split()
+        device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
+        device.home.mkdir()
+        joined = await device.type(*line[1:], "--capabilities", "shell")
+        assert joined.code == exits.OK, joined.err
+        again = await device.type(*line[1:], "--config", "second.toml")
+        assert again.code == exits.MISUSED
+        assert not (device.workspace / "second.toml").exists()
+        async with running(device, "edge"):
+            await up.says("edge pi: online")
+            shown = await here.type("agents", "show", "pi", "--json")
+            assert json.loads(shown.out)["approved"] == ["bash"]
+            assert (await here.type("agents", "revoke", "pi")).code == exits.OK
+            await up.says("edge pi: offline")
+        assert (await here.type("agents", "show", "pi")).out.startswith("pi: revoked")
+
+
+async def test_tools_that_a_device_gets_later_are_asked_about_first(tmp_path: Path) -> None:
+    async with shell(tmp_path) as here, running(here, "up", "--no-edge") as up:
+        await up.says("broker on")
+        line = (await here.type("agents", "invite", "pi")).out.split()
+        device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
+        device.home.mkdir()
+        assert (await device.type(*line[1:], "--capabilities", "file_read")).code == exits.OK
+        async with running(device, "edge"):
+            await up.says("edge pi: online")
+            assert "bash" not in (await here.type("tools", "pi")).out
+        await up.says("edge pi: offline")
+        settings = device.workspace / "agent.toml"
+        settings.write_text(settings.read_text().replace('["file_read"]', '["*"]'))
+        up.said = ""
+        async with running(device, "edge"):
+            await up.says("edge pi: online")
+            grown = await here.type("tools", "pi")
+            assert "not approved: bash, edit, write" in grown.out
+            assert "read " in grown.out
+            assert (await here.type("agents", "approve", "pi")).code == exits.OK
+            assert "bash" in (await here.type("tools", "pi")).out
+
+
+async def test_everything_works_over_tls(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    cert, key = str(files.server_cert), str(files.server_key)
+    tls = ("--cert", cert, "--key", key, "--ca-file", str(files.ca))
+    async with shell(tmp_path) as here, running(here, "up", *tls) as up:
+        await up.says("edge local: online")
+        assert "broker on mqtts://" in up.said
+        line = (await here.type("agents", "invite", "pi")).out.split()
+        device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
+        device.home.mkdir()
+        joined = await device.type(*line[1:], "--ca-file", str(files.ca))
+        assert joined.code == exits.OK, joined.err
+        async with running(device, "edge"):
+            await up.says("edge pi: online")
+            assert (await here.type("ping", "pi")).code == exits.OK
+
+
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        (("ping", "pi"), "start one with `evoclaw up`"),
+        (("agents", "invite", "pi"), "broker of `evoclaw up`"),
+        (("agents", "show", "pi"), "no edge 'pi' has joined"),
+        (("agents", "approve", "pi"), "no device 'pi' has joined"),
+        (("edge", "--config", "nowhere.toml"), "there is no file"),
+        (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "this is no token"),
+        (("edge", "join", "http://x", "--token", "pi.x"), "must be like mqtt://"),
+        (("up", "--cert", "x.pem"), "--cert and --key go together"),
+        (("up", "--host", "192.0.2.1"), "no free port was found on 192.0.2.1"),
+    ],
+)
+async def test_what_cannot_work_is_said_with_what_to_do(
+    tmp_path: Path, typed: tuple[str, ...], advice: str
+) -> None:
+    async with shell(tmp_path) as here:
+        done = await here.type(*typed)
+    assert done.code == exits.MISUSED
+    assert advice in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_a_run_on_an_edge_that_is_not_there_says_who_is(tmp_path: Path) -> None:
+    async with shell(tmp_path) as here, running(here, "up") as up:
+        await up.says("edge local: online")
+        done = await here.type("ping", "nobody")
+    assert done.code == exits.MISUSED
+    assert "agent 'nobody' is not online; online: local" in done.err
