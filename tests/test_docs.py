@@ -121,16 +121,18 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_named_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", read(ROOT / "Makefile"), re.MULTILINE))
-    subcommands = commands_of(parser())
     for words in commands(page):
         if words[0] == "make":
             unknown = [word for word in words[1:] if "=" not in word and word not in targets]
             assert not unknown, f"make {' '.join(words[1:])}: no such target"
             continue
-        known = subcommands.get(words[1], None) if len(words) > 1 else parser()
-        if len(words) > 1 and words[1].startswith("-"):
-            known = parser()
-        assert known is not None, f"{' '.join(words)}: no such command"
+        known = parser()
+        for word in words[1:]:
+            inner = commands_of(known)
+            if not inner or word.startswith("-"):
+                break
+            assert word in inner, f"{' '.join(words)}: no such command"
+            known = inner[word]
         options = {option for action in known._actions for option in action.option_strings}
         strange = [word for word in words[1:] if word.startswith("--") and word not in options]
         assert not strange, f"{' '.join(words)}: no such option"
@@ -138,11 +140,10 @@ def test_every_command_named_exists(page: Path) -> None:
 
 def commands_of(top: ArgumentParser) -> Mapping[str, ArgumentParser]:
     choices = [cast("object", action.choices) for action in top._actions]
-    return next(
-        cast("Mapping[str, ArgumentParser]", choice)
-        for choice in choices
-        if isinstance(choice, Mapping)
-    )
+    for choice in choices:
+        if isinstance(choice, Mapping):
+            return cast("Mapping[str, ArgumentParser]", choice)
+    return {}
 
 
 def commands(page: Path) -> Iterator[list[str]]:

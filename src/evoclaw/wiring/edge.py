@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
     from evoclaw.edge.clock import OrchestratorClock
     from evoclaw.edge.edge import Edge
-    from evoclaw.edge.genome import Genomes
     from evoclaw.edge.identity import Limits
-    from evoclaw.edge.plans import GrantCheck, Planner
+    from evoclaw.edge.plans import GrantCheck
     from evoclaw.transport.link import Link
 
 logger = logging.getLogger(__name__)
@@ -27,12 +26,9 @@ PASSWORD = "EVOCLAW_EDGE_PASSWORD"
 async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator[Edge]:
     """The edge that a file and the environment describe; closed when the block ends."""
     from evoclaw.config import broker_password, read_agent_toml
+    from evoclaw.edge.assemble import assemble
     from evoclaw.edge.clock import OrchestratorClock
-    from evoclaw.edge.edge import Edge
-    from evoclaw.edge.fitness import Outcomes
-    from evoclaw.edge.genome import Genomes
     from evoclaw.edge.identity import Identity
-    from evoclaw.edge.parts import Parts
     from evoclaw.store.journal import Journal
     from evoclaw.transport.accounts import client_id
 
@@ -46,25 +42,19 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
                 "the journal was damaged; it is kept as %s and a new one was begun",
                 journal.database.set_aside,
             )
-        genomes = Genomes(journal)
-        await genomes.load()
         clock = OrchestratorClock()
         ports, has_model = await _ports(config, env, stack)
         name = client_id(config.agent_id, password) if password else ""
-        yield Edge(
-            Parts(
-                Identity(config.agent_id, config.agent_type, config.summary, name),
-                _link(config, password),
-                journal,
-                ports.executor,
-                _planners(config, ports, genomes, clock, has_model=has_model),
-                genomes,
-                Outcomes(),
-                _limits(config),
-                has_model=has_model,
-                accepts=config.accepted,
-                clock=clock,
-            )
+        yield await assemble(
+            Identity(config.agent_id, config.agent_type, config.summary, name),
+            _link(config, password),
+            journal,
+            ports,
+            has_model=has_model,
+            limits=_limits(config),
+            check=_check(config, clock),
+            clock=clock,
+            accepts=config.accepted,
         )
 
 
@@ -94,23 +84,6 @@ def _executor(config: EdgeConfig) -> Executor:
     from evoclaw.wiring.local import local_executor
 
     return local_executor(config.workspace, config.capabilities, config.tools.only)
-
-
-def _planners(
-    config: EdgeConfig,
-    ports: Ports,
-    genomes: Genomes,
-    clock: OrchestratorClock,
-    *,
-    has_model: bool,
-) -> dict[str, Planner]:
-    from evoclaw.edge.plans import ToolPlans
-    from evoclaw.edge.prompts import PromptPlans
-
-    check = _check(config, clock)
-    tools = ToolPlans(ports, check=check)
-    prompts = PromptPlans(ports if has_model else None, genomes.current, check=check)
-    return {"tool": tools.plan, "execute": tools.plan, "prompt": prompts.plan}
 
 
 def _check(config: EdgeConfig, clock: OrchestratorClock) -> GrantCheck:

@@ -1,0 +1,58 @@
+"""A device from what it was given: a link, a journal, and the ports its calls run through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from evoclaw.core.ports import Ports
+from evoclaw.edge.clock import OrchestratorClock
+from evoclaw.edge.edge import Edge
+from evoclaw.edge.fitness import Outcomes
+from evoclaw.edge.genome import Genomes
+from evoclaw.edge.identity import Identity, Limits
+from evoclaw.edge.parts import Parts
+from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, no_grants
+from evoclaw.edge.prompts import PromptPlans
+from evoclaw.store.journal import Journal
+from evoclaw.transport.link import Link
+
+_USUAL = Limits()
+
+
+async def assemble(
+    who: Identity,
+    link: Link,
+    journal: Journal,
+    ports: Ports,
+    *,
+    has_model: bool = False,
+    limits: Limits = _USUAL,
+    check: GrantCheck = no_grants,
+    clock: OrchestratorClock | None = None,
+    accepts: frozenset[str] | None = None,
+) -> Edge:
+    """An edge that runs these ports' tools; its prompts too, if their provider is a real one."""
+    genomes = Genomes(journal)
+    await genomes.load()
+    tools = ToolPlans(ports, check=check)
+    prompts = PromptPlans(ports if has_model else None, genomes.current, check=check)
+    planners: Mapping[str, Planner] = {
+        "tool": tools.plan,
+        "execute": tools.plan,
+        "prompt": prompts.plan,
+    }
+    return Edge(
+        Parts(
+            who,
+            link,
+            journal,
+            ports.executor,
+            planners,
+            genomes,
+            Outcomes(),
+            limits,
+            has_model=has_model,
+            clock=clock or OrchestratorClock(),
+            accepts=accepts,
+        )
+    )
