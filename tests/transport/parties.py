@@ -25,6 +25,7 @@ class Recorder:
         self.wills_asked = 0
         self.next_will = will
         self.on_connected: Callable[[], Awaitable[None]] | None = None
+        self.on_disconnected: Callable[[], None] | None = None
         self.on_received: Callable[[Incoming], None] | None = None
         self.log: list[str] = []
         self._waiters: list[asyncio.Future[None]] = []
@@ -42,6 +43,8 @@ class Recorder:
     def disconnected(self, reason: str) -> None:
         self.reasons.append(reason)
         self._tell("disconnected")
+        if self.on_disconnected is not None:
+            self.on_disconnected()
 
     def received(self, message: Incoming) -> None:
         self.messages.append(message)

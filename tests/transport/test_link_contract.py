@@ -4,64 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
 
-from evoclaw.transport.link import MAX_PAYLOAD, Incoming, Link, LinkDown, TooLarge, Will
-from evoclaw.transport.memory import MemoryBroker, MemoryLink
-from evoclaw.transport.mqtt import Address, MqttLink
+from evoclaw.transport.link import MAX_PAYLOAD, Incoming, LinkDown, TooLarge, Will
 from tests.transport.brokers import Broker, mosquitto, nats
+from tests.transport.nets import MemoryNet, MqttNet, Net
 from tests.transport.parties import Recorder, joined, running
-from tests.transport.proxy import FaultProxy
-
-
-@dataclass
-class End:
-    """One link, and what can happen to its connection."""
-
-    link: Link
-    drop: Callable[[], None]
-    """Lose it without a word."""
-    down: Callable[[], None]
-    """Lose it, and let no new one be made."""
-    up: Callable[[], None]
-
-
-class Net:
-    """Links to one broker."""
-
-    async def end(self) -> End:
-        raise NotImplementedError
-
-
-@dataclass
-class MemoryNet(Net):
-    broker: MemoryBroker = field(default_factory=MemoryBroker)
-
-    async def end(self) -> End:
-        link = MemoryLink(self.broker)
-        return End(link, link.drop, link.unplug, link.plug)
-
-
-@dataclass
-class MqttNet(Net):
-    broker: Broker
-    stack: AsyncExitStack
-
-    async def end(self) -> End:
-        host, port = self.broker.address.host, self.broker.address.port
-        proxy = await self.stack.enter_async_context(FaultProxy(host, port))
-
-        def down() -> None:
-            proxy.refuse(True)
-            proxy.cut()
-
-        link = MqttLink(Address(proxy.host, proxy.port))
-        return End(link, proxy.cut, down, lambda: proxy.refuse(False))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["memory", "mosquitto", "nats"])

@@ -111,9 +111,9 @@ async def test_fault_12_a_half_open_connection_is_noticed_while_nothing_is_sent(
 def sockets_to(port: int) -> int:
     """How many sockets of this process are connected to that port."""
     count = 0
-    for name in os.listdir("/proc/self/fd"):
+    for file in Path("/proc/self/fd").iterdir():
         try:
-            with socket.socket(fileno=os.dup(int(name))) as copy:
+            with socket.socket(fileno=os.dup(int(file.name))) as copy:
                 count += copy.getpeername()[1:2] == (port,)
         except OSError:
             continue  # No socket, or not connected.
@@ -125,7 +125,10 @@ async def test_fault_12_a_half_open_connection_is_noticed_while_much_is_sent() -
     async with mosquitto() as broker, proxied(broker) as (proxy, address):
         party, link = Recorder(), MqttLink(address, keep_alive=1)
 
+        left_open: list[int] = []
+        party.on_disconnected = lambda: left_open.append(sockets_to(proxy.port))
         async with joined(link, party):
+            assert sockets_to(proxy.port) == 1
             proxy.freeze()
             began = loop.time()
             # More than all buffers take: to close in an orderly way would never end.
@@ -136,7 +139,7 @@ async def test_fault_12_a_half_open_connection_is_noticed_while_much_is_sent() -
                 )
             assert loop.time() - began < 3
             await party.was_lost(1)
-            assert sockets_to(proxy.port) <= 1
+            assert left_open == [0]
             proxy.thaw()
             await party.was_born(2)
 

@@ -96,7 +96,8 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
         ReportType.HEARTBEAT, as_payload(Heartbeat("b1", 2, 1, 0, 12.5, 31.0, 3600.0))
     ),
     "report_hello": report(
-        ReportType.HELLO, as_payload(Hello("b1", 2, "", ["r.2.0.1"], ["r.1.0.1"]))
+        ReportType.HELLO,
+        as_payload(Hello("b1", 2, "", ["r.2.0.1"], ["r.1.0.1"], room=103, journal="j1")),
     ),
     "report_metric": report(ReportType.METRIC, {"name": "cpu_temperature", "value": 45.6}),
     "status_online": Status(AGENT, "online", "b1", 2),
