@@ -258,11 +258,18 @@ class _File(Generic[T]):
 
     def __init__(self, path: Path, shape: type[dict[str, T]]) -> None:
         self._path, self._shape = path, shape
+        self._read: tuple[tuple[int, int], dict[str, T]] | None = None
+        """What was read last, and of which file: a thousand edges are asked about one by one."""
 
     def read(self) -> dict[str, T]:
         """What it holds; a file that is not there holds nothing, a damaged one is an error."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=self._shape)
+            found = self._path.stat()
+            stamp = found.st_ino, found.st_mtime_ns
+            if self._read is None or self._read[0] != stamp:
+                content = msgspec.json.decode(self._path.read_bytes(), type=self._shape)
+                self._read = stamp, content
+            return dict(self._read[1])
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as problem:
