@@ -82,6 +82,8 @@ async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again
         assert not (device.workspace / "second.toml").exists()
         async with running(device, "edge"):
             await up.says("edge pi: online")
+            twin = await device.type("edge")
+            assert (twin.code, "runs with" in twin.err) == (exits.MISUSED, True)
             shown = await here.type("agents", "show", "pi", "--json")
             assert json.loads(shown.out)["approved"] == ["bash"]
             assert (await here.type("agents", "revoke", "pi")).code == exits.OK

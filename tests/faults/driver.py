@@ -33,8 +33,8 @@ class Setting(Struct, frozen=True):
     port: int
     username: str
     password: str
-    store: Path
-    key: Path
+    store: str
+    key: str
     keep_alive: int = 30
     at_once: int = 64
     dies: str = ""
@@ -88,11 +88,13 @@ def told(request_id: str, result: ToolResult) -> Told:
 
 async def drive(setting: Setting) -> None:
     """Ask what comes until the input ends and everything is answered."""
-    signer = Signer.load_or_create(setting.key)
-    address = Address(setting.host, setting.port, setting.username, setting.password)
+    signer = Signer.load_or_create(Path(setting.key))
+    address = Address(
+        setting.host, setting.port, username=setting.username, password=setting.password
+    )
     link = MqttLink(address, keep_alive=setting.keep_alive)
     places = asyncio.Semaphore(setting.at_once)
-    async with await CommandStore.open(setting.store) as store:
+    async with await CommandStore.open(Path(setting.store)) as store:
         orchestrator = Orchestrator(link, store, grants=Granting(signer))
 
         async def one(asked: Ask) -> None:

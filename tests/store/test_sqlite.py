@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -30,7 +30,6 @@ from tests.store.support import (
     small_disk,
 )
 
-T = TypeVar("T")
 WAIT = 20.0
 
 
@@ -43,7 +42,7 @@ async def filled(path: Path, count: int = 50) -> None:
         await asyncio.gather(*(database.write(add(f"row {n}", n * 40)) for n in range(count)))
 
 
-async def batch(database: Database, *works: Callable[[sqlite3.Connection], T]) -> list[object]:
+async def batch(database: Database, *works: Callable[[sqlite3.Connection], object]) -> list[object]:
     """Have some writes queued while another one runs, so that they share the next commit."""
     began, go_on = threading.Event(), threading.Event()
 
@@ -133,6 +132,20 @@ async def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
         assert await database.read(names) == ["good", "better", "after"]
 
 
+async def test_a_commit_that_fails_is_undone_and_the_next_one_works(tmp_path: Path) -> None:
+    child_of = """CREATE TABLE parts (
+        of INTEGER REFERENCES things (id) DEFERRABLE INITIALLY DEFERRED)"""
+    schema = Schema(SCHEMA.name, ((*SCHEMA.steps[0], child_of),))
+    async with await Database.open(tmp_path / "things.db", schema) as database:
+        await database.read(lambda connection: connection.execute("PRAGMA foreign_keys=ON"))
+        orphan = "INSERT INTO parts VALUES (77)"
+        answers = await batch(database, add("one"), lambda c: c.execute(orphan), add("two"))
+        assert [type(answer) for answer in answers] == [sqlite3.IntegrityError] * 3
+        assert await database.read(names) == []
+        await database.write(add("three"))
+        assert await database.read(names) == ["three"]
+
+
 async def test_a_cancelled_caller_does_not_hurt_the_others(tmp_path: Path) -> None:
     async with await opened(tmp_path / "things.db") as database:
         began, go_on = threading.Event(), threading.Event()
@@ -220,6 +233,17 @@ def test_processes_that_make_one_file_at_the_same_time_share_it(tmp_path: Path) 
     assert [file.name for file in tmp_path.iterdir()] == ["things.db"]
 
 
+async def test_tasks_that_make_one_file_at_the_same_time_share_it(tmp_path: Path) -> None:
+    databases = await asyncio.gather(*(opened(tmp_path / "things.db") for _ in range(8)))
+    await asyncio.gather(*(one.write(add(str(n))) for n, one in enumerate(databases)))
+    assert len(await databases[0].read(names)) == 8
+    await asyncio.gather(*(database.close() for database in databases))
+    # Two that close at the same moment both leave the log to the other; the next one clears it.
+    async with await opened(tmp_path / "things.db") as database:
+        assert len(await database.read(names)) == 8
+    assert list(contents(tmp_path)) == ["things.db"]
+
+
 async def test_an_older_file_is_brought_up_to_date_and_a_newer_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "things.db"
     await filled(path, 3)
@@ -289,65 +313,55 @@ async def test_fault_26_no_room_to_begin_is_not_taken_for_damage(tmp_path: Path)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if "-shm" not in file.name}
+    files = [file for file in folder.iterdir() if file.is_file() and "-shm" not in file.name]
+    found = {file.name: file.read_bytes() for file in files}
+    return {name: data for name, data in found.items() if data or not name.endswith("-wal")}
 
 
-def ruin(path: Path, how: str) -> None:
-    wal = beside(path, "-wal")
-    size = path.stat().st_size
-    match how:
-        case "first bytes":
-            flip(path, 8 * 3)
-        case "forgets its log":
-            # 2 becomes 1, for writing and for reading.
-            for bit in (8 * 18, 8 * 18 + 1, 8 * 19, 8 * 19 + 1):
-                flip(path, bit)
-        case "a page":
-            with path.open("r+b") as file:
-                file.seek(size - 4096)
-                file.write(random.Random(1).randbytes(4096))
-        case "half":
-            with path.open("r+b") as file:
-                file.truncate(size // 2)
-        case "empty":
-            path.write_bytes(b"")
-        case "not a database":
-            path.write_text("hello\n" * 1000)
-        case "a value":
-            at = path.read_bytes().index(b"v" * 1000)
-            flip(path, 8 * (at + 500))
-        case "a name of a column":
-            at = path.read_bytes().index(b"value BLOB")
-            flip(path, 8 * at)
-        case _:
-            wal.write_bytes(b"log" * 1000)
-            path.unlink()
+def garbage(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size - 4096)
+        file.write(random.Random(1).randbytes(4096))
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "first bytes",
-        "forgets its log",
-        "a page",
-        "half",
-        "empty",
-        "not a database",
-        "a value",
-        "a name of a column",
-        "only the log is left",
-    ],
-)
+def flip_in(text: bytes) -> Callable[[Path], None]:
+    return lambda path: flip(path, 8 * (path.read_bytes().index(text) + len(text) // 2))
+
+
+def forget_the_log(path: Path) -> None:
+    # 2 becomes 1, for writing and for reading.
+    for bit in (8 * 18, 8 * 18 + 1, 8 * 19, 8 * 19 + 1):
+        flip(path, bit)
+
+
+RUIN: dict[str, Callable[[Path], object]] = {
+    "first bytes": lambda path: flip(path, 8 * 3),
+    "forgets its log": forget_the_log,
+    "a page": garbage,
+    "half": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: path.write_bytes(b""),
+    "empty, but for its log": lambda path: path.write_bytes(b""),
+    "not a database": lambda path: path.write_text("hello\n" * 1000),
+    "a value": flip_in(b"v" * 1000),
+    "a name of a column": flip_in(b"value BLOB"),
+    "only the log is left": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("how", RUIN)
 async def test_fault_27_a_damaged_file_is_reported_and_only_set_aside_when_told(
     tmp_path: Path, how: str
 ) -> None:
     path = tmp_path / "things.db"
     await filled(path)
-    ruin(path, how)
+    if how in ("empty, but for its log", "only the log is left"):
+        path = await left_by_a_crash(tmp_path, 6)
+    RUIN[how](path)
     left = contents(tmp_path)
     for _ in range(2):
         with pytest.raises(DamagedStore, match="damaged"):
             await opened(path)
+        assert contents(tmp_path) == left
     async with await opened(path, set_aside=True) as database:
         assert await database.read(names) == []
         assert database.set_aside is not None
@@ -406,6 +420,27 @@ async def test_fault_27_a_log_broken_in_the_middle_is_damage(tmp_path: Path) -> 
             # The last one cannot be told from one that a power cut tore while it was written.
             assert found[:5] == [f"row {number}" for number in range(5)]
     assert detected > 30
+
+
+async def test_the_last_commit_in_a_log_may_be_torn(tmp_path: Path) -> None:
+    path = await left_by_a_crash(tmp_path, 6)
+    flip(beside(path, "-wal"), 8 * (beside(path, "-wal").stat().st_size - 100))
+    async with await opened(path) as database:
+        assert await database.read(names) == [f"row {number}" for number in range(5)]
+
+
+async def test_what_is_left_in_a_log_that_was_begun_anew_is_no_damage(tmp_path: Path) -> None:
+    live, path = tmp_path / "live" / "things.db", tmp_path / "things.db"
+    async with await opened(live) as database:
+        for number in range(20):
+            await database.write(add(f"row {number}"))
+        restart = "PRAGMA wal_checkpoint(RESTART)"
+        await database.read(lambda connection: connection.execute(restart).fetchone())
+        await database.write(add("row 20"))
+        shutil.copy(live, path)
+        shutil.copy(beside(live, "-wal"), beside(path, "-wal"))
+    async with await opened(path) as database:
+        assert len(await database.read(names)) == 21
 
 
 async def test_a_log_torn_at_its_end_is_what_a_power_cut_leaves(tmp_path: Path) -> None:

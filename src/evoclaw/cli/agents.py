@@ -15,10 +15,9 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.governance.pairing import Device
 from evoclaw.orchestrator.fleet import Member
-from evoclaw.orchestrator.orchestrator import Orchestrator
 
-SETTLE = 1.5
-"""Seconds in which everybody who is there has said so."""
+SETTLE = 3.0
+"""Seconds at most in which everybody who is there says so."""
 
 
 def agents(options: Namespace, wiring: Wiring) -> int:
@@ -63,7 +62,7 @@ def _show(options: Namespace, wiring: Wiring) -> None:
 async def _list(options: Namespace, wiring: Wiring) -> None:
     devices = {device.agent_id: device for device in wiring.devices(os.environ).all()}
     async with wiring.open_fleet(os.environ) as orchestrator:
-        await _settled(orchestrator)
+        await orchestrator.settle(SETTLE)
         members = {member.agent_id: member for member in orchestrator.fleet.members()}
     names = sorted({*devices, *members})
     rows = [_row(name, members.get(name), devices.get(name)) for name in names]
@@ -87,13 +86,3 @@ def _row(name: str, member: Member | None, device: Device | None) -> dict[str, J
         "tools": [] if member is None else list(member.tools.names),
         "model": member is not None and member.has_model,
     }
-
-
-async def _settled(orchestrator: Orchestrator) -> None:
-    """Wait until everybody who is there had the time to say so."""
-    try:
-        async with asyncio.timeout(SETTLE):
-            while True:
-                await orchestrator.fleet.change()
-    except TimeoutError:
-        return

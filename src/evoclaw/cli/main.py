@@ -140,7 +140,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         metavar="PROVIDER/MODEL",
         help="default: whichever is at hand; `A,B` falls back on B when A fails",
     )
-    run.add_argument("--on", metavar="AGENT", help="work on this edge; `*` offers all of them")
+    run.add_argument(
+        "--on",
+        metavar="AGENT",
+        help="work on this edge; `any` takes whichever has the tool, `*` offers to ask each",
+    )
     run.add_argument("--folder", default=".", help="where to work (default: here)")
     run.add_argument("--tools", metavar="A,B", help="offer these tools only")
     run.add_argument("--turns", type=_positive, default=10, help="turns at most (default: 10)")

@@ -35,7 +35,7 @@ class Wiring(Protocol):
         self,
         *,
         model: str | None,
-        on: str | None,
+        on: str,
         level: Level,
         approver: Approver,
         env: Mapping[str, str],

@@ -29,7 +29,6 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.prompt import system_prompt
 from evoclaw.store.recordings import Recording, reopen_recording
 
-ANY = "*"
 WAIT = 15.0
 """Seconds that an edge is waited for before a run is given up."""
 
@@ -61,7 +60,7 @@ def _ports(
     if options.on is not None:
         return wiring.fleet_ports(
             model=options.model,
-            on=None if options.on == ANY else options.on,
+            on=options.on,
             level=_level(options),
             approver=_approver(options),
             env=os.environ,

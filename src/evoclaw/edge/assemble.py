@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from evoclaw.core.ports import Ports
 from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.edge import Edge
@@ -13,6 +15,7 @@ from evoclaw.edge.identity import Identity, Limits
 from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, no_grants
 from evoclaw.edge.prompts import PromptPlans
+from evoclaw.edge.tuned import Tuned
 from evoclaw.store.journal import Journal
 from evoclaw.transport.link import Link
 
@@ -32,10 +35,13 @@ async def assemble(
     accepts: frozenset[str] | None = None,
 ) -> Edge:
     """An edge that runs these ports' tools; its prompts too, if their provider is a real one."""
-    genomes = Genomes(journal)
+    genomes, outcomes = Genomes(journal), Outcomes()
     await genomes.load()
+    ports = replace(ports, executor=Tuned(ports.executor, genomes.current))
     tools = ToolPlans(ports, check=check)
-    prompts = PromptPlans(ports if has_model else None, genomes.current, check=check)
+    prompts = PromptPlans(
+        ports if has_model else None, genomes.current, check=check, outcomes=outcomes
+    )
     planners: Mapping[str, Planner] = {
         "tool": tools.plan,
         "execute": tools.plan,
@@ -49,10 +55,11 @@ async def assemble(
             ports.executor,
             planners,
             genomes,
-            Outcomes(),
+            outcomes,
             limits,
             has_model=has_model,
             clock=clock or OrchestratorClock(),
             accepts=accepts,
+            check=check,
         )
     )

@@ -11,25 +11,29 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 
-from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import EvoClawError, ToolFailure
-from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
-from evoclaw.core.wording import outcome_unknown
+from evoclaw.core.messages import JSON, ErrorKind, ToolResult
+from evoclaw.core.wording import crashed, outcome_unknown
+from evoclaw.edge import refusals
 from evoclaw.edge.chunks import Chunks
 from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.identity import Limits
-from evoclaw.edge.plans import Plan, Planner, refused
+from evoclaw.edge.idle import watched
+from evoclaw.edge.live import Live
+from evoclaw.edge.places import Places
+from evoclaw.edge.plans import Plan, Planner, named, refused
 from evoclaw.edge.reports import Reports
 from evoclaw.store.journal import CallState, Entry, Journal, Kind, Row
-from evoclaw.transport.outcomes import to_payload
-from evoclaw.transport.wire import Command, ReportType, digest, encode, read_command
+from evoclaw.transport.outcomes import REFUSES, to_payload
+from evoclaw.transport.wire import Command, ReportType, encode, fingerprint, message_hash
 
-ACCEPTED_AFTER = 0.1
-"""Seconds before a call is said to be accepted: most have ended by then, which says it too."""
-LONG, BEAT = 15.0, 10.0
-"""A call longer than this says that it still runs, so often."""
+LONG = 15.0
+"""Seconds after which a call says from time to time that it still goes on."""
 REMEMBERED = 10_000
 """Refusals that are not journaled."""
+LAST_WORDS = 10.0
+"""Seconds in which calls that are ended have ended."""
+Noted = Callable[[ToolResult, float | None], None]
 
 _STATES = {
     None: CallState.SUCCEEDED,
@@ -44,20 +48,6 @@ _STATES = {
 }
 
 
-class _Live:
-    """A call that is here and has not ended."""
-
-    __slots__ = ("began", "command", "deadline", "digest", "plan", "task")
-
-    def __init__(self, command: Command) -> None:
-        self.command = command
-        self.digest = fingerprint(command)
-        self.deadline = Deadline()
-        self.plan: Plan | None = None
-        self.began = 0.0
-        self.task: asyncio.Task[None] | None = None
-
-
 class Calls:
     """Takes commands that do something, and sees each to its end."""
 
@@ -70,16 +60,34 @@ class Calls:
         limits: Limits,
         boot_id: str,
         *,
-        noted: Callable[[ToolResult, float | None], None] = lambda result, elapsed: None,
+        concurrency: Callable[[], int] | None = None,
+        noted: Noted = lambda result, elapsed: None,
     ) -> None:
-        """`noted` is told how each call ended and how long it ran, if it did."""
-        self._planners = planners
-        self._journal, self._reports, self._clock = journal, reports, clock
-        self._limits, self._boot_id, self._noted = limits, boot_id, noted
-        self._places = asyncio.Semaphore(limits.concurrency)
-        self._live: dict[str, _Live] = {}
+        """Choose the parts.
+
+        Args:
+            planners: What makes a plan of each command.
+            journal: Where everything is written down first.
+            reports: The way out.
+            clock: The orchestrator's.
+            limits: How much at once.
+            boot_id: Of this process.
+            concurrency: How many run at the same time, if that is not what the limits say.
+            noted: Told how each call ended and how long it ran, if it did.
+        """
+        self._planners, self._journal, self._reports = planners, journal, reports
+        self._clock, self._limits, self._boot_id, self._noted = clock, limits, boot_id, noted
+        self.places = Places(concurrency or (lambda: limits.concurrency))
+        self._live: dict[str, Live] = {}
         self._refused: OrderedDict[str, ToolResult] = OrderedDict()
+        """Answers to messages that were refused without a note."""
         self._words: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    @property
+    def live(self) -> list[Live]:
+        """The calls that are here, written down, and have not ended."""
+        return [live for live in self._live.values() if live.kept]
 
     @property
     def in_flight(self) -> int:
@@ -92,27 +100,30 @@ class Calls:
         return len(self._live) - self.in_flight
 
     @property
-    def open_ids(self) -> list[str]:
-        """The calls that are here and have not ended."""
-        return list(self._live)
+    def room(self) -> int:
+        """How many more calls are taken now; less than 0 if there are too many."""
+        return self._limits.concurrency + self._limits.queue - len(self._live) + self._jobs
 
-    def accept(self, command: Command) -> None:
-        """Take a command; it goes on by itself."""
+    def accept(self, command: Command, message: bytes) -> None:
+        """Take a command as it came in a message; it goes on by itself."""
         known = self._live.get(command.request_id)
+        if self._closing:
+            return  # whoever asked asks again when we are back
         if known is None:
-            live = _Live(command)
+            live = Live(command, message)
             self._take(live, self._begin(live))
         elif known.digest == fingerprint(command):
             self._spawn(self._tell(known))
         else:
-            self._spawn(self._say(_conflict(command)))
+            self._spawn(self._refuse(Live(command, message), refusals.conflict(command)))
 
     async def recover(self) -> None:
         """Take up what the journal says was open when this device stopped."""
         for row in await self._journal.open_calls():
-            live = _Live(read_command(row.command))
-            begun = row.state is CallState.RUNNING
-            self._take(live, self._interrupted(live) if begun else self._wait(live))
+            command = refusals.recovered(row)
+            live = Live(command, kept=True)
+            begun = row.state is CallState.RUNNING or not row.command
+            self._take(live, self._interrupted(live) if begun else self._resume(live))
 
     def cancel(self, request_id: str) -> bool:
         """End a call that waits or runs, and what it started; whether there was one."""
@@ -121,16 +132,33 @@ class Calls:
             live.deadline.cancel()
         return live is not None
 
+    async def cancel_unseen(self, request_id: str) -> Row | None:
+        """See to it that a call which is not here never begins; what is known of it otherwise."""
+        entry = Entry(request_id, request_id, 0, refusals.NEVER, b"")
+        received = await self._journal.receive(entry)
+        if received.kind is not Kind.NEW:
+            return received.row
+        text = "The call was cancelled before it came here."
+        result = refused(Command("", {}, request_id), ErrorKind.CANCELLED, text)
+        payload = to_payload(result, request_id, 0)
+        await self._reports.finish(request_id, CallState.CANCELLED, payload)
+        return None
+
     async def close(self) -> None:
-        """End everything, tell it, and take nothing more."""
+        """End and tell what runs; what waits is written down and runs after the restart."""
+        self._closing = True
         for live in self._live.values():
-            live.deadline.cancel()
+            if live.began or live.committed:
+                live.deadline.cancel()
+            elif live.task is not None:
+                live.task.cancel()
         tasks = [live.task for live in self._live.values() if live.task is not None]
         if tasks := [*tasks, *self._words]:
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=LAST_WORDS)
 
     async def abandon(self) -> None:
-        """End every task without a word, as a crash would; for tests of what comes after."""
+        """End every task without a word, as a crash would."""
+        self._closing = True
         tasks = [live.task for live in self._live.values() if live.task is not None]
         for task in (tasks := [*tasks, *self._words]):
             task.cancel()
@@ -138,178 +166,200 @@ class Calls:
             await asyncio.wait(tasks)
 
     async def beat(self) -> None:
-        """Say from time to time that long calls still run; runs as long as the device does."""
+        """Say from time to time that long calls still go on; runs as long as the device does."""
         while True:
-            await asyncio.sleep(BEAT)
+            await asyncio.sleep(self._limits.beat)
             now = time.monotonic()
-            for live in tuple(self._live.values()):
-                if live.began and now - live.began > LONG:
+            for live in self.live:
+                if now - live.came > LONG:
                     await self._tell(live)
 
-    def _take(self, live: _Live, work: Coroutine[object, object, None]) -> None:
-        request_id = live.command.request_id
-        self._live[request_id] = live
-        live.task = asyncio.create_task(work, name=request_id)
-        live.task.add_done_callback(lambda _: self._live.pop(request_id))
+    @property
+    def _jobs(self) -> int:
+        return sum(1 for live in self._live.values() if live.is_job)
 
-    async def _begin(self, live: _Live) -> None:
+    def _take(self, live: Live, work: Coroutine[object, object, None]) -> None:
+        self._live[live.request_id] = live
+        live.task = asyncio.create_task(work, name=live.request_id)
+        live.task.add_done_callback(lambda task: self._ended(live, task))
+
+    def _ended(self, live: Live, task: asyncio.Task[None]) -> None:
+        del self._live[live.request_id]
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            # A fault of ours: the call may have happened, and whoever asked must not wait for ever.
+            text = crashed(named(live.command), problem)
+            result = refused(live.command, ErrorKind.INTERNAL, text)
+            self._spawn((self._finish if live.kept else self._refuse)(live, result))
+
+    async def _begin(self, live: Live) -> None:
         """Plan, journal, and run or say why not."""
-        command = live.command
-        if (before := self._refused.get(command.request_id)) is not None:
+        before = self._refused.get(message_hash(live.message)) if self._refused else None
+        if before is not None:
             return await self._say(before)
+        full = refusals.queue_full(live.command, self._limits.queue) if self.room < 0 else None
         try:
-            plan = self._turned_away(command) or await self._plan(command)
+            plan = full or await self._plan(live)
         except ToolFailure as problem:
-            return await self._refuse(refused(command, problem.kind, problem.message))
+            result = refused(live.command, problem.kind, problem.message, **problem.details)
+            return await self._refuse(live, result)
         if isinstance(plan, ToolResult):
-            if await self._receive(live):
-                await self._finish(live, plan)
-            return None
-        if self._places.locked():
+            return await self._finish(live, plan) if await self._receive(live) else None
+        live.plan = plan
+        if plan.background:
+            return await self._run(live, plan) if await self._receive(live, start=True) else None
+        if not self.places.is_free:
             return await self._wait(live, plan) if await self._receive(live) else None
         # There is a place: received and begun are one write, and one wait for the disk.
-        async with self._places:
+        self.places.take()
+        try:
             return await self._run(live, plan) if await self._receive(live, start=True) else None
+        finally:
+            self.places.leave()
 
-    def _turned_away(self, command: Command) -> ToolResult | None:
-        if len(self._live) > self._limits.concurrency + self._limits.queue:
-            text = f"The device has {self._limits.queue} calls waiting already. Try again later."
-            return refused(command, ErrorKind.QUEUE_FULL, text)
-        return _expired(command) if self._is_late(command) else None
-
-    async def _plan(self, command: Command) -> Plan | ToolResult:
-        return await self._planners[command.command](command)
+    async def _plan(self, live: Live) -> Plan | ToolResult:
+        command = live.command
+        if command.expires_at is not None:
+            await self._clock.known()
+        if self._is_late(command):
+            return refusals.expired(command)
+        refusals.check(command, self._clock.now(), self._limits.dedupe_seconds)
+        plan = await self._planners[command.command](command)
+        if isinstance(plan, Plan) and plan.background and self._jobs >= self._limits.jobs:
+            return refusals.too_many_jobs(command, self._limits.jobs)
+        return plan
 
     def _is_late(self, command: Command) -> bool:
         return command.expires_at is not None and self._clock.now() > command.expires_at
 
-    async def _receive(self, live: _Live, *, start: bool = False) -> bool:
+    async def _receive(self, live: Live, *, start: bool = False) -> bool:
         """Write the call down; False if it is not ours to begin, which is then told."""
-        command = live.command
-        entry = Entry(
-            command.request_id, command.run_id, command.epoch, live.digest, encode(command)
-        )
+        command, live.committed = live.command, start
+        run_id = command.run_id or command.request_id  # nobody takes over what belongs to no run
+        entry = Entry(command.request_id, run_id, command.epoch, live.digest, encode(command))
         try:
             known = await self._journal.receive(entry, start=self._boot_id if start else None)
         except EvoClawError as problem:
-            text = f"The device cannot write its journal ({problem}), so it runs nothing."
-            await self._refuse(refused(command, ErrorKind.INTERNAL, text))
+            await self._refuse(live, refusals.no_journal(command, problem))
             return False
-        match known.kind:
-            case Kind.NEW:
-                return True
-            case Kind.CONFLICT:
-                await self._say(_conflict(command))
-            case Kind.FENCED:
-                text = "Another orchestrator has taken this run over; this one is out."
-                await self._say(refused(command, ErrorKind.CONFLICT, text, fenced=True))
-            case Kind.KNOWN:
-                assert known.row is not None
-                await self._tell_again(command, known.row)
-        return False
+        live.kept = known.kind is Kind.NEW
+        row = known.row
+        if known.kind is Kind.FENCED:
+            await self._refuse(live, refusals.fenced(command))
+        elif row is not None and (known.kind is Kind.KNOWN or row.digest == refusals.NEVER):
+            await self._tell_again(live, row)
+        elif known.kind is Kind.CONFLICT:
+            await self._refuse(live, refusals.conflict(command))
+        return live.kept
 
-    async def _tell_again(self, command: Command, row: Row) -> None:
-        if row.report:
-            return await self._reports.repeat(row.report)
-        text = "This call ended before, and its result was acknowledged and is no longer kept."
-        return await self._say(refused(command, ErrorKind.UNKNOWN, text, state=str(row.state)))
+    async def _tell_again(self, live: Live, row: Row) -> None:
+        if await self._reports.repeat(live.request_id):
+            return
+        if row.state.terminal:
+            await self._say(self._marked(live, refusals.told_before(live.command, row)))
+        else:  # it had begun, and what ran it is gone
+            await self._interrupted(live)
 
-    async def _wait(self, live: _Live, plan: Plan | None = None) -> None:
+    async def _resume(self, live: Live) -> None:
+        """Take up what was received before a restart: rules and tools may be others now."""
+        try:
+            plan = await self._plan(live)
+        except ToolFailure as problem:
+            plan = refused(live.command, problem.kind, problem.message)
+        if isinstance(plan, ToolResult):
+            await self._finish(live, plan)
+        elif plan.background:
+            await self._start(live, plan)
+        else:
+            await self._wait(live, plan)
+
+    async def _wait(self, live: Live, plan: Plan) -> None:
         """Wait for a free place, then run it, unless it is too late or was cancelled."""
-        command = live.command
         await self._tell(live)
         try:
-            await live.deadline.bound(self._places.acquire())
+            await live.deadline.bound(self.places.wait())
         except TimeoutError:
-            text = "The call was cancelled before it began."
-            return await self._finish(live, refused(command, ErrorKind.CANCELLED, text))
+            return await self._finish(live, refusals.cancelled(live.command))
         try:
-            if self._is_late(command):
-                return await self._finish(live, _expired(command))
-            found = plan or await self._replan(command)
-            if isinstance(found, ToolResult):
-                return await self._finish(live, found)
-            if await self._journal.start(command.request_id, self._boot_id):
-                await self._run(live, found)
-            return None
+            if self._is_late(live.command):
+                return await self._finish(live, refusals.expired(live.command))
+            return await self._start(live, plan)
         finally:
-            self._places.release()
+            self.places.leave()
 
-    async def _replan(self, command: Command) -> Plan | ToolResult:
-        """Plan anew what was received before a restart: rules and tools may be others now."""
+    async def _start(self, live: Live, plan: Plan) -> None:
+        live.committed = True
         try:
-            return await self._plan(command)
-        except ToolFailure as problem:
-            return refused(command, problem.kind, problem.message)
+            if not await self._journal.start(live.request_id, self._boot_id):
+                return None  # it ended before, and that is told
+        except EvoClawError as problem:
+            return await self._finish(live, refusals.no_journal(live.command, problem))
+        return await self._run(live, plan)
 
-    async def _run(self, live: _Live, plan: Plan) -> None:
-        live.began, live.plan = time.monotonic(), plan
-        wait = 0.0 if plan.background else ACCEPTED_AFTER
+    async def _run(self, live: Live, plan: Plan) -> None:
+        live.begin(plan)
+        wait = 0.0 if plan.background else self._limits.accepted_after
         word = asyncio.get_running_loop().call_later(wait, lambda: self._spawn(self._tell(live)))
-        chunks = Chunks(self._reports, live.command.request_id)
+        chunks = Chunks(self._reports, live.request_id) if plan.streams else None
+
+        def progress(text: str) -> None:
+            live.hear(text)
+            if chunks is not None:
+                chunks.add(text)
+
         try:
-            result = await plan.work(live.deadline, chunks.add if plan.streams else _unheard)
-            await chunks.close()
+            with watched(live, plan.idle):
+                result = await plan.work(live.deadline, progress)
         finally:
             word.cancel()
-        await self._finish(live, result)
+            if chunks is not None:
+                await chunks.close()
+        await self._finish(live, refusals.silent(live) if live.silent else result)
 
-    async def _interrupted(self, live: _Live) -> None:
-        text = outcome_unknown(refused(live.command, ErrorKind.UNKNOWN, "").name)
+    async def _interrupted(self, live: Live) -> None:
+        text = outcome_unknown(named(live.command))
         result = refused(live.command, ErrorKind.UNKNOWN, text, interrupted=True)
         await self._finish(live, result)
 
-    async def _finish(self, live: _Live, result: ToolResult) -> None:
+    async def _finish(self, live: Live, result: ToolResult) -> None:
         elapsed = (time.monotonic() - live.began) * 1000 if live.began else None
         self._noted(result, elapsed)
         state = _STATES.get(result.error, CallState.FAILED)
-        payload = to_payload(result, live.command.request_id, elapsed or 0.0)
-        await self._reports.finish(live.command.request_id, state, payload)
+        payload = to_payload(result, live.request_id, elapsed or 0.0)
+        await self._reports.finish(live.request_id, state, payload)
 
-    async def _refuse(self, result: ToolResult) -> None:
-        """Refuse what is not journaled; a second asking gets the same answer."""
-        self._refused[result.call_id] = result
+    async def _refuse(self, live: Live, result: ToolResult) -> None:
+        """Refuse what is not journaled, unless the journal knows better."""
+        row = await self._known(live)
+        if row is not None and row.digest == live.digest and not live.kept:
+            return await self._tell_again(live, row)
+        result = self._marked(live, result)
+        self._refused[str(result.details[REFUSES])] = result
         while len(self._refused) > REMEMBERED:
             self._refused.popitem(last=False)
-        await self._say(result)
+        return await self._say(result)
+
+    async def _known(self, live: Live) -> Row | None:
+        try:
+            return await self._journal.get(live.request_id)
+        except EvoClawError:
+            return None
+
+    def _marked(self, live: Live, result: ToolResult) -> ToolResult:
+        """A refusal says which message it is about: it says nothing about others of its id."""
+        details: dict[str, JSON] = {**result.details, REFUSES: message_hash(live.message)}
+        return refused(live.command, result.error or ErrorKind.INTERNAL, result.text, **details)
 
     async def _say(self, result: ToolResult) -> None:
         await self._reports.say(ReportType.ERROR, to_payload(result, result.call_id, 0))
 
-    async def _tell(self, live: _Live) -> None:
-        """Say that a call is here; of one in the background, that its result comes later."""
-        request_id = live.command.request_id
-        if live.plan is not None and live.plan.background:
-            text = f"Job {request_id} runs in the background; ask for it by that id."
-            job = ToolResult(request_id, live.plan.name, (TextBlock(text),), details=_job(live))
-            await self._reports.say(ReportType.RESULT, to_payload(job, request_id, 0))
-        state = "running" if live.began else "accepted"
-        await self._reports.say(ReportType.PROGRESS, {"request_id": request_id, "state": state})
+    async def _tell(self, live: Live) -> None:
+        """Say that a call is here and has not ended, if it is sure to be here after a crash."""
+        if live.kept and self._live.get(live.request_id) is live:
+            state = "running" if live.began else "accepted"
+            word: dict[str, JSON] = {"request_id": live.request_id, "state": state}
+            await self._reports.say(ReportType.PROGRESS, word)
 
     def _spawn(self, word: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(word)
         self._words.add(task)
         task.add_done_callback(self._words.discard)
-
-
-def fingerprint(command: Command) -> str:
-    """What two askings with one id must have in common."""
-    return digest([command.command, command.payload])
-
-
-def _job(live: _Live) -> dict[str, JSON]:
-    return {"job_id": live.command.request_id, "state": "running"}
-
-
-def _unheard(text: str) -> None:
-    """Drop the output of a call that nobody watches; the result holds what matters."""
-
-
-def _expired(command: Command) -> ToolResult:
-    text = "The call reached the device after its time, so it was not run."
-    return refused(command, ErrorKind.EXPIRED, text)
-
-
-def _conflict(command: Command) -> ToolResult:
-    text = "Another call with the same id and other arguments was here before; nothing was run."
-    return refused(command, ErrorKind.CONFLICT, text)

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+
+from evoclaw.transport.clocks import steady
 
 
 class OrchestratorClock:
     """Runs on from the last time it was told, whatever happens to this device's own clock."""
 
     def __init__(
-        self,
-        wall: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
+        self, wall: Callable[[], float] = time.time, ticks: Callable[[], float] = steady
     ) -> None:
-        self._wall, self._steady = wall, steady
+        self._wall, self._steady = wall, ticks
         self._ahead: float | None = None
+        self._known = asyncio.Event()
 
     def set(self, now: float) -> None:
         """Take the orchestrator's word; what it took to arrive makes us late, never early."""
         self._ahead = now - self._steady()
+        self._known.set()
+
+    def give_up(self) -> None:
+        """Go by this device's own clock: nobody says what time it is."""
+        self._known.set()
+
+    async def known(self) -> None:
+        """Wait until there is a clock to judge a deadline by: ours alone may be days off."""
+        await self._known.wait()
 
     @property
     def skew(self) -> float:

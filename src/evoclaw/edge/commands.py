@@ -15,8 +15,10 @@ import msgspec
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
 from evoclaw.edge.calls import Calls
+from evoclaw.edge.genome import Genome
 from evoclaw.edge.parts import Parts
 from evoclaw.edge.reports import Reports
+from evoclaw.transport.outcomes import REFUSES
 from evoclaw.transport.wire import (
     VERSION,
     Command,
@@ -24,6 +26,7 @@ from evoclaw.transport.wire import (
     Welcome,
     WireError,
     convert,
+    message_hash,
     tool_hash,
 )
 
@@ -50,6 +53,10 @@ class Device(Protocol):
         """Take an orchestrator's answer to a hello."""
         ...
 
+    async def advertise(self) -> None:
+        """Say anew what it can do."""
+        ...
+
     def figures(self) -> dict[str, JSON]:
         """Tell how it went so far."""
         ...
@@ -63,52 +70,60 @@ Quick: TypeAlias = Callable[[Device, Command], Awaitable[JSON]]
 
 FOR_ALL = frozenset({"hello", "ping"})
 """What may be said to every device at once."""
+UNSIGNED = frozenset({"ping", "tools_list", "get_metrics"})
+"""What is answered to whoever the broker lets in: it changes nothing and names no call."""
 PAGE = 100_000
 """Bytes of tools in one answer to `tools_list`."""
 
 
-def take(edge: Device, command: Command, *, for_all: bool = False) -> None:
+def take(edge: Device, command: Command, message: bytes, *, for_all: bool = False) -> None:
     """Do what is asked, or say why not."""
     name = command.command
-    if name in _TALK:
-        return _TALK[name](edge, command)
     known = name in edge.parts.planners or name in QUICK
-    if (for_all and name not in FOR_ALL) or not command.request_id:
+    if for_all and name not in FOR_ALL:
+        edge.counts["ignored"] += 1
+    elif name in _TALK:
+        _TALK[name](edge, command)
+    elif not command.request_id:
         edge.counts["ignored"] += 1
     elif not known or name not in (edge.parts.accepts or ALL):
         there = ", ".join(sorted(ALL & (edge.parts.accepts or ALL)))
         text = f"This agent does not take the command {name[:64]!r}; it takes: {there}."
         kind = ErrorKind.PERMISSION_DENIED if known else ErrorKind.NOT_FOUND
-        edge.spawn(refuse(edge, command.request_id, WireError(kind, text)))
+        edge.spawn(refuse(edge, command.request_id, WireError(kind, text), message))
     elif name in edge.parts.planners:
-        edge.calls.accept(command)
+        edge.calls.accept(command, message)
     else:
-        edge.spawn(_answer(edge, command))
-    return None
+        edge.spawn(_answer(edge, command, message))
 
 
-async def refuse(edge: Device, request_id: str, problem: WireError) -> None:
-    """Answer what is not done."""
+async def refuse(edge: Device, request_id: str, problem: WireError, message: bytes) -> None:
+    """Answer what is not done; it is about this message, not about others with its id."""
+    details: dict[str, JSON] = {REFUSES: message_hash(message)}
+    if problem.kind is ErrorKind.VERSION_MISMATCH:
+        details |= {"v_min": VERSION, "v_max": VERSION}
     payload: dict[str, JSON] = {
         "status": "error",
         "error": str(problem),
         "error_type": str(problem.kind),
         "request_id": request_id,
+        "details": details,
     }
-    if problem.kind is ErrorKind.VERSION_MISMATCH:
-        payload["details"] = {"v_min": VERSION, "v_max": VERSION}
     await edge.reports.say(ReportType.ERROR, payload)
 
 
-async def _answer(edge: Device, command: Command) -> None:
+async def _answer(edge: Device, command: Command, message: bytes) -> None:
     try:
+        if command.command not in UNSIGNED:
+            await edge.parts.clock.known()
+            edge.parts.check(command)
         answer = await QUICK[command.command](edge, command)
     except ToolFailure as problem:
         error = WireError(problem.kind, problem.message)
-        return await refuse(edge, command.request_id, error)
+        return await refuse(edge, command.request_id, error, message)
     except EvoClawError as problem:
         error = WireError(ErrorKind.INTERNAL, str(problem))
-        return await refuse(edge, command.request_id, error)
+        return await refuse(edge, command.request_id, error, message)
     payload = {"status": "success", "result": answer, "request_id": command.request_id}
     await edge.reports.say(ReportType.RESULT, payload)
     if command.command == "shutdown":
@@ -146,26 +161,29 @@ async def _cancel(edge: Device, command: Command) -> JSON:
     if not isinstance(wanted, str):
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say which call, as `request_id`.")
     if edge.calls.cancel(wanted):
-        return {"request_id": wanted, "cancelled": True}
-    row = await edge.parts.journal.get(wanted)
-    state = str(row.state) if row is not None else "never seen"
-    return {"request_id": wanted, "cancelled": False, "state": state}
+        return {"request_id": wanted, "cancelled": True, "state": "cancelling"}
+    row = await edge.calls.cancel_unseen(wanted)
+    if row is None or edge.calls.cancel(wanted):  # it may have come just now
+        return {"request_id": wanted, "cancelled": True, "state": "cancelled"}
+    return {"request_id": wanted, "cancelled": False, "state": str(row.state)}
 
 
 async def _job(edge: Device, command: Command) -> JSON:
-    """`list` what runs, `read` how one stands, or `cancel` it."""
-    action = command.payload.get("action", "list")
+    """`list` the jobs, `read` how one stands, or `cancel` it."""
+    action, wanted = command.payload.get("action", "list"), command.payload.get("job_id")
     if action == "list":
-        return {"running": edge.calls.open_ids}
-    if action == "cancel":
-        return await _cancel(edge, command)
-    wanted = command.payload.get("job_id")
-    if action != "read" or not isinstance(wanted, str):
+        return {"jobs": [live.describe() for live in edge.calls.live if live.is_job]}
+    if action not in ("read", "cancel") or not isinstance(wanted, str):
         text = "`action` is list, read or cancel; read and cancel need a `job_id`."
         raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
     row = await edge.parts.journal.get(wanted)
     if row is None:
         raise ToolFailure(ErrorKind.NOT_FOUND, f"There is no job {wanted[:200]!r} here.")
+    if action == "cancel":
+        return await _cancel(edge, command)
+    live = next((one for one in edge.calls.live if one.request_id == wanted), None)
+    if live is not None:
+        return live.describe() | {"ended": False, "output": live.said}
     found: dict[str, JSON] = {"job_id": wanted, "state": str(row.state)}
     found["ended"] = row.state.terminal
     if row.report:
@@ -178,12 +196,19 @@ async def _update_genome(edge: Device, command: Command) -> JSON:
     if not is_object(patch):
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "The genome is an object of tunables.")
     patch = {key: value for key, value in patch.items() if key != "request_id"}
-    return msgspec.to_builtins(await edge.parts.genomes.update(patch))
+    return await _in_force(edge, await edge.parts.genomes.update(patch))
 
 
 async def _update_strategy(edge: Device, command: Command) -> JSON:
     strategy = command.payload.get("strategy", command.payload)
-    return msgspec.to_builtins(await edge.parts.genomes.update({"strategy": strategy}))
+    return await _in_force(edge, await edge.parts.genomes.update({"strategy": strategy}))
+
+
+async def _in_force(edge: Device, genome: Genome) -> JSON:
+    """Act on a genome that was changed: calls that wait, and what the tools are said to take."""
+    edge.calls.places.changed()
+    await edge.advertise()
+    return msgspec.to_builtins(genome)
 
 
 async def _evolution(edge: Device, command: Command) -> JSON:
@@ -192,7 +217,10 @@ async def _evolution(edge: Device, command: Command) -> JSON:
     action = command.payload.get("action", "status")
     if action == "roll_back":
         version = command.payload.get("version")
-        await genomes.roll_back(version if isinstance(version, int) else None)
+        if not isinstance(version, int):
+            # "The one before" would be another one when the command comes twice.
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say to which `version` to roll back.")
+        await _in_force(edge, await genomes.roll_back(version))
     elif action != "status":
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "`action` is status or roll_back.")
     return {

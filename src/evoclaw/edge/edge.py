@@ -12,6 +12,7 @@ from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.edge import commands
 from evoclaw.edge.advert import advert
 from evoclaw.edge.calls import Calls
+from evoclaw.edge.memory import Memory
 from evoclaw.edge.parts import Parts
 from evoclaw.edge.reports import Reports
 from evoclaw.edge.status import MachineStatus
@@ -30,14 +31,18 @@ from evoclaw.transport.wire import (
     read_command,
 )
 
-GREETINGS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Seconds between two hellos while nobody answers."""
-SHY = 1.0
-"""Seconds at most before a hello that everybody was asked for: not all at the same moment."""
+GREETINGS = (1, 2, 4, 8, 15, 30)
+"""How long a hello waits for an answer, in times the first wait; the last is the last try."""
+OWN_CLOCK = 3
+"""Hellos without an answer after which the device goes by its own clock."""
 LAST_WORDS = 2.0
 """Seconds that answers under way are waited for when leaving."""
 MOST_IDS = 500
-"""Ids in one hello; the rest is repaired by resending."""
+"""Ids of each kind in one hello; the rest is repaired by resending."""
+ROOM_FOR_IDS = 100_000
+"""Bytes that the ids of one kind may take there."""
+AT_ONCE = 1_000
+"""Things done beside the rest; what comes beyond is asked again by who wants it."""
 
 
 class Edge:
@@ -46,7 +51,7 @@ class Edge:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.clock = parts.clock
-        self.reports = Reports(parts.who, parts.link, parts.journal)
+        self.reports = Reports(parts.who, parts.link, parts.journal, parts.limits)
         self.calls = Calls(
             parts.planners,
             parts.journal,
@@ -54,9 +59,11 @@ class Edge:
             self.clock,
             parts.limits,
             parts.who.boot_id,
+            concurrency=self._concurrency,
             noted=self._note,
         )
         self.machine = MachineStatus()
+        self.memory = Memory(parts.journal, parts.outcomes, parts.limits)
         self.counts: Counter[str] = Counter()
         """What was dropped, by reason."""
         self._connection = 0
@@ -66,35 +73,34 @@ class Edge:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until `stop`; then end what runs, tell it, and leave."""
-        await self.calls.recover()
-        async with asyncio.TaskGroup() as group:
-            loops = (
-                self.parts.link.run(self),
-                self.reports.resend(),
-                self.calls.beat(),
-                self._heartbeats(),
-                self._greetings(),
-            )
-            tasks = [group.create_task(loop) for loop in loops]
-            await self._stop.wait()
-            await self.calls.close()
-            if self._tasks:
-                await asyncio.wait(self._tasks, timeout=LAST_WORDS)
-            await self._say_status("offline")
-            self.reports.close()
-            for task in (*self._tasks, *tasks):
+        """Serve until `stop`; then end what runs, tell it, and leave. Leaves nothing running."""
+        try:
+            await self.memory.load()
+            await self.reports.load()
+            await self.calls.recover()
+            async with asyncio.TaskGroup() as group:
+                loops = (
+                    self.parts.link.run(self),
+                    self.reports.resend(),
+                    self.calls.beat(),
+                    self._heartbeats(),
+                    self._greetings(),
+                )
+                tasks = [group.create_task(loop) for loop in loops]
+                await self._stop.wait()
+                await self._leave()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await self.calls.abandon()
+            for task in tuple(self._tasks):
                 task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
 
     def stop(self) -> None:
         """Leave; `run` returns when everything has ended."""
         self._stop.set()
-
-    async def abandon(self) -> None:
-        """End every task without a word, as a crash would; for tests of what comes after."""
-        await self.calls.abandon()
-        for task in tuple(self._tasks):
-            task.cancel()
 
     @property
     def client_id(self) -> str:
@@ -130,10 +136,10 @@ class Edge:
             command = read_command(message.payload)
         except WireError as problem:
             self.counts[f"unreadable: {problem.kind}"] += 1
-            if problem.request_id:
-                self.spawn(commands.refuse(self, problem.request_id, problem))
+            if problem.request_id and message.topic != BROADCAST:
+                self.spawn(commands.refuse(self, problem.request_id, problem, message.payload))
             return
-        commands.take(self, command, for_all=message.topic == BROADCAST)
+        commands.take(self, command, message.payload, for_all=message.topic == BROADCAST)
 
     async def advertise(self) -> None:
         """Publish what this device says of itself."""
@@ -146,7 +152,7 @@ class Edge:
 
     def greet(self) -> None:
         """Say hello soon: somebody new asked who is there."""
-        delay = random.uniform(0, SHY)
+        delay = random.uniform(0, self.parts.limits.shyness)
         asyncio.get_running_loop().call_later(delay, self._greet.set)
 
     def welcomed(self, welcome: Welcome) -> None:
@@ -176,48 +182,76 @@ class Edge:
 
     def spawn(self, work: commands.Work) -> None:
         """Do something beside the rest; ended with the device."""
+        if len(self._tasks) >= AT_ONCE:
+            self.counts["too much at once"] += 1
+            work.close()
+            return
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def figures(self) -> dict[str, JSON]:
+        """What `get_metrics` answers."""
+        return {
+            "heartbeat": as_payload(self.heartbeat()),
+            "tools": self.parts.outcomes.metrics(),
+            "fitness": self.parts.outcomes.fitness(),
+            "dropped": dict(self.counts) | dict(self.memory.counts),
+            "unsent": self.reports.dropped,
+            "given_up": self.reports.given_up,
+            "clock_skew_s": round(self.clock.skew, 3),
+        }
+
+    def hello(self) -> Hello:
+        """Who is here, and what it has to tell. Made in one go, so that nothing comes between."""
+        return Hello(
+            self.parts.who.boot_id,
+            self._connection,
+            running=_some([live.request_id for live in self.calls.live]),
+            finished=_some(self.reports.untold),
+            room=max(self.calls.room, 0),
+            journal=self.memory.journal_id,
+        )
+
+    def _concurrency(self) -> int:
+        return min(self.parts.limits.concurrency, self.parts.genomes.current().concurrency)
+
+    async def _leave(self) -> None:
+        await self.calls.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LAST_WORDS)
+        await self.memory.save()
+        await self._say_status("offline")
 
     async def _settle(self, acks: list[str]) -> None:
         await self.reports.acknowledged(acks)
         self.reports.send_again()
 
     async def _heartbeats(self) -> None:
-        limits = self.parts.limits
         while True:
-            await asyncio.sleep(limits.heartbeat)
+            await asyncio.sleep(self.parts.limits.heartbeat)
             if self.parts.link.is_up:
                 await self.reports.say(ReportType.HEARTBEAT, as_payload(self.heartbeat()))
-            await self.parts.journal.prune(
-                time.time(), window_seconds=limits.dedupe_seconds, most=limits.dedupe_most
-            )
+            await self.memory.save()
+            await self.memory.forget(time.time())
 
     async def _greetings(self) -> None:
         while True:
             await self._greet.wait()
             self._greet.clear()
             self._welcomed.clear()
-            for delay in GREETINGS:
+            for tries, factor in enumerate(GREETINGS):
                 if self._greet.is_set() or not self.parts.link.is_up:
                     break  # there is a newer reason to greet, or will be
-                await self.reports.say(ReportType.HELLO, as_payload(await self._hello()))
+                if tries == OWN_CLOCK:
+                    self.clock.give_up()
+                await self.reports.say(ReportType.HELLO, as_payload(self.hello()))
                 try:
-                    async with asyncio.timeout(delay):
+                    async with asyncio.timeout(factor * self.parts.limits.greeting):
                         await self._welcomed.wait()
                     break
                 except TimeoutError:
                     self.counts["hello unanswered"] += 1
-
-    async def _hello(self) -> Hello:
-        waiting = await self.parts.journal.unacknowledged(MOST_IDS)
-        return Hello(
-            self.parts.who.boot_id,
-            self._connection,
-            running=self.calls.open_ids[:MOST_IDS],
-            finished=[row.request_id for row in waiting],
-        )
 
     def _note(self, result: ToolResult, elapsed: float | None) -> None:
         if result.name == "prompt":
@@ -240,13 +274,14 @@ class Edge:
         except (LinkDown, TooLarge) as problem:
             self.counts[f"unsaid {kind}: {type(problem).__name__}"] += 1
 
-    def figures(self) -> dict[str, JSON]:
-        """What `get_metrics` answers."""
-        return {
-            "heartbeat": as_payload(self.heartbeat()),
-            "tools": self.parts.outcomes.metrics(),
-            "fitness": self.parts.outcomes.fitness(),
-            "dropped": dict(self.counts),
-            "unsent": self.reports.dropped,
-            "clock_skew_s": round(self.clock.skew, 3),
-        }
+
+def _some(ids: list[str]) -> list[str]:
+    """As many of the ids as fit: strangers may have given long ones."""
+    found: list[str] = []
+    room = ROOM_FOR_IDS
+    for request_id in ids[:MOST_IDS]:
+        room -= 6 * len(request_id) + 3
+        if room < 0:
+            break
+        found.append(request_id)
+    return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import ErrorKind
-from evoclaw.core.tools import Call
+from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.governance.grants import GrantRefused, Refusal, Verifier
 from evoclaw.transport.wire import Command, digest
@@ -13,20 +14,35 @@ from evoclaw.transport.wire import Command, digest
 class Granted:
     """Checks the grant of every command that does something; needs nobody else to do so."""
 
-    def __init__(self, agent_id: str, verifier: Verifier, clock: OrchestratorClock) -> None:
+    def __init__(
+        self,
+        agent_id: str,
+        verifier: Verifier,
+        clock: OrchestratorClock,
+        *,
+        only: Mapping[str, Verifier] | None = None,
+    ) -> None:
+        """`only` says, for some commands, by whom they must be signed instead."""
         self._agent_id, self._verifier, self._clock = agent_id, verifier, clock
+        self._only = dict(only or {})
 
-    def __call__(self, command: Command, call: Call | None = None) -> None:
+    def __call__(
+        self,
+        command: Command,
+        tool: str | None = None,
+        arguments: JSON = None,
+        permissions: frozenset[str] = frozenset(),
+    ) -> None:
         """Raise `ToolFailure` unless this very command was granted to this very device."""
-        arguments = command.payload if call is None else call.arguments
+        verifier = self._only.get(command.command, self._verifier)
         try:
-            grant = self._verifier.verify(
+            grant = verifier.verify(
                 command.grant,
                 agent=self._agent_id,
-                tool=command.command if call is None else call.name,
-                args_sha256=digest(arguments),
+                tool=command.command if tool is None else tool,
+                args_sha256=digest(command.payload if tool is None else arguments),
                 request_id=command.request_id,
-                permissions=frozenset() if call is None else call.tool.permissions,
+                permissions=permissions,
                 now=self._clock.now(),
             )
             if (grant.run_id, grant.epoch) != (command.run_id, command.epoch):

@@ -25,9 +25,24 @@ class Limits(Struct, frozen=True):
     concurrency: int = 4
     queue: int = 100
     """Calls that may wait beside those that run; the next one is refused at once."""
+    jobs: int = 16
+    """Jobs that may run beside the calls."""
     heartbeat: float = 30.0
     """Seconds between two signs of life."""
     output_bytes: int = 64 * 1024
     """What a report holds of one result; more stays on the device."""
     dedupe_seconds: float = 86_400.0
+    """How long a call that ended is remembered; no command may be valid for longer."""
     dedupe_most: int = 100_000
+    untold_most: int = 10_000
+    """Results kept that nobody has acknowledged; beyond that the oldest are no longer told."""
+    resend: float = 2.0
+    """Seconds until a result that nobody acknowledged is sent again; doubled each time."""
+    greeting: float = 1.0
+    """Seconds until a hello that nobody answered is said again; doubled each time."""
+    shyness: float = 1.0
+    """Seconds at most before a hello that everybody was asked for: not all at the same moment."""
+    accepted_after: float = 0.1
+    """Seconds before a call is said to be accepted: most have ended by then, which says it too."""
+    beat: float = 10.0
+    """Seconds between two words that a long call still goes on."""

@@ -11,7 +11,7 @@ from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.identity import Identity, Limits
-from evoclaw.edge.plans import Planner
+from evoclaw.edge.plans import GrantCheck, Planner, no_grants
 from evoclaw.store.journal import Journal
 from evoclaw.transport.link import Link
 
@@ -33,3 +33,5 @@ class Parts(Struct, frozen=True):
     clock: OrchestratorClock = field(default_factory=OrchestratorClock)
     accepts: frozenset[str] | None = None
     """The commands it takes; None means all."""
+    check: GrantCheck = no_grants
+    """Whether a command that the planners do not see was granted."""

@@ -21,6 +21,9 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import denied
 from evoclaw.transport.wire import Command, ToolPayload, WireError, convert, digest
 
+JOB_TIME, LONGEST_JOB = 3600.0, 86_400.0
+"""Seconds that a job may take: if it does not say, and at most."""
+
 Work: TypeAlias = Callable[[Deadline, Progress], Awaitable[ToolResult]]
 """Does it, telling its output as it comes; ends early when the deadline is over."""
 
@@ -32,6 +35,8 @@ class Plan(Struct, frozen=True):
     work: Work
     streams: bool = False
     background: bool = False
+    idle: float | None = None
+    """Seconds that it may say nothing."""
 
 
 Planner: TypeAlias = Callable[[Command], Awaitable[Plan | ToolResult]]
@@ -41,12 +46,23 @@ Planner: TypeAlias = Callable[[Command], Awaitable[Plan | ToolResult]]
 class GrantCheck(Protocol):
     """Whether the orchestrator stands behind a command."""
 
-    def __call__(self, command: Command, call: Call | None = None) -> None:
-        """Raise `ToolFailure` if it does not."""
+    def __call__(
+        self,
+        command: Command,
+        tool: str | None = None,
+        arguments: JSON = None,
+        permissions: frozenset[str] = frozenset(),
+    ) -> None:
+        """Raise `ToolFailure` if it does not; without a tool it is about the command itself."""
         ...
 
 
-def no_grants(command: Command, call: Call | None = None) -> None:
+def no_grants(
+    command: Command,
+    tool: str | None = None,
+    arguments: JSON = None,
+    permissions: frozenset[str] = frozenset(),
+) -> None:
     """The check of a device that was given no orchestrator's key."""
 
 
@@ -60,23 +76,25 @@ class ToolPlans:
         """Read a call, see that it was granted, and judge it by this device's own rules."""
         asked = read_tool_payload(command)
         tools = Toolset.of(self._ports.executor.tools())
+        found = tools.find(asked.tool)
+        needed = frozenset[str]() if found is None else found[0].permissions
+        if command.args_sha256 and command.args_sha256 != digest(asked.parameters):
+            raise ToolFailure(ErrorKind.CONFLICT, "The arguments are not those that were hashed.")
+        self._check(command, asked.tool, asked.parameters, needed)
         text = msgspec.json.encode(asked.parameters).decode()
         wanted = ToolCall(command.request_id, asked.tool, text)
         call = prepare(wanted, tools, request_id=command.request_id, epoch=command.epoch)
         if isinstance(call, ToolResult):
             return call
-        if asked.timeout_ms is not None and asked.timeout_ms > 0:
-            call = replace(call, timeout=min(asked.timeout_ms / 1000, call.tool.max_timeout))
-        if command.args_sha256 and command.args_sha256 != digest(asked.parameters):
-            raise ToolFailure(ErrorKind.CONFLICT, "The arguments are not those that were hashed.")
-        self._check(command, call)
+        call = replace(call, timeout=_seconds(asked, call))
         verdict = await judge(call, Turn(self._ports, LoopSettings(), tools, Deadline()))
         if not isinstance(verdict, Allow):
             # Nobody is at the device to be asked: what would need a person is refused.
             said = verdict.reason
             text = said if said.startswith("Error:") else denied(call, said)
             return call.failed(ErrorKind.PERMISSION_DENIED, text)
-        return Plan(call.name, self._work(call), asked.stream, asked.background)
+        idle = asked.idle_ms / 1000 if asked.idle_ms and asked.idle_ms > 0 else None
+        return Plan(call.name, self._work(call), asked.stream, asked.background, idle)
 
     def _work(self, call: Call) -> Work:
         async def work(deadline: Deadline, progress: Progress) -> ToolResult:
@@ -105,6 +123,18 @@ def read_tool_payload(command: Command) -> ToolPayload:
 
 def refused(command: Command, kind: ErrorKind, text: str, **details: JSON) -> ToolResult:
     """The result of a command that is not run."""
+    return failure(command.request_id, named(command), kind, text, **details)
+
+
+def named(command: Command) -> str:
+    """What a command asks for, in a word."""
     asked = command.payload.get("tool")
-    name = asked if isinstance(asked, str) else command.command
-    return failure(command.request_id, name, kind, text, **details)
+    return asked if isinstance(asked, str) else command.command
+
+
+def _seconds(asked: ToolPayload, call: Call) -> float:
+    """How long a call may take: what was asked for, within what its tool or a job may."""
+    given = asked.timeout_ms / 1000 if asked.timeout_ms and asked.timeout_ms > 0 else None
+    if asked.background:
+        return min(given or JOB_TIME, LONGEST_JOB)
+    return call.timeout if given is None else min(given, call.tool.max_timeout)

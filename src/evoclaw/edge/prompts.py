@@ -13,12 +13,14 @@ from evoclaw.core.messages import ErrorKind, Message, SystemMessage, TextBlock, 
 from evoclaw.core.ports import Ports, Progress
 from evoclaw.core.run import run
 from evoclaw.core.tools import failure
+from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genome
+from evoclaw.edge.notes import RunNotes
 from evoclaw.edge.plans import GrantCheck, Plan, no_grants
 from evoclaw.transport.wire import Command
 
-DEFAULT, LONGEST = 60.0, 3600.0
-"""Seconds."""
+DEFAULT = 60.0
+"""Seconds for a prompt that does not say."""
 _WORDS = ("prompt", "query", "message", "text", "content")
 _STOPS = {
     StopReason.CANCELLED: ErrorKind.CANCELLED,
@@ -36,9 +38,11 @@ class PromptPlans:
         genome: Callable[[], Genome],
         *,
         check: GrantCheck = no_grants,
+        outcomes: Outcomes | None = None,
     ) -> None:
         """Without ports there is no model here, and prompts are refused."""
         self._ports, self._genome, self._check = ports, genome, check
+        self._outcomes = outcomes or Outcomes()
 
     async def plan(self, command: Command) -> Plan | ToolResult:
         """Read the question."""
@@ -52,7 +56,7 @@ class PromptPlans:
             return failure(command.request_id, "prompt", ErrorKind.NOT_FOUND, why)
         ports, asked = self._ports, command.payload.get("timeout_ms")
         given = asked / 1000 if isinstance(asked, int | float) and asked > 0 else DEFAULT
-        seconds = min(given, LONGEST)
+        seconds = min(given, self._genome().run_seconds)
 
         async def work(deadline: Deadline, progress: Progress) -> ToolResult:
             return await self._answer(command.request_id, text, ports, deadline, seconds)
@@ -67,9 +71,12 @@ class PromptPlans:
             max_turns=genome.max_turns, temperature=genome.temperature, max_seconds=seconds
         )
         task: list[Message] = [SystemMessage(genome.prompt)] if genome.prompt else []
+        notes = RunNotes(self._outcomes, settings.tool_error_limit)
         end = asyncio.get_running_loop().call_later(seconds, deadline.expire)
         try:
-            answer = await run([*task, user(text)], ports, settings, deadline=deadline)
+            answer = await run(
+                [*task, user(text)], ports, settings, sinks=[notes], deadline=deadline
+            )
         finally:
             end.cancel()
         details = {"stop": str(answer.stop), "turns": answer.turns, "calls": answer.calls}

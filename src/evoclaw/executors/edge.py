@@ -10,17 +10,19 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
+from evoclaw.executors.wrapped import next_attempt
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import GRACE, Patience, Requests
 from evoclaw.transport.wire import Command, Outcome, ToolPayload, as_payload, digest
 
 ATTEMPTS = 2
 """How often a call that does no harm is tried while its outcome stays unknown."""
+BEGUN = 20.0
+"""Seconds in which an edge that got a job says so."""
 EXTRA = 2 * GRACE
 """Seconds beside queue and timeout before the loop itself gives up waiting for an edge."""
 
@@ -67,35 +69,55 @@ class EdgeExecutor:
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Have the edge run it; ask once more for what does no harm and got lost."""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                outcome = await self._ask(call, attempt, progress)
-            except ToolFailure as lost:
-                if attempt == ATTEMPTS or not _worth_another(call, lost.kind):
-                    raise
-                continue
-            result = to_result(outcome, call.id, call.name)
-            if attempt < ATTEMPTS and _worth_another(call, result.error):
-                continue
-            return replace(result, details={**result.details, "agent": self._agent_id})
-        raise AssertionError("the last attempt returns or raises")
+        outcome = await self._ask(call, call.request_id, progress)
+        for _ in range(1, ATTEMPTS):
+            if not _worth_another(call, outcome):
+                break
+            call = next_attempt(call)
+            outcome = await self._ask(call, call.request_id, progress)
+        result = to_result(outcome, call.id, call.name)
+        return replace(result, details={**result.details, "agent": self._agent_id})
 
-    async def _ask(self, call: Call, attempt: int, progress: Progress) -> Outcome:
+    async def start(
+        self, call: Call, *, seconds: float | None = None, idle: float | None = None
+    ) -> ToolResult:
+        """Have the edge run it as a job: the answer comes when it has begun, and names the job."""
+        asked = self._payload(call) | {"background": True}
+        asked["timeout_ms"] = None if seconds is None else seconds * 1000
+        asked["idle_ms"] = None if idle is None else idle * 1000
+        outcome = await self._send(call, call.request_id, asked, BEGUN)
+        result = to_result(outcome, call.id, call.name)
+        return replace(result, details={**result.details, "agent": self._agent_id})
+
+    async def _ask(self, call: Call, request_id: str, progress: Progress) -> Outcome:
         # The edge's journal knows the id of a call that was begun before a crash of ours.
-        request_id = f"{call.request_id.rpartition('.')[0]}.{attempt}"
+        return await self._send(call, request_id, self._payload(call), call.timeout, progress)
+
+    def _payload(self, call: Call) -> dict[str, JSON]:
         asked = ToolPayload(call.name, call.arguments, call.timeout * 1000, call.tool.streams)
+        return as_payload(asked)
+
+    async def _send(
+        self,
+        call: Call,
+        request_id: str,
+        payload: dict[str, JSON],
+        seconds: float,
+        progress: Progress | None = None,
+    ) -> Outcome:
         command = Command(
             "tool",
-            as_payload(asked),
+            payload,
             request_id,
             run_id=call.run_id,
             epoch=call.epoch,
             args_sha256=digest(call.arguments),
+            queue_ttl_ms=round(self._queue * 1000),
         )
         command = replace(command, grant=self._grants(self._agent_id, command, call))
-        patience = Patience(call.timeout, self._queue)
+        patience = Patience(seconds, self._queue)
         return await self._requests.ask(self._agent_id, command, patience, progress)
 
 
-def _worth_another(call: Call, kind: ErrorKind | None) -> bool:
-    return kind is ErrorKind.UNKNOWN and call.harmless
+def _worth_another(call: Call, outcome: Outcome) -> bool:
+    return outcome.error_type == ErrorKind.UNKNOWN and call.harmless

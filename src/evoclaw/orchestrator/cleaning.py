@@ -7,19 +7,32 @@ import unicodedata
 
 LONGEST = 200
 """Characters of a line that a device says of itself."""
+LONGEST_TEXT = 4_000
+"""Characters of what it says of a tool."""
 _SPACES = re.compile(r"\s+")
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def one_line(text: str, limit: int = LONGEST) -> str:
     """The text without control characters, on one line, cut."""
-    shown = "".join(
-        char if char.isspace() or not unicodedata.category(char).startswith("C") else " "
-        for char in text[: 4 * limit]
-    )
-    line = _SPACES.sub(" ", shown).strip()
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    line = _SPACES.sub(" ", _printable(text[: 4 * limit])).strip()
+    return _cut(line, limit)
+
+
+def plain(text: str, limit: int = LONGEST_TEXT) -> str:
+    """The text without control characters but for the ends of its lines, cut; decent text as is."""
+    return _cut("\n".join(map(_printable, text[: 4 * limit].split("\n"))), limit)
 
 
 def quoted(text: str) -> str:
     """One line as a quotation that its own words cannot end."""
     return '"' + one_line(text).replace('"', "'") + '"'
+
+
+def _printable(text: str) -> str:
+    """Blanks instead of what controls a terminal, hides, or turns the direction of writing."""
+    return "".join(" " if unicodedata.category(char) in _UNSEEN else char for char in text)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
@@ -11,18 +11,33 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.edge import EdgeExecutor
 from evoclaw.orchestrator.fleet import Fleet
-
-MAX_HOPS = 3
-"""Agents that a call may pass through."""
+from evoclaw.orchestrator.members import find_tool, load
 
 
 class Delegated:
     """Every tool that some edge has; least loaded first, the same edge within a session."""
 
-    def __init__(self, fleet: Fleet, edge: Callable[[str], EdgeExecutor]) -> None:
-        self._fleet, self._edge = fleet, edge
+    def __init__(
+        self,
+        fleet: Fleet,
+        edge: Callable[[str], EdgeExecutor],
+        asked_of: Callable[[str], Awaitable[str | None]],
+        *,
+        besides: Collection[str] = (),
+    ) -> None:
+        """Make one for each session.
+
+        Args:
+            fleet: Who is there.
+            edge: The executor of one of them.
+            asked_of: Whom a call was sent to before, if it was.
+            besides: Names that are taken: tools of edges that are called so are not offered.
+        """
+        self._fleet, self._edge, self._asked_of = fleet, edge, asked_of
+        self._besides = frozenset(besides)
         self._version = -1
         self._tools: Toolset = Toolset()
+        self._originals: dict[str, Tool] = {}
         self._chosen: dict[str, str] = {}
         """The edge that a tool of this session went to."""
 
@@ -30,20 +45,30 @@ class Delegated:
         """The tools of all edges that are there; of two of one name the first edge's."""
         if self._version != self._fleet.version:
             self._version = self._fleet.version
-            found: dict[str, Tool] = {}
+            offered: dict[str, Tool] = {}
+            self._originals = {}
             for member in self._fleet.online():
                 for tool in self._edge(member.agent_id).tools():
-                    found.setdefault(tool.name, tool)
-            self._tools = Toolset(found.values())
+                    if tool.name not in self._besides and tool.name not in offered:
+                        offered[tool.name] = tool
+                        original = find_tool(member, tool.name)
+                        self._originals[tool.name] = tool if original is None else original
+            self._tools = Toolset(offered.values(), like=self._tools)
         return self._tools
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Hand the call to an edge that is there and has its tool."""
-        able = [member.agent_id for member in self._fleet.with_tool(call.name)]
-        if not able:
+        chosen = await self._asked_of(call.request_id) or self._choose(call)
+        self._chosen[call.name] = chosen
+        return await self._edge(chosen).execute(call, progress)
+
+    def _choose(self, call: Call) -> str:
+        self.tools()
+        tool = self._originals.get(call.name)
+        able = [] if tool is None else sorted(self._fleet.with_tool(tool), key=load)
+        names = [member.agent_id for member in able]
+        if not names:
             text = f"Error: No agent that has {call.name!r} is online. Explain to the user."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text)
         before = self._chosen.get(call.name)
-        chosen = before if before in able else able[0]
-        self._chosen[call.name] = chosen
-        return await self._edge(chosen).execute(call, progress)
+        return before if before in names else names[0]

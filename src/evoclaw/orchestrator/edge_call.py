@@ -25,7 +25,8 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import permission_denied
 from evoclaw.executors.edge import EXTRA, EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.cleaning import quoted
-from evoclaw.orchestrator.fleet import Fleet, Member
+from evoclaw.orchestrator.fleet import Fleet
+from evoclaw.orchestrator.members import Member
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import Patience, Requests
 from evoclaw.transport.wire import Command
@@ -34,7 +35,7 @@ NAME = "edge_call"
 TIMEOUT, LONGEST = 60.0, 600.0
 QUEUE = 10.0
 """Seconds that an edge which was just there may take to come back."""
-AT_ONCE = 16
+AT_ONCE = 64
 """Edges asked side by side."""
 EVERYBODY = "*"
 
@@ -66,9 +67,31 @@ class EdgeCall:
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Ask one edge, or several side by side."""
-        members = self._targets(call.arguments.get("agent_id"))
-        if len(members) == 1 and isinstance(call.arguments.get("agent_id"), str):
-            return await self._ask(members[0], call, progress)
+        wanted = call.arguments.get("agent_id")
+        before = await self._asked_before(call)
+        if isinstance(wanted, str) and wanted in (before or self._online()):
+            return await self._ask(self._fleet.member(wanted), call, progress)
+        members = self._targets(wanted, before)
+        return await self._ask_all(call, members, progress)
+
+    def _online(self) -> set[str]:
+        return {member.agent_id for member in self._fleet.online()}
+
+    async def _asked_before(self, call: Call) -> set[str]:
+        """Whom this call was sent to before a restart: they may have done it, there or not."""
+        if not call.resumed:
+            return set()
+        found: set[str] = set()
+        for member in self._fleet.members():
+            for request_id in (call.request_id, _for(call.request_id, member.agent_id)):
+                if await self._requests.asked_of(request_id) == member.agent_id:
+                    found.add(member.agent_id)
+        return found
+
+    async def _ask_all(
+        self, call: Call, members: Sequence[Member], progress: Progress
+    ) -> ToolResult:
+        """One result per agent, also from those that have not answered when the time is over."""
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(member: Member) -> ToolResult:
@@ -79,17 +102,34 @@ class EdgeCall:
                 except ToolFailure as problem:
                     return call.failed(problem.kind, problem.message, **problem.details)
 
-        results = await asyncio.gather(*map(one, members))
-        return _together(call, [member.agent_id for member in members], results)
+        tasks = {member.agent_id: asyncio.create_task(one(member)) for member in members}
+        try:
+            await asyncio.wait(tasks.values(), timeout=call.timeout + QUEUE + EXTRA / 2)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.wait(tasks.values())
+        late = "Error: There was no answer in time; it may have happened. Look before asking again."
+        return _together(
+            call,
+            {
+                name: call.failed(ErrorKind.UNKNOWN, late) if task.cancelled() else task.result()
+                for name, task in tasks.items()
+            },
+        )
 
-    def _targets(self, wanted: JSON) -> list[Member]:
+    def _targets(self, wanted: JSON, before: set[str]) -> list[Member]:
         """The edges that are meant, each once and in a stable order."""
-        online = self._fleet.online()
         asked: list[str] = [wanted] if isinstance(wanted, str) else list(wanted or ())
-        found = [member for member in online if any(_means(one, member) for one in asked)]
+        online = self._fleet.online()
+        here = self._online() | before
+        found = [
+            member
+            for member in self._fleet.members()
+            if member.agent_id in here and any(_means(one, member) for one in asked)
+        ]
         there = ", ".join(member.agent_id for member in online) or "none"
-        known = {member.agent_id for member in online}
-        gone = [one for one in asked if one != EVERYBODY and ":" not in one and one not in known]
+        gone = [one for one in asked if one != EVERYBODY and ":" not in one and one not in here]
         if gone or not found:
             names = ", ".join(gone or asked) or "nobody"
             text = f"Error: Agent {names} is not online. Online: {there}."
@@ -131,6 +171,10 @@ class EdgeCall:
         if missing := missing_permissions(ready.tool, self._held):
             text = permission_denied(ready.tool, missing)
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
+        asked_for = call.timeout if "timeout_ms" in call.arguments else ready.timeout
+        # Its own time, or what was asked for here; never more than we are waited for.
+        seconds = min(asked_for, ready.tool.max_timeout, call.timeout)
+        ready = replace(ready, timeout=seconds, resumed=call.resumed)
         edge = EdgeExecutor(
             member.agent_id,
             lambda: member.tools,
@@ -148,6 +192,7 @@ class EdgeCall:
             run_id=call.run_id,
             epoch=call.epoch,
             hops=1,
+            queue_ttl_ms=round(QUEUE * 1000),
         )
         command = replace(command, grant=self._grants(member.agent_id, command, None))
         patience = Patience(call.timeout, QUEUE)
@@ -221,12 +266,12 @@ def _for(request_id: str, agent_id: str) -> str:
     return f"{head}-{agent_id}.{attempt}"
 
 
-def _together(call: Call, ids: Sequence[str], results: Sequence[ToolResult]) -> ToolResult:
+def _together(call: Call, results: Mapping[str, ToolResult]) -> ToolResult:
     """One result per agent; it is a failure only if all of them failed."""
-    said = [f"[{name}]\n{result.text}" for name, result in zip(ids, results, strict=True)]
-    outcomes = {n: str(r.error or "ok") for n, r in zip(ids, results, strict=True)}
+    said = [f"[{name}]\n{result.text}" for name, result in results.items()]
+    outcomes = {name: str(result.error or "ok") for name, result in results.items()}
     details: dict[str, JSON] = {"agents": outcomes}
-    errors = [result.error for result in results if result.error is not None]
+    errors = [result.error for result in results.values() if result.error is not None]
     if len(errors) == len(results):
         block = ErrorBlock(errors[0], "\n\n".join(said))
         return ToolResult(call.id, call.name, (block,), error=errors[0], details=details)

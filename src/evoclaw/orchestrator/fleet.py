@@ -1,68 +1,34 @@
 """Who is there and what they say they can do: presence, adverts, and the tools of every edge.
 
 A retained message alone never means that somebody is there: it may be old. A live sign does: a
-birth as it happens, a hello, a heartbeat, an answer.
+birth as it happens, a hello, a heartbeat.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evoclaw.core.errors import DuplicateTool, SchemaError
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
-from evoclaw.orchestrator.cleaning import one_line
+from evoclaw.orchestrator.cleaning import one_line, plain
+from evoclaw.orchestrator.members import Member, find_tool, load
+from evoclaw.transport.clocks import steady
 from evoclaw.transport.wire import Advert, Heartbeat, Status
 
 MISSED = 3
 """Heartbeats without which an edge counts as gone."""
-BOOTS = 16
-"""Boot ids of an edge that are remembered, so that an older one's word changes nothing."""
 MOST_TOOLS = 200
 """Tools of one edge; what it offers beyond is left out."""
-
+LONGEST = 3600.0
+"""Seconds that a tool of an edge may take, whatever it says."""
 
 Permit: TypeAlias = Callable[[str, Sequence[Tool]], tuple[Sequence[Tool], str]]
-
-
-class Member:
-    """One edge, as far as it is known."""
-
-    def __init__(self, agent_id: str) -> None:
-        self.agent_id = agent_id
-        self.online = False
-        self.boot_id, self.counter = "", 0
-        self.seen = 0.0
-        """When it last gave a sign of life, by the steady clock."""
-        self.summary, self.agent_type = "", ""
-        self.has_model = False
-        self.hashes: dict[str, str] = {}
-        """Its tools by name, as advertised."""
-        self.tools: Toolset = Toolset()
-        """Its tools with their schemas, once fetched."""
-        self.fetched = ""
-        """Which advert the tools belong to."""
-        self.heartbeat: Heartbeat | None = None
-        self.problem = ""
-        """Why its tools are not offered, if they are not."""
-        self._boots: list[str] = []
-
-    def newer(self, boot_id: str, counter: int) -> bool:
-        """Whether a word from this boot and connection is at least as new as what is known."""
-        if boot_id == self.boot_id:
-            return counter >= self.counter
-        return boot_id not in self._boots
-
-    def take(self, boot_id: str, counter: int) -> None:
-        """Note the boot and connection that speaks."""
-        if boot_id != self.boot_id:
-            self._boots = [*self._boots, boot_id][-BOOTS:]
-        self.boot_id, self.counter = boot_id, counter
 
 
 class Presence(Struct, frozen=True):
@@ -79,7 +45,7 @@ class Fleet:
         self,
         *,
         heartbeat: float = 30.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = steady,
         changed: Callable[[Presence], None] = lambda _: None,
         permit: Permit = lambda agent_id, tools: (tools, ""),
     ) -> None:
@@ -113,20 +79,23 @@ class Fleet:
         member = self._members.get(agent_id)
         return member is not None and member.online
 
-    def with_tool(self, name: str) -> list[Member]:
-        """The edges that are there and have a tool, least loaded first."""
-        able = [member for member in self.online() if member.tools.find(name) is not None]
+    def with_tool(self, tool: Tool) -> list[Member]:
+        """The edges that are there and have this very tool, least loaded first."""
+        able = [member for member in self.online() if find_tool(member, tool.name) == tool]
         return sorted(able, key=load)
 
     def status(self, status: Status, *, retained: bool) -> bool:
         """A birth or a will; False if it is older than what is known, and changes nothing."""
+        if status.status == "online":
+            # A kept one may have been said long ago; a hello will tell.
+            return retained or self.alive(status.agent_id, status.boot_id, status.counter)
         member = self.member(status.agent_id)
-        if not member.newer(status.boot_id, status.counter):
+        if member.boot_id and member.boot_id != status.boot_id:
+            return False  # that another process has gone says nothing about this one
+        if status.counter < member.counter:
             return False
-        if status.status == "online" and retained:
-            return True  # it may have been said long ago; a hello will tell
         member.take(status.boot_id, status.counter)
-        self._set(member, online=status.status == "online")
+        self._set(member, online=False)
         return True
 
     def alive(self, agent_id: str, boot_id: str, counter: int) -> bool:
@@ -145,32 +114,36 @@ class Fleet:
         self.member(agent_id).heartbeat = heartbeat
         return True
 
-    def advert(self, advert: Advert) -> bool:
-        """What an edge says of itself; whether its tools must be fetched anew."""
+    def advert(self, advert: Advert) -> None:
+        """What an edge says of itself."""
         member = self.member(advert.agent_id)
         member.summary = one_line(advert.capabilities)
-        member.agent_type = one_line(advert.agent_type)[:64]
+        member.agent_type = one_line(advert.agent_type, 64)
         member.has_model = advert.llm
         member.hashes = {tool.name: tool.hash for tool in advert.tools[:MOST_TOOLS]}
         self._note()
-        return self.outdated(advert.agent_id)
 
     def outdated(self, agent_id: str) -> bool:
         """Whether an edge advertises tools whose schemas are not known."""
-        member = self.member(agent_id)
-        return bool(member.hashes) and member.fetched != fingerprint(member)
+        return self.member(agent_id).outdated
 
-    def tools(self, agent_id: str, tools: Iterable[Tool]) -> None:
+    def tools(self, agent_id: str, tools: Sequence[Tool], hashes: Mapping[str, str]) -> None:
         """The schemas of an edge's tools; an unsound one keeps all of them from being offered."""
         member = self.member(agent_id)
-        member.fetched, member.problem = fingerprint(member), ""
+        member.fetched, member.tools = dict(hashes), Toolset()
         try:
-            known = Toolset(tuple(tools)[:MOST_TOOLS])
-        except (SchemaError, DuplicateTool) as problem:
-            member.tools, member.problem = Toolset(), one_line(str(problem))
-        else:
+            known = Toolset(tools[:MOST_TOOLS])
             permitted, member.problem = self._permit(agent_id, known)
-            member.tools = Toolset(permitted)
+            member.tools = Toolset([_sound(tool) for tool in permitted], like=known)
+        except (SchemaError, DuplicateTool) as problem:
+            member.problem = one_line(str(problem))
+        self._note()
+
+    def quarantine(self, agent_id: str, problem: str, hashes: Mapping[str, str]) -> None:
+        """Offer none of an edge's tools, and say why."""
+        member = self.member(agent_id)
+        member.fetched, member.tools = dict(hashes), Toolset()
+        member.problem = one_line(problem)
         self._note()
 
     def sweep(self) -> None:
@@ -201,17 +174,15 @@ class Fleet:
             self._changed(Presence(member.agent_id, online))
 
 
-def load(member: Member) -> tuple[int, str]:
-    """How busy an edge is; equals in a fixed order."""
-    beat = member.heartbeat
-    return (beat.in_flight + beat.queued if beat else 0, member.agent_id)
-
-
-def fingerprint(member: Member) -> str:
-    """What changes when an edge's tools do."""
-    return ",".join(f"{name}:{member.hashes[name]}" for name in sorted(member.hashes))
-
-
-def names(members: Sequence[Member]) -> list[str]:
-    """The ids of some edges."""
-    return [member.agent_id for member in members]
+def _sound(tool: Tool) -> Tool:
+    """A tool as it may be offered: its words cleaned, its times within reason."""
+    longest = min(max(tool.max_timeout, 0.001), LONGEST)
+    sound = replace(
+        tool,
+        description=plain(tool.description),
+        timeout=min(max(tool.timeout, 0.001), longest),
+        max_timeout=longest,
+        slack=0.0,
+    )
+    # The very same if it can be: what it is known by is made of how it was written.
+    return tool if sound == tool else sound

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 from evoclaw.core.tools import Call
 from evoclaw.governance.grants import Grant, Signer
+from evoclaw.transport.clocks import steady_wall
 from evoclaw.transport.wire import Command, digest
 
 LIFE = 86_400.0
-"""Seconds that a grant holds: as long as an edge may be away and the command wait for it."""
+"""Seconds that a grant holds if the command does not say how long it may wait."""
+LEEWAY = 60.0
+"""Seconds that it holds beyond that: clocks differ a little."""
 
 
 class Granting:
     """Grants in the name of one orchestrator."""
 
-    def __init__(self, signer: Signer) -> None:
-        self._signer = signer
+    def __init__(self, signer: Signer, clock: Callable[[], float] | None = None) -> None:
+        self._signer, self._clock = signer, clock or steady_wall()
 
     def __call__(self, agent_id: str, command: Command, call: Call | None) -> str:
         """Let this agent do this, with these arguments, for this request."""
         arguments = command.payload if call is None else call.arguments
+        ttl = command.queue_ttl_ms
         return self._signer.sign(
             Grant(
                 agent=agent_id,
@@ -31,7 +35,7 @@ class Granting:
                 tool=command.command if call is None else call.name,
                 args_sha256=digest(arguments),
                 permissions=tuple(sorted(call.tool.permissions)) if call is not None else (),
-                issued_at=time.time(),
-                life_s=LIFE,
+                issued_at=self._clock(),
+                life_s=LIFE if ttl is None else ttl / 1000 + LEEWAY,
             )
         )

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Protocol
 
+import msgspec
+from msgspec.structs import replace
+
+from evoclaw.core.calls import prepare
 from evoclaw.core.errors import EvoClawError
-from evoclaw.core.messages import JSON
+from evoclaw.core.messages import JSON, ToolCall, ToolResult
 from evoclaw.core.tools import Tool
+from evoclaw.core.toolset import Toolset
 from evoclaw.executors.edge import EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.cleaning import one_line
+from evoclaw.orchestrator.delegation import Delegated
 from evoclaw.orchestrator.edge_call import EdgeCall
-from evoclaw.orchestrator.fleet import Fleet, Member, Permit, Presence
-from evoclaw.orchestrator.reception import Backlog, Reception
+from evoclaw.orchestrator.fetching import fetch
+from evoclaw.orchestrator.fleet import Fleet, Permit, Presence
+from evoclaw.orchestrator.jobs import Job, look_up
+from evoclaw.orchestrator.members import Member
+from evoclaw.orchestrator.reception import Ledger, Reception
+from evoclaw.orchestrator.tidying import Shelf, Tidying
+from evoclaw.store.commands import QueueFull
+from evoclaw.transport.lanes import AGAIN, SILENCE
 from evoclaw.transport.link import Link
-from evoclaw.transport.requests import Outbox, Requests
+from evoclaw.transport.outbox import Outbox
+from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import Command, Outcome
+
+QUIET = 1.2
+"""Seconds without news after which everybody who is there has said hello."""
 
 
 class NotThere(EvoClawError):
@@ -29,7 +46,7 @@ class NotThere(EvoClawError):
         super().__init__(f"agent {agent_id!r} is not online; online: {there}")
 
 
-class Store(Outbox, Backlog, Protocol):
+class Store(Outbox, Ledger, Shelf, Protocol):
     """Where commands are kept."""
 
 
@@ -44,17 +61,39 @@ class Orchestrator:
         grants: Grants = ungranted,
         heartbeat: float = 30.0,
         permit: Permit = lambda agent_id, tools: (tools, ""),
+        again: Sequence[float] = AGAIN,
+        silence: float = SILENCE,
     ) -> None:
+        """Choose the parts.
+
+        Args:
+            link: The way to the broker.
+            store: Where commands are kept.
+            grants: Who signs what edges are asked to do.
+            heartbeat: Seconds between two signs of life of an edge.
+            permit: Which of an edge's tools may be used.
+            again: Seconds until what nobody accepted is published again.
+            silence: Seconds without a word after which what was accepted counts as lost.
+        """
         self.fleet = Fleet(heartbeat=heartbeat, changed=self._tell, permit=permit)
-        self.requests = Requests(link, store, reachable=self.fleet.is_online)
+        self._grants, self._store = grants, store
+        self.requests = Requests(
+            link,
+            store,
+            reachable=self.fleet.is_online,
+            full=QueueFull,
+            sign=self._sign,
+            again=again,
+            silence=silence,
+        )
         self.reception = Reception(link, self.fleet, self.requests, store)
-        self._grants = grants
+        self._tidying = Tidying(store, self.requests)
         self._listeners: list[Callable[[Presence], None]] = []
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[None]:
         """Be connected while the block runs; a broker that is away is tried again and again."""
-        serving = asyncio.create_task(self.reception.run())
+        serving = asyncio.create_task(self._serve())
         try:
             yield
         finally:
@@ -62,6 +101,11 @@ class Orchestrator:
             serving.cancel()
             with suppress(asyncio.CancelledError):
                 await serving
+
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.reception.run())
+            group.create_task(self._tidying.run())
 
     def listen(self, listener: Callable[[Presence], None]) -> None:
         """Have somebody told who comes and goes."""
@@ -84,6 +128,16 @@ class Orchestrator:
             raise NotThere(one_line(agent_id), names) from None
         return self.fleet.member(agent_id)
 
+    async def settle(self, seconds: float) -> None:
+        """Wait until those who are there have said so: until somebody is, and no more come."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.fleet.online():
+                    await self.fleet.change()
+                while True:
+                    async with asyncio.timeout(QUIET):
+                        await self.fleet.change()
+
     def edge(self, agent_id: str, *, queue: float = 60.0) -> EdgeExecutor:
         """The tools of one edge, run there."""
 
@@ -97,12 +151,55 @@ class Orchestrator:
         """The tool that asks any edge, in the name of an agent with these capabilities."""
         return EdgeCall(self.fleet, self.requests, held=held, grants=self._grants)
 
+    def delegated(self, besides: Collection[str] = ()) -> Delegated:
+        """The tools of all edges, but for those with these names, each run on one that has it."""
+        return Delegated(self.fleet, self.edge, self.requests.asked_of, besides=besides)
+
+    async def start_job(
+        self,
+        agent_id: str,
+        tool: str,
+        arguments: dict[str, JSON],
+        *,
+        seconds: float | None = None,
+        idle: float | None = None,
+    ) -> ToolResult:
+        """Have an edge begin something that goes on by itself; the result's details name it.
+
+        Args:
+            agent_id: The edge.
+            tool: One of its tools.
+            arguments: What it is given.
+            seconds: How long it may take: an hour if it is not said, a day at most.
+            idle: How long it may say nothing.
+        """
+        edge = self.edge(agent_id)
+        asked = ToolCall("job", tool, msgspec.json.encode(arguments).decode())
+        request_id = f"{secrets.token_hex(16)}.1.0.1"
+        call = prepare(asked, Toolset.of(edge.tools()), request_id=request_id)
+        return (
+            call
+            if isinstance(call, ToolResult)
+            else await edge.start(call, seconds=seconds, idle=idle)
+        )
+
+    async def job(self, agent_id: str, job_id: str) -> Job:
+        """How a job stands: its result if it has ended, else what its edge says of it."""
+        return await look_up(self._store, self.requests, agent_id, job_id)
+
+    async def fetch(self, agent_id: str, handle: str, path: Path) -> int:
+        """Copy a big output from an edge to a file; how many bytes it has."""
+        return await fetch(self.edge(agent_id), handle, path, self.requests.room)
+
     async def say(
         self, agent_id: str, name: str, payload: dict[str, JSON] | None = None, seconds: float = 10
     ) -> Outcome:
         """Send a command that may be sent twice, and await its answer."""
         command = Command(name, payload or {}, f"{name}-{secrets.token_hex(8)}")
         return await self.requests.talk(agent_id, command, seconds)
+
+    def _sign(self, agent_id: str, command: Command) -> Command:
+        return replace(command, grant=self._grants(agent_id, command, None))
 
     def _tell(self, change: Presence) -> None:
         for listener in self._listeners:

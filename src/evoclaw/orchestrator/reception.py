@@ -7,22 +7,20 @@ stops the process.
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from secrets import token_hex
 from typing import Protocol
 
-import msgspec
-
-from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import is_array, is_object
-from evoclaw.core.tools import Tool
+from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.fleet import Fleet
+from evoclaw.orchestrator.surveying import Surveying
 from evoclaw.transport.link import Incoming, Link, LinkDown, Will
+from evoclaw.transport.outbox import CLOSED, Backlog, Wanted
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.topics import BROADCAST, Kind, every, read_topic
 from evoclaw.transport.wire import (
+    VERSION,
     Command,
     Heartbeat,
     Hello,
@@ -40,57 +38,46 @@ from evoclaw.transport.wire import (
 
 SWEEP = 5.0
 """Seconds between two looks for edges that fell silent."""
-PAGES = 50
-"""Answers to `tools_list` that are read from one edge."""
+AT_ONCE = 2_000
+"""Things being done; what comes beyond is said again by whoever wants it."""
 
 
-class Wanted(Protocol):
-    """A stored command that an edge should still get."""
-
-    @property
-    def request_id(self) -> str:
-        """Its id."""
-        ...
-
-    @property
-    def payload(self) -> bytes:
-        """The command as it was encoded."""
-        ...
-
-
-class Backlog(Protocol):
-    """What the store still has for an edge."""
-
-    async def wanted(self, agent_id: str, now: float) -> Sequence[Wanted]:
-        """The commands without an outcome, oldest first; the expired ones are left out."""
-        ...
+class Ledger(Backlog, Protocol):
+    """What the store knows of an edge's commands."""
 
     async def known(self, request_ids: Sequence[str]) -> Mapping[str, str]:
         """The state of those commands that are ours."""
         ...
 
-    async def mark(self, request_id: str, state: str) -> object:
-        """Note how far a command has come."""
+    async def cancelling(self, agent_id: str) -> Sequence[Wanted]:
+        """The commands that an edge is to end."""
         ...
 
 
 class Reception:
     """The orchestrator's end of the link."""
 
-    def __init__(self, link: Link, fleet: Fleet, requests: Requests, backlog: Backlog) -> None:
-        self._link, self._fleet, self._requests, self._backlog = link, fleet, requests, backlog
-        self._name = f"orchestrator-{secrets.token_hex(8)}"
+    def __init__(self, link: Link, fleet: Fleet, requests: Requests, ledger: Ledger) -> None:
+        self._link, self._fleet, self._requests, self._ledger = link, fleet, requests, ledger
+        self._name = f"orchestrator-{token_hex(8)}"
         self._tasks: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()
         """What was dropped, by reason."""
+        self._survey = Surveying(fleet, requests, self.counts)
         self.guests: Callable[[Report], Coroutine[object, object, None]] | None = None
         """Who is told of edges that want to join; nobody unless this orchestrator lets them in."""
 
     async def run(self) -> None:
-        """Be there until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._link.run(self))
-            group.create_task(self._sweep())
+        """Be there until cancelled; leaves nothing running."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._link.run(self))
+                group.create_task(self._sweep())
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
 
     @property
     def client_id(self) -> str:
@@ -136,68 +123,87 @@ class Reception:
             ):
                 self.counts["stale status"] += 1
         elif kind is Kind.CAPABILITIES:
-            if message.payload and self._fleet.advert(read_advert(agent_id, message.payload)):
-                self._fetch_if_there(agent_id)
+            if message.payload:
+                self._fleet.advert(read_advert(agent_id, message.payload))
+                self._look_at(agent_id)
         elif message.retained:
             self.counts["retained report"] += 1
-        else:
+        elif kind is Kind.REPORTS:
             self._report(read_report(agent_id, message.payload))
 
     def _report(self, report: Report) -> None:
-        if report.report_type is ReportType.HELLO:
-            self._spawn(self._greet(report.agent_id, convert(report.payload, Hello)))
-        elif report.report_type is ReportType.JOIN:
-            if self.guests is not None:
-                self._spawn(self.guests(report))
-        elif report.report_type is ReportType.HEARTBEAT:
-            if not self._fleet.beat(report.agent_id, convert(report.payload, Heartbeat)):
-                self.counts["stale heartbeat"] += 1
-        else:
-            self._requests.deliver(report)
+        match report.report_type:
+            case ReportType.HELLO:
+                self._spawn(self._greet(report.agent_id, convert(report.payload, Hello)))
+            case ReportType.HEARTBEAT:
+                self._beat(report.agent_id, convert(report.payload, Heartbeat))
+            case ReportType.JOIN:
+                if self.guests is not None:
+                    self._spawn(self.guests(report))
+            case _:
+                self._requests.deliver(report)
+
+    def _beat(self, agent_id: str, heartbeat: Heartbeat) -> None:
+        if not self._fleet.beat(agent_id, heartbeat):
+            self.counts["stale heartbeat"] += 1
+            return
+        self._look_at(agent_id)
+        if self._fleet.member(agent_id).greeted != (heartbeat.boot_id, heartbeat.counter):
+            # It lives, but we never heard its hello, nor it our answer.
+            self._spawn(self._ask_for_hello(agent_id))
+
+    async def _ask_for_hello(self, agent_id: str) -> None:
+        self.counts["hello missed"] += 1
+        await self._requests.send(agent_id, Command("hello"))
 
     async def _greet(self, agent_id: str, hello: Hello) -> None:
         """Answer a hello: what is settled, what is off, what is still wanted."""
+        if not hello.v_min <= VERSION <= hello.v_max:
+            problem = f"it speaks versions {hello.v_min} to {hello.v_max}, and we {VERSION}"
+            self._fleet.quarantine(agent_id, problem, {})
+            self.counts["another version"] += 1
+            return
         if not self._fleet.alive(agent_id, hello.boot_id, hello.counter):
             self.counts["stale hello"] += 1
             return
-        self._fetch_if_there(agent_id)
-        states = await self._backlog.known([*hello.running, *hello.finished])
+        self._look_at(agent_id)
+        try:
+            await self._answer(agent_id, hello)
+        except EvoClawError:
+            self.counts["the store failed"] += 1  # no welcome, so it says hello again
+
+    async def _answer(self, agent_id: str, hello: Hello) -> None:
+        there = {*hello.running, *hello.finished}
+        states = await self._ledger.known(sorted(there))
+        cancels = ("cancelling", *CLOSED)
         welcome = Welcome(
             hello.boot_id,
             hello.counter,
-            time.time(),
-            acks=[one for one in hello.finished if states.get(one) == "settled"],
-            cancels=[one for one in hello.running if states.get(one) in ("cancelling", "settled")],
+            self._requests.clock(),
+            acks=[one for one in hello.finished if states.get(one) in CLOSED],
+            cancels=[one for one in hello.running if states.get(one) in cancels],
         )
         await self._requests.send(agent_id, Command("welcome", as_payload(welcome)))
-        there = {*hello.running, *hello.finished}
-        for command in await self._backlog.wanted(agent_id, time.time()):
+        member = self._fleet.member(agent_id)
+        if member.journal not in ("", hello.journal):
+            await self._forgotten(agent_id, there)
+        member.journal = hello.journal
+        member.greeted = (hello.boot_id, hello.counter)
+        self._requests.lanes.greeted(agent_id, there, hello.room)
+        for command in await self._ledger.cancelling(agent_id):
             if command.request_id not in there:
-                await self._backlog.mark(command.request_id, "sent")
-                await self._requests.send(agent_id, command.payload)
+                self._requests.spawn(self._requests.cancel(agent_id, command.request_id))
 
-    def _fetch_if_there(self, agent_id: str) -> None:
+    async def _forgotten(self, agent_id: str, there: Collection[str]) -> None:
+        """An edge lost its journal: nobody knows what became of what it was sent before."""
+        self.counts["journals lost"] += 1
+        for command in await self._ledger.wanted(agent_id, self._requests.clock()):
+            if command.state != "queued" and command.request_id not in there:
+                await self._requests.give_up(agent_id, command.request_id, "call")
+
+    def _look_at(self, agent_id: str) -> None:
         if self._fleet.is_online(agent_id) and self._fleet.outdated(agent_id):
-            self._spawn(self._fetch(agent_id))
-
-    async def _fetch(self, agent_id: str) -> None:
-        """Get the schemas of an edge's tools, page by page."""
-        tools: list[Tool] = []
-        offset: int | None = 0
-        for _ in range(PAGES):
-            asked = Command("tools_list", {"offset": offset}, f"tools-{secrets.token_hex(8)}")
-            try:
-                outcome = await self._requests.talk(agent_id, asked)
-            except ToolFailure:
-                self.counts["tools unanswered"] += 1
-                return
-            page = outcome.result if is_object(outcome.result) else {}
-            found = page.get("tools")
-            tools += [one for one in map(_tool, found if is_array(found) else []) if one]
-            offset = page.get("next")
-            if not isinstance(offset, int):
-                break
-        self._fleet.tools(agent_id, tools)
+            self._spawn(self._survey.look_at(agent_id))
 
     async def _sweep(self) -> None:
         while True:
@@ -205,13 +211,10 @@ class Reception:
             self._fleet.sweep()
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        if len(self._tasks) >= AT_ONCE:
+            self.counts["too much at once"] += 1
+            work.close()
+            return
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _tool(value: object) -> Tool | None:
-    try:
-        return msgspec.convert(value, Tool)
-    except msgspec.ValidationError:
-        return None

@@ -282,13 +282,22 @@ class CommandStore:
         found = await self.database.read(lambda c: c.execute(statement, (request_id,)).fetchall())
         return [Note(at, unsealed(outcome, self._path)) for at, outcome in found]
 
-    async def wanted(self, agent_id: str, now: float) -> list[CommandRow]:
+    async def wanted(self, agent_id: str, now: float, limit: int = -1) -> list[CommandRow]:
         """Commands an agent is still to carry out, in the order they were put in."""
         return await self._rows(
             f"WHERE agent_id = ? AND {WAITS} AND state <> 'cancelling' "
-            "AND (expires_at IS NULL OR expires_at > ?) ORDER BY seq",
+            "AND (expires_at IS NULL OR expires_at > ?) ORDER BY seq LIMIT ?",
             agent_id,
             now,
+            limit,
+        )
+
+    async def overdue(self, now: float, limit: int = 500) -> list[CommandRow]:
+        """Commands that were sent, should have begun by now, and have no outcome."""
+        return await self._rows(
+            f"WHERE {WAITS} AND state <> 'queued' AND expires_at <= ? ORDER BY expires_at LIMIT ?",
+            now,
+            limit,
         )
 
     async def cancelling(self, agent_id: str) -> list[CommandRow]:

@@ -293,6 +293,13 @@ class Journal:
             "WHERE finished IS NOT NULL AND acked = 0 ORDER BY finished LIMIT ?", limit
         )
 
+    async def untold(self, limit: int) -> list[str]:
+        """The ids of the newest calls whose end was not acknowledged, in the order they ended."""
+        statement = """SELECT request_id FROM calls
+            WHERE finished IS NOT NULL AND acked = 0 ORDER BY finished DESC LIMIT ?"""
+        found = await self.database.read(lambda c: c.execute(statement, (limit,)).fetchall())
+        return [row[0] for row in reversed(found)]
+
     async def prune(
         self, now: float, *, window_seconds: float = 86_400, most: int = 100_000, least: int = 1_000
     ) -> int:
@@ -335,17 +342,6 @@ class Journal:
         """Keep a value beside the ones the key had before; its number."""
         blob, now = sealed(value), self._clock()
         return await self.database.write(lambda c: _add_version(c, key, blob, now, keep))
-
-    async def roll_back(self, key: str, n: int, *, keep: int = 100) -> int | None:
-        """Make an earlier version the newest again, as a new one; None if it is not there."""
-        now = self._clock()
-        find = "SELECT value FROM versions WHERE key = ? AND n = ?"
-
-        def work(connection: sqlite3.Connection) -> int | None:
-            found = connection.execute(find, (key, n)).fetchone()
-            return None if found is None else _add_version(connection, key, found[0], now, keep)
-
-        return await self.database.write(work)
 
     async def versions(self, key: str, limit: int = 100) -> list[Version]:
         """The values a key had, newest first; the first one is the one it has."""

@@ -13,10 +13,19 @@ from evoclaw.core.messages import (
     ToolResult,
     join_text,
 )
-from evoclaw.transport.wire import Outcome, WireError, convert
+from evoclaw.core.truncate import head_and_tail
+from evoclaw.transport.wire import Outcome, Report, WireError, convert, message_hash
+
+REFUSES = "refuses"
+"""The detail of a refusal that names the message it is about: another message with the same id may
+be welcome. What was written down is about the id, and has no such detail."""
+FENCED = "fenced"
+"""The detail of a refusal to one whose run was taken over."""
 
 _BLOCKS = list[Block]
 _TAIL = 8_000
+_BESIDE = 16_000
+"""Characters of `result` when there are also blocks: they say the same."""
 
 
 def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[str, JSON]:
@@ -35,11 +44,31 @@ def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[s
         payload |= {"error": join_text(result.blocks), "error_type": str(result.error)}
     if len(result.blocks) != 1 or not isinstance(result.blocks[0], TextBlock | ErrorBlock):
         payload["blocks"] = msgspec.to_builtins(result.blocks)
+        payload["result"] = head_and_tail(payload["result"], _BESIDE)
     if details.pop("truncated", False):
         payload["truncated"] = True
     if details:
         payload["details"] = details
     return payload
+
+
+def failed(request_id: str, tool: str, kind: ErrorKind, text: str, **details: JSON) -> Outcome:
+    """The outcome of a command that did not succeed, as told here and not by an edge."""
+    return Outcome(request_id, "error", tool, error=text, error_type=str(kind), details=details)
+
+
+def read_outcome(report: Report) -> Outcome:
+    """How a command ended; what its edge said so badly that it cannot be read has failed."""
+    try:
+        return convert(report.payload, Outcome, report.request_id)
+    except WireError as problem:
+        text = f"The agent's answer cannot be read ({problem}). The call may have happened."
+        return failed(report.request_id, "", ErrorKind.INTERNAL, text)
+
+
+def is_about(outcome: Outcome, message: bytes) -> bool:
+    """Whether a refusal is about this very message."""
+    return outcome.details.get(REFUSES) == message_hash(message)
 
 
 def to_result(outcome: Outcome, call_id: str, name: str) -> ToolResult:

@@ -7,21 +7,26 @@ only from the agent that was asked; late, foreign and second replies are counted
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from itertools import count
+from secrets import token_hex
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
-from evoclaw.core.wording import outcome_unknown
-from evoclaw.transport.link import Link, LinkDown, TooLarge
-from evoclaw.transport.topics import Kind, topic
+from evoclaw.transport.acks import Acks
+from evoclaw.transport.clocks import steady_wall
+from evoclaw.transport.endings import Endings, known, too_large
+from evoclaw.transport.lanes import AGAIN, SILENCE, Lanes
+from evoclaw.transport.link import Link, TooLarge
+from evoclaw.transport.outbox import CLOSED, Kept, Outbox
+from evoclaw.transport.outcomes import failed, read_outcome
+from evoclaw.transport.waiters import Waiter
 from evoclaw.transport.wire import (
     Chunk,
     Command,
@@ -35,69 +40,14 @@ from evoclaw.transport.wire import (
 
 GRACE = 10.0
 """Seconds on top of everything before a call is given up as unknown."""
-AGAIN = (2.0, 4.0, 8.0, 15.0)
-"""Seconds until a command that nobody has accepted is published again; the last one repeats."""
-ACK_AFTER = 0.02
-"""Seconds that acknowledgements are gathered."""
-
-
-class Kept(Protocol):
-    """A command as the outbox has it."""
-
-    @property
-    def outcome(self) -> bytes | None:
-        """How it ended, if it has."""
-        ...
-
-
-class Stored(Protocol):
-    """What became of a command that was put into the outbox."""
-
-    @property
-    def row(self) -> Kept | None:
-        """What was there already."""
-        ...
-
-
-class Outbox(Protocol):
-    """Where commands are kept until their outcome is known; it outlives this process."""
-
-    async def put(
-        self,
-        request_id: str,
-        agent_id: str,
-        run_id: str,
-        payload: bytes,
-        expires_at: float,
-        *,
-        sent: bool = False,
-    ) -> Stored:
-        """Keep a command; raise when the agent has too many already."""
-        ...
-
-    async def mark(self, request_id: str, state: str) -> object:
-        """Note how far a command has come: `sent`, `accepted` or `cancelling`."""
-        ...
-
-    async def expire(self, now: float) -> list[str]:
-        """Close the commands whose time is over and that were never sent."""
-        ...
-
-    async def settle(self, request_id: str, agent_id: str, outcome: bytes) -> str:
-        """Keep how a command ended; `foreign` when it is no command of ours to that agent."""
-        ...
-
-
-class _Waiter:
-    """Somebody who waits for a command's outcome."""
-
-    __slots__ = ("accepted", "agent_id", "future", "payload", "progress", "sent", "seq")
-
-    def __init__(self, agent_id: str, payload: bytes, progress: Progress | None) -> None:
-        self.agent_id, self.payload, self.progress = agent_id, payload, progress
-        self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.sent = self.accepted = False
-        self.seq = 0
+LOOK = 5.0
+"""Seconds between two looks into the store: another process may have been told the outcome."""
+BRINK = 0.05
+"""Seconds after a command had to have begun when that is looked at."""
+LAST_WORDS = 2.0
+"""Seconds that cancellations and acknowledgements are waited for when leaving."""
+AT_ONCE = 5_000
+"""Reports being stored; what comes beyond is not acknowledged, so it is sent again."""
 
 
 class Patience(Struct, frozen=True):
@@ -114,6 +64,15 @@ class Patience(Struct, frozen=True):
         return self.queue + self.work + GRACE
 
 
+class NeverFull(EvoClawError):
+    """What an outbox without a limit never raises."""
+
+
+def unsigned(agent_id: str, command: Command) -> Command:
+    """Where edges ask for no signatures."""
+    return command
+
+
 class Requests:
     """Commands under way to edges, and who waits for them."""
 
@@ -123,15 +82,48 @@ class Requests:
         outbox: Outbox,
         *,
         reachable: Callable[[str], bool],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
+        full: type[EvoClawError] = NeverFull,
+        sign: Callable[[str, Command], Command] = unsigned,
+        again: Sequence[float] = AGAIN,
+        silence: float = SILENCE,
     ) -> None:
-        self._link, self._outbox, self._clock = link, outbox, clock
-        self._reachable = reachable
-        self._waiters: dict[str, _Waiter] = {}
-        self._acks: dict[str, list[str]] = {}
+        """Choose the parts.
+
+        Args:
+            link: The way to the broker.
+            outbox: Where commands are kept.
+            reachable: Whether an agent is there.
+            clock: The time of day; deadlines are told by it.
+            full: What the outbox raises when an agent has too many commands waiting.
+            sign: Gives its grant to a command that is sent on our own account.
+            again: As in `Lanes`.
+            silence: As in `Lanes`.
+        """
+        self._link, self._outbox, self._reachable = link, outbox, reachable
+        self.clock = clock or steady_wall()
+        self._full, self._sign, self._again = full, sign, tuple(again)
+        self._waiters: dict[str, Waiter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
         self.counts: Counter[str] = Counter()
         """Reports that were late, foreign or unreadable."""
+        self._acks = Acks(self.send, self.spawn)
+        self._endings = Endings(
+            outbox, self._waiters, self.counts, landed=self._landed, acknowledge=self._acks.add
+        )
+        self.give_up = self._endings.give_up
+        """Close a command whose time is over without a word on it."""
+        self.lanes = Lanes(
+            link,
+            outbox,
+            reachable=reachable,
+            clock=self.clock,
+            spawn=self.spawn,
+            unsendable=self._endings.unsendable,
+            again=again,
+            silence=silence,
+        )
 
     async def ask(
         self,
@@ -140,43 +132,80 @@ class Requests:
         patience: Patience,
         progress: Progress | None = None,
     ) -> Outcome:
-        """Have a command done once and await how it ended; `ToolFailure` if that stays unknown."""
-        expires_at = self._clock() + patience.queue
-        command = replace(
-            command, expires_at=round(expires_at, 3), queue_ttl_ms=round(patience.queue * 1000)
-        )
-        payload = encode(command)
-        request_id = command.request_id
-        waiter = self._waiters[request_id] = _Waiter(agent_id, payload, progress)
+        """Have a command done once and await how it ended; `ToolFailure` if it was never kept.
+
+        Who asks for the same command while it is under way waits with the first. A job is answered
+        when it has begun.
+        """
+        waiter = self._waiters.get(command.request_id)
+        first = waiter is None
+        if waiter is None:
+            waiter = self._waiters[command.request_id] = Waiter(agent_id, command)
+        elif not waiter.is_for(agent_id, command):
+            text = "Another command with the same id is under way; this one was not sent."
+            raise ToolFailure(ErrorKind.CONFLICT, text)
         try:
-            waiter.sent = self._reachable(agent_id)
-            stored = await self._keep(waiter, command, expires_at)
-            if stored.row is not None and stored.row.outcome is not None:
-                return msgspec.json.decode(stored.row.outcome, type=Outcome)
-            async with asyncio.timeout(patience.total):
-                return await self._until_answered(request_id, waiter)
-        except TimeoutError:
-            raise await self._given_up(request_id, waiter, command) from None
+            with waiter.joined(progress):
+                if first:
+                    await self._begin(waiter, patience)
+                return await self._until_answered(waiter, patience)
         except asyncio.CancelledError:
-            self._spawn(self._cancel(agent_id, request_id))
+            self._left(waiter, patience)
             raise
         finally:
-            if self._waiters.get(request_id) is waiter:
-                del self._waiters[request_id]
+            if not waiter.wanted:
+                self._forget(waiter)
 
     async def talk(self, agent_id: str, command: Command, seconds: float = 10.0) -> Outcome:
         """Ask something that may be asked again: not stored, given up soon."""
-        waiter = _Waiter(agent_id, encode(command), None)
-        waiter.sent = True
-        self._waiters[command.request_id] = waiter
+        command = self._sign(agent_id, replace(command, queue_ttl_ms=round(seconds * 1000)))
+        payload = encode(command)
+        self._check_size(payload)
+        waiter = self._waiters[command.request_id] = Waiter(agent_id, command, talk=True)
         try:
             async with asyncio.timeout(seconds):
-                return await self._until_answered(command.request_id, waiter)
+                for tries in count():
+                    await self.send(agent_id, payload)
+                    delay = self._again[min(tries, len(self._again) - 1)]
+                    done, _ = await asyncio.wait([waiter.future], timeout=delay)
+                    if done:
+                        break
+            return waiter.future.result()
         except TimeoutError:
             text = f"Agent {agent_id!r} did not answer within {seconds:g}s."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text) from None
         finally:
-            del self._waiters[command.request_id]
+            self._forget(waiter)
+
+    async def cancel(self, agent_id: str, request_id: str) -> None:
+        """Have a command ended, or never begun; that it has is told as its outcome."""
+        try:
+            row = await self._outbox.get(request_id)
+            self.lanes.landed(agent_id, request_id)
+            if row is None or row.state in CLOSED:
+                return
+            await self._outbox.mark(request_id, "cancelling")
+            if row.state == "queued":
+                text = "The call was cancelled before it was sent."
+                unsent = failed(request_id, "", ErrorKind.CANCELLED, text)
+                await self._endings.close(agent_id, unsent)
+            elif self._reachable(agent_id):  # otherwise it is told when it says hello
+                asked: dict[str, JSON] = {"request_id": request_id}
+                await self.talk(agent_id, Command("cancel", asked, f"cancel-{token_hex(8)}"))
+        except ToolFailure:
+            self.counts["cancel unanswered"] += 1
+        except EvoClawError:
+            self.counts["the store failed"] += 1
+
+    @property
+    def room(self) -> int:
+        """The most bytes that one message has now."""
+        return self._link.max_payload
+
+    async def asked_of(self, request_id: str) -> str | None:
+        """Which agent a command was for, if it was ever asked."""
+        row = await self._outbox.get(request_id)
+        return None if row is None else row.agent_id
 
     def deliver(self, report: Report) -> None:
         """Take a report that came from its agent."""
@@ -186,13 +215,11 @@ class Requests:
             return
         match report.report_type:
             case ReportType.RESULT | ReportType.ERROR:
-                self._spawn(self._settle(report))
+                self._take_end(report, waiter)
+            case ReportType.PROGRESS:
+                self._take_progress(report, waiter)
             case ReportType.CHUNK if waiter is not None:
-                self._output(waiter, report)
-            case ReportType.PROGRESS if waiter is not None:
-                if not waiter.accepted:
-                    waiter.accepted = True
-                    self._spawn(self._accepted(report.request_id))
+                self._take_chunk(report, waiter)
             case _:
                 self.counts["unexpected"] += 1
 
@@ -200,108 +227,149 @@ class Requests:
         """Publish to an agent; False when the link would not take it."""
         payload = command if isinstance(command, bytes) else encode(command)
         try:
-            await self._link.publish(topic(agent_id, Kind.COMMANDS), payload)
-        except LinkDown:
+            return await self.lanes.publish(agent_id, payload)
+        except TooLarge:
+            self.counts["too large"] += 1
             return False
-        return True
 
-    async def close(self) -> None:
-        """Wait for what is being written or said."""
-        while self._tasks:
+    async def close(self, seconds: float = LAST_WORDS) -> None:
+        """Say what is left to say, as long as that takes no longer; then nothing more."""
+        self._closed = not seconds
+        self._acks.flush()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while self._tasks and (left := end - loop.time()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
+        self._closed = True
+        self.lanes.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _keep(self, waiter: _Waiter, command: Command, expires_at: float) -> Stored:
-        size, most = len(waiter.payload), self._link.max_payload
-        if size > most:
-            problem = TooLarge(size, most)
-            text = f"The call was not sent: {problem}. Pass less, or a path instead of contents."
-            raise ToolFailure(ErrorKind.TOO_LARGE, text)
-        try:
-            return await self._outbox.put(
-                command.request_id,
-                waiter.agent_id,
-                command.run_id,
-                waiter.payload,
-                expires_at,
-                sent=waiter.sent,
-            )
-        except EvoClawError as problem:
-            text = f"The call was not sent: {problem}. Explain to the user."
-            raise ToolFailure(ErrorKind.QUEUE_FULL, text) from None
-
-    async def _until_answered(self, request_id: str, waiter: _Waiter) -> Outcome:
-        """Publish until somebody has it: the broker's word for it is worth nothing."""
-        tries = 0
-        while True:
-            if not waiter.accepted and self._reachable(waiter.agent_id):
-                if not waiter.sent:
-                    waiter.sent = True
-                    await self._outbox.mark(request_id, "sent")
-                await self.send(waiter.agent_id, waiter.payload)
-            delay = AGAIN[min(tries, len(AGAIN) - 1)]
-            tries += 1
-            done, _ = await asyncio.wait([waiter.future], timeout=delay)
-            if done:
-                return waiter.future.result()
-
-    async def _given_up(self, request_id: str, waiter: _Waiter, command: Command) -> ToolFailure:
-        """Say that nobody knows; or, of what never left here, that it was not run."""
-        name = command.payload.get("tool", command.command)
-        kind, text = ErrorKind.UNKNOWN, outcome_unknown(name)
-        if not waiter.sent and request_id in await self._outbox.expire(self._clock()):
-            kind = ErrorKind.EXPIRED
-            text = f"Agent {waiter.agent_id!r} was not there in time; {name!r} was not run."
-        outcome = Outcome(request_id, "error", name, error=text, error_type=str(kind))
-        await self._outbox.settle(request_id, waiter.agent_id, msgspec.json.encode(outcome))
-        return ToolFailure(kind, text, agent=waiter.agent_id)
-
-    async def _cancel(self, agent_id: str, request_id: str) -> None:
-        await self._outbox.mark(request_id, "cancelling")
-        payload: dict[str, JSON] = {"request_id": request_id}
-        await self.send(agent_id, Command("cancel", payload, f"{request_id}.cancel"))
-
-    async def _accepted(self, request_id: str) -> None:
-        await self._outbox.mark(request_id, "accepted")
-
-    async def _settle(self, report: Report) -> None:
-        """Store, then acknowledge, then tell who waits: what is acknowledged is never lost."""
-        try:
-            outcome = convert(report.payload, Outcome, report.request_id)
-        except WireError:
-            self.counts["unreadable outcome"] += 1
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Do something beside the rest, until we are closed."""
+        if self._closed:
+            work.close()
             return
-        request_id, agent_id = report.request_id, report.agent_id
-        kept = await self._outbox.settle(request_id, agent_id, msgspec.json.encode(outcome))
-        if kept != "foreign":
-            self._acknowledge(agent_id, request_id)
-        waiter = self._waiters.get(request_id)
-        if waiter is None:
-            self.counts["late or foreign"] += 1
-        elif not waiter.future.done():
-            waiter.future.set_result(outcome)
-
-    def _acknowledge(self, agent_id: str, request_id: str) -> None:
-        waiting = self._acks.setdefault(agent_id, [])
-        waiting.append(request_id)
-        if len(waiting) == 1:
-            loop = asyncio.get_running_loop()
-            loop.call_later(ACK_AFTER, lambda: self._spawn(self._send_acks(agent_id)))
-
-    async def _send_acks(self, agent_id: str) -> None:
-        ids: JSON = self._acks.pop(agent_id, [])
-        await self.send(agent_id, Command("result_ack", {"request_ids": ids}))
-
-    def _output(self, waiter: _Waiter, report: Report) -> None:
-        try:
-            chunk = convert(report.payload, Chunk)
-        except WireError:
-            self.counts["unreadable chunk"] += 1
-            return
-        if chunk.seq > waiter.seq and waiter.progress is not None:
-            waiter.seq = chunk.seq
-            waiter.progress(chunk.text)
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _begin(self, waiter: Waiter, patience: Patience) -> None:
+        """Store a command and publish it, or leave that to its lane."""
+        agent_id, request_id = waiter.agent_id, waiter.command.request_id
+        waiter.expires_at = round(self.clock() + patience.queue, 3)
+        ttl = round(patience.queue * 1000)
+        command = replace(waiter.command, expires_at=waiter.expires_at, queue_ttl_ms=ttl)
+        payload = encode(command)
+        direct = kept = False
+        try:
+            self._check_size(payload)
+            direct = self.lanes.reserve(agent_id, request_id, payload)
+            row = await self._put(waiter, payload, sent=direct)
+            kept = True
+        except ToolFailure as problem:
+            waiter.fail(problem)
+            raise
+        finally:
+            if direct and not kept:
+                self.lanes.landed(agent_id, request_id)
+        waiter.payload = payload
+        if row is not None and row.state in CLOSED:
+            self.lanes.landed(agent_id, request_id)
+            waiter.settle(known(row, waiter))
+        elif direct:
+            await self.lanes.launch(agent_id, request_id)
+        else:
+            self.lanes.wake(agent_id)
+
+    def _check_size(self, payload: bytes) -> None:
+        size, most = len(payload), self._link.max_payload
+        if size > most:
+            raise ToolFailure(ErrorKind.TOO_LARGE, too_large(TooLarge(size, most)))
+
+    async def _put(self, waiter: Waiter, payload: bytes, *, sent: bool) -> Kept | None:
+        command = waiter.command
+        try:
+            stored = await self._outbox.put(
+                command.request_id,
+                waiter.agent_id,
+                command.run_id,
+                payload,
+                waiter.expires_at,
+                sent=sent,
+            )
+        except EvoClawError as problem:
+            kind = ErrorKind.QUEUE_FULL if isinstance(problem, self._full) else ErrorKind.INTERNAL
+            text = f"The call was not sent: {problem}. Explain to the user."
+            raise ToolFailure(kind, text) from None
+        return stored.row
+
+    def _left(self, waiter: Waiter, patience: Patience) -> None:
+        """One who waited is gone; if it was the last, the command is not wanted any more."""
+        if not waiter.wanted:
+            self.spawn(self.cancel(waiter.agent_id, waiter.command.request_id))
+        elif not waiter.payload:
+            self.spawn(self._begin_again(waiter, patience))
+
+    async def _begin_again(self, waiter: Waiter, patience: Patience) -> None:
+        with suppress(ToolFailure):  # those who wait are told
+            await self._begin(waiter, patience)
+
+    def _landed(self, agent_id: str, request_id: str) -> None:
+        self.lanes.landed(agent_id, request_id)
+
+    def _forget(self, waiter: Waiter) -> None:
+        if self._waiters.get(waiter.command.request_id) is waiter:
+            del self._waiters[waiter.command.request_id]
+
+    async def _until_answered(self, waiter: Waiter, patience: Patience) -> Outcome:
+        loop = asyncio.get_running_loop()
+        must_begin = loop.time() + patience.queue + BRINK
+        must_end = loop.time() + patience.total
+        while not waiter.future.done():
+            now = loop.time()
+            if now >= must_end:
+                request_id = waiter.command.request_id
+                return await self.give_up(waiter.agent_id, request_id, waiter.name)
+            next_look = min(now + LOOK, must_begin if now < must_begin else must_end)
+            await asyncio.wait([waiter.future], timeout=next_look - now)
+            if not waiter.future.done():
+                await self._endings.look(waiter, self.clock())
+        return waiter.future.result()
+
+    def _take_end(self, report: Report, waiter: Waiter | None) -> None:
+        if waiter is not None and waiter.talk:
+            waiter.settle(read_outcome(report))
+        elif len(self._tasks) >= AT_ONCE:
+            self.counts["too many at once"] += 1
+        else:
+            self.spawn(self._endings.take(report.agent_id, read_outcome(report)))
+
+    def _take_progress(self, report: Report, waiter: Waiter | None) -> None:
+        agent_id, request_id = report.agent_id, report.request_id
+        if self.lanes.heard(agent_id, request_id):
+            self.spawn(self._accepted(request_id))
+        if waiter is not None and waiter.is_job:
+            self.lanes.parked(agent_id, request_id)
+            waiter.settle(job_begun(request_id, waiter.name))
+
+    def _take_chunk(self, report: Report, waiter: Waiter) -> None:
+        try:
+            waiter.output(convert(report.payload, Chunk))
+        except WireError:
+            self.counts["unreadable chunk"] += 1
+
+    async def _accepted(self, request_id: str) -> None:
+        try:
+            await self._outbox.mark(request_id, "accepted")
+        except EvoClawError:
+            self.counts["the store failed"] += 1
+
+
+def job_begun(request_id: str, name: str) -> Outcome:
+    """The answer to a call that goes on by itself."""
+    text = f"Job {request_id} has begun and goes on by itself. Ask for it later by that id."
+    details: dict[str, JSON] = {"job_id": request_id, "state": "running"}
+    return Outcome(request_id, "success", name, text, details=details)

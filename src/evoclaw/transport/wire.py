@@ -281,6 +281,21 @@ def digest(value: JSON) -> str:
     return sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
 
 
+_LOOSE = ("request_id", "timeout_ms", "idle_ms", "stream", "background")
+"""What of a payload says how something is done, not what."""
+
+
+def fingerprint(command: Command) -> str:
+    """What two askings with one id must have in common: the same thing, with the same arguments."""
+    asked = {key: value for key, value in command.payload.items() if key not in _LOOSE}
+    return digest([command.command, asked])
+
+
+def message_hash(data: bytes) -> str:
+    """Names one message, as it was sent."""
+    return sha256(data).hexdigest()[:32]
+
+
 def tool_hash(tool: Tool) -> str:
     """What changes when anything about a tool changes."""
     return digest(tool)[:16]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Executor, Ports
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     config = read_agent_toml(path, env)
     password = broker_password(config.broker, env, PASSWORD)
     async with AsyncExitStack() as stack:
+        stack.callback(os.close, _alone(config.data))
         journal = await Journal.open(config.data / "journal.db", set_aside=True)
         await stack.enter_async_context(journal)
         if journal.database.set_aside is not None:
@@ -56,6 +60,19 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
             clock=clock,
             accepts=config.accepted,
         )
+
+
+def _alone(folder: Path) -> int:
+    """Hold the folder: a second edge would take this one's calls for interrupted."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        text = f"an edge runs with {folder} already; end it, or name another data folder"
+        raise ConfigError(text) from None
+    return lock
 
 
 def _link(config: EdgeConfig, password: str) -> Link:

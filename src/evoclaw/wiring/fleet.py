@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 HERE = "orchestrator.json"
 """Where `evoclaw up` says how its broker is reached: for whoever may read this user's files."""
 PASSWORD = "EVOCLAW_BROKER_PASSWORD"
+ANY, EACH = "any", "*"
+"""Instead of an edge: whichever has the tool; or all of them, each to be asked."""
 
 
 class Door(Struct, frozen=True):
@@ -63,25 +65,30 @@ async def open_fleet(env: Mapping[str, str]) -> AsyncGenerator[Orchestrator]:
 async def fleet_ports(
     *,
     model: str | None,
-    on: str | None,
+    on: str,
     level: Level,
     approver: Approver,
     env: Mapping[str, str],
     wait: float,
 ) -> AsyncGenerator[Ports]:
-    """What a run is given whose calls go to one edge, or through `edge_call` to any of them."""
+    """What a run is given whose calls go to edges: to one, to whichever has the tool, or asked."""
     from evoclaw.wiring.local import capabilities_at, choose_model, open_provider, policy
 
     name = await choose_model(model, env)
     capabilities = capabilities_at(level)
     async with open_fleet(env) as orchestrator, open_provider(name, env) as provider:
-        executor: Executor
-        if on is None:
-            executor = orchestrator.edge_call(capabilities)
-        else:
-            await orchestrator.wait_for(on, wait)
-            executor = orchestrator.edge(on)
+        executor = await _executor(orchestrator, on, capabilities, wait)
         yield Ports(provider, executor, policy(level, capabilities), approver)
+
+
+async def _executor(
+    orchestrator: Orchestrator, on: str, capabilities: frozenset[str], wait: float
+) -> Executor:
+    if on not in (ANY, EACH):
+        await orchestrator.wait_for(on, wait)
+        return orchestrator.edge(on)
+    await orchestrator.settle(wait)
+    return orchestrator.edge_call(capabilities) if on == EACH else orchestrator.delegated()
 
 
 def find_broker(home: Path, env: Mapping[str, str]) -> Address:

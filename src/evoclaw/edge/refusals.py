@@ -1,0 +1,90 @@
+"""Why a call is not run, in words."""
+
+from __future__ import annotations
+
+from evoclaw.core.errors import EvoClawError, ToolFailure
+from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.edge.live import Live
+from evoclaw.edge.plans import refused
+from evoclaw.store.journal import Row
+from evoclaw.transport.outcomes import FENCED
+from evoclaw.transport.wire import Command, WireError, read_command
+
+NEVER = ""
+"""In place of the digest of a call that was cancelled before it came."""
+MAX_HOPS = 3
+"""Agents that a command may have been passed on by."""
+
+
+def check(command: Command, now: float, window: float) -> None:
+    """Refuse a command that could come again after this device has forgotten it, or goes round."""
+    if command.expires_at is not None and command.expires_at - now > window:
+        text = f"The call may wait longer than the {window:g}s that this device remembers calls."
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
+    if command.hops > MAX_HOPS:
+        text = f"The command was passed on by more than {MAX_HOPS} agents."
+        raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
+
+
+def expired(command: Command) -> ToolResult:
+    """It came, or its turn came, too late."""
+    text = "The call reached the device after its time, so it was not run."
+    return refused(command, ErrorKind.EXPIRED, text)
+
+
+def cancelled(command: Command) -> ToolResult:
+    """It was cancelled while it waited."""
+    return refused(command, ErrorKind.CANCELLED, "The call was cancelled before it began.")
+
+
+def conflict(command: Command) -> ToolResult:
+    """Its id belongs to another call."""
+    text = "Another call with the same id and other arguments was here before; nothing was run."
+    return refused(command, ErrorKind.CONFLICT, text)
+
+
+def fenced(command: Command) -> ToolResult:
+    """Its run belongs to another orchestrator by now."""
+    text = "Another orchestrator has taken this run over; this one is out."
+    return refused(command, ErrorKind.CONFLICT, text, **{FENCED: True})
+
+
+def queue_full(command: Command, waiting: int) -> ToolResult:
+    """There are too many."""
+    text = f"The device has {waiting} calls waiting already. Try again later."
+    return refused(command, ErrorKind.QUEUE_FULL, text)
+
+
+def too_many_jobs(command: Command, running: int) -> ToolResult:
+    """There are too many jobs."""
+    text = f"The device runs {running} jobs already. Wait for one to end, or cancel one."
+    return refused(command, ErrorKind.QUEUE_FULL, text)
+
+
+def no_journal(command: Command, problem: EvoClawError) -> ToolResult:
+    """What cannot be written down is not begun."""
+    text = f"The device cannot write its journal ({problem}), so it runs nothing."
+    return refused(command, ErrorKind.INTERNAL, text)
+
+
+def told_before(command: Command, row: Row) -> ToolResult:
+    """It ended, somebody has its result, and it is no longer kept here."""
+    if row.digest == NEVER:
+        return cancelled(command)
+    text = "This call ended before, and its result was acknowledged and is no longer kept."
+    return refused(command, ErrorKind.UNKNOWN, text, state=str(row.state))
+
+
+def silent(live: Live) -> ToolResult:
+    """It ran, and was ended because it said nothing for too long."""
+    idle = 0.0 if live.plan is None or live.plan.idle is None else live.plan.idle
+    text = f"The job said nothing for {idle:g}s and was ended. Its last output:\n{live.said}"
+    return refused(live.command, ErrorKind.TIMEOUT, text, idle=True)
+
+
+def recovered(row: Row) -> Command:
+    """The command of a row; one that cannot be read any more keeps its id."""
+    try:
+        return read_command(row.command)
+    except WireError:
+        return Command("tool", {"tool": "unreadable"}, row.request_id)

@@ -1,0 +1,85 @@
+"""One edge, as far as the orchestrator knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evoclaw.core.tools import Tool
+from evoclaw.core.toolset import Toolset
+from evoclaw.transport.wire import Heartbeat
+
+BOOTS = 16
+"""Boot ids of an edge that are remembered, so that an older one's word changes nothing."""
+DOUBT = 2
+"""Words of an older boot that are not believed while the newer one is silent."""
+
+
+class Member:
+    """One edge, as far as it is known."""
+
+    def __init__(self, agent_id: str) -> None:
+        self.agent_id = agent_id
+        self.online = False
+        self.boot_id, self.counter = "", 0
+        self.seen = 0.0
+        """When it last gave a sign of life, by the steady clock."""
+        self.summary, self.agent_type = "", ""
+        self.has_model = False
+        self.hashes: dict[str, str] = {}
+        """Its tools by name, as advertised."""
+        self.tools: Toolset = Toolset()
+        """Its tools with their schemas, once fetched."""
+        self.fetched: dict[str, str] | None = None
+        """The tools that were fetched, as the edge named them then."""
+        self.heartbeat: Heartbeat | None = None
+        self.problem = ""
+        """Why its tools are not offered, if they are not."""
+        self.journal = ""
+        """What it remembers by."""
+        self.greeted: tuple[str, int] | None = None
+        """The boot and connection that said hello last."""
+        self._boots: list[str] = []
+        self._doubted = 0
+
+    def newer(self, boot_id: str, counter: int) -> bool:
+        """Whether a live word from this boot and connection is at least as new as what is known.
+
+        Which of two boots is the older one only their order tells. A word that was long on its way
+        may turn it round, so a boot that goes on speaking is believed in the end.
+        """
+        if boot_id == self.boot_id:
+            return counter >= self.counter
+        if boot_id not in self._boots:
+            return True
+        self._doubted += 1
+        return self._doubted > DOUBT
+
+    def take(self, boot_id: str, counter: int) -> None:
+        """Note the boot and connection that speaks."""
+        if boot_id != self.boot_id:
+            others = [one for one in self._boots if one != boot_id]
+            self._boots = [*others, boot_id][-BOOTS:]
+        self._doubted = 0
+        self.boot_id, self.counter = boot_id, counter
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it advertises tools whose schemas are not known."""
+        return self.hashes != (self.fetched or {})
+
+
+def load(member: Member) -> tuple[int, str]:
+    """How busy an edge is; equals in a fixed order."""
+    beat = member.heartbeat
+    return (beat.in_flight + beat.queued if beat else 0, member.agent_id)
+
+
+def names(members: Sequence[Member]) -> list[str]:
+    """The ids of some edges."""
+    return [member.agent_id for member in members]
+
+
+def find_tool(member: Member, name: str) -> Tool | None:
+    """A tool of an edge."""
+    found = member.tools.find(name)
+    return None if found is None else found[0]

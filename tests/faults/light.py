@@ -1,0 +1,68 @@
+"""Many edges in one process: real links and journals, tools that do next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from evoclaw.core.bound import BoundTool
+from evoclaw.core.ports import Ports
+from evoclaw.edge.edge import Edge
+from evoclaw.edge.fitness import Outcomes
+from evoclaw.edge.genome import Genomes
+from evoclaw.edge.identity import Identity, Limits
+from evoclaw.edge.parts import Parts
+from evoclaw.edge.plans import ToolPlans
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.governance.permissions import Permissions
+from evoclaw.providers.scripted import Scripted
+from evoclaw.store.journal import Journal
+from evoclaw.tools.define import tool
+from evoclaw.transport.address import Address
+from evoclaw.transport.mqtt import MqttLink
+
+
+@tool("shell")
+async def nothing() -> str:
+    """Do nothing."""
+    return "done"
+
+
+@asynccontextmanager
+async def light_edge(
+    name: str,
+    address: Address,
+    folder: Path,
+    *,
+    tools: Sequence[BoundTool] = (nothing,),
+    limits: Limits | None = None,
+    durable: bool = False,
+    keep_alive: int = 30,
+) -> AsyncGenerator[Edge]:
+    """One edge, serving while the block runs."""
+    executor = LocalExecutor(tools)
+    ports = Ports(Scripted(), executor, Permissions(frozenset({"*"})))
+    async with await Journal.open(folder / f"{name}.db", durable=durable) as journal:
+        genomes = Genomes(journal)
+        await genomes.load()
+        edge = Edge(
+            Parts(
+                Identity(name, "sensor"),
+                MqttLink(address, keep_alive=keep_alive),
+                journal,
+                executor,
+                {"tool": ToolPlans(ports).plan},
+                genomes,
+                Outcomes(),
+                limits or Limits(),
+            )
+        )
+        serving = asyncio.create_task(edge.run())
+        try:
+            yield edge
+        finally:
+            edge.stop()
+            with suppress(asyncio.CancelledError):
+                await serving

@@ -1,0 +1,142 @@
+"""An edge killed by SIGKILL before, while and after it does what it was asked to."""
+
+from __future__ import annotations
+
+import asyncio
+
+from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.transport.topics import Kind, topic
+from tests.executors.support import alive, token
+from tests.faults.processes import EdgeProcess
+from tests.faults.support import Hub, Site, mark, new_id, until
+
+
+async def test_fault_03_a_call_that_only_waited_runs_once_after_the_restart(here: Site) -> None:
+    edge = await here.edge(concurrency=1)
+    async with here.hub() as hub:
+        await here.online(hub, edge)
+        first, second = new_id(), new_id()
+        held = asyncio.create_task(hub.mark(first, hold=True))
+        await until(lambda: edge.marks(first) == 1)
+        waiting = asyncio.create_task(hub.mark(second))
+        await until(lambda: edge.states().get(second) == "received")
+        await edge.kill()
+        await edge.start()
+        assert (await waiting).error is None
+        assert (await held).error is ErrorKind.UNKNOWN
+    assert (edge.marks(first), edge.marks(second)) == (1, 1)
+
+
+async def test_fault_03_a_call_that_waited_too_long_expires_after_the_restart(here: Site) -> None:
+    edge = await here.edge(concurrency=1)
+    async with here.hub() as hub:
+        await here.online(hub, edge)
+        first, second = new_id(), new_id()
+        held = asyncio.create_task(hub.mark(first, hold=True))
+        await until(lambda: edge.marks(first) == 1)
+        late = asyncio.create_task(hub.ask(second, command=mark(second), queue=1.0))
+        await until(lambda: edge.states().get(second) == "received")
+        await edge.kill()
+        await asyncio.sleep(1.1)  # the fault itself: the device is off for longer than it may wait
+        await edge.start()
+        assert (await late).error is ErrorKind.EXPIRED
+        assert (await held).error is ErrorKind.UNKNOWN
+    assert (edge.marks(first), edge.marks(second)) == (1, 0)
+
+
+async def test_fault_04_a_call_that_had_begun_is_unknown_and_not_run_again(here: Site) -> None:
+    edge = await here.edge()
+    async with here.hub() as hub:
+        await here.online(hub, edge)
+        request_id, nap = new_id(), token()
+        leftovers = f"sleep {nap} & setsid -f sleep {nap}"
+        command = mark(request_id, before=leftovers, hold=True)
+        asked = asyncio.create_task(hub.ask(request_id, command=command))
+        await until(lambda: edge.marks(request_id) == 1)
+        assert len(alive(nap)) >= 2
+        await edge.kill()
+        await until(lambda: not alive(nap), 2.0, "the old process's tree is dead")
+        await edge.start()
+        result = await asked
+        assert (await hub.mark(new_id())).error is None, "it serves on"
+    assert result.error is ErrorKind.UNKNOWN
+    assert result.details["interrupted"] is True
+    assert edge.marks(request_id) == 1
+
+
+async def test_fault_04_a_harmless_call_is_asked_again_by_the_orchestrator(here: Site) -> None:
+    edge = await here.edge()
+    async with here.hub() as hub:
+        (edge.workspace / "note").write_text("here\n")
+        await edge.start(dies="receive:after:1")
+        await hub.there()
+        asked = asyncio.create_task(hub.ask(new_id(), "read", path="note"))
+        await edge.ended()
+        await edge.start()
+        result = await asked
+    assert result.error is None
+    assert "here" in result.text
+
+
+async def test_fault_05_a_result_that_was_stored_is_sent_after_the_restart(here: Site) -> None:
+    proxy = await here.proxy()
+    edge = await here.edge(proxy=proxy)
+    async with here.hub() as hub:
+        await here.online(hub, edge)
+        request_id = new_id()
+        asked = asyncio.create_task(hub.mark(request_id, hold=True))
+        await hub.reached(request_id, "accepted")
+        reports = topic("pi", Kind.REPORTS)
+        proxy.to_broker.drop(fraction=1.0, topic=lambda name: name == reports)
+        edge.opened()
+        await until(lambda: edge.states()[request_id] == "succeeded")
+        await edge.kill()
+        proxy.to_broker.clear()
+        assert not asked.done()
+        await edge.start()
+        result = await asked
+        await until(lambda: not edge.unacknowledged())
+    assert result.error is None
+    assert edge.marks(request_id) == 1
+
+
+POINTS = {
+    # Where the edge dies: how often the call may have happened, and what may be told.
+    "receive:before:1": ({1}, {None}),
+    "receive:amid:1": ({0, 1}, {None, ErrorKind.UNKNOWN}),
+    "receive:after:1": ({0}, {ErrorKind.UNKNOWN}),
+    "finish:before:1": ({1}, {ErrorKind.UNKNOWN}),
+    "finish:amid:1": ({1}, {None, ErrorKind.UNKNOWN}),
+    "finish:after:1": ({1}, {None}),
+    "publish:before:1": ({1}, {None}),
+    "publish:after:1": ({1}, {None}),
+    "acknowledge:before:1": ({1}, {None}),
+    "acknowledge:after:1": ({1}, {None}),
+}
+
+
+async def test_fault_04_wherever_an_edge_dies_nothing_runs_twice_and_the_truth_is_told(
+    here: Site,
+) -> None:
+    edges = {point: await here.edge(f"pi-{n}") for n, point in enumerate(POINTS)}
+    async with here.hub() as hub:
+        for point, edge in edges.items():
+            await edge.start(dies=point)
+        results = await asyncio.gather(*(_survive(hub, edge) for edge in edges.values()))
+    for (point, edge), (request_id, result) in zip(edges.items(), results, strict=True):
+        marks, kinds = POINTS[point]
+        assert edge.marks(request_id) in marks, point
+        assert result.error in kinds, point
+        assert not (result.error is None and edge.marks(request_id) != 1), point
+
+
+async def _survive(hub: Hub, edge: EdgeProcess) -> tuple[str, ToolResult]:
+    """Ask for one call, start the edge again when it is dead, and see everything settled."""
+    await hub.there(edge.name)
+    request_id = new_id()
+    asked = asyncio.create_task(hub.mark(request_id, on=edge.name))
+    await edge.ended()
+    await edge.start()
+    result = await asked
+    await until(lambda: not edge.unacknowledged())
+    return request_id, result
