@@ -7,7 +7,8 @@ LOCAL := $(VENV)/.local-model
 AIMOCK := $(VENV)/.aimock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test test-llm check bench demo docs constraints clean
+.PHONY: help setup fmt lint types test test-faults test-llm check bench fleetbench fleetspeed demo \
+	docs constraints clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -45,6 +46,9 @@ types: $(READY) ## check types, strictly
 test: $(READY) $(AIMOCK) ## run the tests
 	$(BIN)/pytest
 
+test-faults: $(READY) ## kill, cut and flood real processes: the rows of faults that need them
+	$(BIN)/pytest -m faults tests/faults
+
 test-llm: $(LOCAL) ## run the loop against a real local model
 	$(BIN)/pytest -m real_llm
 
@@ -52,6 +56,14 @@ check: lint types test ## format, lint, types, tests
 
 bench: $(READY) ## measure us, the floor and the peers; ends with one JSON object
 	$(BIN)/python bench/run.py
+
+fleetbench: $(READY) ## 2,000 calls under random kills and partitions; ends with one JSON object
+	$(BIN)/python -m bench.fleet.fleetbench
+
+fleetspeed: $(READY) ## round trips, footprint, a thousand edges; each ends with one JSON object
+	$(BIN)/python -m bench.fleet.roundtrip
+	$(BIN)/python -m bench.fleet.footprint
+	$(BIN)/python -m bench.fleet.many
 
 demo: $(LOCAL) ## watch a fleet of three edges at work, then a governed loop with a real model
 	$(BIN)/python examples/fleet.py

@@ -114,14 +114,15 @@ class EdgeProcess(Process):
 
     def states(self) -> dict[str, str]:
         """What the journal says of each call."""
-        return {row[0]: row[1] for row in self._rows("SELECT request_id, state FROM calls")}
+        return {row[0]: row[1] for row in self.rows("SELECT request_id, state FROM calls")}
 
     def unacknowledged(self) -> list[str]:
         """Calls whose end nobody is known to have."""
         found = "SELECT request_id FROM calls WHERE finished IS NOT NULL AND acked = 0"
-        return [row[0] for row in self._rows(found)]
+        return [row[0] for row in self.rows(found)]
 
-    def _rows(self, statement: str) -> list[tuple[str, ...]]:
+    def rows(self, statement: str) -> list[tuple[str, ...]]:
+        """Ask the journal as another process would."""
         path = self.data / "journal.db"
         if not path.exists():
             return []

@@ -132,9 +132,9 @@ class Site:
         port = self.broker.port if proxy is None else proxy.port
         return Address("127.0.0.1", port, username=name, password=self.passwords[name])
 
-    async def proxy(self) -> FaultProxy:
+    async def proxy(self, seed: int = 0) -> FaultProxy:
         """A bad network to the broker."""
-        made = FaultProxy("127.0.0.1", self.broker.port)
+        made = FaultProxy("127.0.0.1", self.broker.port, seed=seed)
         return await self.stack.enter_async_context(made)
 
     @asynccontextmanager
@@ -156,11 +156,17 @@ class Site:
                 yield Hub(orchestrator, opened)
 
     async def driver(
-        self, number: int = 1, *, keep_alive: int = 30, store: str = "", at_once: int = 64
+        self,
+        number: int = 1,
+        *,
+        proxy: FaultProxy | None = None,
+        keep_alive: int = 30,
+        store: str = "",
+        at_once: int = 64,
     ) -> DriverProcess:
         """An orchestrator as a process; to be started."""
         name = f"orchestrator-{number}"
-        address = await self.address(name)
+        address = await self.address(name, proxy=proxy)
         setting = Setting(
             address.host,
             address.port,
