@@ -17,6 +17,7 @@ from evoclaw.config.values import Engine, Milliseconds, Word, check_capabilities
 from evoclaw.config.writing import to_toml
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
+from evoclaw.edge.advert import default_summary
 from evoclaw.governance.autonomy import Level
 
 COMMANDS = (
@@ -29,13 +30,6 @@ _AGENT = {
     "id": ("agent_id",), "type": ("agent_type",), "summary": ("summary",),
     "capabilities": ("capabilities",), "level": ("level",),
 }  # fmt: skip
-_SENSOR = "sensor node — temperature, CPU/memory/disk stats, process monitoring, camera snapshot"
-_SUMMARIES = {
-    "sensor": _SENSOR,
-    "monitor": _SENSOR,
-    "trader": "trading agent — market data, order execution, position management",
-    "governance": "governance agent — on-chain voting, proposal management",
-}
 _PASSWORD = "set EVOCLAW_EDGE_PASSWORD, or name a file with password_file in [broker]"
 _COMMENTS = {
     "agent_id": "Its name on the broker: every machine has its own.",
@@ -166,8 +160,7 @@ def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeCon
     agent_type = document.fill(("agent_type",), "edge")
     check_id(document, ("agent_id",), agent_id)
     check_id(document, ("agent_type",), agent_type)
-    words = _SUMMARIES.get(str(agent_type), "edge agent")
-    summary = document.fill(("summary",), f"{agent_id} {words}")
+    summary = document.fill(("summary",), default_summary(str(agent_id), str(agent_type)))
     if isinstance(summary, str):
         document.values["summary"] = " ".join(summary.split())
     data = document.fill(("data",), str(default_data_folder(env) / "edge" / str(agent_id)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -120,9 +119,6 @@ def is_ours(home: Path) -> bool:
 
 def leave_door(home: Path, door: Door) -> None:
     """Say how the broker is reached; only this user may read it."""
-    path = home / HERE
-    temporary = path.with_suffix(f".{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(door))
-    temporary.replace(path)
+    from evoclaw.transport.accounts import write_private
+
+    write_private(home / HERE, msgspec.json.encode(door))
