@@ -24,7 +24,7 @@ from evoclaw.transport.address import Address
 from evoclaw.transport.mqtt import MqttLink
 
 
-@tool("shell")
+@tool("shell", effect="read", resources=())
 async def nothing() -> str:
     """Do nothing."""
     return "done"

@@ -188,11 +188,12 @@ class Site:
         proxy: FaultProxy | None = None,
         keep_alive: int = 30,
         heartbeat: int = 30,
+        place: str = "",
         data: Path | None = None,
         **limits: JSON,
     ) -> EdgeProcess:
         """An edge process; to be started."""
-        folder = self.folder / name
+        folder = self.folder / (place or name)
         folder.mkdir()
         address = await self.address(name, Role.AGENT, proxy)
         (folder / "password").write_text(address.password)

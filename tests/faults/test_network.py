@@ -12,8 +12,7 @@ import pytest
 
 from evoclaw.core.messages import ErrorKind
 from evoclaw.orchestrator.fleet import Presence
-from tests.faults.processes import EdgeProcess
-from tests.faults.support import Site, mark, new_id, until
+from tests.faults.support import Hub, Site, mark, new_id, until
 
 
 @pytest.mark.parametrize("wiped", [False, True])
@@ -95,8 +94,7 @@ async def test_fault_13_the_will_of_an_older_process_says_nothing_about_the_new_
     here: Site,
 ) -> None:
     old = await here.edge()
-    new = _twin(old)
-    here.stack.push_async_callback(new.kill)
+    new = await here.edge(place="another disk")
     changes: list[Presence] = []
     async with here.hub() as hub:
         hub.orchestrator.listen(changes.append)
@@ -117,9 +115,29 @@ async def test_fault_13_the_will_of_an_older_process_says_nothing_about_the_new_
     assert changes[-1] == Presence("pi", True)
 
 
-def _twin(edge: EdgeProcess) -> EdgeProcess:
-    """Another process of the same edge."""
-    made = object.__new__(EdgeProcess)
-    made.__dict__.update(edge.__dict__)
-    made.process = None
-    return made
+@pytest.mark.xfail(
+    strict=True,
+    reason="Reception._report hands a hello to a task, which runs after the will that came in the "
+    "same piece: an edge that is gone is taken for online until its heartbeats are missed",
+)
+async def test_fault_13_a_will_that_comes_right_behind_a_hello_is_the_last_word(
+    here: Site,
+) -> None:
+    proxy = await here.proxy()
+    edge = await here.edge()
+    async with here.hub(proxy=proxy) as hub, here.hub(1) as witness:
+        await here.online(hub, edge)
+        await edge.kill()
+        await hub.presence("pi", online=False)
+        proxy.freeze()
+        await edge.start()
+        await witness.there()
+        await edge.kill()
+        await witness.presence("pi", online=False)
+        proxy.thaw()
+        await until(lambda: hub.orchestrator.fleet.member("pi").boot_id == _boot(witness))
+        await hub.presence("pi", online=False, seconds=3)
+
+
+def _boot(hub: Hub) -> str:
+    return hub.orchestrator.fleet.member("pi").boot_id

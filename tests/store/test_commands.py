@@ -83,15 +83,16 @@ async def test_commands_are_wanted_in_order_until_they_expire_or_are_cancelled(
     tmp_path: Path,
 ) -> None:
     async with await opened(tmp_path) as store:
-        for name in ("d", "a", "c", "b"):
+        for name in ("d", "a", "c", "e", "b"):
             await put(store, name, expires_at=None if name == "b" else LATER)
         await put(store, "elsewhere", agent="desktop")
         await store.mark("d", CommandState.SENT)
         await store.mark("a", CommandState.ACCEPTED)
         await store.mark("c", CommandState.CANCELLING)
-        assert ids(await store.wanted("pi", 1000.0)) == ["d", "a", "b"]
+        assert ids(await store.wanted("pi", 1000.0)) == ["d", "a", "e", "b"]
+        assert ids(await store.wanted("pi", 1000.0, 2)) == ["d", "a"]
         assert ids(await store.cancelling("pi")) == ["c"]
-        assert ids(await store.wanted("pi", LATER)) == ["b"]
+        assert ids(await store.wanted("pi", LATER)) == ["d", "a", "b"], "what was sent is asked for"
         await store.settle("c", "pi", b"")
         assert await store.cancelling("pi") == []
 
@@ -158,7 +159,9 @@ async def test_fault_16_what_was_never_sent_expires_and_what_was_sent_does_not(
         assert await store.expire(LATER - 1) == []
         assert await store.expire(LATER) == ["queued"]
         assert await store.expire(LATER) == []
-        assert ids(await store.wanted("pi", LATER)) == ["later", "never"]
+        assert ids(await store.wanted("pi", LATER)) == ["sent", "accepted", "later", "never"]
+        assert ids(await store.overdue(LATER)) == ["sent", "accepted", "cancelling"]
+        assert await store.overdue(LATER - 1) == []
         assert await store.settle("queued", "pi", b"late") is Settled.AGAIN
         row = await store.get("queued")
         assert row is not None

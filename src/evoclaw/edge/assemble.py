@@ -6,16 +6,18 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from evoclaw.core.ports import Ports
+from evoclaw.core.ports import Executor, Ports
 from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.identity import Identity, Limits
+from evoclaw.edge.outputs import Outputs
 from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, no_grants
 from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.tuned import Tuned
+from evoclaw.store.artifacts import Artifacts
 from evoclaw.store.journal import Journal
 from evoclaw.transport.link import Link
 
@@ -33,12 +35,19 @@ async def assemble(
     check: GrantCheck = no_grants,
     clock: OrchestratorClock | None = None,
     accepts: frozenset[str] | None = None,
+    artifacts: Artifacts | None = None,
 ) -> Edge:
-    """An edge that runs these ports' tools; its prompts too, if their provider is a real one."""
+    """An edge that runs these ports' tools; its prompts too, if their provider is a real one.
+
+    With artifacts, what is too much to be sent is kept there.
+    """
     genomes, outcomes = Genomes(journal), Outcomes()
     await genomes.load()
-    ports = replace(ports, executor=Tuned(ports.executor, genomes.current))
-    tools = ToolPlans(ports, check=check)
+    executor: Executor = Tuned(ports.executor, genomes.current)
+    if artifacts is not None:
+        executor = Outputs(executor, artifacts, limit=limits.output_bytes)
+    ports = replace(ports, executor=executor)
+    tools = ToolPlans(ports, check=check, whole=artifacts is not None)
     prompts = PromptPlans(
         ports if has_model else None, genomes.current, check=check, outcomes=outcomes
     )
@@ -61,5 +70,6 @@ async def assemble(
             clock=clock or OrchestratorClock(),
             accepts=accepts,
             check=check,
+            artifacts=artifacts,
         )
     )

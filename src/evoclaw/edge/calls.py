@@ -11,6 +11,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 
+from msgspec.structs import replace
+
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.wording import crashed, outcome_unknown
@@ -27,8 +29,6 @@ from evoclaw.store.journal import CallState, Entry, Journal, Kind, Row
 from evoclaw.transport.outcomes import REFUSES, to_payload
 from evoclaw.transport.wire import Command, ReportType, encode, fingerprint, message_hash
 
-LONG = 15.0
-"""Seconds after which a call says from time to time that it still goes on."""
 REMEMBERED = 10_000
 """Refusals that are not journaled."""
 LAST_WORDS = 10.0
@@ -110,18 +110,18 @@ class Calls:
         if self._closing:
             return  # whoever asked asks again when we are back
         if known is None:
-            live = Live(command, message)
+            live = Live(command, self.places.draw(), message)
             self._take(live, self._begin(live))
         elif known.digest == fingerprint(command):
             self._spawn(self._tell(known))
         else:
-            self._spawn(self._refuse(Live(command, message), refusals.conflict(command)))
+            self._spawn(self._refuse(message, refusals.conflict(command)))
 
     async def recover(self) -> None:
         """Take up what the journal says was open when this device stopped."""
         for row in await self._journal.open_calls():
             command = refusals.recovered(row)
-            live = Live(command, kept=True)
+            live = Live(command, self.places.draw(), kept=True)
             begun = row.state is CallState.RUNNING or not row.command
             self._take(live, self._interrupted(live) if begun else self._resume(live))
 
@@ -171,7 +171,7 @@ class Calls:
             await asyncio.sleep(self._limits.beat)
             now = time.monotonic()
             for live in self.live:
-                if now - live.came > LONG:
+                if now - live.came > self._limits.long:
                     await self._tell(live)
 
     @property
@@ -185,11 +185,12 @@ class Calls:
 
     def _ended(self, live: Live, task: asyncio.Task[None]) -> None:
         del self._live[live.request_id]
+        live.ticket.leave()
         if not task.cancelled() and (problem := task.exception()) is not None:
             # A fault of ours: the call may have happened, and whoever asked must not wait for ever.
             text = crashed(named(live.command), problem)
             result = refused(live.command, ErrorKind.INTERNAL, text)
-            self._spawn((self._finish if live.kept else self._refuse)(live, result))
+            self._spawn(self._finish(live, result) if live.kept else self._turn_away(live, result))
 
     async def _begin(self, live: Live) -> None:
         """Plan, journal, and run or say why not."""
@@ -201,20 +202,15 @@ class Calls:
             plan = full or await self._plan(live)
         except ToolFailure as problem:
             result = refused(live.command, problem.kind, problem.message, **problem.details)
-            return await self._refuse(live, result)
+            return await self._turn_away(live, result)
         if isinstance(plan, ToolResult):
+            live.ticket.leave()
             return await self._finish(live, plan) if await self._receive(live) else None
         live.plan = plan
-        if plan.background:
+        if plan.background or live.ticket.has_place:
+            # It can begin: received and begun are one write, and one wait for the disk.
             return await self._run(live, plan) if await self._receive(live, start=True) else None
-        if not self.places.is_free:
-            return await self._wait(live, plan) if await self._receive(live) else None
-        # There is a place: received and begun are one write, and one wait for the disk.
-        self.places.take()
-        try:
-            return await self._run(live, plan) if await self._receive(live, start=True) else None
-        finally:
-            self.places.leave()
+        return await self._wait(live, plan) if await self._receive(live) else None
 
     async def _plan(self, live: Live) -> Plan | ToolResult:
         command = live.command
@@ -239,23 +235,23 @@ class Calls:
         try:
             known = await self._journal.receive(entry, start=self._boot_id if start else None)
         except EvoClawError as problem:
-            await self._refuse(live, refusals.no_journal(command, problem))
+            await self._turn_away(live, refusals.no_journal(command, problem))
             return False
         live.kept = known.kind is Kind.NEW
         row = known.row
         if known.kind is Kind.FENCED:
-            await self._refuse(live, refusals.fenced(command))
+            await self._turn_away(live, refusals.fenced(command))
         elif row is not None and (known.kind is Kind.KNOWN or row.digest == refusals.NEVER):
             await self._tell_again(live, row)
         elif known.kind is Kind.CONFLICT:
-            await self._refuse(live, refusals.conflict(command))
+            await self._turn_away(live, refusals.conflict(command))
         return live.kept
 
     async def _tell_again(self, live: Live, row: Row) -> None:
         if await self._reports.repeat(live.request_id):
             return
         if row.state.terminal:
-            await self._say(self._marked(live, refusals.told_before(live.command, row)))
+            await self._say(_marked(live.message, refusals.told_before(live.command, row)))
         else:  # it had begun, and what ran it is gone
             await self._interrupted(live)
 
@@ -276,15 +272,12 @@ class Calls:
         """Wait for a free place, then run it, unless it is too late or was cancelled."""
         await self._tell(live)
         try:
-            await live.deadline.bound(self.places.wait())
+            await live.deadline.bound(live.ticket.wait())
         except TimeoutError:
             return await self._finish(live, refusals.cancelled(live.command))
-        try:
-            if self._is_late(live.command):
-                return await self._finish(live, refusals.expired(live.command))
-            return await self._start(live, plan)
-        finally:
-            self.places.leave()
+        if self._is_late(live.command):
+            return await self._finish(live, refusals.expired(live.command))
+        return await self._start(live, plan)
 
     async def _start(self, live: Live, plan: Plan) -> None:
         live.committed = True
@@ -297,6 +290,8 @@ class Calls:
 
     async def _run(self, live: Live, plan: Plan) -> None:
         live.begin(plan)
+        if plan.background:
+            live.ticket.leave()
         wait = 0.0 if plan.background else self._limits.accepted_after
         word = asyncio.get_running_loop().call_later(wait, lambda: self._spawn(self._tell(live)))
         chunks = Chunks(self._reports, live.request_id) if plan.streams else None
@@ -327,27 +322,23 @@ class Calls:
         payload = to_payload(result, live.request_id, elapsed or 0.0)
         await self._reports.finish(live.request_id, state, payload)
 
-    async def _refuse(self, live: Live, result: ToolResult) -> None:
+    async def _turn_away(self, live: Live, result: ToolResult) -> None:
         """Refuse what is not journaled, unless the journal knows better."""
-        row = await self._known(live)
-        if row is not None and row.digest == live.digest and not live.kept:
+        try:
+            row = await self._journal.get(live.request_id)
+        except EvoClawError:
+            row = None
+        if row is not None and row.digest == live.digest:
             return await self._tell_again(live, row)
-        result = self._marked(live, result)
-        self._refused[str(result.details[REFUSES])] = result
+        return await self._refuse(live.message, result)
+
+    async def _refuse(self, message: bytes, result: ToolResult) -> None:
+        """Say no to one message, and the same if it comes again."""
+        result = _marked(message, result)
+        self._refused[message_hash(message)] = result
         while len(self._refused) > REMEMBERED:
             self._refused.popitem(last=False)
-        return await self._say(result)
-
-    async def _known(self, live: Live) -> Row | None:
-        try:
-            return await self._journal.get(live.request_id)
-        except EvoClawError:
-            return None
-
-    def _marked(self, live: Live, result: ToolResult) -> ToolResult:
-        """A refusal says which message it is about: it says nothing about others of its id."""
-        details: dict[str, JSON] = {**result.details, REFUSES: message_hash(live.message)}
-        return refused(live.command, result.error or ErrorKind.INTERNAL, result.text, **details)
+        await self._say(result)
 
     async def _say(self, result: ToolResult) -> None:
         await self._reports.say(ReportType.ERROR, to_payload(result, result.call_id, 0))
@@ -363,3 +354,8 @@ class Calls:
         task = asyncio.create_task(word)
         self._words.add(task)
         task.add_done_callback(self._words.discard)
+
+
+def _marked(message: bytes, result: ToolResult) -> ToolResult:
+    """A refusal says which message it is about: it says nothing about others of its id."""
+    return replace(result, details={**result.details, REFUSES: message_hash(message)})

@@ -63,10 +63,11 @@ class Edge:
             noted=self._note,
         )
         self.machine = MachineStatus()
-        self.memory = Memory(parts.journal, parts.outcomes, parts.limits)
+        self.memory = Memory(parts.journal, parts.outcomes, parts.limits, parts.artifacts)
         self.counts: Counter[str] = Counter()
         """What was dropped, by reason."""
-        self._connection = 0
+        self.connection = 0
+        """Counts the connections of this boot."""
         self._greet = asyncio.Event()
         self._welcomed = asyncio.Event()
         self._stop = asyncio.Event()
@@ -103,6 +104,11 @@ class Edge:
         self._stop.set()
 
     @property
+    def is_welcomed(self) -> bool:
+        """Whether an orchestrator has answered the last hello."""
+        return self._welcomed.is_set()
+
+    @property
     def client_id(self) -> str:
         """Its name at the broker."""
         return self.parts.who.client_id or self.parts.who.agent_id
@@ -114,7 +120,7 @@ class Edge:
 
     def will(self) -> Will:
         """Offline, unless a newer connection says otherwise."""
-        self._connection += 1
+        self.connection += 1
         return Will(topic(self.parts.who.agent_id, Kind.STATUS), encode(self._status("offline")))
 
     async def connected(self) -> None:
@@ -158,7 +164,7 @@ class Edge:
     def welcomed(self, welcome: Welcome) -> None:
         """An orchestrator knows that we are here, and what it still has to say."""
         who = self.parts.who
-        if (welcome.boot_id, welcome.counter) != (who.boot_id, self._connection):
+        if (welcome.boot_id, welcome.counter) != (who.boot_id, self.connection):
             self.counts["stale welcome"] += 1
             return
         self.clock.set(welcome.now)
@@ -172,7 +178,7 @@ class Edge:
         machine = self.machine.read()
         return Heartbeat(
             self.parts.who.boot_id,
-            self._connection,
+            self.connection,
             in_flight=self.calls.in_flight,
             queued=self.calls.queued,
             cpu_percent=machine.cpu_percent,
@@ -206,7 +212,7 @@ class Edge:
         """Who is here, and what it has to tell. Made in one go, so that nothing comes between."""
         return Hello(
             self.parts.who.boot_id,
-            self._connection,
+            self.connection,
             running=_some([live.request_id for live in self.calls.live]),
             finished=_some(self.reports.untold),
             room=max(self.calls.room, 0),
@@ -261,7 +267,7 @@ class Edge:
         )
 
     def _status(self, status: str) -> Status:
-        return Status(self.parts.who.agent_id, status, self.parts.who.boot_id, self._connection)
+        return Status(self.parts.who.agent_id, status, self.parts.who.boot_id, self.connection)
 
     async def _say_status(self, status: str) -> None:
         await self._publish(Kind.STATUS, encode(self._status(status)), retain=True)

@@ -44,5 +44,7 @@ class Limits(Struct, frozen=True):
     """Seconds at most before a hello that everybody was asked for: not all at the same moment."""
     accepted_after: float = 0.1
     """Seconds before a call is said to be accepted: most have ended by then, which says it too."""
+    long: float = 15.0
+    """Seconds after which a call says from time to time that it still goes on."""
     beat: float = 10.0
-    """Seconds between two words that a long call still goes on."""
+    """Seconds between two such words."""

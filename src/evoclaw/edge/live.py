@@ -7,6 +7,7 @@ import time
 
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON
+from evoclaw.edge.places import Ticket
 from evoclaw.edge.plans import Plan
 from evoclaw.transport.wire import Command, fingerprint
 
@@ -31,10 +32,13 @@ class Live:
         "said",
         "silent",
         "task",
+        "ticket",
     )
 
-    def __init__(self, command: Command, message: bytes = b"", *, kept: bool = False) -> None:
-        self.command, self.message = command, message
+    def __init__(
+        self, command: Command, ticket: Ticket, message: bytes = b"", *, kept: bool = False
+    ) -> None:
+        self.command, self.ticket, self.message = command, ticket, message
         self.digest = fingerprint(command)
         self.deadline = Deadline()
         self.kept = kept

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from secrets import token_hex
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.identity import Limits
+from evoclaw.store.artifacts import Artifacts
 from evoclaw.store.journal import Journal
 
 NAME, OUTCOMES = "journal", "outcomes"
+SELDOM = 600.0
+"""Seconds between two looks for outputs that have expired."""
 
 
 class Memory:
     """Kept in the journal; a disk that is full costs figures, never calls."""
 
-    def __init__(self, journal: Journal, outcomes: Outcomes, limits: Limits) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        outcomes: Outcomes,
+        limits: Limits,
+        artifacts: Artifacts | None = None,
+    ) -> None:
         self._journal, self._outcomes, self._limits = journal, outcomes, limits
+        self._artifacts, self._looked = artifacts, 0.0
         self._saved = b""
         self.journal_id = ""
         """Another one when the journal was lost, and with it what this device had done."""
@@ -44,12 +55,15 @@ class Memory:
             self._saved = now
 
     async def forget(self, now: float) -> None:
-        """Forget calls that are over and done with."""
+        """Forget calls that are over and done with, and outputs that have expired."""
         try:
             await self._journal.prune(
                 now, window_seconds=self._limits.dedupe_seconds, most=self._limits.dedupe_most
             )
-        except EvoClawError:
+            if self._artifacts is not None and time.monotonic() - self._looked > SELDOM:
+                self._looked = time.monotonic()
+                await self._artifacts.prune(now)
+        except (EvoClawError, OSError):
             self.counts["nothing forgotten"] += 1
 
     async def _keep(self, key: str, value: bytes) -> bool:

@@ -12,6 +12,7 @@ from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.identity import Identity, Limits
 from evoclaw.edge.plans import GrantCheck, Planner, no_grants
+from evoclaw.store.artifacts import Artifacts
 from evoclaw.store.journal import Journal
 from evoclaw.transport.link import Link
 
@@ -35,3 +36,5 @@ class Parts(Struct, frozen=True):
     """The commands it takes; None means all."""
     check: GrantCheck = no_grants
     """Whether a command that the planners do not see was granted."""
+    artifacts: Artifacts | None = None
+    """Where big outputs are kept; what has expired is removed."""

@@ -19,6 +19,7 @@ from evoclaw.core.ports import Allow, Ports, Progress
 from evoclaw.core.tools import Call, failure
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import denied
+from evoclaw.transport.link import MAX_PAYLOAD
 from evoclaw.transport.wire import Command, ToolPayload, WireError, convert, digest
 
 JOB_TIME, LONGEST_JOB = 3600.0, 86_400.0
@@ -69,8 +70,10 @@ def no_grants(
 class ToolPlans:
     """Plans for the command `tool`."""
 
-    def __init__(self, ports: Ports, *, check: GrantCheck = no_grants) -> None:
+    def __init__(self, ports: Ports, *, check: GrantCheck = no_grants, whole: bool = False) -> None:
+        """`whole` leaves results as they are: somebody else sees to their size."""
         self._ports, self._check = ports, check
+        self._settings = LoopSettings(max_result_chars=MAX_PAYLOAD) if whole else LoopSettings()
 
     async def plan(self, command: Command) -> Plan | ToolResult:
         """Read a call, see that it was granted, and judge it by this device's own rules."""
@@ -87,7 +90,7 @@ class ToolPlans:
         if isinstance(call, ToolResult):
             return call
         call = replace(call, timeout=_seconds(asked, call))
-        verdict = await judge(call, Turn(self._ports, LoopSettings(), tools, Deadline()))
+        verdict = await judge(call, Turn(self._ports, self._settings, tools, Deadline()))
         if not isinstance(verdict, Allow):
             # Nobody is at the device to be asked: what would need a person is refused.
             said = verdict.reason
@@ -102,7 +105,7 @@ class ToolPlans:
                 if isinstance(event, CallOutput):
                     progress(event.text)
 
-            turn = Turn(self._ports, LoopSettings(), Toolset.of(()), deadline)
+            turn = Turn(self._ports, self._settings, Toolset.of(()), deadline)
             return await perform(call, turn, emit)
 
         return work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import sys
 from collections.abc import Callable
 
 STDOUT, STDERR = 1, 2
@@ -53,7 +54,9 @@ class Watch(asyncio.SubprocessProtocol):
         self._max_bytes = max_bytes
         self._open = {STDOUT, STDERR}
         self._on_output = on_output
-        self._sent, self._may_send = 0, max_output
+        # Who keeps all of it elsewhere says so; others are spared more than they could show.
+        everything = getattr(on_output, "wants_everything", False)
+        self._sent, self._may_send = 0, sys.maxsize if everything else max_output
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {fd: decoder("replace") for fd in self._open}
 

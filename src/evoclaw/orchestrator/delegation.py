@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.core.messages import ErrorKind, ToolResult, is_object
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.edge import EdgeExecutor
 from evoclaw.orchestrator.fleet import Fleet
 from evoclaw.orchestrator.members import find_tool, load
+
+HANDLES = 1_000
+"""Big outputs whose place is remembered."""
 
 
 class Delegated:
@@ -40,6 +44,8 @@ class Delegated:
         self._originals: dict[str, Tool] = {}
         self._chosen: dict[str, str] = {}
         """The edge that a tool of this session went to."""
+        self._kept: OrderedDict[str, str] = OrderedDict()
+        """The edge that each big output of this session stayed on, by its handle."""
 
     def tools(self) -> Sequence[Tool]:
         """The tools of all edges that are there; of two of one name the first edge's."""
@@ -58,9 +64,22 @@ class Delegated:
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Hand the call to an edge that is there and has its tool."""
-        chosen = await self._asked_of(call.request_id) or self._choose(call)
-        self._chosen[call.name] = chosen
-        return await self._edge(chosen).execute(call, progress)
+        handle = call.arguments.get("handle")
+        there = self._kept.get(handle) if isinstance(handle, str) else None
+        chosen = await self._asked_of(call.request_id) or there or self._choose(call)
+        if there is None:
+            self._chosen[call.name] = chosen
+        result = await self._edge(chosen).execute(call, progress)
+        self._note(result, chosen)
+        return result
+
+    def _note(self, result: ToolResult, agent_id: str) -> None:
+        about = result.details.get("artifact")
+        handle = about.get("handle") if is_object(about) else None
+        if isinstance(handle, str):
+            self._kept[handle] = agent_id
+            while len(self._kept) > HANDLES:
+                self._kept.popitem(last=False)
 
     def _choose(self, call: Call) -> str:
         self.tools()

@@ -120,6 +120,7 @@ class Fleet:
         member.summary = one_line(advert.capabilities)
         member.agent_type = one_line(advert.agent_type, 64)
         member.has_model = advert.llm
+        member.advertised = True
         member.hashes = {tool.name: tool.hash for tool in advert.tools[:MOST_TOOLS]}
         self._note()
 
@@ -127,10 +128,13 @@ class Fleet:
         """Whether an edge advertises tools whose schemas are not known."""
         return self.member(agent_id).outdated
 
-    def tools(self, agent_id: str, tools: Sequence[Tool], hashes: Mapping[str, str]) -> None:
-        """The schemas of an edge's tools; an unsound one keeps all of them from being offered."""
+    def tools(self, agent_id: str, tools: Sequence[Tool], advertised: Mapping[str, str]) -> None:
+        """The schemas of an edge's tools; an unsound one keeps all of them from being offered.
+
+        `advertised` is the advert they were asked for on.
+        """
         member = self.member(agent_id)
-        member.fetched, member.tools = dict(hashes), Toolset()
+        member.fetched, member.tools = dict(advertised), Toolset()
         try:
             known = Toolset(tools[:MOST_TOOLS])
             permitted, member.problem = self._permit(agent_id, known)
@@ -139,10 +143,10 @@ class Fleet:
             member.problem = one_line(str(problem))
         self._note()
 
-    def quarantine(self, agent_id: str, problem: str, hashes: Mapping[str, str]) -> None:
+    def quarantine(self, agent_id: str, problem: str, advertised: Mapping[str, str]) -> None:
         """Offer none of an edge's tools, and say why."""
         member = self.member(agent_id)
-        member.fetched, member.tools = dict(hashes), Toolset()
+        member.fetched, member.tools = dict(advertised), Toolset()
         member.problem = one_line(problem)
         self._note()
 

@@ -29,8 +29,9 @@ class Member:
         """Its tools by name, as advertised."""
         self.tools: Toolset = Toolset()
         """Its tools with their schemas, once fetched."""
-        self.fetched: dict[str, str] | None = None
-        """The tools that were fetched, as the edge named them then."""
+        self.advertised = False
+        self.fetched: dict[str, str] = {}
+        """The advert that the tools were fetched on."""
         self.heartbeat: Heartbeat | None = None
         self.problem = ""
         """Why its tools are not offered, if they are not."""
@@ -65,7 +66,12 @@ class Member:
     @property
     def outdated(self) -> bool:
         """Whether it advertises tools whose schemas are not known."""
-        return self.hashes != (self.fetched or {})
+        return self.hashes != self.fetched
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has said what it can do, and that was understood."""
+        return self.advertised and not self.outdated
 
 
 def load(member: Member) -> tuple[int, str]:

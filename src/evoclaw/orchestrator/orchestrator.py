@@ -116,8 +116,7 @@ class Orchestrator:
 
         def there() -> bool:
             member = self.fleet.find(agent_id)
-            known = member is not None and not (tools and self.fleet.outdated(agent_id))
-            return known and self.fleet.is_online(agent_id)
+            return member is not None and member.online and (member.is_known or not tools)
 
         try:
             async with asyncio.timeout(seconds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from secrets import token_hex
 
 import msgspec
@@ -38,15 +39,16 @@ class Surveying:
         try:
             for _ in range(TRIES):
                 advertised = member.hashes
-                await self._fetch(agent_id)
-                if member.hashes == advertised:
-                    break  # it is as good as it gets; otherwise they changed meanwhile
+                shown = await self._ask(agent_id)
+                self._take(agent_id, shown, advertised)
+                if not member.outdated:
+                    break  # otherwise they changed while we asked
         except ToolFailure:
             self._counts["tools unanswered"] += 1  # its next heartbeat brings us here again
         finally:
             self._asking.discard(agent_id)
 
-    async def _fetch(self, agent_id: str) -> None:
+    async def _ask(self, agent_id: str) -> list[JSON]:
         shown: list[JSON] = []
         offset: JSON = 0
         for _ in range(PAGES):
@@ -58,18 +60,12 @@ class Surveying:
             offset = page.get("next")
             if not isinstance(offset, int) or len(shown) >= MOST_TOOLS:
                 break
-        self._take(agent_id, shown[:MOST_TOOLS])
+        return shown[:MOST_TOOLS]
 
-    def _take(self, agent_id: str, shown: list[JSON]) -> None:
-        hashes: dict[str, str] = {}
-        tools: list[Tool] = []
-        for one in shown:
-            try:
-                tool = msgspec.convert(one, Tool)
-            except (msgspec.ValidationError, RecursionError) as problem:
-                hashes = self._fleet.member(agent_id).hashes
-                return self._fleet.quarantine(agent_id, f"a tool cannot be read: {problem}", hashes)
-            tools.append(tool)
-            named = one.get("hash")
-            hashes[tool.name] = named if isinstance(named, str) else ""
-        return self._fleet.tools(agent_id, tools, hashes)
+    def _take(self, agent_id: str, shown: list[JSON], advertised: Mapping[str, str]) -> None:
+        try:
+            tools = [msgspec.convert(one, Tool) for one in shown]
+        except (msgspec.ValidationError, RecursionError) as problem:
+            self._fleet.quarantine(agent_id, f"a tool cannot be read: {problem}", advertised)
+        else:
+            self._fleet.tools(agent_id, tools, advertised)

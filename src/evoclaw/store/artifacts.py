@@ -102,14 +102,14 @@ class Artifacts:
             clock: Wall clock.
         """
         self._folder, self._life, self._clock = folder, life, clock
-        self._keep_bytes, self._total_bytes = min(keep_bytes, total_bytes), total_bytes
+        self.keep_bytes, self._total_bytes = min(keep_bytes, total_bytes), total_bytes
         self._changing = threading.Lock()
 
     async def put(
         self, source: bytes | Iterable[bytes] | AsyncIterable[bytes], media_type: str
     ) -> Artifact:
         """Keep bytes, or what comes in pieces; whole or not at all."""
-        draft = _Draft(self._folder, self._keep_bytes)
+        draft = _Draft(self._folder, self.keep_bytes)
         try:
             gathered = bytearray()
             async with aclosing(_each(source)) as pieces:

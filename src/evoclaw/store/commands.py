@@ -283,10 +283,14 @@ class CommandStore:
         return [Note(at, unsealed(outcome, self._path)) for at, outcome in found]
 
     async def wanted(self, agent_id: str, now: float, limit: int = -1) -> list[CommandRow]:
-        """Commands an agent is still to carry out, in the order they were put in."""
+        """Commands an agent is still to carry out, in the order they were put in.
+
+        Of those whose time is over, the ones that were sent are among them: the agent does not
+        begin them any more, but it knows whether it has.
+        """
         return await self._rows(
             f"WHERE agent_id = ? AND {WAITS} AND state <> 'cancelling' "
-            "AND (expires_at IS NULL OR expires_at > ?) ORDER BY seq LIMIT ?",
+            "AND (state <> 'queued' OR expires_at IS NULL OR expires_at > ?) ORDER BY seq LIMIT ?",
             agent_id,
             now,
             limit,

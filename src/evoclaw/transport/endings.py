@@ -42,7 +42,7 @@ class Endings:
         try:
             if REFUSES in outcome.details and not await self._closes(outcome):
                 return
-            outcome = await self.close(agent_id, outcome)
+            await self.close(agent_id, outcome)
         except Foreign:
             self._counts["foreign"] += 1
             return
@@ -50,14 +50,9 @@ class Endings:
             self._counts["the store failed"] += 1
             return
         self._acknowledge(agent_id, request_id)
-        waiter = self._waiters.get(request_id)
-        if waiter is None:
-            self._counts["unawaited"] += 1
-        else:
-            waiter.settle(outcome)
 
     async def close(self, agent_id: str, outcome: Outcome) -> Outcome:
-        """Keep how a command ended, unless it had ended before; how it did end."""
+        """Keep how a command ended, unless it had ended before; tell how it did end."""
         blob = msgspec.json.encode(outcome)
         kept = await self._outbox.settle(outcome.request_id, agent_id, blob)
         if kept == "foreign":
@@ -66,7 +61,12 @@ class Endings:
         if kept == "again":
             row = await self._outbox.get(outcome.request_id)
             if row is not None and row.outcome is not None:
-                return msgspec.json.decode(row.outcome, type=Outcome)
+                outcome = msgspec.json.decode(row.outcome, type=Outcome)
+        waiter = self._waiters.get(outcome.request_id)
+        if waiter is None:
+            self._counts["unawaited"] += 1
+        else:
+            waiter.settle(outcome)
         return outcome
 
     async def give_up(self, agent_id: str, request_id: str, name: str) -> Outcome:

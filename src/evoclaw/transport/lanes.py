@@ -157,7 +157,8 @@ class Lanes:
         flight = lane.flights.pop(request_id, None)
         if flight is not None and flight.timer is not None:
             flight.timer.cancel()
-        if lane.behind:
+        if lane.behind and 2 * len(lane.flights) <= lane.window:
+            # Not for each one: a look into the store is worth more than one command.
             self.wake(agent_id)
 
     def lost(self, agent_id: str) -> list[str]:
@@ -191,6 +192,7 @@ class Lanes:
                 lane.behind = False
                 limit = len(lane.flights) + len(lane.there) + lane.window
                 rows = await self._backlog.wanted(agent_id, self._clock(), limit)
+                lane.behind = lane.behind or len(rows) == limit
                 await self._send(agent_id, lane, rows)
         except EvoClawError:
             lane.behind = True

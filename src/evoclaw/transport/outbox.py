@@ -32,7 +32,7 @@ class Backlog(Protocol):
     """What the store still has for an edge."""
 
     async def wanted(self, agent_id: str, now: float, limit: int = -1) -> Sequence[Wanted]:
-        """Commands without an outcome, oldest first, so many; the expired ones are left out."""
+        """Commands without an outcome, oldest first, so many; none that expired unsent."""
         ...
 
     async def mark(self, request_id: str, state: str) -> bool:

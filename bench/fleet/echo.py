@@ -1,0 +1,58 @@
+"""The far side of a round trip, as a process: a bare MQTT client that echoes, or a light edge.
+
+python -m bench.fleet.echo bare PORT
+python -m bench.fleet.echo edge PORT FOLDER durable|fast|profiled
+"""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from bench.fleet.bare import PING, PONG, connected
+from bench.fleet.profiling import profile
+from tests.faults.light import light_edge
+
+from evoclaw.edge.identity import Limits
+from evoclaw.transport.address import Address
+
+AT_ONCE = 64
+
+
+async def bare(port: int, stop: asyncio.Event) -> None:
+    """Echo what comes."""
+    async with connected("echo", port) as client:
+
+        def echo(_client: object, _topic: str, payload: bytes, _qos: int, _more: object) -> int:
+            client.publish(PONG, payload, qos=1)
+            return 0
+
+        client.on_message = echo
+        client.subscribe(PING, qos=1)
+        await stop.wait()
+
+
+async def edge(port: int, folder: Path, durable: bool, stop: asyncio.Event) -> None:
+    """Serve a tool that does nothing."""
+    limits = Limits(concurrency=AT_ONCE, queue=10 * AT_ONCE)
+    address = Address("127.0.0.1", port)
+    async with light_edge("pi", address, folder, limits=limits, durable=durable):
+        await stop.wait()
+
+
+async def main() -> None:
+    """Be what the command line says until told to stop."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    kind, port, *rest = sys.argv[1:]
+    if kind == "bare":
+        await bare(int(port), stop)
+    elif rest[1] == "profiled":
+        with profile("the edge"):
+            await edge(int(port), Path(rest[0]), False, stop)
+    else:
+        await edge(int(port), Path(rest[0]), rest[1] == "durable", stop)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,112 @@
+"""What an idle edge costs: memory once connected, and the time from exec to online.
+
+The last line is the result as JSON. When a target is missed, the dearest imports are named.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from tests.faults.processes import EdgeProcess
+from tests.faults.support import Hub, Site, site
+
+MOST_MB, MOST_SECONDS = 40.0, 0.6
+ROUNDS = 7
+SHOWN = 12
+
+
+async def once(here: Site, hub: Hub, number: int) -> tuple[float, float]:
+    """Start an edge; the seconds until it is online, and its megabytes when it has settled."""
+    edge = await here.edge(f"edge-{number}")
+    born = asyncio.get_running_loop().create_future()
+
+    def heard(presence: object) -> None:
+        if not born.done():
+            born.set_result(time.perf_counter())
+
+    hub.orchestrator.listen(heard)
+    began = time.perf_counter()
+    await edge.start()
+    async with asyncio.timeout(30):
+        online = await born
+    await hub.there(edge.name)
+    await hub.ping(edge.name)
+    memory = resident_mb(edge)
+    await edge.kill()
+    await hub.presence(edge.name, online=False)
+    return online - began, memory
+
+
+def resident_mb(edge: EdgeProcess) -> float:
+    """Its resident memory, in millions of bytes."""
+    pages = int(Path(f"/proc/{edge.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def measure(engine: str, rounds: int) -> tuple[list[float], list[float]]:
+    """The seconds and the megabytes of some starts, after one that warms the disk's cache."""
+    with tempfile.TemporaryDirectory(prefix="footprint-") as folder:
+        async with site(Path(folder), engine) as here, here.hub() as hub:
+            await once(here, hub, rounds)
+            found = [await once(here, hub, number) for number in range(rounds)]
+    return [seconds for seconds, _ in found], [memory for _, memory in found]
+
+
+def dearest() -> list[str]:
+    """Which imports of an edge cost what, by the interpreter's own account."""
+    # No broker is there: it imports everything and waits.
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "agent.toml"
+        path.write_text(
+            'agent_id = "pi"\ncapabilities = ["*"]\n[broker]\nurl = "mqtt://127.0.0.1:1"\n'
+        )
+        argv = [sys.executable, "-X", "importtime", "-m", "evoclaw", "edge", "--config", str(path)]
+        env = {**os.environ, "EVOCLAW_HOME": folder}
+        process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=env)
+        time.sleep(3)
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    rows = re.findall(r"import time:\s+(\d+) \|\s+(\d+) \|( *)(\S+)", said)
+    ours: dict[str, int] = {}
+    for own, _, _, name in rows:
+        package = ".".join(name.split(".")[: 2 if name.startswith("evoclaw") else 1])
+        ours[package] = ours.get(package, 0) + int(own)
+    top = sorted(ours.items(), key=lambda item: -item[1])[:SHOWN]
+    return [f"  {micro / 1000:6.1f} ms  {package}" for package, micro in top]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--engine", choices=("nats", "mosquitto"), default="nats")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--imports", action="store_true", help="name the dearest imports anyway")
+    options = parser.parse_args()
+    seconds, memory = asyncio.run(measure(options.engine, options.rounds))
+    print("start, s:   " + " ".join(f"{one:.2f}" for one in sorted(seconds)))
+    print("memory, MB: " + " ".join(f"{one:.1f}" for one in sorted(memory)))
+    figures = {
+        "start_s": round(median(seconds), 3),
+        "start_worst_s": round(max(seconds), 3),
+        "memory_mb": round(median(memory), 1),
+        "target_s": MOST_SECONDS,
+        "target_mb": MOST_MB,
+    }
+    missed = figures["start_s"] > MOST_SECONDS or figures["memory_mb"] > MOST_MB
+    if missed or options.imports:
+        print("the dearest imports, by themselves:")
+        print("\n".join(dearest()))
+    print(json.dumps(figures), flush=True)
+    sys.exit(int(missed))
+
+
+if __name__ == "__main__":
+    main()

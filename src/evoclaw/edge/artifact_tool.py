@@ -1,0 +1,104 @@
+"""The tool `artifact`: reading on in a big output, where it is."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from hashlib import sha256
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from evoclaw.core.bound import BoundTool, Output
+from evoclaw.core.errors import ConfigError, ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, TextBlock
+from evoclaw.store.artifacts import Artifacts, Found, NoArtifact
+from evoclaw.tools.define import tool
+
+NAME = "artifact"
+MOST_READ = 32_000
+"""Bytes read at once."""
+MOST_FETCHED = 150_000
+"""Bytes copied at once: as much as one message carries."""
+MOST_LINES = 500
+
+Action = Literal["read", "tail", "grep", "fetch"]
+
+
+def artifact_tool(artifacts: Artifacts) -> BoundTool:
+    """The tool for the artifacts of this device."""
+
+    @tool(name=NAME, effect="read", resources=(), timeout=10, max_timeout=30)
+    async def artifact(
+        handle: str,
+        action: Action = "read",
+        offset: Annotated[int, Meta(ge=0)] = 0,
+        length: Annotated[int, Meta(ge=1)] = 16_000,
+        lines: Annotated[int, Meta(ge=1)] = 100,
+        pattern: str = "",
+        ignore_case: bool = False,
+    ) -> Output:
+        """Read on in a big output that was kept on the device.
+
+        Args:
+            handle: The output's handle, as its result gave it.
+            action: read a part, show the tail, grep for lines, or fetch a part as base64.
+            offset: For read and fetch, the first byte.
+            length: For read and fetch, how many bytes, 32000 at most for read.
+            lines: For tail and grep, how many lines, 500 at most.
+            pattern: For grep, a regular expression of RE2's syntax.
+            ignore_case: For grep, whether capital letters are the same as small ones.
+        """
+        try:
+            match action:
+                case "read":
+                    return await _read(artifacts, handle, offset, min(length, MOST_READ))
+                case "tail":
+                    data = await artifacts.tail(handle, min(lines, MOST_LINES))
+                    return Output((TextBlock(_text(data)),))
+                case "grep":
+                    found = await artifacts.grep(
+                        handle, pattern, ignore_case=ignore_case, most=min(lines, MOST_LINES)
+                    )
+                    return Output((TextBlock(_lines(found)),))
+                case "fetch":
+                    return await _fetch(artifacts, handle, offset, min(length, MOST_FETCHED))
+        except NoArtifact as problem:
+            text = f"{problem}. Run what made it again, if that does no harm."
+            raise ToolFailure(ErrorKind.NOT_FOUND, text) from None
+        except ConfigError as problem:
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, f"{problem}.") from None
+
+    return artifact
+
+
+async def _read(artifacts: Artifacts, handle: str, offset: int, length: int) -> Output:
+    about = await artifacts.get(handle)
+    data = await artifacts.read(handle, offset, length)
+    end = offset + len(data)
+    more = f"; read on at offset {end}" if end < about.kept else "; this is the end"
+    note = f"[bytes {offset:,} to {end:,} of {about.kept:,}{more}]"
+    details: dict[str, JSON] = {"offset": offset, "end": end, "kept": about.kept}
+    return Output((TextBlock(f"{_text(data)}\n{note}"),), details)
+
+
+async def _fetch(artifacts: Artifacts, handle: str, offset: int, length: int) -> Output:
+    about = await artifacts.get(handle)
+    data = await artifacts.read(handle, offset, length)
+    details: dict[str, JSON] = {
+        "offset": offset,
+        "sha256": sha256(data).hexdigest(),
+        "kept": about.kept,
+        "media_type": about.media_type,
+    }
+    return Output((TextBlock(b64encode(data).decode()),), details)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _lines(found: Found) -> str:
+    said = [f"{line.number}: {_text(line.text)}" for line in found.lines]
+    if found.more:
+        said.append("[there are more; be more precise, or ask for more lines]")
+    return "\n".join(said) or "(no line matches)"

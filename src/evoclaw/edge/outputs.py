@@ -1,0 +1,176 @@
+"""The one choke point: what is too much to be sent stays on the device, and can be read on there.
+
+Every tool's result goes through here, whatever kind of tool it is. The result that is sent has the
+two ends of what there was, how much there was, and the handle to read on with.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from evoclaw.core.bound import Machine
+from evoclaw.core.errors import EvoClawError, ToolFailure
+from evoclaw.core.messages import (
+    JSON,
+    Block,
+    ErrorBlock,
+    ImageBlock,
+    TextBlock,
+    ToolResult,
+    join_text,
+)
+from evoclaw.core.ports import Executor, Progress
+from evoclaw.core.tools import Call, Tool
+from evoclaw.core.truncate import head_and_tail
+from evoclaw.edge.artifact_tool import NAME, artifact_tool
+from evoclaw.edge.tee import TEXT, Tee
+from evoclaw.executors.wrapped import Wrapper
+from evoclaw.store.artifacts import Artifact, Artifacts
+
+EACH = 24 * 1024
+"""Bytes of each end that are sent."""
+IMAGES = 96_000
+"""Characters of pictures that are sent with a result; bigger ones are kept here."""
+DETAILS = 32_000
+"""Bytes of details."""
+LEAD = 300
+"""Characters of what a tool says of its failure."""
+
+
+class Outputs(Wrapper):
+    """An executor whose results can always be sent."""
+
+    def __init__(self, inner: Executor, artifacts: Artifacts, *, limit: int = 65_536) -> None:
+        """Send so many bytes of a result."""
+        super().__init__(inner)
+        self._artifacts, self._limit = artifacts, limit
+        self._tool = artifact_tool(artifacts)
+
+    def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """Add the tool to read on with."""
+        return (*tools, self._tool.tool)
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Run one call, and keep here what is too much."""
+        if call.name == NAME:
+            return await self._tool.run(call, Machine(None, None, progress))
+        tee = Tee(self._artifacts, progress, long=self._limit)
+        try:
+            try:
+                result = await super().execute(call, tee)
+            except ToolFailure as failure:
+                result = call.failed(failure.kind, failure.message, **failure.details)
+            return await self._fitting(result, tee)
+        finally:
+            await tee.close()
+
+    async def _fitting(self, result: ToolResult, tee: Tee) -> ToolResult:
+        result = replace(result, details=_short(result.details))
+        if any(isinstance(block, ImageBlock) for block in result.blocks):
+            result = await self._without_big_images(result)
+        text = join_text(result.blocks)
+        long = _size(text) > self._limit
+        if not long and tee.total <= self._limit:
+            return result
+        kept = await self._kept(text, tee, long=long)
+        if kept is None:
+            return self._cut(result, text) if long else result
+        details: dict[str, JSON] = {**result.details, "artifact": msgspec.to_builtins(kept)}
+        details["artifact"]["size"] = max(tee.total, kept.size)
+        if not long:
+            note = TextBlock(f"[All it said is kept here: {_how_to_read(kept, tee.total)}]")
+            return replace(result, blocks=(*result.blocks, note), details=details)
+        shown = await self._excerpt(kept, max(tee.total, kept.size))
+        if result.error is not None:
+            first, _, _ = text.partition("\n")
+            shown = f"{first[:LEAD]}\n{shown}"
+        return self._told(result, shown, details | {"truncated": True})
+
+    async def _kept(self, text: str, tee: Tee, *, long: bool) -> Artifact | None:
+        """The whole output: what was said while it ran, or the result if that is more."""
+        data = text.encode("utf-8", "replace") if long else b""
+        if tee.total >= len(data) and (artifact := await tee.finish()) is not None:
+            return artifact
+        try:
+            return await self._artifacts.put(data, TEXT) if long else None
+        except EvoClawError:
+            return None
+
+    async def _excerpt(self, kept: Artifact, size: int) -> str:
+        each = EACH
+        while True:
+            ends = await self._artifacts.head_and_tail(kept.handle, each)
+            head, tail = (end.decode("utf-8", "replace") for end in (ends.head, ends.tail))
+            left_out = size - len(ends.head) - len(ends.tail)
+            note = f"[… {left_out:,} bytes left out. {_how_to_read(kept, size)} …]"
+            text = f"{head}\n{note}\n{tail}" if left_out else head
+            if _size(text) <= max(self._limit, 4 * EACH) or each < LEAD:
+                return text
+            each //= 2  # control characters take several times their room
+
+    def _cut(self, result: ToolResult, text: str) -> ToolResult:
+        """What can be sent when nothing can be kept."""
+        limit = self._limit
+        while _size(shown := head_and_tail(text, limit)) > self._limit and limit > LEAD:
+            limit //= 2
+        return self._told(result, shown, {**result.details, "truncated": True})
+
+    def _told(self, result: ToolResult, text: str, details: dict[str, JSON]) -> ToolResult:
+        images = tuple(block for block in result.blocks if isinstance(block, ImageBlock))
+        block = TextBlock(text) if result.error is None else ErrorBlock(result.error, text)
+        return replace(result, blocks=(block, *images), details=details)
+
+    async def _without_big_images(self, result: ToolResult) -> ToolResult:
+        """Keep here the pictures that a message has no room for."""
+        room, blocks = IMAGES, list[Block]()
+        for block in result.blocks:
+            if isinstance(block, ImageBlock) and len(block.data) > room:
+                blocks.append(await self._kept_image(block))
+            else:
+                room -= len(block.data) if isinstance(block, ImageBlock) else 0
+                blocks.append(block)
+        return replace(result, blocks=tuple(blocks))
+
+    async def _kept_image(self, image: ImageBlock) -> TextBlock:
+        try:
+            kept = await self._artifacts.put(b64decode(image.data), image.media_type)
+        except (EvoClawError, NotBase64):
+            return TextBlock(f"[a picture ({image.media_type}) is too big to be sent]")
+        return TextBlock(
+            f"[a picture ({image.media_type}, {kept.size:,} bytes) is kept on the device as "
+            f"{kept.handle}; it can be fetched by that handle]"
+        )
+
+
+def _how_to_read(kept: Artifact, size: int) -> str:
+    cut = "" if kept.kept >= size else f", the first {kept.kept:,} of them kept"
+    return (
+        f"{size:,} bytes in all{cut}; read on with the tool `{NAME}` and the handle {kept.handle}: "
+        "action read with offset and length, tail, or grep with a pattern."
+    )
+
+
+def _size(text: str) -> int:
+    """Bytes as it is sent."""
+    try:
+        return len(msgspec.json.encode(text))
+    except UnicodeEncodeError:
+        return 6 * len(text)
+
+
+def _short(details: dict[str, JSON]) -> dict[str, JSON]:
+    """The details, without those that are too long: they are for people, and told elsewhere."""
+    try:
+        sizes = {key: len(msgspec.json.encode(value)) for key, value in details.items()}
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return details  # what cannot be told is found out where it is told
+    short = dict(details)
+    while sizes and sum(sizes.values()) > DETAILS:
+        longest = max(sizes, key=lambda key: sizes[key])
+        short[longest] = f"[{sizes.pop(longest):,} bytes left out]"
+    return short

@@ -1,0 +1,220 @@
+"""Calls that are no longer wanted: while they wait, run, or have ended."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.executors.processes import LocalProcesses
+from evoclaw.store.journal import CallState
+from evoclaw.tools.shell import bash
+from evoclaw.transport.wire import Command, Outcome
+from tests.executors.support import alive, token
+from tests.fleet.support import QUICK, Ear, House, house, new_id, tool_command, until
+
+ONE = msgspec.structs.replace(QUICK, concurrency=1)
+
+
+async def cancelled(here: House, task: asyncio.Task[ToolResult]) -> None:
+    """Give a call up, as a run does that was cancelled."""
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def outcome(here: House, request_id: str) -> Outcome:
+    """How the store says that a call ended, when it has."""
+    await here.reached(request_id, "settled")
+    row = await here.row(request_id)
+    assert row.outcome is not None
+    return msgspec.json.decode(row.outcome, type=Outcome)
+
+
+async def test_fault_19_a_call_cancelled_while_it_waits_on_the_edge_never_begins(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, limits=ONE) as here:
+        here.tell(tool_command("hold", text="busy"))
+        await here.marks.waiting.wait()
+        request_id = new_id()
+        asked = here.asked("mark", text="a", request_id=request_id)
+        await here.reached(request_id, "accepted")
+        await cancelled(here, asked)
+        assert (await outcome(here, request_id)).error_type == "cancelled"
+        here.marks.gate.set()
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: edge.calls.in_flight == 0)
+        assert here.marks.made == ["busy"]
+
+
+async def test_fault_19_a_call_cancelled_while_it_runs_is_ended(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        asked = here.asked("hold", text="a", request_id=request_id)
+        await here.marks.waiting.wait()
+        await cancelled(here, asked)
+        assert (await outcome(here, request_id)).error_type == "cancelled"
+        edge = here.pi.edge
+        assert edge is not None
+        assert edge.calls.in_flight == 0
+        row = await here.pi.journal.get(request_id)
+        assert row is not None and row.state is CallState.CANCELLED
+
+
+async def test_fault_19_a_cancel_after_the_end_changes_nothing_and_says_so(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        assert (await here.ask("mark", text="a", request_id=request_id)).error is None
+        answer = await here.orchestrator.say("pi", "cancel", {"request_id": request_id})
+        assert answer.result == {
+            "request_id": request_id,
+            "cancelled": False,
+            "state": "succeeded",
+        }
+        await here.orchestrator.requests.cancel("pi", request_id)
+        assert (await outcome(here, request_id)).result == "marked a"
+
+
+async def test_fault_19_a_call_that_was_never_sent_is_closed_at_once(tmp_path: Path) -> None:
+    async with house(tmp_path, start=False) as here:
+        request_id = new_id()
+        asked = here.asked("mark", text="a", request_id=request_id, queue=30)
+        await here.reached(request_id, "queued")
+        await cancelled(here, asked)
+        assert (await outcome(here, request_id)).error_type == "cancelled"
+        await here.pi.start()
+        await here.there()
+        assert (await here.ask("mark", text="b")).error is None
+        assert here.marks.made == ["b"]
+
+
+async def test_fault_19_a_cancel_that_comes_before_its_command_keeps_it_from_ever_running(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here, Ear(here.broker) as ear:
+        request_id = new_id()
+        lost = here.link.drop_next('"command":"tool"', count=1000)
+        asked = here.asked("mark", text="a", request_id=request_id)
+        await until(lambda: lost() > 0)
+        await cancelled(here, asked)
+        assert (await outcome(here, request_id)).error_type == "cancelled"
+        sent = (await here.row(request_id)).payload
+        here.tell(sent)  # it was on its way all the time
+        await until(lambda: len(ear.ends(request_id)) >= 2)
+        await here.pi.crash()
+        await here.pi.start()
+        await here.there()
+        here.tell(sent)
+        await until(lambda: len(ear.ends(request_id)) >= 3)
+        assert {end["error_type"] for end in ear.ends(request_id)} == {"cancelled"}
+        assert here.marks.made == []
+
+
+async def test_fault_19_a_cancel_for_an_edge_that_is_away_reaches_it_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        asked = here.asked("hold", text="a", request_id=request_id)
+        await here.reached(request_id, "accepted")
+        here.pi.link.unplug()
+        await until(lambda: not here.orchestrator.fleet.is_online("pi"))
+        await cancelled(here, asked)
+        await here.reached(request_id, "cancelling")
+        edge = here.pi.edge
+        assert edge is not None and edge.calls.in_flight == 1
+        here.pi.link.plug()
+        assert (await outcome(here, request_id)).error_type == "cancelled"
+        await until(lambda: edge.calls.in_flight == 0)
+
+
+async def test_fault_19_a_cancel_outlives_the_orchestrator_that_wanted_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        asked = here.asked("hold", text="a", request_id=request_id)
+        await here.reached(request_id, "accepted")
+        here.pi.link.unplug()
+        await until(lambda: not here.orchestrator.fleet.is_online("pi"))
+        await cancelled(here, asked)
+        await here.reached(request_id, "cancelling")
+        await here.restart()
+        here.pi.link.plug()
+        assert (await outcome(here, request_id)).error_type == "cancelled"
+
+
+async def test_fault_19_a_cancel_that_gets_lost_is_said_again(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        asked = here.asked("hold", text="a", request_id=request_id)
+        await here.reached(request_id, "accepted")
+        lost = here.link.drop_next('"command":"cancel"', count=2)
+        await cancelled(here, asked)
+        assert (await outcome(here, request_id)).error_type == "cancelled"
+        assert lost() == 2
+
+
+async def test_a_call_that_was_given_up_is_ended_on_the_edge_when_it_says_hello(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        asked = here.asked("hold", text="a", request_id=request_id)
+        await here.reached(request_id, "accepted")
+        await here.orchestrator.requests.give_up("pi", request_id, "hold")
+        assert (await asked).error is ErrorKind.UNKNOWN
+        here.pi.link.drop()
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: edge.calls.in_flight == 0)
+
+
+async def test_fault_20_a_cancelled_call_leaves_no_process(tmp_path: Path) -> None:
+    nap = token()
+    script = f"sleep {nap} & setsid -f sleep {nap}; echo going; sleep {nap}"
+    executor = LocalExecutor([bash], exec=LocalProcesses(tmp_path))
+    async with house(tmp_path, executor=executor) as here:
+        request_id = new_id()
+        asked = here.asked("bash", command=script, timeout_ms=60_000, request_id=request_id)
+        await until(lambda: len(alive(nap)) >= 3)
+        await cancelled(here, asked)
+        assert (await outcome(here, request_id)).error_type == "cancelled"
+        assert alive(nap) == [], "dead before it is said"
+
+
+async def test_fault_20_an_orchestrator_that_leaves_has_its_calls_ended(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        asked = here.asked("hold", text="a")
+        await here.marks.waiting.wait()
+        asked.cancel()
+        await asyncio.wait([asked])
+        await here.close()  # the cancel is its last word
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: edge.calls.in_flight == 0)
+
+
+async def test_a_device_that_leaves_ends_what_runs_and_keeps_what_waits(tmp_path: Path) -> None:
+    async with house(tmp_path, limits=ONE) as here:
+        running = here.asked("hold", text="runs")
+        await here.marks.waiting.wait()
+        request_id = new_id()
+        waiting = here.asked("mark", text="waits", request_id=request_id, queue=20)
+        await here.reached(request_id, "accepted")
+        await here.pi.stop()
+        assert (await running).error is ErrorKind.CANCELLED
+        await until(lambda: not here.orchestrator.fleet.is_online("pi"))
+        await here.pi.start()
+        assert (await waiting).text == "marked waits"
+        assert here.marks.made == ["runs", "waits"]
+
+
+async def test_a_cancel_must_say_which_call(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        answer = await here.orchestrator.say("pi", "cancel", {})
+        assert answer.error_type == "invalid_params"
+        here.tell(Command("cancel", {"request_id": ""}, "c1"))
+        assert (await here.ask("mark", text="b")).error is None

@@ -1,0 +1,541 @@
+"""Commands and results that come twice, late, from the wrong one, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.store.journal import CallState
+from evoclaw.transport.requests import Patience
+from evoclaw.transport.topics import Kind
+from evoclaw.transport.wire import Command, Outcome, Report, ReportType, encode
+from tests.fleet.support import QUICK, Ear, Fault, House, house, new_id, tool_command, until
+
+
+def report(request_id: str, agent_id: str = "pi", text: str = "forged") -> bytes:
+    """A result as somebody might make it up."""
+    payload = {"status": "success", "tool": "hold", "result": text, "request_id": request_id}
+    return encode(Report(agent_id, "", ReportType.RESULT, payload))
+
+
+async def state(here: House, request_id: str, agent_id: str = "pi") -> str:
+    """How far an edge's journal says that a call came."""
+    row = await here.devices[agent_id].journal.get(request_id)
+    return "" if row is None else str(row.state)
+
+
+async def test_fault_01_a_command_that_comes_twice_at_once_is_begun_once(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, Ear(here.broker) as ear:
+        command = tool_command("hold", text="a")
+        for _ in range(5):
+            here.tell(command)
+        await here.marks.waiting.wait()
+        for _ in range(5):
+            here.tell(command)
+        here.marks.gate.set()
+        await until(lambda: bool(ear.ends(command.request_id)))
+        assert here.marks.made == ["a"]
+        assert {end["result"] for end in ear.ends(command.request_id)} == {"held a"}
+
+
+async def test_fault_01_a_command_that_comes_again_later_is_answered_from_the_journal(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        await here.crash()  # nobody acknowledges
+        async with Ear(here.broker) as ear:
+            command = tool_command("mark", text="a")
+            here.tell(command)
+            await until(lambda: len(ear.ends(command.request_id)) == 1)
+            await here.pi.crash()
+            await here.pi.start()
+            here.tell(command)
+            await until(lambda: len(ear.ends(command.request_id)) >= 2)
+            first, *others = ear.ends(command.request_id)
+            assert others == [first] * len(others)
+        assert here.marks.made == ["a"]
+
+
+async def test_fault_01_what_was_acknowledged_and_comes_again_is_not_run_again(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        assert (await here.ask("mark", text="a", request_id=request_id)).error is None
+        sent = (await here.row(request_id)).payload
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: not edge.reports.untold)
+        async with Ear(here.broker) as ear:
+            here.tell(sent)
+            await until(lambda: bool(ear.ends(request_id)))
+            (said,) = ear.ends(request_id)
+        assert said["error_type"] == "unknown" and "acknowledged" in said["error"]
+        assert here.marks.made == ["a"]
+        row = await here.row(request_id)
+        assert row.outcome is not None
+        assert msgspec.json.decode(row.outcome, type=Outcome).result == "marked a"
+        assert await here.store.notes(request_id) == [], "it says nothing new"
+
+
+async def test_fault_01_every_message_twice_runs_every_call_once(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        here.link.fault = here.pi.link.fault = lambda topic, payload: Fault.TWICE
+        results = await asyncio.gather(*(here.ask("mark", text=str(n)) for n in range(50)))
+        assert [result.error for result in results] == [None] * 50
+        assert sorted(here.marks.made, key=int) == [str(n) for n in range(50)]
+
+
+@pytest.mark.parametrize("when", ["while it runs", "after it ended", "after a restart"])
+async def test_fault_02_the_same_id_with_other_arguments_is_a_conflict_and_runs_nothing(
+    tmp_path: Path, when: str
+) -> None:
+    async with house(tmp_path) as here, Ear(here.broker) as ear:
+        request_id = new_id()
+        first = here.asked("hold", text="a", request_id=request_id)
+        await here.marks.waiting.wait()
+        if when != "while it runs":
+            here.marks.gate.set()
+            await first
+        if when == "after a restart":
+            await here.pi.crash()
+            await here.pi.start()
+            await here.there()
+        here.tell(tool_command("hold", request_id, text="b"))
+        await until(
+            lambda: any(end.get("error_type") == "conflict" for end in ear.ends(request_id))
+        )
+        here.marks.gate.set()
+        assert (await first).text == "held a", "who asked first is not told of it"
+        assert here.marks.made == ["a"]
+        await here.reached(request_id, "settled")
+
+
+async def test_fault_02_more_time_for_the_same_call_is_no_conflict(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, Ear(here.broker) as ear:
+        command = tool_command("hold", text="a", timeout_ms=5_000)
+        here.tell(command)
+        await here.marks.waiting.wait()
+        here.tell(tool_command("hold", command.request_id, text="a", timeout_ms=20_000))
+        here.marks.gate.set()
+        await until(lambda: bool(ear.ends(command.request_id)))
+        assert [end["status"] for end in ear.ends(command.request_id)] == ["success"]
+        assert here.marks.made == ["a"]
+
+
+async def busy(here: House) -> None:
+    """Take all places of the edge."""
+    for n in range(4):
+        here.tell(tool_command("hold", text=f"busy {n}"))
+    await until(lambda: len(here.marks.made) == 4)
+
+
+async def test_fault_03_a_call_that_was_only_received_runs_once_after_a_crash(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        await busy(here)
+        request_id = new_id()
+        asked = here.asked("mark", text="a", request_id=request_id)
+        await here.reached(request_id, "accepted")
+        await here.pi.crash()
+        assert "a" not in here.marks.made
+        await here.pi.start()
+        assert (await asked).text == "marked a"
+        assert here.marks.made.count("a") == 1
+
+
+async def test_fault_03_a_call_that_was_only_received_expires_if_its_time_is_over(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        await busy(here)
+        request_id = new_id()
+        asked = here.asked("mark", text="a", request_id=request_id, queue=0.5)
+        await here.reached(request_id, "accepted")
+        await here.pi.crash()
+        row = await here.row(request_id)
+        assert row.expires_at is not None
+        await until(lambda: time.time() > (row.expires_at or 0) + 0.1)
+        await here.pi.start()
+        result = await asked
+        assert result.error is ErrorKind.EXPIRED
+        assert "a" not in here.marks.made
+        assert await state(here, request_id) == CallState.EXPIRED
+
+
+async def test_fault_04_a_call_that_had_begun_is_unknown_after_a_crash_and_not_run_again(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        asked = here.asked("hold", text="a", request_id=request_id)
+        await here.marks.waiting.wait()
+        await here.pi.crash()
+        await here.pi.start()
+        result = await asked
+        assert result.error is ErrorKind.UNKNOWN
+        assert "may have happened" in result.text
+        assert here.marks.made == ["a"]
+        assert await state(here, request_id) == CallState.UNKNOWN
+
+
+async def test_fault_04_a_call_that_does_no_harm_is_asked_for_once_more(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        asked = here.asked("look", text="a", hold=True, request_id=request_id)
+        await here.marks.waiting.wait()
+        await here.pi.crash()
+        here.marks.gate.set()
+        await here.pi.start()
+        assert (await asked).text == "saw a"
+        assert here.marks.made == ["a", "a"]
+        second = request_id[:-1] + "2"
+        assert [await state(here, one) for one in (request_id, second)] == [
+            CallState.UNKNOWN,
+            CallState.SUCCEEDED,
+        ]
+
+
+async def test_fault_05_a_result_that_was_not_told_before_a_crash_is_told_after_it(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        lost = here.pi.link.drop_next('"report_type":"result"', request_id, count=1000)
+        asked = here.asked("mark", text="a", request_id=request_id)
+        await until(lambda: lost() > 0)
+        await here.pi.crash()
+        here.pi.link.drop_next("nothing")
+        await here.pi.start()
+        assert (await asked).text == "marked a"
+        assert here.marks.made == ["a"]
+
+
+async def test_fault_06_a_result_that_gets_lost_is_told_until_it_is_acknowledged(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        lost = here.pi.link.drop_next('"report_type":"result"', request_id, count=3)
+        result = await here.ask("mark", text="a", request_id=request_id)
+        assert (result.text, lost()) == ("marked a", 3)
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: not edge.reports.untold)
+        assert here.marks.made == ["a"]
+
+
+async def test_fault_07_a_lost_acknowledgement_is_said_again_and_the_result_kept_once(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        lost = here.link.drop_next('"command":"result_ack"', count=2)
+        assert (await here.ask("mark", text="a", request_id=request_id)).text == "marked a"
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: not edge.reports.untold)
+        assert lost() == 2
+        assert here.marks.made == ["a"]
+        assert await here.store.notes(request_id) == []
+
+
+async def test_a_command_that_gets_lost_is_published_until_somebody_has_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        lost = here.link.drop_next('"command":"tool"', count=3)
+        assert (await here.ask("mark", text="a")).text == "marked a"
+        assert lost() == 3
+        assert here.marks.made == ["a"]
+
+
+@pytest.mark.parametrize("sent", [False, True])
+async def test_fault_09_what_was_stored_and_not_published_is_published_by_the_next_orchestrator(
+    tmp_path: Path, sent: bool
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        command = tool_command("mark", request_id, text="a", expires_at=time.time() + 60)
+        assert command.expires_at is not None
+        await here.store.put(
+            request_id, "pi", command.run_id, encode(command), command.expires_at, sent=sent
+        )
+        assert here.marks.made == []
+        await here.restart()
+        await here.reached(request_id, "settled")
+        assert here.marks.made == ["a"]
+
+
+async def test_fault_09_a_call_asked_again_by_the_next_orchestrator_gets_the_first_ones_result(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        here.asked("hold", text="a", request_id=request_id)
+        await here.marks.waiting.wait()
+        await here.restart()
+        again = here.asked("hold", text="a", request_id=request_id, epoch=2)
+        await here.there()
+        here.marks.gate.set()
+        assert (await again).text == "held a"
+        third = await here.ask("hold", text="a", request_id=request_id, epoch=3)
+        assert third.text == "held a"
+        assert here.marks.made == ["a"]
+
+
+async def test_fault_10_who_has_lost_a_run_can_begin_nothing_more_in_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        run = new_id().partition(".")[0]
+        assert (
+            await here.ask("mark", text="new", request_id=f"{run}.2.0.1", epoch=2)
+        ).error is None
+        old = await here.ask("mark", text="old", request_id=f"{run}.3.0.1", epoch=1)
+        assert old.error is ErrorKind.CONFLICT
+        assert old.details["fenced"] is True
+        assert here.marks.made == ["new"]
+        # The refusal was for the one who is out: the other one may still ask for that very call.
+        again = await here.ask("mark", text="old", request_id=f"{run}.3.0.1", epoch=2)
+        assert again.text == "marked old"
+
+
+async def test_fault_10_a_refusal_to_the_old_owner_is_not_taken_for_one_to_the_new(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here, Ear(here.broker) as ear:
+        run = new_id().partition(".")[0]
+        await here.ask("mark", text="first", request_id=f"{run}.1.0.1", epoch=2)
+        request_id = f"{run}.2.0.1"
+        lost = here.link.drop_next('"command":"tool"', count=3)
+        asked = here.asked("mark", text="a", request_id=request_id, epoch=2)
+        await until(lambda: lost() == 1)
+        here.tell(tool_command("mark", request_id, text="a", epoch=1))
+        await until(lambda: len(ear.ends(request_id)) == 1)
+        assert ear.ends(request_id)[0]["error_type"] == "conflict"
+        assert (await asked).text == "marked a"
+
+
+@pytest.mark.parametrize("forget", [False, True])
+async def test_fault_11_calls_outlive_a_broker_that_restarts(tmp_path: Path, forget: bool) -> None:
+    async with house(tmp_path) as here:
+        held = here.asked("hold", text="held")
+        await here.marks.waiting.wait()
+        here.broker.down(forget=forget)
+        waiting = [here.asked("mark", text=str(n), queue=10) for n in range(10)]
+        here.marks.gate.set()
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: len(edge.reports.untold) == 1)
+        here.broker.up()
+        assert (await held).text == "held held"
+        assert [(await task).error for task in waiting] == [None] * 10
+        assert sorted(here.marks.made) == sorted(["held", *map(str, range(10))])
+
+
+async def test_fault_16_a_command_that_comes_too_late_is_not_run(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, Ear(here.broker) as ear:
+        command = tool_command("mark", text="a", expires_at=time.time() - 1)
+        here.tell(command)
+        await until(lambda: bool(ear.ends(command.request_id)))
+        assert ear.ends(command.request_id)[0]["error_type"] == "expired"
+        assert here.marks.made == []
+        assert await state(here, command.request_id) == CallState.EXPIRED
+
+
+async def test_fault_16_what_an_absent_edge_did_not_get_in_time_is_told_at_once(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        await here.pi.stop()
+        began = time.monotonic()
+        request_id = new_id()
+        result = await here.ask("hold", text="a", request_id=request_id, queue=0.3)
+        assert result.error is ErrorKind.EXPIRED
+        assert time.monotonic() - began < 5, "not only when it would have ended"
+        await here.pi.start()
+        await here.there()
+        assert (await here.ask("mark", text="b")).error is None
+        assert here.marks.made == ["b"]
+        again = await here.ask("hold", text="a", request_id=request_id)
+        assert again.error is ErrorKind.EXPIRED, "closed is closed"
+
+
+async def test_fault_17_a_result_that_comes_after_it_was_given_up_is_a_note(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        asked = here.asked("hold", text="a", request_id=request_id)
+        await here.marks.waiting.wait()
+        given_up = await here.orchestrator.requests.give_up("pi", request_id, "hold")
+        assert given_up.error_type == "unknown"
+        here.marks.gate.set()
+
+        async def noted() -> bool:
+            return bool(await here.store.notes(request_id))
+
+        await until(noted)
+        assert (await asked).error is ErrorKind.UNKNOWN, "what is closed stays as it is"
+        (note,) = await here.store.notes(request_id)
+        assert msgspec.json.decode(note.outcome, type=Outcome).result == "held a"
+        row = await here.row(request_id)
+        assert row.outcome is not None
+        assert msgspec.json.decode(row.outcome, type=Outcome).error_type == "unknown"
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: not edge.reports.untold, say="late ones are acknowledged too")
+
+
+async def test_fault_17_a_command_without_a_word_is_unknown_when_its_time_is_over(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        here.pi.link.fault = lambda topic, payload: Fault.DROP
+        command = tool_command("mark", text="a")
+        began = time.monotonic()
+        patience = Patience(0.2 - 10.0, 0.2)  # with the grace of ten seconds: 0.4 in all
+        outcome = await here.orchestrator.requests.ask("pi", command, patience)
+        assert outcome.error_type == "unknown"
+        assert time.monotonic() - began < 5
+        assert await here.state(command.request_id) == "settled"
+
+
+async def test_fault_18_a_result_from_the_wrong_agent_is_dropped_and_counted(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, "pi", "evil") as here:
+        request_id = new_id()
+        asked = here.asked("hold", text="a", request_id=request_id)
+        await here.marks.waiting.wait()
+        here.say(Kind.REPORTS, report(request_id, "evil"), "evil")  # on its own topic
+        here.say(Kind.REPORTS, report(request_id, "pi"), "evil")  # and with another's name
+        requests, reception = here.orchestrator.requests, here.orchestrator.reception
+        await until(lambda: requests.counts["from the wrong agent"] == 1)
+        await until(lambda: reception.counts["unreadable reports: conflict"] == 1)
+        here.marks.gate.set()
+        assert (await asked).text == "held a"
+        late = new_id()
+        await here.store.put(late, "pi", "run", b"{}", time.time() + 60)
+        here.say(Kind.REPORTS, report(late, "evil"), "evil")
+        await until(lambda: requests.counts["foreign"] == 1)
+        assert await here.state(late) == "queued"
+
+
+async def test_a_result_of_something_that_nobody_asked_for_is_not_acknowledged(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here, Ear(here.broker) as ear:
+        command = tool_command("mark", text="a")
+        here.tell(command)
+        requests = here.orchestrator.requests
+        await until(lambda: requests.counts["foreign"] >= 2, say="it is told again and again")
+        edge = here.pi.edge
+        assert edge is not None
+        assert edge.reports.untold == [command.request_id]
+        assert not any(b"result_ack" in message.payload for message in ear.heard)
+
+
+async def test_results_that_nobody_wants_do_not_keep_others_from_being_told(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        for n in range(80):  # more than are told in one go
+            here.tell(tool_command("mark", text=str(n)))
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: len(edge.reports.untold) == 80)
+        request_id = new_id()
+        lost = here.pi.link.drop_next('"report_type":"result"', request_id, count=2)
+        assert (await here.ask("mark", text="a", request_id=request_id)).text == "marked a"
+        assert lost() == 2
+
+
+async def test_results_that_nobody_wants_are_given_up_when_there_are_too_many(
+    tmp_path: Path,
+) -> None:
+    limits = msgspec.structs.replace(QUICK, untold_most=10)
+    async with house(tmp_path, limits=limits) as here:
+        ids = [new_id() for _ in range(30)]
+        for request_id in ids:
+            here.tell(tool_command("mark", request_id, text=request_id))
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: edge.reports.given_up == 20)
+        assert len(edge.reports.untold) == 10
+        await here.pi.crash()
+        await here.pi.start()
+        here.tell(tool_command("mark", ids[0], text=ids[0]))
+        await here.there()
+        assert here.marks.made.count(ids[0]) == 1, "its id is known all the same"
+
+
+async def test_an_answer_that_cannot_be_read_is_a_failure_and_no_endless_wait(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        asked = here.asked("hold", text="a", request_id=request_id)
+        await here.marks.waiting.wait()
+        payload = {"status": "success", "elapsed_ms": "long", "request_id": request_id}
+        here.say(Kind.REPORTS, encode(Report("pi", "", ReportType.RESULT, payload)))
+        result = await asked
+        assert result.error is ErrorKind.INTERNAL
+        assert "cannot be read" in result.text
+
+
+async def test_a_command_for_an_agent_that_had_it_as_anothers_is_refused_here(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, "pi", "desk") as here:
+        request_id = new_id()
+        assert (await here.ask("mark", "pi", text="a", request_id=request_id)).error is None
+        other = await here.ask("mark", "desk", text="a", request_id=request_id)
+        assert other.error is ErrorKind.INTERNAL
+        assert "asked of 'pi'" in other.text
+        assert here.marks.made == ["a"]
+
+
+async def test_a_hundred_commands_for_an_edge_that_is_down_all_run_once_and_expired_ones_never(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        await here.pi.crash()
+        wanted = [here.asked("mark", text=f"wanted {n}", queue=30) for n in range(100)]
+        late = [here.asked("mark", text=f"late {n}", queue=0.2) for n in range(20)]
+        assert {(await task).error for task in late} == {ErrorKind.EXPIRED}
+        await here.pi.start()
+        assert {(await task).error for task in wanted} == {None}
+        assert sorted(here.marks.made) == sorted(f"wanted {n}" for n in range(100))
+
+
+async def test_a_lost_hello_is_asked_for_when_its_heartbeat_comes(tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(QUICK, heartbeat=0.3)
+    async with house(tmp_path, limits=limits, start=False) as here:
+        lost = here.pi.link.drop_next('"report_type":"hello"', count=6)
+        await here.pi.start()
+        await until(lambda: lost() >= 1)
+        assert (await here.ask("mark", text="a", queue=10)).text == "marked a"
+
+
+async def test_many_results_that_were_not_acknowledged_fit_into_one_hello(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        await here.crash()
+        for n in range(100):
+            here.tell(tool_command("mark", f"{'é' * 180}{n}", text=str(n)))
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: len(edge.reports.untold) == 100)
+        hello = edge.hello()
+        assert 0 < len(hello.finished) <= 100
+        assert len(msgspec.json.encode(hello)) < 200_000
+
+
+async def test_talk_that_is_not_answered_is_given_up(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        await here.pi.stop()
+        with pytest.raises(ToolFailure) as raised:
+            await here.orchestrator.requests.talk("pi", Command("ping", {}, "p1"), 0.2)
+        assert raised.value.kind is ErrorKind.AGENT_OFFLINE

@@ -1,0 +1,214 @@
+"""`edge_call`: one tool to ask any edge anything."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evoclaw.core.calls import prepare
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
+from evoclaw.core.toolset import Toolset
+from evoclaw.orchestrator.edge_call import EdgeCall
+from evoclaw.providers.scripted import Scripted, calls, says
+from tests.fleet.support import Ear, House, house, new_id, until
+
+ALL = frozenset({"*"})
+
+
+async def ask(
+    here: House, *, held: frozenset[str] = ALL, request_id: str = "", **given: JSON
+) -> ToolResult:
+    """Call it as the loop would: checked against its schema first."""
+    executor = here.orchestrator.edge_call(held)
+    return await _execute(executor, given, request_id or new_id())
+
+
+async def _execute(
+    executor: EdgeCall, given: JSON, request_id: str, *, resumed: bool = False
+) -> ToolResult:
+    asked = ToolCall("c1", "edge_call", msgspec.json.encode(given).decode())
+    tools = Toolset.of(executor.tools())
+    call = prepare(asked, tools, request_id=request_id, resumed=resumed)
+    if isinstance(call, ToolResult):
+        return call
+    try:
+        async with asyncio.timeout(10):
+            return await executor.execute(call, lambda text: None)
+    except ToolFailure as problem:
+        return call.failed(problem.kind, problem.message, **problem.details)
+
+
+async def test_it_is_offered_only_while_somebody_is_there(tmp_path: Path) -> None:
+    async with house(tmp_path, "pi", "desk", start=False) as here:
+        executor = here.orchestrator.edge_call(ALL)
+        assert list(executor.tools()) == []
+        await here.devices["pi"].start()
+        await here.there("pi")
+        (offered,) = executor.tools()
+        assert executor.tools() is executor.tools()
+        choices = offered.parameters["properties"]["agent_id"]["anyOf"]
+        assert choices[0]["enum"] == ["pi", "type:sensor", "*"]
+        await here.devices["desk"].start()
+        await here.there("desk")
+        (offered,) = executor.tools()
+        choices = offered.parameters["properties"]["agent_id"]["anyOf"]
+        assert choices[1]["items"]["enum"] == ["desk", "pi"], "in a stable order"
+        await here.devices["pi"].stop()
+        await here.devices["desk"].stop()
+        await until(lambda: not here.orchestrator.fleet.online())
+        assert list(executor.tools()) == []
+
+
+async def test_an_action_that_the_edge_has_goes_straight_to_its_tool(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, Ear(here.broker) as ear:
+        result = await ask(here, agent_id="pi", action="mark", params={"text": "a"})
+        assert (result.text, result.name) == ("marked a", "edge_call")
+        assert result.details["agent"] == "pi"
+        assert any(b'"command":"tool"' in message.payload for message in ear.heard)
+
+
+async def test_a_question_is_answered_by_the_edges_own_model_and_tools(tmp_path: Path) -> None:
+    model = Scripted(calls(("look", {"text": "the kitchen"})), says("It is warm."))
+    async with house(tmp_path, provider=model) as here:
+        result = await ask(here, agent_id="pi", query="How is the kitchen?")
+        assert result.text == "It is warm."
+        assert here.marks.made == ["the kitchen"]
+
+
+async def test_an_action_that_it_does_not_have_becomes_a_sentence(tmp_path: Path) -> None:
+    model = Scripted(says("Done."))
+    async with house(tmp_path, provider=model) as here:
+        params = {"resolution": "640x480"}
+        result = await ask(here, agent_id="pi", action="snapshot", params=params)
+        assert result.text == "Done."
+        said = model.requests[0].messages[-1]
+        assert "Execute action: snapshot with params:" in str(said)
+        assert '{"resolution":"640x480"}' in str(said)
+
+
+async def test_an_edge_without_a_model_says_what_can_be_asked_of_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        result = await ask(here, agent_id="pi", query="How warm is it?")
+        assert result.error is ErrorKind.NOT_FOUND
+        assert "mark, hold, look" in result.text
+
+
+async def test_nothing_asked_is_not_sent(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        result = await ask(here, agent_id="pi")
+        assert result.error is ErrorKind.INVALID_PARAMS
+
+
+@pytest.mark.parametrize(
+    ("wanted", "who"),
+    [
+        ("*", ["desk", "kitchen", "pi"]),
+        (["pi", "desk"], ["desk", "pi"]),
+        (["pi"], ["pi"]),
+        ("type:camera", ["kitchen"]),
+        ("type:sensor", ["desk", "pi"]),
+    ],
+)
+async def test_several_edges_are_asked_side_by_side_with_one_result_each(
+    tmp_path: Path, wanted: JSON, who: list[str]
+) -> None:
+    async with house(tmp_path, "pi", "desk", "kitchen", start=False) as here:
+        here.devices["kitchen"].agent_type = "camera"
+        for device in here.devices.values():
+            await device.start()
+        await here.there(*here.devices)
+        result = await ask(here, agent_id=wanted, action="mark", params={"text": "a"})
+        assert result.error is None
+        assert result.details["agents"] == dict.fromkeys(who, "ok")
+        assert result.text == "\n\n".join(f"[{name}]\nmarked a" for name in who)
+        assert here.marks.made == ["a"] * len(who)
+
+
+async def test_one_that_fails_does_not_hide_the_others(tmp_path: Path) -> None:
+    async with house(tmp_path, "pi", "desk") as here:
+        await here.orchestrator.say("desk", "update_genome", {"genome": {"call_seconds": 0.2}})
+        member = here.orchestrator.fleet.member("desk")
+        await until(lambda: member.is_known and member.tools[0].timeout == 0.2)
+        given: JSON = {"agent_id": "*", "action": "look", "params": {"text": "a", "hold": True}}
+        task = asyncio.create_task(ask(here, **given))
+        await until(lambda: len(here.marks.made) == 2)
+        edge = here.devices["desk"].edge
+        assert edge is not None
+        await until(lambda: edge.calls.in_flight == 0)
+        here.marks.gate.set()
+        result = await task
+        assert result.error is None
+        assert result.details["agents"] == {"desk": "timeout", "pi": "ok"}
+        assert "saw a" in result.text and "timed out" in result.text
+
+
+async def test_it_is_a_failure_when_all_of_them_failed(tmp_path: Path) -> None:
+    async with house(tmp_path, "pi", "desk") as here:
+        result = await ask(here, agent_id="*", action="mark", params={"wrong": 1})
+        assert result.error is ErrorKind.INVALID_PARAMS
+        assert result.details["agents"] == {"desk": "invalid_params", "pi": "invalid_params"}
+
+
+async def test_who_asks_must_hold_what_the_remote_tool_needs(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        held = frozenset({"device", "file_read"})
+        allowed = await ask(here, held=held, agent_id="pi", action="look", params={"text": "a"})
+        assert allowed.text == "saw a"
+        denied = await ask(here, held=held, agent_id="pi", action="mark", params={"text": "b"})
+        assert denied.error is ErrorKind.PERMISSION_DENIED
+        assert "shell" in denied.text
+        assert here.marks.made == ["a"]
+
+
+async def test_an_edge_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    async with house(tmp_path, "pi", "desk") as here:
+        executor = here.orchestrator.edge_call(ALL)
+        executor.tools()
+        call = here.call("mark", agent_id="gone", action="mark")
+        with pytest.raises(ToolFailure) as raised:
+            await executor.execute(call, lambda text: None)
+        assert raised.value.kind is ErrorKind.AGENT_OFFLINE
+        assert "desk, pi" in raised.value.message
+
+
+async def test_the_time_asked_for_is_the_remote_calls_time(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        given: JSON = {"action": "hold", "params": {"text": "a"}, "timeout_ms": 300}
+        result = await ask(here, agent_id="pi", **given)
+        assert result.error is ErrorKind.TIMEOUT
+        assert "0.3s" in result.text
+
+
+async def test_a_call_resumed_after_a_restart_goes_to_whom_it_was_sent_before(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, "pi", "desk") as here:
+        request_id = new_id()
+        given: JSON = {"agent_id": ["pi"], "action": "hold", "params": {"text": "a"}}
+        first = asyncio.create_task(ask(here, request_id=request_id, **given))
+        await here.marks.waiting.wait()
+        await here.orchestrator.requests.close(0)
+        first.cancel()
+        await asyncio.wait([first])
+        await here.restart()
+        await here.there("pi", "desk")
+        given["agent_id"] = "*"  # as after a restart the fleet may be another
+        executor = here.orchestrator.edge_call(ALL)
+        again = asyncio.create_task(_execute(executor, given, request_id, resumed=True))
+        await until(lambda: here.marks.made == ["a", "a"], say="the other one is asked as well")
+        here.marks.gate.set()
+        result = await again
+        assert result.details["agents"] == {"desk": "ok", "pi": "ok"}
+        assert here.marks.made == ["a", "a"], "and the first one not twice"
+
+
+async def test_forty_edges_are_asked_at_once(tmp_path: Path) -> None:
+    names = [f"edge-{n:02}" for n in range(40)]
+    async with house(tmp_path, *names) as here:
+        result = await ask(here, agent_id="*", action="mark", params={"text": "a"})
+        assert list(result.details["agents"]) == names
+        assert here.marks.made == ["a"] * 40

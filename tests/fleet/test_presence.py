@@ -1,0 +1,248 @@
+"""Who is there: births, wills, boots, silence, clocks, and many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evoclaw.core.messages import ErrorKind
+from evoclaw.edge.clock import OrchestratorClock
+from evoclaw.orchestrator.fleet import Fleet, Presence
+from evoclaw.orchestrator.members import DOUBT
+from evoclaw.transport.clocks import steady, steady_wall
+from evoclaw.transport.topics import Kind
+from evoclaw.transport.wire import Heartbeat, Hello, Status, encode
+from tests.fleet.support import QUICK, Ear, Fault, house, new_id, tool_command, until
+
+DAYS = 3 * 86_400.0
+
+
+def status(boot: str, counter: int, *, online: bool) -> Status:
+    return Status("pi", "online" if online else "offline", boot, counter)
+
+
+async def test_fault_13_the_will_of_a_connection_before_says_nothing_about_this_one(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        edge = here.pi.edge
+        assert edge is not None
+        boot = edge.parts.who.boot_id
+        changes: list[Presence] = []
+        here.orchestrator.listen(changes.append)
+        here.pi.link.drop()
+        await until(lambda: edge.connection == 2)
+        await here.there()
+        seen = len(changes)
+        here.say(Kind.STATUS, encode(status(boot, 1, online=False)), retain=True)
+        await until(lambda: here.orchestrator.reception.counts["stale status"] >= 1)
+        assert changes[seen:] == []
+        assert (await here.ask("mark", text="a")).error is None
+
+
+async def test_fault_13_the_will_of_an_unknown_boot_does_not_shut_the_living_one_out(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        here.say(Kind.STATUS, encode(status("older", 7, online=False)), retain=True)
+        await until(lambda: here.orchestrator.reception.counts["stale status"] == 1)
+        assert here.orchestrator.fleet.is_online("pi")
+        await here.restart()  # it finds that will, kept by the broker
+        await here.there()
+        assert (await here.ask("mark", text="a")).error is None
+
+
+async def test_fault_13_a_birth_and_then_its_will_are_seen_as_they_happen(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        changes: list[Presence] = []
+        here.orchestrator.listen(changes.append)
+        await here.pi.crash()
+        await until(lambda: changes == [Presence("pi", False)])
+        await here.pi.start()
+        await until(lambda: changes == [Presence("pi", False), Presence("pi", True)])
+
+
+def test_fault_13_an_older_boot_is_not_believed_while_a_newer_one_speaks() -> None:
+    fleet = Fleet()
+    assert fleet.alive("pi", "one", 5)
+    assert fleet.alive("pi", "two", 1)
+    for _ in range(10):
+        assert not fleet.alive("pi", "one", 6)
+        assert fleet.alive("pi", "two", 1)
+    assert not fleet.status(status("one", 9, online=False), retained=False)
+    assert not fleet.status(status("two", 0, online=False), retained=False)
+    assert fleet.is_online("pi")
+    assert fleet.status(status("two", 1, online=False), retained=False)
+    assert not fleet.is_online("pi")
+
+
+def test_a_boot_that_goes_on_speaking_is_believed_in_the_end() -> None:
+    fleet = Fleet()
+    assert fleet.alive("pi", "living", 1)
+    assert fleet.alive("pi", "long ago", 3), "its hello was on its way for long"
+    tries = [fleet.alive("pi", "living", 1) for _ in range(DOUBT + 1)]
+    assert tries == [False] * DOUBT + [True]
+    assert fleet.alive("pi", "living", 1)
+
+
+def test_what_the_broker_kept_does_not_mean_that_somebody_is_there() -> None:
+    fleet = Fleet()
+    assert fleet.status(status("one", 1, online=True), retained=True)
+    assert not fleet.is_online("pi")
+    assert fleet.status(status("one", 1, online=True), retained=False)
+    assert fleet.is_online("pi")
+
+
+def test_who_is_silent_for_three_heartbeats_counts_as_gone() -> None:
+    now = 0.0
+    fleet = Fleet(heartbeat=30, clock=lambda: now)
+    fleet.beat("pi", Heartbeat("one", 1))
+    now = 89.0
+    fleet.sweep()
+    assert fleet.is_online("pi")
+    now = 91.0
+    fleet.sweep()
+    assert not fleet.is_online("pi")
+    assert fleet.beat("pi", Heartbeat("one", 1))
+    assert fleet.is_online("pi")
+
+
+@pytest.mark.parametrize("skew", [DAYS, -DAYS])
+async def test_fault_14_a_clock_that_is_days_off_changes_no_deadline(
+    tmp_path: Path, skew: float
+) -> None:
+    async with house(tmp_path, start=False) as here, Ear(here.broker) as ear:
+        here.pi.clock = OrchestratorClock(wall=lambda: time.time() + skew)
+        await here.pi.start()
+        await here.there()
+        assert (await here.ask("mark", text="a")).text == "marked a"
+        late = tool_command("mark", text="late", expires_at=time.time() - 1)
+        here.tell(late)
+        await until(lambda: bool(ear.ends(late.request_id)))
+        assert ear.ends(late.request_id)[0]["error_type"] == "expired"
+        assert here.marks.made == ["a"]
+        figures = (await here.orchestrator.say("pi", "get_metrics")).result
+        assert figures["clock_skew_s"] == pytest.approx(skew, abs=5)
+
+
+@pytest.mark.parametrize("skew", [DAYS, -DAYS])
+async def test_fault_14_a_command_that_comes_before_the_time_is_known_waits_for_it(
+    tmp_path: Path, skew: float
+) -> None:
+    async with house(tmp_path, start=False) as here, Ear(here.broker) as ear:
+        here.pi.clock = OrchestratorClock(wall=lambda: time.time() + skew)
+        lost = here.link.drop_next('"command":"welcome"', count=1)
+        await here.pi.start()
+        await until(lambda: here.orchestrator.fleet.is_online("pi"))
+        late = tool_command("mark", text="late", expires_at=time.time() - 1)
+        good = tool_command("mark", text="good", expires_at=time.time() + 60)
+        here.tell(late)
+        here.tell(good)
+        await until(lambda: bool(ear.ends(late.request_id)) and bool(ear.ends(good.request_id)))
+        assert lost() == 1
+        assert ear.ends(late.request_id)[0]["error_type"] == "expired"
+        assert here.marks.made == ["good"]
+
+
+async def test_fault_14_without_anybody_to_say_the_time_the_device_goes_by_its_own(
+    tmp_path: Path,
+) -> None:
+    limits = msgspec.structs.replace(QUICK, greeting=0.02)
+    async with house(tmp_path, limits=limits, start=False) as here:
+        await here.close()
+        await here.pi.start()
+        await until(lambda: here.pi.link.is_up)
+        async with Ear(here.broker) as ear:
+            late = tool_command("mark", text="late", expires_at=time.time() - 1)
+            good = tool_command("mark", text="good", expires_at=time.time() + 60)
+            here.tell(late)
+            here.tell(good)
+            await until(lambda: bool(ear.ends(late.request_id)) and bool(ear.ends(good.request_id)))
+        assert here.marks.made == ["good"]
+
+
+def test_fault_14_the_orchestrators_time_goes_on_steadily_when_its_clock_is_set() -> None:
+    wall, ticks = 1000.0, 50.0
+    clock = steady_wall(lambda: wall, lambda: ticks)
+    assert clock() == 1000.0
+    wall, ticks = 1000.0 - DAYS, 55.0
+    assert clock() == 1005.0
+    assert steady() <= steady()
+
+
+async def test_fault_14_an_edges_idea_of_the_time_goes_on_when_its_clock_jumps() -> None:
+    wall, ticks = 5.0, 50.0
+    clock = OrchestratorClock(lambda: wall, lambda: ticks)
+    assert clock.now() == 5.0
+    clock.set(1000.0)
+    wall, ticks = 5.0 + DAYS, 60.0
+    assert clock.now() == 1010.0
+    assert clock.skew == pytest.approx(5.0 + DAYS - 1010.0)
+
+
+async def test_fault_22_a_hundred_edges_that_come_back_at_once_are_all_welcomed(
+    tmp_path: Path,
+) -> None:
+    names = [f"edge-{n}" for n in range(100)]
+    async with house(tmp_path, *names) as here:
+        here.broker.down()
+        await until(lambda: not any(device.link.is_up for device in here.devices.values()))
+        asked = [here.asked("mark", name, text=name, queue=30) for name in names]
+        here.broker.up()
+        assert [(await task).error for task in asked] == [None] * 100
+        edges = [device.edge for device in here.devices.values()]
+        await until(lambda: all(edge is not None and edge.is_welcomed for edge in edges), 15)
+        assert sorted(here.marks.made) == sorted(names)
+        assert not here.orchestrator.reception.counts["too much at once"]
+
+
+async def test_an_edge_that_lost_its_journal_is_not_asked_again_for_what_it_may_have_done(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        held = here.asked("hold", text="a", request_id=request_id)
+        await here.reached(request_id, "accepted")
+        await here.pi.crash()
+        here.pi.lose_journal()
+        queued = here.asked("mark", text="never sent")
+        await here.pi.start()
+        assert (await held).error is ErrorKind.UNKNOWN
+        assert (await queued).text == "marked never sent"
+        assert here.marks.made == ["a", "never sent"]
+
+
+async def test_an_edge_of_another_version_is_shown_as_such_and_sent_nothing(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        hello = Hello("boot", 1, v_min=7, v_max=9)
+        payload = {"agent_id": "new", "agent_type": "", "report_type": "hello"}
+        message = {**payload, "payload": msgspec.to_builtins(hello)}
+        here.say(Kind.REPORTS, msgspec.json.encode(message), "new")
+        await until(lambda: here.orchestrator.reception.counts["another version"] == 1)
+        member = here.orchestrator.fleet.find("new")
+        assert member is not None and not member.online
+        assert "7 to 9" in member.problem
+
+
+async def test_a_long_call_says_that_it_goes_on_and_a_silent_one_counts_as_lost_and_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    limits = msgspec.structs.replace(QUICK, long=0.1, beat=0.05)
+    async with house(tmp_path, limits=limits, silence=0.4) as here:
+        lanes = here.orchestrator.requests.lanes
+        request_id = new_id()
+        asked = here.asked("hold", text="a", request_id=request_id)
+        await here.reached(request_id, "accepted")
+        await asyncio.sleep(0.6)  # longer than the silence that counts
+        assert lanes.lost("pi") == []
+        here.pi.link.fault = lambda topic, payload: Fault.DROP
+        await until(lambda: lanes.lost("pi") == [request_id])
+        here.pi.link.drop_next("nothing")
+        await until(lambda: lanes.lost("pi") == [], say="it was asked for, and is there")
+        here.marks.gate.set()
+        assert (await asked).text == "held a"
+        assert here.marks.made == ["a"]

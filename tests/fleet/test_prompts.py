@@ -1,0 +1,120 @@
+"""Questions in plain words, answered by a device's own model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from evoclaw.core.errors import ProviderError, ProviderErrorKind
+from evoclaw.core.messages import JSON, SystemMessage
+from evoclaw.providers.scripted import Scripted, calls, says
+from evoclaw.store.journal import CallState
+from evoclaw.transport.requests import Patience
+from evoclaw.transport.wire import Command, Outcome
+from tests.fleet.support import House, house, new_id
+
+
+async def prompt(here: House, text: str, request_id: str = "", **more: JSON) -> Outcome:
+    command = Command("prompt", {"prompt": text, **more}, request_id or new_id())
+    async with asyncio.timeout(20):
+        return await here.orchestrator.requests.ask("pi", command, Patience(10, 5))
+
+
+async def test_a_prompt_is_answered_once_however_often_it_is_asked(tmp_path: Path) -> None:
+    model = Scripted(calls(("mark", {"text": "a"})), says("Marked."))
+    async with house(tmp_path, provider=model) as here:
+        request_id = new_id()
+        first = await prompt(here, "Mark a.", request_id)
+        assert (first.result, first.details["stop"]) == ("Marked.", "completed")
+        assert (await prompt(here, "Mark a.", request_id)).result == "Marked."
+        assert here.marks.made == ["a"]
+        assert len(model.requests) == 2
+
+
+async def test_a_prompt_that_a_crash_cut_off_is_unknown_and_asks_no_model_again(
+    tmp_path: Path,
+) -> None:
+    model = Scripted(calls(("hold", {"text": "a"})), says("never"))
+    async with house(tmp_path, provider=model) as here:
+        request_id = new_id()
+        asked = asyncio.create_task(prompt(here, "Hold a.", request_id))
+        await here.marks.waiting.wait()
+        await here.pi.crash()
+        await here.pi.start()
+        assert (await asked).error_type == "unknown"
+        assert len(model.requests) == 1
+        row = await here.pi.journal.get(request_id)
+        assert row is not None and row.state is CallState.UNKNOWN
+
+
+async def test_the_genome_gives_the_model_its_instructions_and_limits(tmp_path: Path) -> None:
+    model = Scripted(*(calls(("look", {"text": str(n)})) for n in range(3)), says("That is all."))
+    async with house(tmp_path, provider=model) as here:
+        genome = {"prompt": "Be brief.", "max_turns": 2, "temperature": 0.5}
+        await here.orchestrator.say("pi", "update_genome", {"genome": genome})
+        outcome = await prompt(here, "Look.")
+        assert model.requests[0].messages[0] == SystemMessage("Be brief.")
+        assert outcome.details["stop"] == "max_iterations"
+        assert here.marks.made == ["0", "1"]
+
+
+async def test_a_prompt_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    async with house(tmp_path, provider=Scripted(calls(("hold", {"text": "a"})))) as here:
+        outcome = await prompt(here, "Hold.", timeout_ms=300)
+        assert outcome.error_type == "timeout"
+    two = tmp_path / "two"
+    async with house(two, provider=Scripted(calls(("hold", {"text": "a"})))) as here:
+        await here.orchestrator.say("pi", "update_genome", {"genome": {"run_seconds": 0.3}})
+        outcome = await prompt(here, "Hold.", timeout_ms=30_000)
+        assert outcome.error_type == "timeout", "no longer than the genome gives a run"
+
+
+async def test_a_device_without_a_model_or_a_question_says_so(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        assert (await prompt(here, "Hello?")).error_type == "not_found"
+        assert (await prompt(here, "  ")).error_type == "invalid_params"
+
+
+async def runs(here: House) -> JSON:
+    return (await here.orchestrator.say("pi", "get_metrics")).result["tools"]
+
+
+async def test_what_a_prompts_run_came_to_is_noted_for_tools_and_model_apart(
+    tmp_path: Path,
+) -> None:
+    bad = calls(("mark", {"wrong": 1}))
+    also_bad = calls(("mark", {"also": 1}))
+    broken = ProviderError(ProviderErrorKind.AUTH_ERROR, "no key")
+    model = Scripted(
+        *(calls(("mark", {"text": "a"})), says("Done.")),
+        *(bad, also_bad, calls(("mark", {"third": 1}))),
+        broken,
+    )
+    async with house(tmp_path, provider=model) as here:
+        assert (await prompt(here, "Mark.")).status == "success"
+        assert (await prompt(here, "Mark badly.")).error_type == "execution_failed"
+        assert (await prompt(here, "Mark now.")).error_type == "execution_failed"
+        figures = await runs(here)
+        assert figures["runs"]["completed"] == 1
+        assert figures["runs"]["tool_errors"] == 1, "its tools brought one down"
+        assert figures["runs"]["model_errors"] == 1, "and its model another"
+        mark = figures["tools"]["mark"]
+        assert (mark["success_count"], mark["total_calls"]) == (1, 4)
+        assert "prompt" not in figures["tools"]
+
+
+async def test_a_cancelled_prompt_ends_what_its_model_had_begun(tmp_path: Path) -> None:
+    model = Scripted(calls(("hold", {"text": "a"})), says("never"))
+    async with house(tmp_path, provider=model) as here:
+        request_id = new_id()
+        asked = asyncio.create_task(prompt(here, "Hold.", request_id))
+        await here.marks.waiting.wait()
+        asked.cancel()
+        await asyncio.wait([asked])
+        await here.reached(request_id, "settled")
+        row = await here.row(request_id)
+        assert row.outcome is not None
+        assert msgspec.json.decode(row.outcome, type=Outcome).error_type == "cancelled"
+        assert len(model.requests) == 1
