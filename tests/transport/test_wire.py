@@ -93,7 +93,7 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
     "report_chunk": report(ReportType.CHUNK, as_payload(Chunk("r.1.0.1", 3, "half of it"))),
     "report_progress": report(ReportType.PROGRESS, as_payload(Progress("r.1.0.1", "accepted"))),
     "report_heartbeat": report(
-        ReportType.HEARTBEAT, as_payload(Heartbeat("b1", 2, 1, 0, 12.5, 31.0, 3600.0))
+        ReportType.HEARTBEAT, as_payload(Heartbeat("b1", 2, 1, 0, 103, 12.5, 31.0, 3600.0))
     ),
     "report_hello": report(
         ReportType.HELLO,

@@ -26,11 +26,13 @@ from evoclaw.edge.places import Places
 from evoclaw.edge.plans import Plan, Planner, named, refused
 from evoclaw.edge.reports import Reports
 from evoclaw.store.journal import CallState, Entry, Journal, Kind, Row
-from evoclaw.transport.outcomes import REFUSES, to_payload
+from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import Command, ReportType, encode, fingerprint, message_hash
 
 REMEMBERED = 10_000
 """Refusals that are not journaled."""
+MOST_WORDS = 1_000
+"""Things being said."""
 LAST_WORDS = 10.0
 """Seconds in which calls that are ended have ended."""
 Noted = Callable[[ToolResult, float | None], None]
@@ -122,8 +124,12 @@ class Calls:
         for row in await self._journal.open_calls():
             command = refusals.recovered(row)
             live = Live(command, self.places.draw(), kept=True)
-            begun = row.state is CallState.RUNNING or not row.command
-            self._take(live, self._interrupted(live) if begun else self._resume(live))
+            if row.digest == refusals.NEVER:
+                self._take(live, self._finish(live, refusals.cancelled(command)))
+            elif row.state is CallState.RUNNING:
+                self._take(live, self._interrupted(live))
+            else:
+                self._take(live, self._resume(live))
 
     def cancel(self, request_id: str) -> bool:
         """End a call that waits or runs, and what it started; whether there was one."""
@@ -196,7 +202,7 @@ class Calls:
         """Plan, journal, and run or say why not."""
         before = self._refused.get(message_hash(live.message)) if self._refused else None
         if before is not None:
-            return await self._say(before)
+            return await self._say(live.message, before)
         full = refusals.queue_full(live.command, self._limits.queue) if self.room < 0 else None
         try:
             plan = full or await self._plan(live)
@@ -251,7 +257,7 @@ class Calls:
         if await self._reports.repeat(live.request_id):
             return
         if row.state.terminal:
-            await self._say(_marked(live.message, refusals.told_before(live.command, row)))
+            await self._say(live.message, refusals.told_before(live.command, row))
         else:  # it had begun, and what ran it is gone
             await self._interrupted(live)
 
@@ -334,14 +340,18 @@ class Calls:
 
     async def _refuse(self, message: bytes, result: ToolResult) -> None:
         """Say no to one message, and the same if it comes again."""
-        result = _marked(message, result)
         self._refused[message_hash(message)] = result
         while len(self._refused) > REMEMBERED:
             self._refused.popitem(last=False)
-        await self._say(result)
+        await self._say(message, result)
 
-    async def _say(self, result: ToolResult) -> None:
-        await self._reports.say(ReportType.ERROR, to_payload(result, result.call_id, 0))
+    async def _say(self, message: bytes, result: ToolResult) -> None:
+        """Refuse: it is said which message this is about, as it says nothing about others."""
+        details = dict(result.details)
+        fenced = details.pop("fenced", False)
+        payload = to_payload(replace(result, details=details), result.call_id, 0)
+        payload |= {"refuses": message_hash(message)} | ({"fenced": True} if fenced else {})
+        await self._reports.say(ReportType.ERROR, payload)
 
     async def _tell(self, live: Live) -> None:
         """Say that a call is here and has not ended, if it is sure to be here after a crash."""
@@ -351,11 +361,9 @@ class Calls:
             await self._reports.say(ReportType.PROGRESS, word)
 
     def _spawn(self, word: Coroutine[object, object, None]) -> None:
+        if len(self._words) >= MOST_WORDS:
+            word.close()  # who does not hear us asks again
+            return
         task = asyncio.create_task(word)
         self._words.add(task)
         task.add_done_callback(self._words.discard)
-
-
-def _marked(message: bytes, result: ToolResult) -> ToolResult:
-    """A refusal says which message it is about: it says nothing about others of its id."""
-    return replace(result, details={**result.details, REFUSES: message_hash(message)})

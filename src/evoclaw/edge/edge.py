@@ -181,6 +181,7 @@ class Edge:
             self.connection,
             in_flight=self.calls.in_flight,
             queued=self.calls.queued,
+            room=max(self.calls.room, 0),
             cpu_percent=machine.cpu_percent,
             memory_mb=machine.memory_mb,
             uptime_s=machine.uptime_s,

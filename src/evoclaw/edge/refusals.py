@@ -7,7 +7,6 @@ from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.edge.live import Live
 from evoclaw.edge.plans import refused
 from evoclaw.store.journal import Row
-from evoclaw.transport.outcomes import FENCED
 from evoclaw.transport.wire import Command, WireError, read_command
 
 NEVER = ""
@@ -46,7 +45,7 @@ def conflict(command: Command) -> ToolResult:
 def fenced(command: Command) -> ToolResult:
     """Its run belongs to another orchestrator by now."""
     text = "Another orchestrator has taken this run over; this one is out."
-    return refused(command, ErrorKind.CONFLICT, text, **{FENCED: True})
+    return refused(command, ErrorKind.CONFLICT, text, fenced=True)
 
 
 def queue_full(command: Command, waiting: int) -> ToolResult:

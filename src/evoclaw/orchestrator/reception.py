@@ -38,6 +38,8 @@ from evoclaw.transport.wire import (
 
 SWEEP = 5.0
 """Seconds between two looks for edges that fell silent."""
+MOST_EDGES = 10_000
+"""Edges that are remembered; names are free for whoever the broker lets in."""
 AT_ONCE = 2_000
 """Things being done; what comes beyond is said again by whoever wants it."""
 
@@ -111,6 +113,9 @@ class Reception:
             self.counts["no agent's topic"] += 1
             return
         agent_id, kind = found
+        if self._fleet.find(agent_id) is None and len(self._fleet.members()) >= MOST_EDGES:
+            self.counts["too many edges"] += 1
+            return
         try:
             self._take(agent_id, kind, message)
         except WireError as problem:
@@ -148,6 +153,7 @@ class Reception:
             self.counts["stale heartbeat"] += 1
             return
         self._look_at(agent_id)
+        self._requests.lanes.breathed(agent_id, heartbeat.room)
         if self._fleet.member(agent_id).greeted != (heartbeat.boot_id, heartbeat.counter):
             # It lives, but we never heard its hello, nor it our answer.
             self._spawn(self._ask_for_hello(agent_id))

@@ -12,7 +12,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.core.wording import outcome_unknown
 from evoclaw.transport.link import TooLarge
 from evoclaw.transport.outbox import CLOSED, Kept, Outbox
-from evoclaw.transport.outcomes import FENCED, REFUSES, failed, is_about
+from evoclaw.transport.outcomes import failed, is_about
 from evoclaw.transport.waiters import Waiter
 from evoclaw.transport.wire import Outcome
 
@@ -40,7 +40,7 @@ class Endings:
         """Take what an agent says of how a command ended."""
         request_id = outcome.request_id
         try:
-            if REFUSES in outcome.details and not await self._closes(outcome):
+            if outcome.refuses and not await self._closes(outcome):
                 return
             await self.close(agent_id, outcome)
         except Foreign:
@@ -100,7 +100,7 @@ class Endings:
         """Whether a refusal is about the command as it is asked for now."""
         waiter = self._waiters.get(outcome.request_id)
         ours = waiter is not None and is_about(outcome, waiter.payload)
-        if outcome.details.get(FENCED):
+        if outcome.fenced:
             # Whoever took the run over may ask the same again: only the one who is out is told.
             if waiter is not None and ours:
                 self._landed(waiter.agent_id, outcome.request_id)

@@ -40,13 +40,15 @@ class _Flight:
 class _Lane:
     """The way to one edge."""
 
-    __slots__ = ("behind", "feeding", "flights", "there", "window")
+    __slots__ = ("behind", "feeding", "flights", "jobs", "there", "window")
 
     def __init__(self) -> None:
         self.window = WINDOW
         self.flights: dict[str, _Flight] = {}
         self.there: set[str] = set()
-        """What the edge has, though it holds no place here: by its last hello, or as a job."""
+        """What the edge said it has, when it said hello last."""
+        self.jobs: set[str] = set()
+        """What it has begun and goes on by itself."""
         self.behind = False
         """The store may have more for this edge than is under way."""
         self.feeding = False
@@ -126,6 +128,7 @@ class Lanes:
         """An edge said what it has: everything else that is under way is published once more."""
         lane = self._lane(agent_id)
         lane.there = set(there)
+        lane.jobs &= lane.there
         here = sum(request_id in lane.there for request_id in lane.flights)
         lane.window = WINDOW if room is None else max(1, here + room)
         for request_id, flight in tuple(lane.flights.items()):
@@ -135,6 +138,14 @@ class Lanes:
                 flight.accepted, flight.tries = False, 0
                 self._spawn(self._fly(agent_id, request_id, flight))
         self.wake(agent_id)
+
+    def breathed(self, agent_id: str, room: int | None) -> None:
+        """An edge said how many more it takes."""
+        lane = self._lane(agent_id)
+        if room is not None:
+            lane.window = max(1, room + sum(one.accepted for one in lane.flights.values()))
+            if lane.behind:
+                self.wake(agent_id)
 
     def heard(self, agent_id: str, request_id: str) -> bool:
         """An edge has a command; whether that is news."""
@@ -146,14 +157,15 @@ class Lanes:
         return news
 
     def parked(self, agent_id: str, request_id: str) -> None:
-        """An edge has begun a job: it holds no place any longer."""
+        """An edge has begun a job: it holds no place any longer, neither here nor there."""
         self.landed(agent_id, request_id)
-        self._lane(agent_id).there.add(request_id)
+        self._lane(agent_id).jobs.add(request_id)
 
     def landed(self, agent_id: str, request_id: str) -> None:
         """A command's outcome is in, or it is no longer waited for: the next one may go."""
         lane = self._lane(agent_id)
         lane.there.discard(request_id)
+        lane.jobs.discard(request_id)
         flight = lane.flights.pop(request_id, None)
         if flight is not None and flight.timer is not None:
             flight.timer.cancel()
@@ -190,7 +202,8 @@ class Lanes:
             while lane.behind and lane.has_room and self._reachable(agent_id):
                 # Before looking: who stores something while we look says so once more.
                 lane.behind = False
-                limit = len(lane.flights) + len(lane.there) + lane.window
+                known = len(lane.flights) + len(lane.there) + len(lane.jobs)
+                limit = known + lane.window
                 rows = await self._backlog.wanted(agent_id, self._clock(), limit)
                 lane.behind = lane.behind or len(rows) == limit
                 await self._send(agent_id, lane, rows)
@@ -203,7 +216,7 @@ class Lanes:
     async def _send(self, agent_id: str, lane: _Lane, rows: Sequence[Wanted]) -> None:
         for row in rows:
             request_id = row.request_id
-            if request_id in lane.flights or request_id in lane.there:
+            if any(request_id in some for some in (lane.flights, lane.there, lane.jobs)):
                 continue
             if not lane.has_room:
                 lane.behind = True

@@ -16,12 +16,6 @@ from evoclaw.core.messages import (
 from evoclaw.core.truncate import head_and_tail
 from evoclaw.transport.wire import Outcome, Report, WireError, convert, message_hash
 
-REFUSES = "refuses"
-"""The detail of a refusal that names the message it is about: another message with the same id may
-be welcome. What was written down is about the id, and has no such detail."""
-FENCED = "fenced"
-"""The detail of a refusal to one whose run was taken over."""
-
 _BLOCKS = list[Block]
 _TAIL = 8_000
 _BESIDE = 16_000
@@ -68,7 +62,7 @@ def read_outcome(report: Report) -> Outcome:
 
 def is_about(outcome: Outcome, message: bytes) -> bool:
     """Whether a refusal is about this very message."""
-    return outcome.details.get(REFUSES) == message_hash(message)
+    return outcome.refuses == message_hash(message)
 
 
 def to_result(outcome: Outcome, call_id: str, name: str) -> ToolResult:

@@ -10,11 +10,24 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.ports import Progress
 from evoclaw.transport.wire import Chunk, Command, Outcome, fingerprint
 
+MOST_OUTPUT = 1_000_000
+"""Characters of a call's output that are passed on while it runs, whatever its edge sends."""
+
 
 class Waiter:
     """One command that is waited for, by one or by several."""
 
-    __slots__ = ("_heard", "agent_id", "command", "expires_at", "future", "payload", "seq", "talk")
+    __slots__ = (
+        "_heard",
+        "agent_id",
+        "command",
+        "expires_at",
+        "future",
+        "payload",
+        "seq",
+        "talk",
+        "told",
+    )
 
     def __init__(self, agent_id: str, command: Command, *, talk: bool = False) -> None:
         self.agent_id, self.command = agent_id, command
@@ -24,7 +37,7 @@ class Waiter:
         """As it was published last; empty until it was stored."""
         self.expires_at = 0.0
         self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.seq = 0
+        self.seq = self.told = 0
         self._heard: list[Progress | None] = []
 
     @property
@@ -58,8 +71,8 @@ class Waiter:
 
     def output(self, chunk: Chunk) -> None:
         """Tell a piece of output, each once and in order."""
-        if chunk.seq > self.seq:
-            self.seq = chunk.seq
+        if chunk.seq > self.seq and self.told < MOST_OUTPUT:
+            self.seq, self.told = chunk.seq, self.told + len(chunk.text)
             for progress in self._heard:
                 if progress is not None:
                     progress(chunk.text)

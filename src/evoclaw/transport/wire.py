@@ -118,6 +118,11 @@ class Outcome(Struct, frozen=True):
     truncated: bool = False
     blocks: list[JSON] | None = None
     details: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
+    refuses: str = ""
+    """Of a refusal: the one message that it is about. Others with its id may be welcome; what an
+    edge has written down is about the id, and has no such mark."""
+    fenced: bool = False
+    """Of a refusal: the run was taken over by somebody else."""
 
 
 class Chunk(Struct, frozen=True):
@@ -172,6 +177,8 @@ class Heartbeat(Struct, frozen=True):
     counter: int
     in_flight: int = 0
     queued: int = 0
+    room: int | None = None
+    """How many more commands it takes now; None if it does not say."""
     cpu_percent: float = 0.0
     memory_mb: float = 0.0
     uptime_s: float = 0.0

@@ -1,0 +1,129 @@
+"""A thousand edges on one orchestrator: who is there, what they can do, and a call to all of them.
+
+The edges are light ones in two other processes, each with a connection, a journal and a thread of
+its own; broker and orchestrator are real. The last line is the result as JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.tools import Call
+from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.store.commands import CommandStore
+from evoclaw.transport.address import Address
+from evoclaw.transport.broker import EmbeddedBroker
+from evoclaw.transport.mqtt import MqttLink
+
+PROCESSES = 2
+PATIENCE = 120.0
+
+
+def resident_mb(pid: int) -> float:
+    """A process's memory, in millions of bytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@contextmanager
+def crowd(port: int, folder: str, count: int) -> Iterator[None]:
+    """The edges, while the block runs."""
+    share = -(-count // PROCESSES)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "bench.fleet.crowd", str(port), folder, str(first)]
+            + [str(min(share, count - first))]
+        )
+        for first in range(0, count, share)
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(20)
+
+
+async def ready(orchestrator: Orchestrator, count: int) -> tuple[float, float]:
+    """Seconds until all are online, and until the tools of all are known; or until given up."""
+    began, online, fleet = time.perf_counter(), 0.0, orchestrator.fleet
+    while (passed := time.perf_counter() - began) < PATIENCE:
+        there = fleet.online()
+        if len(there) == count and not online:
+            online = passed
+        if online and all(len(member.tools) for member in there):
+            return online, passed
+        await asyncio.sleep(0.05)
+    return online or PATIENCE, PATIENCE
+
+
+async def fan_out(orchestrator: Orchestrator) -> tuple[float, int]:
+    """One call to all; the seconds it took, and how many did it."""
+    everybody = orchestrator.edge_call(frozenset({"*"}))
+    began = time.perf_counter()
+    try:
+        tool = everybody.tools()[0]
+        arguments = {"agent_id": "*", "action": "nothing", "params": {}}
+        call = Call("c", tool, arguments, f"{secrets.token_hex(16)}.1.0.1", tool.timeout)
+        async with asyncio.timeout(PATIENCE):
+            result = await everybody.execute(call, lambda text: None)
+    except EvoClawError as problem:
+        print(f"no call to all: {problem}")
+        return 0.0, 0
+    agents = result.details["agents"]
+    return time.perf_counter() - began, sum(outcome == "ok" for outcome in agents.values())
+
+
+async def measure(options: argparse.Namespace) -> dict[str, float]:
+    """All of it."""
+    with tempfile.TemporaryDirectory(prefix="many-") as folder:
+        broker = EmbeddedBroker(Path(folder) / "broker", engine=options.engine, anonymous=True)
+        async with broker, await CommandStore.open(Path(folder) / "orchestrator.db") as store:
+            orchestrator = Orchestrator(MqttLink(Address("127.0.0.1", broker.port)), store)
+            async with orchestrator.connected():
+                alone = resident_mb(os.getpid())
+                with crowd(broker.port, folder, options.edges):
+                    online, known = await ready(orchestrator, options.edges)
+                    there = orchestrator.fleet.online()
+                    print(f"{len(there)} online after {online:.1f} s, tools after {known:.1f} s")
+                    seconds, did = await fan_out(orchestrator)
+                    print(f"a call to all: {did} did it, in {seconds:.1f} s")
+                    began = time.perf_counter()
+                    await orchestrator.say(there[-1].agent_id, "ping", seconds=30)
+                    ping = time.perf_counter() - began
+                    return {
+                        "edges": options.edges,
+                        "online": len(there),
+                        "online_s": round(online, 1),
+                        "tools_s": round(known, 1),
+                        "fan_out": did,
+                        "fan_out_s": round(seconds, 1),
+                        "ping_ms": round(1000 * ping, 1),
+                        "orchestrator_alone_mb": round(alone, 1),
+                        "orchestrator_mb": round(resident_mb(os.getpid()), 1),
+                        "broker_mb": round(resident_mb(broker.pid), 1),
+                    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--engine", choices=("nats", "mosquitto"), default="nats")
+    parser.add_argument("--edges", type=int, default=1000)
+    figures = asyncio.run(measure(parser.parse_args()))
+    print(json.dumps(figures), flush=True)
+    sys.exit(int(figures["fan_out"] != figures["edges"]))
+
+
+if __name__ == "__main__":
+    main()
