@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.fleet.bare import PING, PONG, connected
 from bench.fleet.profiling import profile
-from tests.faults.light import light_edge
+from tests.faults.light import light_edge, marking
 
 from evoclaw.edge.identity import Limits
 from evoclaw.transport.address import Address
@@ -40,6 +40,14 @@ async def edge(port: int, folder: Path, durable: bool, stop: asyncio.Event) -> N
         await stop.wait()
 
 
+async def marks(port: int, folder: Path, stop: asyncio.Event) -> None:
+    """Serve a tool that writes down what it is given, with the limits an edge has by itself."""
+    tools = [marking(folder / "marks")]
+    address = Address("127.0.0.1", port)
+    async with light_edge("pi", address, folder, tools=tools, durable=True):
+        await stop.wait()
+
+
 async def main() -> None:
     """Be what the command line says until told to stop."""
     stop = asyncio.Event()
@@ -47,6 +55,8 @@ async def main() -> None:
     kind, port, *rest = sys.argv[1:]
     if kind == "bare":
         await bare(int(port), stop)
+    elif kind == "marks":
+        await marks(int(port), Path(rest[0]), stop)
     elif rest[1] == "profiled":
         with profile("the edge"):
             await edge(int(port), Path(rest[0]), False, stop)

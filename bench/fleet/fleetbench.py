@@ -13,7 +13,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -69,7 +69,9 @@ class Driving:
     told: list[Told] = field(default_factory=list)
     open: dict[str, Ask] = field(default_factory=dict)
     epoch: int = 0
-    recoveries: list[float] = field(default_factory=list)
+    undisturbed: list[float] = field(default_factory=list)
+    """Seconds from its death to the next outcome, unless its link or the broker failed as well."""
+    disturbed_until: Callable[[], float] = lambda: 0.0
     _known: set[str] = field(default_factory=set)
     _died: float | None = None
 
@@ -96,14 +98,15 @@ class Driving:
             self.told.append(one)
             self._known.add(request_id)
             if self.open.pop(request_id, None) is not None and self._died is not None:
-                self.recoveries.append(time.monotonic() - self._died)
+                if self.disturbed_until() < self._died:
+                    self.undisturbed.append(time.monotonic() - self._died)
                 self._died = None
 
     async def kill(self) -> None:
         """Kill it in the midst of it, and start it again."""
         await self.driver.kill()
         self.collect()
-        self._died = self._died or time.monotonic()
+        self._died = time.monotonic()
         await self.start()
 
 
@@ -162,6 +165,7 @@ async def bench(options: argparse.Namespace, folder: Path) -> Result:
         await driving.start()
         faults = random.Random(chance.random())
         trouble = Trouble(here, edges, way, driving.kill, faults, options.pause)
+        driving.disturbed_until = lambda: trouble.disturbed_until
         await _under_fire(options, driving, trouble)
         await _come_to_rest(driving, list(edges))
         for edge in edges:
@@ -172,7 +176,7 @@ async def bench(options: argparse.Namespace, folder: Path) -> Result:
         findings,
         len(script.given),
         trouble.orphans,
-        driving.recoveries,
+        driving.undisturbed,
         time.monotonic() - began,
         dict(trouble.made),
     )

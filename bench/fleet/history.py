@@ -11,7 +11,6 @@ import msgspec
 from tests.faults.driver import Ask, Told
 from tests.faults.processes import EdgeProcess
 
-from evoclaw.store.commands import COLUMNS
 from evoclaw.store.sqlite import unsealed
 from evoclaw.transport.wire import Outcome
 
@@ -39,12 +38,12 @@ class Findings:
 
 
 @dataclass
-class Journaled:
-    """What an edge's journal says of a call."""
+class Stored:
+    """What the orchestrator's store says of a call."""
 
-    state: str
-    acked: bool
-    agent: str
+    outcome: str | None
+    late: bool = False
+    """A real result came after the command had been given up, and was noted."""
 
 
 def examine(
@@ -52,46 +51,37 @@ def examine(
 ) -> Findings:
     """Compare everything with everything."""
     found = Findings()
-    marks = {edge.name: _marks(edge) for edge in edges}
-    journals: dict[str, list[Journaled]] = {}
-    for edge in edges:
-        for one, row in _journal(edge):
-            journals.setdefault(one, []).append(row)
-    stored = dict(_stored(store))
+    stored = _stored(store)
+    marks = [_marks(edge) for edge in edges]
     words: dict[str, list[str]] = {}
     for one in told:
         words.setdefault(one.id, []).append(one.outcome)
+    for edge in edges:
+        for one, state, acked in edge.rows("SELECT request_id, state, acked FROM calls"):
+            _see_arrived(one, state, bool(acked), stored.get(one), found)
     for call in asked:
-        counted = sum(each[call.id] for each in marks.values())
-        _judge(call, counted, _attempts(call, journals), stored, words.get(call.id, []), found)
+        row = stored.get(call.id, Stored(None))
+        counted = sum(each[call.id] for each in marks)
+        _judge(call, counted, row.outcome, words.get(call.id, []), found)
     return found
 
 
-def _attempts(call: Ask, journals: dict[str, list[Journaled]]) -> list[Journaled]:
-    """A harmless call may have been tried a second time, under an id of its own."""
-    head = call.id.rpartition(".")[0]
-    return [row for attempt in (1, 2) for row in journals.get(f"{head}.{attempt}", [])]
+def _see_arrived(one: str, state: str, acked: bool, row: Stored | None, found: Findings) -> None:
+    """What an edge knows must be known to the orchestrator, and what was acknowledged kept."""
+    if not acked:
+        found.lost.append(f"{one}: {state} on the edge, and nobody was told")
+    elif row is None:
+        found.lost.append(f"{one}: {state} was acknowledged, and is not in the store")
+    elif state == "succeeded" and row.outcome == "unknown" and not row.late:
+        found.lost.append(f"{one}: {state} was acknowledged, and is stored as unknown")
 
 
-def _judge(
-    call: Ask,
-    marks: int,
-    journaled: list[Journaled],
-    stored: dict[str, str | None],
-    words: list[str],
-    found: Findings,
-) -> None:
-    outcome = stored.get(call.id)
+def _judge(call: Ask, marks: int, outcome: str | None, words: list[str], found: Findings) -> None:
     found.outcomes[words[0] if words else "nothing"] += 1
     if not words or outcome is None:
         found.unfinished.append(f"{call.id}: told {words}, stored {outcome}")
-    if marks > 1 or sum(row.agent == call.agent for row in journaled) > 2:
+    if marks > 1:
         found.duplicated.append(f"{call.id}: {marks} marks")
-    if any(row.acked for row in journaled) and call.id not in stored:
-        found.lost.append(f"{call.id}: acknowledged, and not in the store")
-    if any(not row.acked for row in journaled):
-        states = [row.state for row in journaled]
-        found.lost.append(f"{call.id}: the edge's {states} never arrived")
     if (wrong := _contradiction(call, marks, outcome, words)) is not None:
         found.wrong.append(f"{call.id}: {wrong}")
 
@@ -115,17 +105,15 @@ def _marks(edge: EdgeProcess) -> Counter:
     return Counter(path.read_text().split()) if path.exists() else Counter()
 
 
-def _journal(edge: EdgeProcess) -> list[tuple[str, Journaled]]:
-    rows = edge.rows("SELECT request_id, state, acked FROM calls")
-    return [(one, Journaled(state, bool(acked), edge.name)) for one, state, acked in rows]
-
-
-def _stored(path: Path) -> list[tuple[str, str | None]]:
+def _stored(path: Path) -> dict[str, Stored]:
     """Each command and how it ended, if it has."""
-    place = COLUMNS.split(", ").index("outcome")
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-        rows = connection.execute(f"SELECT {COLUMNS} FROM commands").fetchall()
-    return [(row[0], _kind(row[place], row[5], path)) for row in rows]
+        rows = connection.execute("SELECT request_id, outcome, state FROM commands").fetchall()
+        notes = connection.execute("SELECT request_id, outcome FROM notes").fetchall()
+    found = {one: Stored(_kind(blob, state, path)) for one, blob, state in rows}
+    for one, blob in notes:
+        found[one].late |= _kind(blob, "", path) == "success"
+    return found
 
 
 def _kind(blob: bytes | None, state: str, path: Path) -> str | None:

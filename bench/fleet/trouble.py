@@ -63,6 +63,8 @@ class Trouble:
     pause: float = 1.0
     made: Counter = field(default_factory=Counter)
     orphans: list[str] = field(default_factory=list)
+    disturbed_until: float = 0.0
+    """Until then the orchestrator could not be heard, whether it lived or not."""
     _broker_died: float = 0.0
     _busy: set[EdgeProcess] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -98,6 +100,7 @@ class Trouble:
                 await self.kill_driver()
             case "kill_broker":
                 self._broker_died = time.monotonic()
+                self._disturb(5.0)
                 with suppress(ProcessLookupError):
                     os.kill(self.site.broker.pid, signal.SIGKILL)
             case "cut_edge":
@@ -107,9 +110,14 @@ class Trouble:
             case "lock_out_edge":
                 self._spawn(_locked_out(self.edges[edge], seconds))
             case "cut_driver":
+                self._disturb(1.0)
                 self.driver_proxy.cut()
             case _:
+                self._disturb(seconds + 1.0)
                 self._spawn(_frozen(self.driver_proxy, seconds))
+
+    def _disturb(self, seconds: float) -> None:
+        self.disturbed_until = max(self.disturbed_until, time.monotonic() + seconds)
 
     async def _kill_edge(self, edge: EdgeProcess, seconds: float) -> None:
         self._busy.add(edge)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,20 @@ from evoclaw.transport.mqtt import MqttLink
 async def nothing() -> str:
     """Do nothing."""
     return "done"
+
+
+def marking(path: Path) -> BoundTool:
+    """A tool that must not be run twice for one call: it writes down what it is given."""
+
+    @tool("shell", resources=())
+    async def mark(text: str) -> str:
+        """Leave a mark."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, f"{text}\n".encode())
+        os.close(descriptor)
+        return "marked"
+
+    return mark
 
 
 @asynccontextmanager

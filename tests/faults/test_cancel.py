@@ -6,8 +6,6 @@ import asyncio
 import time
 from contextlib import suppress
 
-import pytest
-
 from tests.executors.support import alive, token
 from tests.faults.support import Site, mark, new_id, until
 
@@ -56,11 +54,6 @@ async def test_fault_19_a_cancelled_call_that_waits_on_the_edge_never_runs(here:
     assert (edge.marks(first), edge.marks(second)) == (1, 0)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Requests._cancel marks a command that was never sent `cancelling` and nobody settles "
-    "it: it counts against its agent's cap for ever",
-)
 async def test_fault_19_a_cancelled_call_that_was_never_sent_is_closed_and_never_runs(
     here: Site,
 ) -> None:

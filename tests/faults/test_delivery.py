@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from evoclaw.core.messages import ErrorKind
 from evoclaw.transport.topics import Kind, topic
 from tests.faults.driver import Ask
@@ -90,6 +88,7 @@ async def test_fault_16_a_command_older_than_its_deadline_is_not_run(here: Site)
     edge = await here.edge(proxy=proxy)
     async with here.hub() as hub:
         await here.online(hub, edge)
+        assert (await hub.mark(new_id())).error is None, "it knows what time it is"
         proxy.freeze()
         request_id = new_id()
         command = mark(request_id)
@@ -102,11 +101,19 @@ async def test_fault_16_a_command_older_than_its_deadline_is_not_run(here: Site)
     assert edge.marks(request_id) == 0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Reports.resend looks at the 64 oldest results only: when nobody will ever acknowledge "
-    "those, a newer lost one is never sent again and its call ends as `unknown`",
-)
+async def test_fault_16_a_slow_link_gives_nobody_more_time(here: Site) -> None:
+    proxy = await here.proxy()
+    edge = await here.edge(proxy=proxy)
+    proxy.delay(0.4)
+    async with here.hub() as hub:
+        await here.online(hub, edge)
+        request_id = new_id()
+        result = await hub.ask(request_id, command=mark(request_id), queue=0.3)
+        await until(lambda: not edge.unacknowledged())
+    assert result.error is ErrorKind.EXPIRED
+    assert edge.marks(request_id) == 0
+
+
 async def test_fault_06_results_that_nobody_wants_do_not_keep_back_those_somebody_waits_for(
     here: Site,
 ) -> None:

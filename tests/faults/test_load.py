@@ -10,8 +10,6 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import pytest
-
 from evoclaw.core.messages import ErrorKind
 from evoclaw.store.commands import QueueFull
 from evoclaw.tools.define import tool
@@ -22,11 +20,6 @@ MANY = 150
 """More than an edge lets wait at once."""
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Reception._greet sends everything that waits in one go, and the edge refuses with "
-    "`queue_full` what is more than its own queue holds",
-)
 async def test_fault_15_what_waits_for_an_edge_that_is_away_runs_once_when_it_is_back(
     here: Site,
 ) -> None:

@@ -132,11 +132,6 @@ async def test_fault_08_killed_at_any_time_and_again_every_call_still_happens_on
     assert [edge.marks(one) for one in ids] == [1] * 20
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Requests._settle and _until_answered never look into the store again: what another "
-    "process of the same store settled is not told to who waits here, who ends with `unknown`",
-)
 async def test_fault_06_a_result_that_another_process_stored_is_told_to_who_waits(
     here: Site,
 ) -> None:
@@ -162,11 +157,8 @@ async def test_fault_06_a_result_that_another_process_stored_is_told_to_who_wait
 
 
 async def test_two_orchestrators_of_one_account_do_not_end_each_others_connection(
-    here: Site, engine: str, request: pytest.FixtureRequest
+    here: Site,
 ) -> None:
-    if engine == "mosquitto":
-        why = "use_username_as_clientid in engines.Mosquitto: `evoclaw up` and `evoclaw run` fight"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=why))
     edge = await here.edge()
     async with here.hub(0) as one, here.hub(0, store="another") as other:
         await here.online(one, edge)
@@ -177,11 +169,6 @@ async def test_two_orchestrators_of_one_account_do_not_end_each_others_connectio
             assert hub.orchestrator.reception.counts["disconnected"] == 0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Orchestrator.wait_for takes an edge whose advert has not come yet for one that has no "
-    "tools: its birth comes first, and `evoclaw run --on` begins with nothing",
-)
 async def test_an_edge_that_comes_while_it_is_waited_for_brings_its_tools(here: Site) -> None:
     proxy = await here.proxy()
     edge = await here.edge(proxy=proxy)

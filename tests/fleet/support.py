@@ -38,6 +38,8 @@ from evoclaw.transport.wire import Command, encode
 
 EVERYTHING = Permissions(frozenset({"*"}))
 QUICK = Limits(resend=0.1, greeting=0.1, shyness=0.02, accepted_after=0.02)
+TOLD_ONCE = msgspec.structs.replace(QUICK, resend=60.0)
+"""For tests in which nobody acknowledges: nothing is told twice by itself."""
 AGAIN = (0.1, 0.2, 0.4)
 
 
@@ -218,6 +220,8 @@ class House:
     grants: Grants
     link: BadLink
     silence: float = 30.0
+    again: Sequence[float] = AGAIN
+    stores: type[CommandStore] = CommandStore
     _orchestrator: Orchestrator | None = None
     _store: CommandStore | None = None
     _stack: AsyncExitStack | None = None
@@ -241,10 +245,10 @@ class House:
         """Begin an orchestrator on the store that there is."""
         stack = AsyncExitStack()
         path = self.folder / "orchestrator.db"
-        self._store = await CommandStore.open(path, durable=False)
+        self._store = await self.stores.open(path, durable=False)
         await stack.enter_async_context(self._store)
         self._orchestrator = Orchestrator(
-            self.link, self._store, grants=self.grants, again=AGAIN, silence=self.silence
+            self.link, self._store, grants=self.grants, again=self.again, silence=self.silence
         )
         await stack.enter_async_context(self._orchestrator.connected())
         self._stack = stack

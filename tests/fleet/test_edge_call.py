@@ -132,7 +132,7 @@ async def test_one_that_fails_does_not_hide_the_others(tmp_path: Path) -> None:
     async with house(tmp_path, "pi", "desk") as here:
         await here.orchestrator.say("desk", "update_genome", {"genome": {"call_seconds": 0.2}})
         member = here.orchestrator.fleet.member("desk")
-        await until(lambda: member.is_known and member.tools[0].timeout == 0.2)
+        await until(lambda: member.is_known and {one.timeout for one in member.tools} == {0.2})
         given: JSON = {"agent_id": "*", "action": "look", "params": {"text": "a", "hold": True}}
         task = asyncio.create_task(ask(here, **given))
         await until(lambda: len(here.marks.made) == 2)

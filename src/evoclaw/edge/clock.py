@@ -19,9 +19,13 @@ class OrchestratorClock:
         self._ahead: float | None = None
         self._known = asyncio.Event()
 
-    def set(self, now: float) -> None:
-        """Take the orchestrator's word; what it took to arrive makes us late, never early."""
-        self._ahead = now - self._steady()
+    def set(self, now: float, waited: float = 0.0) -> None:
+        """Take the orchestrator's word, which may be as old as we waited for it.
+
+        So our clock is ahead of its by the way there and back at most, and never behind: a slow
+        link gives nobody more time.
+        """
+        self._ahead = now + waited - self._steady()
         self._known.set()
 
     def give_up(self) -> None:

@@ -16,6 +16,7 @@ from evoclaw.edge.memory import Memory
 from evoclaw.edge.parts import Parts
 from evoclaw.edge.reports import Reports
 from evoclaw.edge.status import MachineStatus
+from evoclaw.transport.clocks import steady
 from evoclaw.transport.link import Incoming, LinkDown, TooLarge, Will
 from evoclaw.transport.topics import BROADCAST, Kind, topic
 from evoclaw.transport.wire import (
@@ -69,6 +70,8 @@ class Edge:
         self.connection = 0
         """Counts the connections of this boot."""
         self._greet = asyncio.Event()
+        self._asked = 0.0
+        """When the orchestrator was last greeted, by the steady clock."""
         self._welcomed = asyncio.Event()
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,6 +131,7 @@ class Edge:
         await self._say_status("online")
         await self.advertise()
         self._greet.set()
+        self.reports.link_is_up()
 
     def disconnected(self, reason: str) -> None:
         """Count it; the link tries again."""
@@ -167,7 +171,7 @@ class Edge:
         if (welcome.boot_id, welcome.counter) != (who.boot_id, self.connection):
             self.counts["stale welcome"] += 1
             return
-        self.clock.set(welcome.now)
+        self.clock.set(welcome.now, steady() - self._asked)
         self._welcomed.set()
         for request_id in welcome.cancels:
             self.calls.cancel(request_id)
@@ -247,6 +251,7 @@ class Edge:
             await self._greet.wait()
             self._greet.clear()
             self._welcomed.clear()
+            self._asked = steady()
             for tries, factor in enumerate(GREETINGS):
                 if self._greet.is_set() or not self.parts.link.is_up:
                     break  # there is a newer reason to greet, or will be

@@ -113,6 +113,10 @@ class Reports:
             one.due, one.tries = now, 0
         self._wake.set()
 
+    def link_is_up(self) -> None:
+        """Say what was due while there was no connection."""
+        self._wake.set()
+
     async def resend(self) -> None:
         """Keep saying what nobody acknowledged; runs as long as the device does."""
         while True:

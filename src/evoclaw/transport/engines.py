@@ -190,8 +190,6 @@ class Mosquitto:
         else:
             lines += [
                 "allow_anonymous false",
-                # Or else a connection could be ended by anyone who claims its client id.
-                "use_username_as_clientid true",
                 f"password_file {folder / 'passwords'}",
                 f"acl_file {folder / 'rights'}",
             ]
