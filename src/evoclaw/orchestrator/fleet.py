@@ -95,6 +95,7 @@ class Fleet:
         if status.counter < member.counter:
             return False
         member.take(status.boot_id, status.counter)
+        member.gone = status.boot_id, status.counter
         self._set(member, online=False)
         return True
 

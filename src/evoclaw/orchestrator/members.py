@@ -39,6 +39,8 @@ class Member:
         """What it remembers by."""
         self.greeted: tuple[str, int] | None = None
         """The boot and connection that said hello last."""
+        self.gone: tuple[str, int] | None = None
+        """The boot and connection whose will was read last: it never comes back."""
         self._boots: list[str] = []
         self._doubted = 0
 
@@ -48,6 +50,8 @@ class Member:
         Which of two boots is the older one only their order tells. A word that was long on its way
         may turn it round, so a boot that goes on speaking is believed in the end.
         """
+        if self.gone is not None and boot_id == self.gone[0] and counter <= self.gone[1]:
+            return False  # said before its will, and overtaken by that on the way
         if boot_id == self.boot_id:
             return counter >= self.counter
         if boot_id not in self._boots:
