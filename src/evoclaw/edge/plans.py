@@ -17,13 +17,18 @@ from evoclaw.core.events import CallOutput, Event
 from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
 from evoclaw.core.ports import Allow, Ports, Progress
 from evoclaw.core.tools import Call, failure
-from evoclaw.core.toolset import Toolset
+from evoclaw.core.toolset import NO_TOOLS, Toolset
 from evoclaw.core.wording import denied
 from evoclaw.transport.link import MAX_PAYLOAD
-from evoclaw.transport.wire import Command, ToolPayload, WireError, convert, digest
-
-JOB_TIME, LONGEST_JOB = 3600.0, 86_400.0
-"""Seconds that a job may take: if it does not say, and at most."""
+from evoclaw.transport.wire import (
+    JOB_TIME,
+    LONGEST_JOB,
+    Command,
+    ToolPayload,
+    WireError,
+    convert,
+    digest,
+)
 
 Work: TypeAlias = Callable[[Deadline, Progress], Awaitable[ToolResult]]
 """Does it, telling its output as it comes; ends early when the deadline is over."""
@@ -105,7 +110,7 @@ class ToolPlans:
                 if isinstance(event, CallOutput):
                     progress(event.text)
 
-            turn = Turn(self._ports, self._settings, Toolset.of(()), deadline)
+            turn = Turn(self._ports, self._settings, NO_TOOLS, deadline)
             return await perform(call, turn, emit)
 
         return work

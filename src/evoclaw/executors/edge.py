@@ -17,7 +17,15 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.wrapped import next_attempt
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import GRACE, Patience, Requests
-from evoclaw.transport.wire import Command, Outcome, ToolPayload, as_payload, digest
+from evoclaw.transport.wire import (
+    JOB_TIME,
+    LONGEST_JOB,
+    Command,
+    Outcome,
+    ToolPayload,
+    as_payload,
+    digest,
+)
 
 ATTEMPTS = 2
 """How often a call that does no harm is tried while its outcome stays unknown."""
@@ -79,11 +87,11 @@ class EdgeExecutor:
         return replace(result, details={**result.details, "agent": self._agent_id})
 
     async def start(
-        self, call: Call, *, seconds: float | None = None, idle: float | None = None
+        self, call: Call, *, seconds: float = JOB_TIME, idle: float | None = None
     ) -> ToolResult:
         """Have the edge run it as a job: the answer comes when it has begun, and names the job."""
         asked = self._payload(call) | {"background": True}
-        asked["timeout_ms"] = None if seconds is None else seconds * 1000
+        asked["timeout_ms"] = min(seconds, LONGEST_JOB) * 1000
         asked["idle_ms"] = None if idle is None else idle * 1000
         outcome = await self._send(call, call.request_id, asked, BEGUN)
         result = to_result(outcome, call.id, call.name)

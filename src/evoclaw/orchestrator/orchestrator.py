@@ -32,7 +32,7 @@ from evoclaw.transport.lanes import AGAIN, SILENCE
 from evoclaw.transport.link import Link
 from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.requests import Requests
-from evoclaw.transport.wire import Command, Outcome
+from evoclaw.transport.wire import JOB_TIME, Command, Outcome
 
 QUIET = 1.2
 """Seconds without news after which everybody who is there has said hello."""
@@ -160,7 +160,7 @@ class Orchestrator:
         tool: str,
         arguments: dict[str, JSON],
         *,
-        seconds: float | None = None,
+        seconds: float = JOB_TIME,
         idle: float | None = None,
     ) -> ToolResult:
         """Have an edge begin something that goes on by itself; the result's details name it.
@@ -169,18 +169,16 @@ class Orchestrator:
             agent_id: The edge.
             tool: One of its tools.
             arguments: What it is given.
-            seconds: How long it may take: an hour if it is not said, a day at most.
+            seconds: How long it may take, a day at most.
             idle: How long it may say nothing.
         """
         edge = self.edge(agent_id)
         asked = ToolCall("job", tool, msgspec.json.encode(arguments).decode())
         request_id = f"{secrets.token_hex(16)}.1.0.1"
         call = prepare(asked, Toolset.of(edge.tools()), request_id=request_id)
-        return (
-            call
-            if isinstance(call, ToolResult)
-            else await edge.start(call, seconds=seconds, idle=idle)
-        )
+        if isinstance(call, ToolResult):
+            return call
+        return await edge.start(call, seconds=seconds, idle=idle)
 
     async def job(self, agent_id: str, job_id: str) -> Job:
         """How a job stands: its result if it has ended, else what its edge says of it."""

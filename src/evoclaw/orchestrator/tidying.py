@@ -8,7 +8,7 @@ from typing import Protocol
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.transport.requests import GRACE, Requests
-from evoclaw.transport.wire import Command, WireError, read_command
+from evoclaw.transport.wire import LONGEST_JOB, Command, WireError, read_command
 
 OFTEN = 30.0
 """Seconds between two looks."""
@@ -85,7 +85,8 @@ class Tidying:
 def last_moment(command: Command) -> float:
     """When nobody waits for a command any more."""
     given = command.payload.get("timeout_ms")
-    work = given / 1000 if isinstance(given, int | float) and given > 0 else DEFAULT_WORK
+    usual = LONGEST_JOB if command.payload.get("background") else DEFAULT_WORK
+    work = given / 1000 if isinstance(given, int | float) and given > 0 else usual
     return (command.expires_at or 0.0) + work + GRACE
 
 

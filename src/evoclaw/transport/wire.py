@@ -21,6 +21,8 @@ from evoclaw.core.tools import Tool
 VERSION = 1
 """Of the protocol. An edge and an orchestrator talk if their ranges overlap."""
 MAX_REQUEST_ID = 200
+JOB_TIME, LONGEST_JOB = 3600.0, 86_400.0
+"""Seconds that a job may take: if it is not said, and at most."""
 T = TypeVar("T")
 
 
