@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from evoclaw.core.messages import ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
@@ -155,6 +156,16 @@ async def test_the_genome_says_how_many_calls_run_at_once_and_how_long(tmp_path:
         assert edge.calls.in_flight == 1
         await say("pi", "update_genome", {"genome": {"concurrency": 64}})
         await until(lambda: edge.calls.in_flight == 3, say="there are more places at once")
+        here.marks.gate.set()
+        assert {(await task).error for task in asked} == {None}
+
+
+async def test_as_many_calls_run_at_once_as_the_device_is_configured_for(tmp_path: Path) -> None:
+    async with house(tmp_path, limits=replace(QUICK, concurrency=9)) as here:
+        asked = [here.asked("hold", text=str(n)) for n in range(10)]
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: (edge.calls.in_flight, edge.calls.queued) == (9, 1))
         here.marks.gate.set()
         assert {(await task).error for task in asked} == {None}
 

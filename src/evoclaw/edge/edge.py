@@ -225,7 +225,8 @@ class Edge:
         )
 
     def _concurrency(self) -> int:
-        return min(self.parts.limits.concurrency, self.parts.genomes.current().concurrency)
+        most, wished = self.parts.limits.concurrency, self.parts.genomes.current().concurrency
+        return most if wished is None else min(most, wished)
 
     async def _leave(self) -> None:
         await self.calls.close()

@@ -35,8 +35,8 @@ class Genome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one call may take at most; None is the tool's own limit."""
     run_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
     """What one prompt's run may take at most."""
-    concurrency: Annotated[int, Meta(ge=1, le=64)] = 4
-    """Commands served at the same time; never more than the device's own limit."""
+    concurrency: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """Commands served at the same time; None is the device's own limit, which it never exceeds."""
     skills: Annotated[tuple[SkillName, ...], Meta(max_length=200)] | None = None
     """The skills in use; None is all there are."""
     strategy: dict[str, JSON] = {}
@@ -53,7 +53,7 @@ RULES: Mapping[str, str] = {  # the same in words, for what can be set
     "max_turns": "a whole number from 1 to 100",
     "call_seconds": "a number above 0 and up to 3600, or null",
     "run_seconds": "a number above 0 and up to 86400",
-    "concurrency": "a whole number from 1 to 64",
+    "concurrency": "a whole number from 1 to 64, or null",
     "skills": "a list of at most 200 names, or null for all",
     "strategy": f"an object of at most {STRATEGY_BYTES} bytes as JSON, "
     f"nested {DEEPEST} deep at most",
