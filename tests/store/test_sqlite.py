@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -43,20 +44,14 @@ async def filled(path: Path, count: int = 50) -> None:
 
 
 async def batch(database: Database, *works: Callable[[sqlite3.Connection], object]) -> list[object]:
-    """Have some writes queued while another one runs, so that they share the next commit."""
-    began, go_on = threading.Event(), threading.Event()
+    """Have writes asked for while another one is committed, so that they share the next commit."""
+    tasks = [asyncio.create_task(database.write(work)) for work in (nothing, *works)]
+    _, *answers = await asyncio.gather(*tasks, return_exceptions=True)
+    return answers
 
-    def hold(_: sqlite3.Connection) -> None:
-        began.set()
-        assert go_on.wait(WAIT)
 
-    first = asyncio.create_task(database.write(hold))
-    assert await asyncio.to_thread(began.wait, WAIT)
-    tasks = [asyncio.create_task(database.write(work)) for work in works]
-    await asyncio.sleep(0)
-    go_on.set()
-    await first
-    return list(await asyncio.gather(*tasks, return_exceptions=True))
+def nothing(_: sqlite3.Connection) -> None:
+    """A write that changes nothing, and is committed like any other."""
 
 
 async def test_what_was_written_is_read_also_after_reopening(tmp_path: Path) -> None:
@@ -148,24 +143,31 @@ async def test_a_commit_that_fails_is_undone_and_the_next_one_works(tmp_path: Pa
 
 async def test_a_cancelled_caller_does_not_hurt_the_others(tmp_path: Path) -> None:
     async with await opened(tmp_path / "things.db") as database:
-        began, go_on = threading.Event(), threading.Event()
-
-        def hold(connection: sqlite3.Connection) -> None:
-            add("held")(connection)
-            began.set()
-            assert go_on.wait(WAIT)
-
-        running = asyncio.create_task(database.write(hold))
-        assert await asyncio.to_thread(began.wait, WAIT)
-        waiting = asyncio.create_task(database.write(add("waited")))
-        other = asyncio.create_task(database.write(add("other")))
+        running, waiting, other = (
+            asyncio.create_task(database.write(add(name)))
+            for name in ("committed", "waited", "other")
+        )
         await asyncio.sleep(0)
         assert running.cancel() and waiting.cancel()
-        await asyncio.wait([running, waiting])
-        go_on.set()
         await other
         assert "other" in await database.read(names)
         assert running.cancelled() and waiting.cancelled()
+
+
+async def test_while_another_process_writes_the_loop_goes_on_and_the_write_waits_its_turn(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "things.db"
+    async with await opened(path) as database:
+        with closing(sqlite3.connect(path, isolation_level=None)) as another:
+            another.execute("BEGIN IMMEDIATE")
+            writes = [asyncio.create_task(database.write(add(f"row {n}"))) for n in range(3)]
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not any(write.done() for write in writes)
+            another.execute("COMMIT")
+        async with asyncio.timeout(WAIT):
+            assert [await write for write in writes] == [1, 2, 3]
 
 
 async def test_closing_finishes_what_was_asked_and_leaves_nothing_open(tmp_path: Path) -> None:

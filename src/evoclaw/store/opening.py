@@ -138,6 +138,8 @@ def _connected(path: Path, schema: Schema, durable: bool) -> sqlite3.Connection:
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
         connection.execute(f"PRAGMA journal_size_limit={LARGEST_LOG}")
         _migrate(connection, schema)
+        # From now on nobody is waited for in the thread of those who ask.
+        connection.execute("PRAGMA busy_timeout=0")
     except BaseException:
         connection.close()
         raise
