@@ -9,7 +9,7 @@ import time
 import pytest
 
 from evoclaw.transport.mqtt import MqttLink
-from tests.transport.bad_brokers import SUBACK, WELCOME, Peer, bad_broker, packet
+from tests.transport.bad_brokers import DISCONNECT, SUBACK, WELCOME, Peer, bad_broker, packet
 from tests.transport.parties import Recorder, joined, running
 
 QUICK = 8.0
@@ -163,3 +163,21 @@ async def test_a_broker_may_wish_for_another_keep_alive_and_fewer_messages() -> 
             assert 3000 < link.max_payload < 4096
             assert "nothing heard" in await party.was_lost(1, QUICK)
             assert time.monotonic() - began < 3
+
+
+async def test_what_was_said_just_before_leaving_comes_before_the_good_bye() -> None:
+    heard: list[int] = []
+
+    async def behave(peer: Peer) -> None:
+        await peer.welcome()
+        while not heard or heard[-1] != DISCONNECT:
+            heard.append((await peer.read())[0])
+        peer.writer.close()
+
+    party = Recorder("a")
+    async with bad_broker(behave) as address:
+        link = MqttLink(address)
+        async with joined(link, party):
+            for payload in (b"1", b"2", b"3"):
+                await link.publish("a", payload)
+    assert heard == [0x32, 0x32, 0x32, DISCONNECT]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Generator
-from types import TracebackType, coroutine
+from collections.abc import Coroutine
+from types import TracebackType
 from typing import Any, TypeVar
+
+from evoclaw.core.eager import rest
 
 T = TypeVar("T")
 
@@ -73,7 +75,7 @@ class Deadline:
         except StopIteration as done:
             return done.value
         with _Scope(self._scopes, 0.0 if self.over else seconds):
-            return await _rest(work, waiting)
+            return await rest(work, waiting)
 
     def expire(self) -> None:
         """Be over now, as if the time had passed."""
@@ -125,18 +127,3 @@ class _Scope:
             and kind is asyncio.CancelledError
         ):
             raise TimeoutError from error
-
-
-@coroutine
-def _rest(work: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any, T]:
-    """Await the rest of a coroutine that was begun by hand and now waits for `waiting`."""
-    while True:
-        try:
-            yield waiting
-        except BaseException as error:
-            try:
-                waiting = work.throw(error)
-            except StopIteration as done:
-                return done.value
-        else:
-            return (yield from work.__await__())

@@ -181,6 +181,12 @@ class Calls:
                     await self._tell(live)
 
     @property
+    def _is_full(self) -> bool:
+        # Jobs are counted only when it matters: there may be thousands of calls.
+        most = self._limits.concurrency + self._limits.queue
+        return len(self._live) > most and self.room < 0
+
+    @property
     def _jobs(self) -> int:
         return sum(1 for live in self._live.values() if live.is_job)
 
@@ -203,7 +209,7 @@ class Calls:
         before = self._refused.get(message_hash(live.message)) if self._refused else None
         if before is not None:
             return await self._say(live.message, before)
-        full = refusals.queue_full(live.command, self._limits.queue) if self.room < 0 else None
+        full = refusals.queue_full(live.command, self._limits.queue) if self._is_full else None
         try:
             plan = full or await self._plan(live)
         except ToolFailure as problem:

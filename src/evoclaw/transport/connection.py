@@ -118,11 +118,21 @@ class Connection(asyncio.Protocol):
         transport.set_protocol(self)
 
     def write(self, data: bytes) -> None:
-        """Send; what is written while packets are read goes out in one piece after them."""
+        """Send: at once if it is the first in this turn of the loop, the others in one piece."""
         if self._corked is not None:
             self._corked.append(data)
         elif self._transport is not None:
+            self._cork()
             self._transport.write(data)
+
+    def _cork(self) -> None:
+        self._corked = []
+        self._loop.call_soon(self._uncork)
+
+    def _uncork(self) -> None:
+        corked, self._corked = self._corked, None
+        if corked and self._transport is not None and not self.lost.done():
+            self._transport.write(b"".join(corked))
 
     def is_closing(self) -> bool:
         """Whether nothing can be sent any more."""
@@ -158,6 +168,7 @@ class Connection(asyncio.Protocol):
         try:
             if politely and self._transport is not None and not self.lost.done():
                 self._gmqtt.send_disconnect()
+                self._uncork()
                 self._end("left")
                 # The broker hangs up first: had we something unread, our own hanging up would
                 # be a reset, and might overtake the good-bye.
@@ -222,17 +233,22 @@ class Connection(asyncio.Protocol):
                 return
             data = bytes(self._rest)
             self._rest.clear()
-        corked: list[bytes] = []
-        self._corked = corked
-        used: int = self._gmqtt._protocol._read_packet(data)
-        self._corked = None
+        waiting, self._corked = self._corked, []
+        try:
+            used: int = self._gmqtt._protocol._read_packet(data)
+        finally:
+            if waiting is not None:
+                self._corked = waiting + self._corked
+            elif self._corked:
+                # After what these packets began, so that an answer goes with their receipts.
+                self._loop.call_soon(self._uncork)
+            else:
+                self._corked = None
         if 0 <= used < len(data):
             self._rest += data[used:]
             self._wanted = _packet_size(self._rest)
         if used < 0 or self._wanted > MAX_INCOMING:
             self.lose(_GARBAGE)
-        elif corked and not self.lost.done():
-            self.write(b"".join(corked))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""

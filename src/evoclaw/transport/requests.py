@@ -16,6 +16,7 @@ from secrets import token_hex
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evoclaw.core.eager import begin
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
@@ -145,10 +146,10 @@ class Requests:
             text = "Another command with the same id is under way; this one was not sent."
             raise ToolFailure(ErrorKind.CONFLICT, text)
         try:
-            with waiter.joined(progress):
+            with waiter.joined(progress) as answer:
                 if first:
                     await self._begin(waiter, patience)
-                return await self._until_answered(waiter, patience)
+                return await answer
         except asyncio.CancelledError:
             self._left(waiter, patience)
             raise
@@ -164,13 +165,13 @@ class Requests:
         waiter = self._waiters[command.request_id] = Waiter(agent_id, command, talk=True)
         try:
             async with asyncio.timeout(seconds):
-                for tries in count():
-                    await self.send(agent_id, payload)
-                    delay = self._again[min(tries, len(self._again) - 1)]
-                    done, _ = await asyncio.wait([waiter.future], timeout=delay)
-                    if done:
-                        break
-            return waiter.future.result()
+                with waiter.joined(None) as answer:
+                    for tries in count():
+                        await self.send(agent_id, payload)
+                        delay = self._again[min(tries, len(self._again) - 1)]
+                        if (await asyncio.wait([answer], timeout=delay))[0]:
+                            break
+                    return answer.result()
         except TimeoutError:
             text = f"Agent {agent_id!r} did not answer within {seconds:g}s."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text) from None
@@ -259,6 +260,7 @@ class Requests:
     async def _begin(self, waiter: Waiter, patience: Patience) -> None:
         """Store a command and publish it, or leave that to its lane."""
         agent_id, request_id = waiter.agent_id, waiter.command.request_id
+        self._watch(waiter, patience)
         waiter.expires_at = round(self.clock() + patience.queue, 3)
         ttl = round(patience.queue * 1000)
         command = replace(waiter.command, expires_at=waiter.expires_at, queue_ttl_ms=ttl)
@@ -321,23 +323,34 @@ class Requests:
         self.lanes.landed(agent_id, request_id)
 
     def _forget(self, waiter: Waiter) -> None:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
         if self._waiters.get(waiter.command.request_id) is waiter:
             del self._waiters[waiter.command.request_id]
 
-    async def _until_answered(self, waiter: Waiter, patience: Patience) -> Outcome:
+    def _watch(self, waiter: Waiter, patience: Patience) -> None:
+        """See to it that somebody who waits does so in time, and not in vain."""
+        now = asyncio.get_running_loop().time()
+        waiter.must_begin = now + patience.queue + BRINK
+        waiter.must_end = now + patience.total
+        self._look_later(waiter, now)
+
+    def _look_later(self, waiter: Waiter, now: float) -> None:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        ahead = waiter.must_begin if now < waiter.must_begin else waiter.must_end
         loop = asyncio.get_running_loop()
-        must_begin = loop.time() + patience.queue + BRINK
-        must_end = loop.time() + patience.total
-        while not waiter.future.done():
-            now = loop.time()
-            if now >= must_end:
-                request_id = waiter.command.request_id
-                return await self.give_up(waiter.agent_id, request_id, waiter.name)
-            next_look = min(now + LOOK, must_begin if now < must_begin else must_end)
-            await asyncio.wait([waiter.future], timeout=next_look - now)
-            if not waiter.future.done():
-                await self._endings.look(waiter, self.clock())
-        return waiter.future.result()
+        waiter.timer = loop.call_at(min(now + LOOK, ahead), lambda: self.spawn(self._look(waiter)))
+
+    async def _look(self, waiter: Waiter) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= waiter.must_end:
+            request_id = waiter.command.request_id
+            return waiter.settle(await self.give_up(waiter.agent_id, request_id, waiter.name))
+        await self._endings.look(waiter, self.clock())
+        if waiter.answer is None and waiter.wanted:
+            self._look_later(waiter, now)
+        return None
 
     def _take_end(self, report: Report, waiter: Waiter | None) -> None:
         if waiter is not None and waiter.talk:
@@ -345,7 +358,9 @@ class Requests:
         elif len(self._tasks) >= AT_ONCE:
             self.counts["too many at once"] += 1
         else:
-            self.spawn(self._endings.take(report.agent_id, read_outcome(report)))
+            left = begin(self._endings.take(report.agent_id, read_outcome(report)))
+            if left is not None:
+                self.spawn(left)
 
     def _take_progress(self, report: Report, waiter: Waiter | None) -> None:
         agent_id, request_id = report.agent_id, report.request_id

@@ -22,6 +22,9 @@ class Kind(StrEnum):
     CAPABILITIES = "capabilities"
 
 
+_KINDS = {str(kind): kind for kind in Kind}
+
+
 def is_agent_id(text: str) -> bool:
     """Whether a text may be an agent's id: nothing that a topic or a path could trip over."""
     return _ID.fullmatch(text) is not None
@@ -43,6 +46,7 @@ def read_topic(name: str) -> tuple[str, Kind] | None:
     """The agent and the kind that a topic names; None if it is not one of ours."""
     head, _, last = name.rpartition("/")
     folder, _, agent_id = head.rpartition("/")
-    if folder != _AGENTS or last not in list(Kind) or not is_agent_id(agent_id):
+    kind = _KINDS.get(last)
+    if kind is None or folder != _AGENTS or not is_agent_id(agent_id):
         return None
-    return agent_id, Kind(last)
+    return agent_id, kind

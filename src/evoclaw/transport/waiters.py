@@ -18,14 +18,18 @@ class Waiter:
     """One command that is waited for, by one or by several."""
 
     __slots__ = (
-        "_heard",
+        "_joined",
         "agent_id",
         "command",
+        "_problem",
+        "answer",
         "expires_at",
-        "future",
+        "must_begin",
+        "must_end",
         "payload",
         "seq",
         "talk",
+        "timer",
         "told",
     )
 
@@ -36,14 +40,18 @@ class Waiter:
         self.payload = b""
         """As it was published last; empty until it was stored."""
         self.expires_at = 0.0
-        self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.must_begin = self.must_end = 0.0
+        """When that is looked at, by the loop's clock."""
+        self.timer: asyncio.TimerHandle | None = None
+        self.answer: Outcome | None = None
         self.seq = self.told = 0
-        self._heard: list[Progress | None] = []
+        self._problem: ToolFailure | None = None
+        self._joined: dict[asyncio.Future[Outcome], Progress | None] = {}
 
     @property
     def wanted(self) -> bool:
         """Whether anybody still waits."""
-        return bool(self._heard)
+        return bool(self._joined)
 
     @property
     def is_job(self) -> bool:
@@ -61,29 +69,42 @@ class Waiter:
         return self.agent_id == agent_id and fingerprint(command) == fingerprint(self.command)
 
     @contextmanager
-    def joined(self, progress: Progress | None) -> Generator[None]:
-        """Wait, and be told its output, while the block runs."""
-        self._heard.append(progress)
+    def joined(self, progress: Progress | None) -> Generator[asyncio.Future[Outcome]]:
+        """Be told the answer, and its output before, while the block runs."""
+        # One for each: who stops waiting cancels what it waits for.
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._joined[answer] = progress
+        self._tell(answer)
         try:
-            yield
+            yield answer
         finally:
-            self._heard.remove(progress)
+            del self._joined[answer]
 
     def output(self, chunk: Chunk) -> None:
         """Tell a piece of output, each once and in order."""
         if chunk.seq > self.seq and self.told < MOST_OUTPUT:
             self.seq, self.told = chunk.seq, self.told + len(chunk.text)
-            for progress in self._heard:
+            for progress in self._joined.values():
                 if progress is not None:
                     progress(chunk.text)
 
     def settle(self, outcome: Outcome) -> None:
         """Tell how it ended; the first word counts."""
-        if not self.future.done():
-            self.future.set_result(outcome)
+        if self.answer is None:
+            self.answer = outcome
+            self._tell(*self._joined)
 
     def fail(self, problem: ToolFailure) -> None:
         """Tell those who joined that it was never sent."""
-        if not self.future.done():
-            self.future.set_exception(problem)
-            self.future.exception()  # seen: whoever sent it knows by itself
+        self._problem = problem
+        self._tell(*self._joined)
+
+    def _tell(self, *waiting: asyncio.Future[Outcome]) -> None:
+        for one in waiting:
+            if one.done():
+                continue
+            if self.answer is not None:
+                one.set_result(self.answer)
+            elif self._problem is not None:
+                one.set_exception(self._problem)
+                one.exception()  # seen: whoever sent it knows by itself

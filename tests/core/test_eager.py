@@ -1,0 +1,58 @@
+"""Coroutines begun by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from evoclaw.core.eager import begin
+
+
+async def test_what_never_waits_is_done_when_it_was_begun() -> None:
+    done: list[int] = []
+
+    async def work() -> None:
+        done.append(1)
+
+    assert begin(work()) is None
+    assert done == [1]
+
+
+async def test_what_waits_goes_on_in_a_task() -> None:
+    gate: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def work() -> int:
+        first = await gate
+        await asyncio.sleep(0)
+        return first + 1
+
+    left = begin(work())
+    assert left is not None
+    task = asyncio.create_task(left)
+    gate.set_result(1)
+    assert await task == 2
+
+
+async def test_what_waits_can_be_cancelled_and_may_refuse() -> None:
+    async def stubborn() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+        return "not yet"
+
+    left = begin(stubborn())
+    assert left is not None
+    task = asyncio.create_task(left)
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "not yet"
+
+
+async def test_what_fails_at_once_fails_where_it_was_begun() -> None:
+    async def work() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        begin(work())
