@@ -12,6 +12,7 @@ from evoclaw.core.calls import prepare
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
 from evoclaw.core.toolset import Toolset
+from evoclaw.orchestrator import edge_call
 from evoclaw.orchestrator.edge_call import EdgeCall
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.fleet.support import Ear, House, house, new_id, until
@@ -212,3 +213,23 @@ async def test_forty_edges_are_asked_at_once(tmp_path: Path) -> None:
         result = await ask(here, agent_id="*", action="mark", params={"text": "a"})
         assert list(result.details["agents"]) == names
         assert here.marks.made == ["a"] * 40
+
+
+async def test_a_large_fleet_is_not_listed_edge_by_edge_and_can_be_asked_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge_call, "NAMED", 2)
+    async with house(tmp_path, "a", "b", "c", "d") as here:
+        (offered,) = here.orchestrator.edge_call(ALL).tools()
+        assert "enum" not in msgspec.json.encode(offered.parameters).decode()
+        assert "- b:" in offered.description and "- c:" not in offered.description
+        assert 'and 2 more, of all 4: 4 of type "sensor"' in offered.description
+
+        for whom, asked in (("d", 1), (["c", "d"], 2), ("type:sensor", 4), ("*", 4)):
+            before = len(here.marks.made)
+            result = await ask(here, agent_id=whom, action="mark", params={"text": "x"})
+            assert result.error is None
+            assert len(here.marks.made) - before == asked
+        absent = await ask(here, agent_id="x", action="mark", params={"text": "x"})
+        assert absent.error is ErrorKind.AGENT_OFFLINE
+        assert "Online: a, b and 2 more." in absent.text

