@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 import evoclaw
+from evoclaw.core.version import VERSION
 
 
 def test_every_public_name_is_there_and_sorted() -> None:
@@ -39,3 +41,7 @@ def test_nothing_heavy_is_loaded_until_it_is_used() -> None:
     code = f"import evoclaw, sys; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_the_packages() -> None:
+    assert version("evoclaw") == VERSION

@@ -6,10 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from evoclaw.cli import exits
+from evoclaw.core.version import VERSION
 
 if TYPE_CHECKING:
     from evoclaw.cli.needs import Wiring
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="evoclaw", description="One brain, many hands: a governed tool loop."
     )
-    top.add_argument("--version", action="version", version=f"evoclaw {version('evoclaw')}")
+    top.add_argument("--version", action="version", version=f"evoclaw {VERSION}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="do a task here, with local tools"))
     _add_fleet(commands.add_parser)

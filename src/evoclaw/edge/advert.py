@@ -6,6 +6,7 @@ import platform
 from collections.abc import Sequence
 
 from evoclaw.core.tools import Tool
+from evoclaw.core.version import VERSION
 from evoclaw.edge.identity import Identity
 from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
 
@@ -31,13 +32,7 @@ def advert(who: Identity, tools: Sequence[Tool], *, has_model: bool) -> Advert:
         agent_type=who.agent_type,
         os=platform.system().lower(),
         arch=platform.machine(),
-        version=_version(),
+        version=VERSION,
         llm=has_model,
         tools=[AdvertisedTool(tool.name, tool.version, tool_hash(tool)) for tool in tools],
     )
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("evoclaw")
