@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import pytest
 
@@ -11,6 +12,7 @@ from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.routed import Routed
 from evoclaw.executors.wrapped import Aliased, Filtered, WithRetry, WithTimeouts, Wrapper
+from evoclaw.tools.define import tool
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import read, write
 from evoclaw.tools.sets import coding
@@ -80,10 +82,36 @@ def test_a_local_executor_refuses_what_cannot_work() -> None:
     machine = FakeOps()
     with pytest.raises(DuplicateTool):
         LocalExecutor([read, write, read], files=machine)
-    with pytest.raises(ConfigError, match="needs files"):
+    with pytest.raises(ConfigError, match="needs FileOps; give `files=LocalFiles"):
         LocalExecutor([read])
-    with pytest.raises(ConfigError, match="runs programs"):
+    with pytest.raises(ConfigError, match="needs ExecOps; give `exec=LocalProcesses"):
         LocalExecutor([bash], files=machine)
+
+
+class Bell(Protocol):
+    """Something that a tool may be handed."""
+
+    def ring(self, times: int) -> str: ...
+
+
+class Doorbell:
+    def ring(self, times: int) -> str:
+        return "ding " * times
+
+
+@tool("ui")
+async def ring(bell: Bell, times: int) -> str:
+    """Ring the bell."""
+    return bell.ring(times).strip()
+
+
+async def test_a_tool_is_handed_whatever_its_protocol_stands_for() -> None:
+    assert list(ring.tool.parameters["properties"]) == ["times"]
+    with pytest.raises(ConfigError, match=r"needs Bell; give `given=\{Bell: …\}`"):
+        LocalExecutor([ring])
+    executor = LocalExecutor([ring], given={Bell: Doorbell()})
+    result = await executor.execute(Call("c", ring.tool, {"times": 2}, "r.1.0.1", 5), print)
+    assert result.text == "ding ding"
 
 
 async def test_wrong_arguments_that_got_this_far_are_told_to_the_model() -> None:
@@ -141,10 +169,10 @@ async def test_filtered_offers_and_runs_only_what_is_held(
     filtered = Filtered(Scripted(*tools), capabilities)
 
     assert names(filtered) == offered
-    for tool in tools:
+    for one in tools:
         # A forged call that claims to need nothing is judged by the real tool.
-        forged = simple(tool.name)
-        expected = "ran" if tool.name in offered else ErrorKind.PERMISSION_DENIED
+        forged = simple(one.name)
+        expected = "ran" if one.name in offered else ErrorKind.PERMISSION_DENIED
         assert await outcome(filtered, forged) == expected
     assert await outcome(filtered, simple("other")) == ErrorKind.NOT_FOUND
     assert filtered.tools() is filtered.tools()

@@ -123,7 +123,7 @@ def test_a_signature_and_its_docstring_become_an_exact_schema() -> None:
     assert made.description == "Look at something.\n\nAnd say what it is."
     assert (made.timeout, made.max_timeout, made.effect) == (5, 30, Effect.READ)
     assert (made.permissions, made.resources) == (frozenset({"file_read"}), ("path",))
-    assert (look.needs_files, look.needs_exec) == (True, True)
+    assert look.needs == {FileOps, ExecOps}
     assert made.parameters == SCHEMA
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from msgspec import Struct
 
 from evoclaw.core.messages import JSON, Block, ToolResult
-from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 
@@ -16,8 +15,8 @@ from evoclaw.core.tools import Call, Tool
 class Machine(Struct, frozen=True):
     """What one call may use of the machine it runs on."""
 
-    files: FileOps | None
-    exec: ExecOps | None
+    given: Mapping[type, object]
+    """Operations, by the Protocol that says what they are."""
     progress: Progress
 
 
@@ -37,8 +36,8 @@ class BoundTool:
     tool: Tool
     run: Callable[[Call, Machine], Awaitable[ToolResult]]
     """Runs one call to its end; raises `ToolFailure`."""
-    needs_files: bool = False
-    needs_exec: bool = False
+    needs: frozenset[type] = frozenset()
+    """The Protocols of the operations that it is handed; it cannot run without them."""
     function: Callable[..., object] | None = None
     """What the author wrote, for tests and for calling by hand."""
 

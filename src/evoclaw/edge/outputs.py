@@ -58,7 +58,7 @@ class Outputs(Wrapper):
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Run one call, and keep here what is too much."""
         if call.name == NAME:
-            return await self._tool.run(call, Machine(None, None, progress))
+            return await self._tool.run(call, Machine({}, progress))
         tee = Tee(self._artifacts, progress, long=self._limit)
         try:
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from evoclaw.core.bound import BoundTool, Machine
 from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
@@ -23,18 +23,29 @@ class LocalExecutor:
         *,
         files: FileOps | None = None,
         exec: ExecOps | None = None,
+        given: Mapping[type, object] | None = None,
     ) -> None:
+        """Take the tools and what they work with.
+
+        Args:
+            bound: The tools.
+            files: The files of the machine.
+            exec: The processes of the machine.
+            given: Whatever else tools are handed, by its Protocol.
+        """
+        self._given = dict(given or {})
+        if files is not None:
+            self._given[FileOps] = files
+        if exec is not None:
+            self._given[ExecOps] = exec
         self._bound: dict[str, BoundTool] = {}
         for one in bound:
             if one.name in self._bound:
                 raise DuplicateTool(one.name)
-            if one.needs_files and files is None:
-                raise ConfigError(f"tool {one.name!r} needs files; give `files=LocalFiles(…)`")
-            if one.needs_exec and exec is None:
-                raise ConfigError(f"tool {one.name!r} runs programs; give `exec=LocalProcesses(…)`")
+            if missing := one.needs - self._given.keys():
+                raise ConfigError(_unmet(one.name, missing))
             self._bound[one.name] = one
         self._tools = Toolset(one.tool for one in self._bound.values())
-        self._files, self._exec = files, exec
 
     def tools(self) -> Sequence[Tool]:
         """The tools it was built with."""
@@ -48,4 +59,14 @@ class LocalExecutor:
         if call.resumed and not call.harmless:
             # This process keeps no journal: what it started before a crash, it cannot know.
             raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
-        return await bound.run(call, Machine(self._files, self._exec, progress))
+        return await bound.run(call, Machine(self._given, progress))
+
+
+_HOW = {FileOps: "`files=LocalFiles(…)`", ExecOps: "`exec=LocalProcesses(…)`"}
+
+
+def _unmet(name: str, missing: Iterable[type]) -> str:
+    wanted = sorted(missing, key=lambda one: one.__name__)
+    names = " and ".join(one.__name__ for one in wanted)
+    how = " and ".join(_HOW.get(one, f"`given={{{one.__name__}: …}}`") for one in wanted)
+    return f"tool {name!r} needs {names}; give {how}"

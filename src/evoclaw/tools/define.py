@@ -24,7 +24,6 @@ from evoclaw.core.messages import (
     TextBlock,
     ToolResult,
 )
-from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import EVERYTHING, Call, Effect, Tool
 from evoclaw.tools.schema import read_docstring, schema_of
@@ -47,9 +46,9 @@ def tool(
     """Make a tool of a function.
 
     The docstring is what the model reads; its `Args:` section describes the parameters.
-    Parameters annotated `FileOps`, `ExecOps` or `Progress` are handed in and never shown to the
-    model. A plain function runs in a thread, which cannot be stopped: write long work as `async`.
-    Return text, a JSON-able value, blocks, or an `Output`.
+    Parameters annotated `Progress` or with a Protocol, as `FileOps`, are handed in and never shown
+    to the model. A plain function runs in a thread, which cannot be stopped: write long work as
+    `async`. Return text, a JSON-able value, blocks, or an `Output`.
 
     Args:
         permissions: What an agent must hold to use it.
@@ -89,14 +88,8 @@ def _bind(bare: Tool, function: Callable[..., object]) -> BoundTool:
     signature = _read_signature(bare.name, function)
     made = replace(bare, description=signature.description, parameters=signature.schema)
     _check(made)
-    wanted = set(signature.injected.values())
-    return BoundTool(
-        made,
-        _runner(signature, function),
-        needs_files="files" in wanted,
-        needs_exec="exec" in wanted,
-        function=function,
-    )
+    needs = frozenset(key for key in signature.injected.values() if key is not None)
+    return BoundTool(made, _runner(signature, function), needs, function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +97,23 @@ class _Signature:
     description: str
     schema: dict[str, JSON]
     arguments: type[msgspec.Struct]
-    injected: Mapping[str, str]
-    """Parameter name to the `Machine` field it is given."""
+    injected: Mapping[str, type | None]
+    """Parameter name to the Protocol of what it is handed; None is `Progress`."""
 
 
 def _read_signature(title: str, function: Callable[..., object]) -> _Signature:
     documented = read_docstring(function.__doc__ or "")
     if not documented.description:
         raise SchemaError(title, "it needs a docstring that tells the model what it does")
-    injected: dict[str, str] = {}
+    injected: dict[str, type | None] = {}
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     hints = _hints(title, function)
     for parameter in inspect.signature(function).parameters.values():
         annotation = _annotation(title, parameter, hints)
-        field = _injection(annotation)
-        if field is not None:
-            injected[parameter.name] = field
+        if annotation == Progress:
+            injected[parameter.name] = None
+        elif _is_protocol(annotation):
+            injected[parameter.name] = annotation
         elif parameter.default is inspect.Parameter.empty:
             fields.append((parameter.name, annotation))
         else:
@@ -157,12 +151,8 @@ def _annotation(title: str, parameter: inspect.Parameter, hints: Mapping[str, An
     return hints[parameter.name]
 
 
-def _injection(annotation: Any) -> str | None:
-    if annotation is FileOps:
-        return "files"
-    if annotation is ExecOps:
-        return "exec"
-    return "progress" if annotation == Progress else None
+def _is_protocol(annotation: Any) -> TypeGuard[type]:
+    return isinstance(annotation, type) and bool(getattr(annotation, "_is_protocol", False))
 
 
 def _default(title: str, parameter: inspect.Parameter) -> JSON:
@@ -204,8 +194,8 @@ def _runner(
 
     async def run(call: Call, machine: Machine) -> ToolResult:
         given = _convert(call, signature)
-        for parameter, field in signature.injected.items():
-            given[parameter] = getattr(machine, field)
+        for parameter, key in signature.injected.items():
+            given[parameter] = machine.progress if key is None else machine.given[key]
         if waits:
             answer = await cast("Awaitable[object]", function(**given))
         else:
