@@ -75,8 +75,11 @@ async def test_fault_19_a_cancel_after_the_end_changes_nothing_and_says_so(tmp_p
             "cancelled": False,
             "state": "succeeded",
         }
+        before = len(here.link.sent)
         await here.orchestrator.requests.cancel("pi", request_id)
         assert (await outcome(here, request_id)).result == "marked a"
+        said = [payload for _, payload in here.link.sent[before:]]
+        assert not any(b'"command":"cancel"' in payload for payload in said), "there is no need"
 
 
 async def test_fault_19_a_call_that_was_never_sent_is_closed_at_once(tmp_path: Path) -> None:
@@ -130,6 +133,25 @@ async def test_fault_19_a_cancel_for_an_edge_that_is_away_reaches_it_when_it_is_
         here.pi.link.plug()
         assert (await outcome(here, request_id)).error_type == "cancelled"
         await until(lambda: edge.calls.in_flight == 0)
+
+
+async def test_fault_19_a_cancel_of_what_its_edge_never_got_is_told_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        request_id = new_id()
+        lost = here.link.drop_next('"command":"tool"', count=1000)
+        asked = here.asked("mark", text="a", request_id=request_id, queue=30)
+        await until(lambda: lost() > 0)
+        here.pi.link.unplug()
+        await until(lambda: not here.orchestrator.fleet.is_online("pi"))
+        await cancelled(here, asked)
+        await here.reached(request_id, "cancelling")
+        here.pi.link.plug()
+        assert (await outcome(here, request_id)).error_type == "cancelled"
+        here.tell((await here.row(request_id)).payload)  # it was on its way all the time
+        assert (await here.orchestrator.say("pi", "ping")).result["pong"] is True
+        assert here.marks.made == []
 
 
 async def test_fault_19_a_cancel_outlives_the_orchestrator_that_wanted_it(tmp_path: Path) -> None:

@@ -596,6 +596,21 @@ async def test_many_results_that_were_not_acknowledged_fit_into_one_hello(tmp_pa
         assert len(msgspec.json.encode(hello)) < 200_000
 
 
+async def test_fault_07_a_hello_is_answered_with_what_was_not_acknowledged_before(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, limits=TOLD_ONCE) as here:
+        here.link.drop_next('"command":"result_ack"', count=10**6)
+        assert (await here.ask("mark", text="a")).error is None
+        edge = here.pi.edge
+        assert edge is not None and len(edge.reports.untold) == 1
+        before = len(here.pi.link.sent)
+        here.pi.link.drop()
+        await until(lambda: not edge.reports.untold)
+        said = [payload for _, payload in here.pi.link.sent[before:]]
+        assert not any(b'"report_type":"result"' in payload for payload in said), "told once"
+
+
 async def test_more_results_than_fit_into_a_hello_are_acknowledged_all_the_same(
     tmp_path: Path,
 ) -> None:
