@@ -60,10 +60,8 @@ bench: $(READY) ## measure us, the floor and the peers; ends with one JSON objec
 fleetbench: $(READY) ## 2,000 calls under random kills and partitions; ends with one JSON object
 	$(BIN)/python -m bench.fleet.fleetbench
 
-fleetspeed: $(READY) ## round trips, footprint, a thousand edges; each ends with one JSON object
-	$(BIN)/python -m bench.fleet.roundtrip
-	$(BIN)/python -m bench.fleet.footprint
-	$(BIN)/python -m bench.fleet.many
+fleetspeed: $(READY) ## round trips, footprint, a thousand edges; ends with one JSON object
+	$(BIN)/python -m bench.fleet.fleetspeed
 
 demo: $(LOCAL) ## watch a fleet of three edges at work, then a governed loop with a real model
 	$(BIN)/python examples/fleet.py
