@@ -11,8 +11,9 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.store.commands import CommandRow, CommandStore
+from evoclaw.store.commands import CommandRow, CommandState, CommandStore, Settled
 from evoclaw.store.journal import CallState
+from evoclaw.store.sqlite import StoreError
 from evoclaw.transport.requests import Patience
 from evoclaw.transport.topics import Kind
 from evoclaw.transport.wire import Command, Outcome, Report, ReportType, encode
@@ -259,6 +260,41 @@ async def test_fault_07_a_lost_acknowledgement_is_said_again_and_the_result_kept
         assert await here.store.notes(request_id) == []
 
 
+class FullDisk(CommandStore):
+    """A store that cannot keep the next outcomes."""
+
+    failures = 0
+
+    async def settle(
+        self,
+        request_id: str,
+        agent_id: str,
+        outcome: bytes,
+        state: CommandState = CommandState.SETTLED,
+    ) -> Settled:
+        if FullDisk.failures > 0:
+            FullDisk.failures -= 1
+            raise StoreError("no room")
+        return await super().settle(request_id, agent_id, outcome, state)
+
+
+async def test_fault_26_a_result_that_could_not_be_kept_is_not_acknowledged_and_told_again(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        here.stores = FullDisk
+        await here.restart()
+        await here.there()
+        FullDisk.failures = 2
+        assert (await here.ask("mark", text="a")).text == "marked a"
+        assert FullDisk.failures == 0
+        assert here.orchestrator.requests.counts["the store failed"] == 2
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: not edge.reports.untold)
+        assert here.marks.made == ["a"]
+
+
 async def test_a_command_that_gets_lost_is_published_until_somebody_has_it(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         lost = here.link.drop_next('"command":"tool"', count=3)
@@ -357,6 +393,24 @@ async def test_fault_16_a_command_that_comes_too_late_is_not_run(tmp_path: Path)
         assert ear.ends(command.request_id)[0]["error_type"] == "expired"
         assert here.marks.made == []
         assert await state(here, command.request_id) == CallState.EXPIRED
+
+
+async def test_fault_16_a_command_that_waited_too_long_for_its_turn_is_not_run(
+    tmp_path: Path,
+) -> None:
+    limits = msgspec.structs.replace(QUICK, concurrency=1)
+    async with house(tmp_path, limits=limits) as here, Ear(here.broker) as ear:
+        held = here.asked("hold", text="a")
+        await here.marks.waiting.wait()
+        late = tool_command("mark", text="b", expires_at=time.time() + 0.3)
+        here.tell(late)
+        await until(lambda: here.pi.edge is not None and here.pi.edge.calls.queued == 1)
+        await until(lambda: time.time() > (late.expires_at or 0))
+        here.marks.gate.set()
+        assert (await held).error is None
+        await until(lambda: bool(ear.ends(late.request_id)))
+        assert ear.ends(late.request_id)[0]["error_type"] == "expired"
+        assert here.marks.made == ["a"]
 
 
 async def test_fault_16_what_an_absent_edge_did_not_get_in_time_is_told_at_once(

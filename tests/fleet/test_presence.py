@@ -15,7 +15,15 @@ from evoclaw.orchestrator.fleet import Fleet, Presence
 from evoclaw.orchestrator.members import DOUBT
 from evoclaw.transport.clocks import steady, steady_wall
 from evoclaw.transport.topics import Kind
-from evoclaw.transport.wire import Heartbeat, Hello, Status, encode
+from evoclaw.transport.wire import (
+    Command,
+    Heartbeat,
+    Hello,
+    Status,
+    Welcome,
+    as_payload,
+    encode,
+)
 from tests.fleet.support import QUICK, Ear, Fault, house, new_id, tool_command, until
 
 DAYS = 3 * 86_400.0
@@ -246,3 +254,23 @@ async def test_a_long_call_says_that_it_goes_on_and_a_silent_one_counts_as_lost_
         here.marks.gate.set()
         assert (await asked).text == "held a"
         assert here.marks.made == ["a"]
+
+
+@pytest.mark.parametrize("stale", ["boot", "connection"])
+async def test_a_welcome_that_was_meant_for_an_earlier_hello_changes_nothing(
+    tmp_path: Path, stale: str
+) -> None:
+    async with house(tmp_path) as here:
+        held = here.asked("hold", text="a")
+        await here.marks.waiting.wait()
+        edge = here.pi.edge
+        assert edge is not None
+        boot, counter = edge.parts.who.boot_id, edge.connection
+        old = ("another", counter) if stale == "boot" else (boot, counter - 1)
+        running = [live.request_id for live in edge.calls.live]
+        welcome = Welcome(*old, now=0.0, cancels=running)
+        here.tell(Command("welcome", as_payload(welcome)))
+        await until(lambda: edge.counts["stale welcome"] == 1)
+        assert abs(edge.clock.now() - time.time()) < 60, "nor does it set the clock"
+        here.marks.gate.set()
+        assert (await held).text == "held a"
