@@ -1,0 +1,55 @@
+"""The fleet as the tool `nodes` sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from evoclaw.core.messages import JSON, ToolResult
+from evoclaw.core.ports import Progress
+from evoclaw.core.tools import Call
+from evoclaw.orchestrator.cleaning import quoted
+from evoclaw.orchestrator.edge_call import EdgeCall
+from evoclaw.orchestrator.fleet import Fleet
+
+SENSES = "device"
+"""The tool of an edge that looks at what is attached to it."""
+
+
+class FleetNodes:
+    """The edges that are there; what they are asked goes the way of `edge_call`."""
+
+    def __init__(self, fleet: Fleet, asking: EdgeCall) -> None:
+        self._fleet, self._asking = fleet, asking
+
+    def names(self) -> Sequence[str]:
+        """Those that are there now."""
+        return [member.agent_id for member in self._fleet.online()]
+
+    def describe(self, node: str, *, fully: bool) -> dict[str, JSON]:
+        """What is known of one, in a line or fully."""
+        member = self._fleet.member(node)
+        about: dict[str, JSON] = {
+            "node": node,
+            "summary": quoted(member.summary),
+            "tools": ", ".join(member.tools.names) or "no tools",
+        }
+        if fully:
+            beat = member.heartbeat
+            about |= {"type": quoted(member.agent_type), "answers questions": member.has_model}
+            if beat is not None:
+                about |= {"cpu percent": beat.cpu_percent, "calls running": beat.in_flight}
+            if member.problem:
+                about["not offered"] = quoted(member.problem)
+        return about
+
+    async def run(
+        self, node: str, action: str, params: dict[str, JSON], call: Call, progress: Progress
+    ) -> ToolResult:
+        """Have a device use one of its tools; a sense that is no tool is asked of `device`."""
+        tools = self._fleet.member(node).tools
+        if tools.find(action) is None and tools.find(SENSES) is not None:
+            action, params = SENSES, {**params, "what": action}
+        asked: dict[str, JSON] = {"agent_id": node, "action": action, "params": params}
+        return await self._asking.execute(replace(call, arguments=asked), progress)

@@ -1,0 +1,67 @@
+"""The tool `device`: what a machine can tell of itself and of what is attached to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Protocol
+
+from msgspec import Meta
+
+from evoclaw.core.bound import Output
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.tools.define import tool
+
+
+class Device(Protocol):
+    """The sensors of one machine."""
+
+    def senses(self) -> Sequence[str]:
+        """What can be asked for here."""
+        ...
+
+    async def sense(self, what: str, pin: int | None) -> Output:
+        """Look at one of them."""
+        ...
+
+
+@tool("device", timeout=10, max_timeout=60, effect="read", resources=())
+async def device(
+    machine: Device, what: str, pin: Annotated[int, Meta(ge=0, le=1023)] | None = None
+) -> Output:
+    """Look at this device: temperature, cpu, memory, disk, processes, camera or gpio.
+
+    Args:
+        machine: The device's sensors.
+        what: Which of them; not every device has all.
+        pin: For `gpio`: the number of the pin to read.
+    """
+    there = machine.senses()
+    if what not in there:
+        known = ", ".join(there)
+        text = f"This device has no {what[:40]!r}. It has: {known}."
+        raise ToolFailure(ErrorKind.NOT_FOUND, text)
+    if what == "gpio" and pin is None:
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say which `pin` to read.")
+    return await machine.sense(what, pin)
+
+
+class Notifier(Protocol):
+    """A way to the person at a machine."""
+
+    async def notify(self, message: str) -> str:
+        """Show a message; how it was shown."""
+        ...
+
+
+@tool("device", timeout=10, max_timeout=60, resources=())
+async def notify(
+    person: Notifier, message: Annotated[str, Meta(min_length=1, max_length=500)]
+) -> str:
+    """Show a short message to whoever is at this device.
+
+    Args:
+        person: The way to them.
+        message: What to say.
+    """
+    return await person.notify(message)

@@ -1,0 +1,127 @@
+"""What this machine tells of itself, from a kernel's files and real programs of a test's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.bound import BoundTool
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, ToolResult
+from evoclaw.core.tools import Call
+from evoclaw.executors.devices import LocalDevice, LocalNotifier
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.executors.processes import LocalProcesses
+from evoclaw.tools.device import Device, Notifier, device, notify
+
+BARE = ("cpu", "memory", "disk", "processes")
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    """A program of this name."""
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+@pytest.fixture
+def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where programs are found, and no others but the system's shell and its tools."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def here(tmp_path: Path, **places: str) -> LocalDevice:
+    return LocalDevice(LocalProcesses(tmp_path), **places)
+
+
+async def use(bound: BoundTool, given: dict[type, object], **arguments: JSON) -> ToolResult:
+    call = Call("c", bound.tool, arguments, "r.1.0.1", 10)
+    return await LocalExecutor([bound], given=given).execute(call, lambda text: None)
+
+
+@pytest.mark.parametrize("what", BARE)
+async def test_every_linux_machine_tells_how_it_is(tmp_path: Path, what: str) -> None:
+    machine = here(tmp_path)
+    assert set(BARE) <= set(machine.senses())
+
+    result = await use(device, {Device: machine}, what=what)
+
+    assert result.error is None and result.text
+    assert result.details
+
+
+async def test_its_own_process_is_among_the_heaviest_or_lighter_than_all_of_them(
+    tmp_path: Path,
+) -> None:
+    result = await use(device, {Device: here(tmp_path)}, what="processes")
+    rows = result.details["processes"]
+    assert rows == sorted(rows, key=lambda row: -row["mb"])
+    assert os.getpid() in {row["pid"] for row in rows} or len(rows) == 15
+
+
+async def test_temperature_is_there_if_there_is_a_sensor(tmp_path: Path) -> None:
+    thermal = tmp_path / "thermal"
+    for number, (name, value) in enumerate((("cpu-thermal", "48312"), ("broken", "asleep"))):
+        zone = thermal / f"thermal_zone{number}"
+        zone.mkdir(parents=True)
+        (zone / "type").write_text(name + "\n")
+        (zone / "temp").write_text(value + "\n")
+    machine = here(tmp_path, thermal=str(thermal))
+
+    result = await use(device, {Device: machine}, what="temperature")
+
+    assert result.text == "cpu-thermal: 48.3 °C"
+    assert "temperature" not in here(tmp_path, thermal=str(tmp_path / "none")).senses()
+
+
+async def test_a_pin_is_read_by_the_machines_own_program(tmp_path: Path, bin: Path) -> None:
+    assert "gpio" not in here(tmp_path).senses()
+    program(
+        bin,
+        "raspi-gpio",
+        'test "$2" -lt 54 || { echo "no pin $2" >&2; exit 1; }\n'
+        'echo "GPIO $2: level=1 fsel=0 func=INPUT"',
+    )
+    machine = here(tmp_path)
+
+    result = await use(device, {Device: machine}, what="gpio", pin=17)
+
+    assert result.text == "GPIO 17: level=1 fsel=0 func=INPUT"
+    with pytest.raises(ToolFailure, match="no pin 99") as failed:
+        await use(device, {Device: machine}, what="gpio", pin=99)
+    assert failed.value.kind is ErrorKind.EXECUTION_FAILED
+    with pytest.raises(ToolFailure, match="which `pin`"):
+        await use(device, {Device: machine}, what="gpio")
+
+
+async def test_a_camera_gives_a_picture_or_says_why_not(tmp_path: Path, bin: Path) -> None:
+    program(bin, "fswebcam", r"printf '\377\330\377\340picture'")
+    result = await use(device, {Device: here(tmp_path)}, what="camera")
+    (block,) = result.blocks
+    assert isinstance(block, ImageBlock) and block.media_type == "image/jpeg"
+
+    program(bin, "fswebcam", "echo 'no such device' >&2; exit 1")
+    with pytest.raises(ToolFailure, match="no such device"):
+        await use(device, {Device: here(tmp_path)}, what="camera")
+
+
+async def test_what_a_machine_does_not_have_is_named_with_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(ToolFailure, match="has no 'altitude'. It has: cpu, memory") as failed:
+        await use(device, {Device: here(tmp_path)}, what="altitude")
+    assert failed.value.kind is ErrorKind.NOT_FOUND
+
+
+async def test_a_message_is_shown_as_it_is(tmp_path: Path, bin: Path) -> None:
+    program(bin, "notify-send", f'shift; shift; printf %s "$1" > {tmp_path}/shown')
+    person = LocalNotifier(LocalProcesses(tmp_path))
+    assert person.works
+
+    result = await use(notify, {Notifier: person}, message="--help $(date)\nnow")
+
+    assert result.text == "shown by notify-send"
+    assert (tmp_path / "shown").read_text() == "--help $(date)\nnow"

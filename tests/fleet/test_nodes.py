@@ -1,0 +1,93 @@
+"""The tool `nodes`: the fleet seen from a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, ToolResult
+from evoclaw.core.tools import Call
+from evoclaw.executors.devices import LocalDevice
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.executors.processes import LocalProcesses
+from evoclaw.orchestrator.nodes import FleetNodes
+from evoclaw.tools.define import tool
+from evoclaw.tools.device import Device, device
+from evoclaw.tools.nodes import Nodes, nodes
+from tests.fleet.support import House, house, new_id
+
+
+@tool("shell")
+async def blink(times: int) -> str:
+    """Blink."""
+    return f"blinked {times} times"
+
+
+@tool("device")
+async def notify(message: str) -> str:
+    """Show a message."""
+    return f"shown: {message}"
+
+
+def machine(tmp_path: Path) -> LocalExecutor:
+    """The tools of a device."""
+    given = {Device: LocalDevice(LocalProcesses(tmp_path))}
+    return LocalExecutor([device, blink, notify], given=given)
+
+
+async def use(here: House, *, request_id: str = "", **arguments: JSON) -> ToolResult:
+    orchestrator = here.orchestrator
+    fleet = FleetNodes(orchestrator.fleet, orchestrator.edge_call(frozenset({"*"})))
+    executor = LocalExecutor([nodes], given={Nodes: fleet})
+    call = Call("c", nodes.tool, arguments, request_id or new_id(), 30)
+    return await executor.execute(call, lambda text: None)
+
+
+async def test_devices_are_listed_and_described(tmp_path: Path) -> None:
+    async with house(tmp_path, "pi", "desk", executor=machine(tmp_path)) as here:
+        listed = await use(here, action="list")
+        assert [line.partition(":")[0] for line in listed.text.splitlines()] == ["desk", "pi"]
+        assert "blink, device, notify" in listed.text or "device, blink, notify" in listed.text
+        about = await use(here, action="describe", node="pi")
+        assert 'type: "sensor"' in about.text
+        assert about.details["answers questions"] is False
+
+
+async def test_a_sense_of_a_device_is_asked_for_by_its_name(tmp_path: Path) -> None:
+    async with house(tmp_path, executor=machine(tmp_path)) as here:
+        result = await use(here, action="run", node="pi", what="memory")
+        assert "MB free" in result.text
+        assert (result.name, result.details["agent"]) == ("nodes", "pi")
+        absent = await use(here, action="run", node="pi", what="gpio", params={"pin": 1})
+        assert absent.error is ErrorKind.NOT_FOUND and "It has: cpu" in absent.text
+
+
+async def test_any_other_tool_of_a_device_can_be_used_and_runs_once_for_a_call(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        asked = new_id()
+        for _ in range(2):
+            result = await use(
+                here, request_id=asked, action="run", node="pi", what="mark", params={"text": "a"}
+            )
+            assert result.text == "marked a"
+        assert here.marks.made == ["a"]
+
+
+async def test_a_message_goes_to_the_person_at_the_device(tmp_path: Path) -> None:
+    async with house(tmp_path, executor=machine(tmp_path)) as here:
+        result = await use(here, action="notify", node="pi", message="dinner")
+        assert result.text == "shown: dinner"
+
+
+async def test_a_device_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        for action in ("describe", "run", "notify"):
+            with pytest.raises(ToolFailure, match="'attic' is not there. There are: pi") as failed:
+                await use(here, action=action, node="attic")
+            assert failed.value.kind is ErrorKind.AGENT_OFFLINE
+        with pytest.raises(ToolFailure, match="Say `what`"):
+            await use(here, action="run", node="pi")
