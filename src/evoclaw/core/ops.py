@@ -35,6 +35,10 @@ class FileOps(Protocol):
         """Create or replace a regular file whole or not at all; make its folders; keep its mode."""
         ...
 
+    async def remove(self, path: str) -> None:
+        """Delete a regular file; a link is refused, and its folder stays, empty or not."""
+        ...
+
     async def stat(self, path: str) -> FileStat:
         """Look at one file; links inside the root are followed."""
         ...

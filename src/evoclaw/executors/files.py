@@ -9,7 +9,7 @@ import posixpath
 import secrets
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
 from evoclaw.executors.beneath import FOLDER, open_beneath
 from evoclaw.executors.roots import Place, Roots, explained, outside
+from evoclaw.executors.surveying import Folder, Survey
 from evoclaw.executors.walk import Walk, kind_of
 
 MAX_READ = 64 << 20
@@ -28,8 +29,8 @@ class LocalFiles:
     """Files of this machine.
 
     Everything blocking runs in a thread. Links are followed only when reading, and only as long
-    as they stay inside; a write replaces the name, so it never reaches another file through a
-    symbolic or a hard link.
+    as they stay inside; a write replaces the name and a removal takes it away, so neither ever
+    reaches another file through a symbolic or a hard link.
     """
 
     def __init__(
@@ -67,6 +68,15 @@ class LocalFiles:
             abandoned.set()
             raise
 
+    async def remove(self, path: str) -> None:
+        """Delete a regular file; a link is refused, and its folder stays, empty or not."""
+        abandoned = threading.Event()
+        try:
+            await asyncio.to_thread(self._remove, path, abandoned)
+        except asyncio.CancelledError:
+            abandoned.set()
+            raise
+
     async def stat(self, path: str) -> FileStat:
         """Look at one file; links inside the root are followed."""
         return await asyncio.to_thread(self._stat, path)
@@ -77,6 +87,19 @@ class LocalFiles:
         Folders are yielded before what is in them; `skip()` leaves out the one yielded last.
         """
         return Walk(self.roots, self.roots.locate(path))
+
+    async def survey(self, path: str, visit: Callable[[Folder], Iterator[str]]) -> None:
+        """Have every folder from this one on visited, in a thread; raise what the visitor does.
+
+        A visitor works on a folder's entries in order, and yields the sub-folders to go into.
+        """
+        survey = Survey(self.roots, self.roots.locate(path), hard_links=self._hard_links)
+        abandoned = threading.Event()
+        try:
+            await asyncio.to_thread(survey.run, visit, abandoned.is_set)
+        except asyncio.CancelledError:
+            abandoned.set()
+            raise
 
     def _open(self, path: str, flags: int) -> tuple[int, Place]:
         place = self.roots.locate(path)
@@ -128,6 +151,35 @@ class LocalFiles:
         return FileStat(place.shown, kind_of(about.st_mode), about.st_size, about.st_mtime)
 
     def _write(self, path: str, data: bytes, abandoned: threading.Event) -> None:
+        place, above, name = self._named(path)
+        try:
+            folder = self._reach(place, above, make=True)
+            try:
+                self._replace(folder, name, data, path, abandoned)
+            finally:
+                os.close(folder)
+        except OSError as problem:
+            raise explained(problem, path) from None
+
+    def _remove(self, path: str, abandoned: threading.Event) -> None:
+        place, above, name = self._named(path)
+        try:
+            folder = self._reach(place, above, make=False)
+            try:
+                if self._present(folder, name, path) is None:
+                    raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+                if abandoned.is_set():
+                    raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+                os.unlink(name, dir_fd=folder)
+                _sync_folder(folder)
+            finally:
+                os.close(folder)
+        except OSError as problem:
+            near = self.roots.near(place) if problem.errno == errno.ENOENT else ()
+            raise explained(problem, path, near) from None
+
+    def _named(self, path: str) -> tuple[Place, str, str]:
+        """A path to be changed, as its root, the folders below that, and its own name."""
         place = self.roots.locate(path, write=True)
         # With no links followed, folding `..` by text means the same as walking it.
         inside = posixpath.normpath(place.inside)
@@ -138,16 +190,10 @@ class LocalFiles:
             raise ToolFailure(
                 ErrorKind.INVALID_PARAMS, f"'{path}' names a folder. Add the file's name."
             )
-        try:
-            folder = self._make_folders(place, above)
-            try:
-                self._replace(folder, name, data, path, abandoned)
-            finally:
-                os.close(folder)
-        except OSError as problem:
-            raise explained(problem, path) from None
+        return place, above, name
 
-    def _make_folders(self, place: Place, above: str) -> int:
+    def _reach(self, place: Place, above: str, *, make: bool) -> int:
+        """Open the folder that holds a file, with no link on the way; perhaps make it."""
         with place.folder() as root:
             here = os.open(".", FOLDER, dir_fd=root)
             for name in above.split("/") if above else []:
@@ -155,6 +201,8 @@ class LocalFiles:
                     try:
                         below = self._enter(here, name)
                     except FileNotFoundError:
+                        if not make:
+                            raise
                         _make_folder(here, name)
                         below = self._enter(here, name)
                 finally:
@@ -162,17 +210,22 @@ class LocalFiles:
                 here = below
             return here
 
+    def _present(self, folder: int, name: str, path: str) -> os.stat_result | None:
+        """What is there now, unless it may not be changed."""
+        old = _look(folder, name)
+        if old is not None and stat.S_ISLNK(old.st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if old is not None:
+            self._regular(path, old)
+        return old
+
     def _enter(self, folder: int, name: str) -> int:
         return open_beneath(folder, name, FOLDER, links=False, mounts=self.roots.mounts)
 
     def _replace(
         self, folder: int, name: str, data: bytes, path: str, abandoned: threading.Event
     ) -> None:
-        old = _look(folder, name)
-        if old is not None and stat.S_ISLNK(old.st_mode):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        if old is not None:
-            self._regular(path, old)
+        old = self._present(folder, name, path)
         draft = f".evoclaw-{secrets.token_hex(8)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(draft, flags, 0o666, dir_fd=folder)

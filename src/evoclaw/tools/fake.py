@@ -60,6 +60,13 @@ class FakeOps:
         self._times[name] = self._clock
         self.files[name] = data
 
+    async def remove(self, path: str) -> None:
+        """Delete a file."""
+        about = await self.stat(path)
+        if about.kind == "dir" or path.endswith("/"):
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, f"'{path}' is a folder.")
+        del self.files[about.path]
+
     async def stat(self, path: str) -> FileStat:
         """Look at one file or folder."""
         name = _normal(path)

@@ -10,6 +10,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.ops import FileOps, FileStat
 from evoclaw.tools.patterns import ANY_FOLDERS, RegexSet, glob_source
 
+EXCLUDE = ".git/info/exclude"
 LONGEST = 256 << 10
 """Bytes of one file of rules that are read."""
 
@@ -67,6 +68,19 @@ class Ignored:
             entry.path, folder=entry.kind == "dir"
         )
 
+    async def above(self) -> list[tuple[str, Rules]]:
+        """The rules that hold from above the start, or beside it, the nearest first."""
+        folder, found = self._start, list[tuple[str, Rules]]()
+        if folder == ".":
+            exclude = await self._text(EXCLUDE)
+            return [("", Rules(exclude))] if exclude.strip() else []
+        while folder and not folder.startswith("/"):
+            folder = posixpath.dirname(folder)
+            rules = await self._rules_of(folder)
+            if rules is not None:
+                found.append((folder, rules))
+        return found
+
     async def _folder_covered(self, folder: str) -> bool:
         """Nothing in a folder that is left out comes back; the start is never left out."""
         if folder in ("", "/") or folder == self._start:
@@ -98,7 +112,7 @@ class Ignored:
         if folder not in self._rules:
             text = await self._text(posixpath.join(folder, ".gitignore"))
             if not folder:
-                text = await self._text(".git/info/exclude") + b"\n" + text
+                text = await self._text(EXCLUDE) + b"\n" + text
             self._rules[folder] = Rules(text) if text.strip() else None
         return self._rules[folder]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from evoclaw.core.ops import FileOps
@@ -17,6 +17,8 @@ SMALL = 64 << 10
 LONGEST_LINE = 500
 """Characters of a line that are shown."""
 SNIFFED = 8 << 10
+UNBOUNDED = 1 << 60
+"""As many lines as there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,16 @@ class Grep:
     most: int
     """Lines found in one file after which its search ends."""
     first_only: bool = False
+    literal: bytes | None = None
+    """What every match has in it, if the expression is nothing but that."""
+
+    def may_be_in(self, data: bytes) -> bool:
+        """Whether a whole file has anything to find."""
+        if self.literal is not None:
+            return self.literal in data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        return self.regex.find(data) is not None
 
 
 @dataclass(slots=True)
@@ -43,21 +55,55 @@ class Found:
 
 async def search_file(ops: FileOps, path: str, asked: Grep, late: Callable[[], bool]) -> Found:
     """Search a file's text; one that is not text has nothing to find."""
+    work = searching(path, asked, late, PIECE)
+    try:
+        start, limit = next(work)
+        while True:
+            piece = await ops.read(path, start=start, limit=limit)
+            if len(piece) <= SMALL:
+                start, limit = work.send(piece)
+            else:
+                start, limit = await asyncio.to_thread(_send, work, piece)
+    except StopIteration as done:
+        return done.value
+    except _Ended as done:
+        return done.found
+
+
+class _Ended(Exception):
+    """A search that ran in a thread has its result."""
+
+    def __init__(self, found: Found) -> None:
+        super().__init__()
+        self.found = found
+
+
+def searching(
+    path: str, asked: Grep, late: Callable[[], bool], first: int
+) -> Generator[tuple[int, int], bytes, Found]:
+    """Search a file whose bytes somebody else reads: yields where from and how many it wants."""
     scan = _Scan(Found(path, spaced=asked.context > 0), asked)
-    position, rest = 0, b""
+    position, rest, limit = 0, b"", first
     while not scan.done and not late():
-        piece = await ops.read(path, start=position, limit=PIECE)
+        piece = yield position, limit
         if position == 0 and b"\0" in piece[:SNIFFED]:
             break
         position += len(piece)
-        data, rest = _whole_lines(rest + piece, last=len(piece) < PIECE)
-        if len(data) <= SMALL:
-            scan.take(data)
-        else:
-            await asyncio.to_thread(scan.take, data)
-        if len(piece) < PIECE:
+        last = len(piece) < limit
+        data, rest = _whole_lines(rest + piece, last=last)
+        scan.take(data)
+        if last:
             break
+        limit = PIECE
     return scan.found
+
+
+def _send(work: Generator[tuple[int, int], bytes, Found], piece: bytes) -> tuple[int, int]:
+    try:
+        return work.send(piece)
+    except StopIteration as done:
+        # A thread's future cannot carry it.
+        raise _Ended(done.value) from None
 
 
 def _whole_lines(data: bytes, *, last: bool) -> tuple[bytes, bytes]:

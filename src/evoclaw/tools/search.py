@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
 
@@ -17,45 +17,28 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, TextBlock
 from evoclaw.core.ops import FileOps, FileStat
 from evoclaw.tools.define import tool
+from evoclaw.tools.finding import (
+    Budget,
+    LocalTree,
+    Name,
+    Names,
+    find_lines,
+    find_names,
+    relative,
+    tail_of,
+)
 from evoclaw.tools.ignore import Ignored, visible
-from evoclaw.tools.matches import Found, Grep, search_file
+from evoclaw.tools.matches import UNBOUNDED, Found, Grep, search_file
 from evoclaw.tools.patterns import ANY_FOLDERS, Regex, glob_source
+from evoclaw.tools.surveying import Surveyable
 
-MOST_ENTRIES = 100_000
-"""Files and folders one search looks at."""
 LONGEST_PATTERN = 4_096
-SHARE = 0.8
-"""Of the time a call has: what was found is better than a timeout."""
-DEFAULT_MS, MAX_MS = 5_000, 30_000
-UNBOUNDED = 1 << 60
+DEFAULT_MS = 5_000
 SIDE_BY_SIDE = 8
 """Files searched at once."""
 MAGIC = "*?[{\\"
-
-
-class Budget:
-    """How much one search may look at, and how long."""
-
-    def __init__(self, timeout_ms: int) -> None:
-        self._end = asyncio.get_running_loop().time() + SHARE * min(timeout_ms, MAX_MS) / 1000
-        self._left = MOST_ENTRIES
-        self.stopped = ""
-        """Why the search ended early, for the model."""
-
-    def spend(self) -> bool:
-        """Count one entry; False if there is nothing left."""
-        self._left -= 1
-        if self._left < 0:
-            self.stopped = f"{MOST_ENTRIES:,} entries were looked at"
-        elif self.late():
-            self.stopped = "the time was up"
-        return not self.stopped
-
-    def late(self) -> bool:
-        """Whether the time is up."""
-        if asyncio.get_running_loop().time() > self._end:
-            self.stopped = "the time was up"
-        return bool(self.stopped)
+SPECIAL = frozenset(".^$*+?{}[]()|\\\n\r")
+"""What a regular expression does not take literally."""
 
 
 @tool("file_read", timeout=5, max_timeout=30, effect="read", resources=("path",))
@@ -85,18 +68,14 @@ async def glob(
     regex = _glob_regex(rest)
     start = posixpath.normpath(posixpath.join((await ops.stat(path)).path, fixed))
     budget = Budget(timeout_ms)
-    found: list[FileStat] = []
-    async with aclosing(_entries(ops, start, budget)) as entries:
-        async for entry in entries:
-            wanted = entry.kind == "file" or entry.kind == "link" or folders
-            if wanted and regex.covers(_relative(entry.path, start)):
-                found.append(entry)
-                if order == "path" and len(found) > limit:
-                    break
+    most = limit if order == "path" else UNBOUNDED
+    asked = Names(regex, start, folders, most, dated=order == "newest", tail=tail_of(pattern))
+    here = isinstance(ops, Surveyable)
+    found = await (find_names if here else _walk_names)(cast("Any", ops), asked, budget)
     more = len(found) > limit
     if order == "newest":
-        found = heapq.nlargest(limit, found, key=lambda entry: entry.mtime)
-    lines = [entry.path + "/" * (entry.kind == "dir") for entry in found[:limit]]
+        found = heapq.nlargest(limit, found, key=lambda one: one.changed)
+    lines = [one.shown for one in found[:limit]]
     note = f"more than {limit} match: make the pattern narrower" if more else budget.stopped
     return _listed(lines, note, f"No file matches '{pattern}'; .gitignore is respected.")
 
@@ -133,21 +112,69 @@ async def grep(
     wanted = _glob_regex(include) if include else None
     budget = Budget(timeout_ms)
     most = limit if mode == "content" else UNBOUNDED
-    asked = Grep(regex, context, most, first_only=mode == "files")
-    lines: list[str] = []
-    left = limit
-    names = _names(ops, await ops.stat(path), wanted, budget)
-    async with aclosing(_matches(ops, names, asked, budget)) as matches:
-        async for found in matches:
-            if mode == "content" and found.count > left:
-                found = await _search(ops, found.path, replace(asked, most=left), budget)
-            left -= found.count if mode == "content" else 1
-            lines += _lines(found, mode, first=not lines)
-            if left <= 0:
-                budget.stopped = budget.stopped or f"the limit of {limit} was met"
-                break
+    plain = pattern if not ignore_case and not set(pattern) & SPECIAL else None
+    literal = None if plain is None else _encoded(plain)
+    asked = Grep(regex, context, most, first_only=mode == "files", literal=literal)
+    gathered = _Gathered(mode, limit)
+    about = await ops.stat(path)
+    if about.kind == "dir" and isinstance(ops, Surveyable):
+        tree = cast("LocalTree", ops)
+        await find_lines(tree, about.path, wanted, asked, gathered, budget)
+    else:
+        await _walk_lines(ops, about, wanted, asked, gathered, budget)
+    if not gathered.room:
+        budget.stopped = budget.stopped or f"the limit of {limit} was met"
     hint = "Try another pattern, ignore_case, or another path; .gitignore is respected."
-    return _listed(lines, budget.stopped, f"Nothing matches '{pattern}'. {hint}")
+    return _listed(gathered.lines, budget.stopped, f"Nothing matches '{pattern}'. {hint}")
+
+
+class _Gathered:
+    """What was found so far, in lines for the model."""
+
+    def __init__(self, mode: str, limit: int) -> None:
+        self._mode, self.room = mode, limit
+        self.lines: list[str] = []
+
+    def add(self, found: Found) -> None:
+        self.room -= found.count if self._mode == "content" else 1
+        if self._mode == "files":
+            self.lines.append(found.path)
+        elif self._mode == "count":
+            self.lines.append(f"{found.path}:{found.count}")
+        else:
+            self.lines += ["--"] if self.lines and found.spaced else []
+            self.lines += found.lines
+
+
+async def _walk_names(ops: FileOps, asked: Names, budget: Budget) -> list[Name]:
+    """The same as `find_names`, entry by entry, for machines that are far away."""
+    found: list[Name] = []
+    async with aclosing(_entries(ops, asked.start, budget)) as entries:
+        async for entry in entries:
+            wanted = entry.kind in ("file", "link") or (entry.kind == "dir" and asked.folders)
+            if wanted and asked.covers(entry.path):
+                found.append(Name(entry.path + "/" * (entry.kind == "dir"), entry.mtime))
+                if len(found) > asked.most:
+                    break
+    return found
+
+
+async def _walk_lines(
+    ops: FileOps,
+    about: FileStat,
+    wanted: Regex | None,
+    asked: Grep,
+    gathered: _Gathered,
+    budget: Budget,
+) -> None:
+    """The same as `find_lines`, several files side by side, for machines that are far away."""
+    async with aclosing(_matches(ops, _names(ops, about, wanted, budget), asked, budget)) as found:
+        async for one in found:
+            if asked.most < UNBOUNDED and one.count > gathered.room:
+                one = await _search(ops, one.path, replace(asked, most=gathered.room), budget)
+            gathered.add(one)
+            if not gathered.room:
+                return
 
 
 async def _matches(
@@ -177,14 +204,6 @@ async def _search(ops: FileOps, path: str, asked: Grep, budget: Budget) -> Found
         return Found(path)
 
 
-def _lines(found: Found, mode: str, *, first: bool) -> list[str]:
-    if mode == "files":
-        return [found.path]
-    if mode == "count":
-        return [f"{found.path}:{found.count}"]
-    return found.lines if first or not found.spaced else ["--", *found.lines]
-
-
 async def _names(
     ops: FileOps, about: FileStat, wanted: Regex | None, budget: Budget
 ) -> AsyncGenerator[str]:
@@ -193,8 +212,8 @@ async def _names(
         return
     async with aclosing(_entries(ops, about.path, budget)) as entries:
         async for entry in entries:
-            relative = _relative(entry.path, about.path)
-            if entry.kind == "file" and (wanted is None or wanted.covers(relative)):
+            inside = relative(entry.path, about.path)
+            if entry.kind == "file" and (wanted is None or wanted.covers(inside)):
                 yield entry.path
 
 
@@ -251,12 +270,6 @@ def _check_pattern(pattern: str) -> None:
 
 def _encoded(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
-
-
-def _relative(path: str, start: str) -> bytes:
-    if start != ".":
-        path = path[len(start) :].lstrip("/")
-    return path.encode(errors="surrogateescape")
 
 
 def _listed(lines: list[str], note: str, nothing: str) -> Output:
