@@ -9,7 +9,7 @@ import pytest
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.errors import ProviderError, ProviderErrorKind
+from evoclaw.core.errors import ProviderError, ProviderErrorKind, ToolFailure
 from evoclaw.core.events import (
     CallFinished,
     CallOutput,
@@ -24,7 +24,7 @@ from evoclaw.core.events import (
     ToolsChanged,
 )
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import ErrorKind, Finish, Reply, ToolCall, ToolResult, Usage, user
+from evoclaw.core.messages import JSON, ErrorKind, Finish, Reply, ToolCall, ToolResult, Usage, user
 from evoclaw.core.ports import (
     ALLOW,
     AllowAll,
@@ -183,6 +183,18 @@ async def test_a_tool_that_crashes_is_a_result_and_keeps_its_traceback_from_the_
     assert ran.results[0].error is ErrorKind.INTERNAL
     assert "secret detail" not in ran.results[0].text
     assert "secret detail" in ran.results[0].details["traceback"]
+
+
+async def test_the_details_of_a_failure_may_have_any_names() -> None:
+    details: dict[str, JSON] = {"text": "a", "kind": "b", "call": "c", "self_": "d"}
+
+    async def refuse(call: Call, progress: Progress) -> str:
+        failure = ToolFailure(ErrorKind.CONFLICT, "it did not fit")
+        failure.details.update(details)
+        raise failure
+
+    ran = await run(Scripted(calls(("put", {})), says("ok")), Table((tool("put"), refuse)))
+    assert (ran.results[0].text, ran.results[0].details) == ("it did not fit", details)
 
 
 async def test_a_tool_that_cancels_itself_does_not_cancel_the_run() -> None:

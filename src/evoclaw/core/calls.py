@@ -250,7 +250,8 @@ async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Tool
             return call.failed(ErrorKind.CANCELLED, "The run was cancelled while this call ran.")
         return call.failed(ErrorKind.TIMEOUT, timed_out(call, said))
     except ToolFailure as error:
-        return call.failed(error.kind, error.message, **error.details)
+        block = ErrorBlock(error.kind, error.message)
+        return ToolResult(call.id, call.name, (block,), error.kind, dict(error.details))
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
