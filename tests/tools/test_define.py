@@ -12,7 +12,7 @@ from evoclaw.core.errors import SchemaError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock, TextBlock, ToolResult
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.ports import Progress
-from evoclaw.core.tools import Effect
+from evoclaw.core.tools import Call, Effect
 from evoclaw.tools.define import tool
 from evoclaw.tools.fake import FakeOps
 from tests.tools.support import use
@@ -202,6 +202,17 @@ async def test_operations_and_progress_are_handed_in() -> None:
     await use(both, machine, exec=machine, progress=heard.append)
 
     assert (machine.files, heard) == ({"out": b"Monday"}, ["working"])
+
+
+async def test_a_tool_that_asks_for_its_call_is_handed_it_and_the_model_never_sees_it() -> None:
+    @tool()
+    async def whoami(call: Call, loud: bool = False) -> str:
+        """Say which call this is."""
+        return f"{call.request_id} {call.arguments}"
+
+    assert whoami.needs == frozenset()
+    assert list(whoami.tool.parameters["properties"]) == ["loud"]
+    assert (await answer(whoami, loud=True)).text == "r.1.0.1 {'loud': True}"
 
 
 def undocumented(x: int) -> int:

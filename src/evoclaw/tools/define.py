@@ -46,9 +46,9 @@ def tool(
     """Make a tool of a function.
 
     The docstring is what the model reads; its `Args:` section describes the parameters.
-    Parameters annotated `Progress` or with a Protocol, as `FileOps`, are handed in and never shown
-    to the model. A plain function runs in a thread, which cannot be stopped: write long work as
-    `async`. Return text, a JSON-able value, blocks, or an `Output`.
+    Parameters annotated `Progress`, `Call` or with a Protocol, as `FileOps`, are handed in and
+    never shown to the model. A plain function runs in a thread, which cannot be stopped: write
+    long work as `async`. Return text, a JSON-able value, blocks, or an `Output`.
 
     Args:
         permissions: What an agent must hold to use it.
@@ -88,7 +88,8 @@ def _bind(bare: Tool, function: Callable[..., object]) -> BoundTool:
     signature = _read_signature(bare.name, function)
     made = replace(bare, description=signature.description, parameters=signature.schema)
     _check(made)
-    needs = frozenset(key for key in signature.injected.values() if key is not None)
+    handed = signature.injected.values()
+    needs = frozenset(key for key in handed if key is not None and key is not Call)
     return BoundTool(made, _runner(signature, function), needs, function)
 
 
@@ -98,7 +99,7 @@ class _Signature:
     schema: dict[str, JSON]
     arguments: type[msgspec.Struct]
     injected: Mapping[str, type | None]
-    """Parameter name to the Protocol of what it is handed; None is `Progress`."""
+    """Parameter name to the Protocol of what it is handed, or `Call`; None is `Progress`."""
 
 
 def _read_signature(title: str, function: Callable[..., object]) -> _Signature:
@@ -112,7 +113,7 @@ def _read_signature(title: str, function: Callable[..., object]) -> _Signature:
         annotation = _annotation(title, parameter, hints)
         if annotation == Progress:
             injected[parameter.name] = None
-        elif _is_protocol(annotation):
+        elif annotation is Call or _is_protocol(annotation):
             injected[parameter.name] = annotation
         elif parameter.default is inspect.Parameter.empty:
             fields.append((parameter.name, annotation))
@@ -195,7 +196,7 @@ def _runner(
     async def run(call: Call, machine: Machine) -> ToolResult:
         given = _convert(call, signature)
         for parameter, key in signature.injected.items():
-            given[parameter] = machine.progress if key is None else machine.given[key]
+            given[parameter] = _handed(key, call, machine)
         if waits:
             answer = await cast("Awaitable[object]", function(**given))
         else:
@@ -203,6 +204,12 @@ def _runner(
         return to_result(call, answer)
 
     return run
+
+
+def _handed(key: type | None, call: Call, machine: Machine) -> object:
+    if key is None:
+        return machine.progress
+    return call if key is Call else machine.given[key]
 
 
 def _convert(call: Call, signature: _Signature) -> dict[str, Any]:

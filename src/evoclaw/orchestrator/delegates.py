@@ -1,0 +1,335 @@
+"""What a run may do with sessions: see them, begin some below its own, and talk to those."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from evoclaw.core.agent import Agent
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.events import Record, RunFinished, StopReason
+from evoclaw.core.messages import ErrorKind, Message, Reply, SystemMessage, ToolResult, UserMessage
+from evoclaw.core.tools import Call
+from evoclaw.core.wording import tool_not_found
+from evoclaw.orchestrator.cleaning import one_line, quoted
+from evoclaw.orchestrator.members import Member
+from evoclaw.orchestrator.subruns import Child, Limits, LiveRun, narrowed
+from evoclaw.store.sessions import Listed, Session, SessionStore, Spent, StoredRun
+from evoclaw.tools import sessions as told
+from evoclaw.tools.sessions import Brief, Said, State, Told
+
+STARTERS = frozenset({told.task.name, told.sessions_spawn.name})
+"""The tools that begin sub-runs."""
+SHARE = 0.95
+"""Of the time there is: so that a sub-run's own end comes first, and the asker can tell of it."""
+ABOUT = 120
+"""Characters of what is said of an agent."""
+
+
+class Host(Protocol):
+    """Where runs are put together and go on: `Conversations`."""
+
+    store: SessionStore
+    agents: Mapping[str, Agent]
+    edges: Callable[[], Sequence[Member]]
+    limits: Limits
+    children: dict[str, Child]
+    running: dict[str, LiveRun]
+
+    def agent(self, session: Session) -> Agent:
+        """Who answers in a session."""
+        ...
+
+    async def prepare(
+        self,
+        session: Session,
+        stored: StoredRun,
+        deadline: Deadline,
+        above: LiveRun | None,
+        brief: Brief | None,
+    ) -> LiveRun:
+        """Put a run together."""
+        ...
+
+    def drive(self, run: LiveRun) -> AsyncGenerator[Record, None]:
+        """Run it."""
+        ...
+
+
+class Delegates:
+    """The sessions as one run sees them."""
+
+    def __init__(self, host: Host, run: LiveRun) -> None:
+        self._host, self._run, self._store = host, run, host.store
+
+    async def start(self, call: Call, brief: Brief, *, wait: bool) -> Told:
+        """Begin a session, and wait for its answer if told so."""
+        above, agent = self._run, self._agent(brief.agent)
+        if above.session.depth >= self._host.limits.depth:
+            text = "Error: Sub-agents may not go any deeper here. Do it yourself."
+            raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
+        session = await self._store.create(
+            Session(
+                _derived("session", call)[:16],
+                agent.name,
+                above.session.owner,
+                brief.title,
+                above.session.id,
+                above.session.depth + 1,
+                narrowed(agent.capabilities, above.capabilities),
+                self._narrowed_tools(brief.tools),
+            )
+        )
+        return await self._go(call, session, brief, wait=wait)
+
+    async def send(self, call: Call, session_id: str, message: str) -> Told:
+        """Say something in a session that was begun from here, and wait for the answer."""
+        listed = await self._visible(session_id)
+        if session_id == self._run.session.id or not await self._is_below(listed.session):
+            text = f"Error: You did not begin session {session_id!r}; you may only read it."
+            raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
+        last, run_id = listed.last, _derived("run", call)[:32]
+        if last is not None and last.is_open and last.id != run_id:
+            if self._child_of(session_id) is not None:
+                text = "Error: It is still answering. Wait for it with session_status, then send."
+                raise ToolFailure(ErrorKind.CONFLICT, text)
+            await self._wait_for(self._launch(call, listed.session, last, None, wait=True))
+            now = await self._told(await self._visible(session_id))
+            if now.state != "ended":
+                return now
+        return await self._go(call, listed.session, Brief(message), wait=True)
+
+    async def list(self, *, agent: str, state: State | None) -> Sequence[Told]:
+        """The sessions, newest first: a sub-run sees those below its own, the others all."""
+        own = self._run.session
+        within = own.id if own.depth else ""
+        found = await self._store.sessions(own.owner, within=within, agent=agent)
+        all_ = [self._figures(listed) for listed in found]
+        return [one for one in all_ if state in (None, one.state)]
+
+    async def history(self, session_id: str, start: int | None, limit: int) -> Sequence[Said]:
+        """Messages from number `start` on, or the last ones."""
+        listed = await self._visible(session_id)
+        first = max(0, listed.messages - limit) if start is None else start
+        found = await self._store.messages(session_id, first, limit)
+        return [Said(number, *_spoken(message)) for number, message in found]
+
+    async def status(self, session_id: str, seconds: float) -> Told:
+        """How a session stands; while it runs, wait so long for its end. Empty is this one."""
+        listed = await self._visible(session_id or self._run.session.id)
+        child = self._child_of(listed.session.id)
+        if child is not None and seconds:
+            await asyncio.wait([child.task], timeout=seconds)
+            listed = await self._visible(listed.session.id)
+        return await self._told(listed)
+
+    async def agents(self) -> Sequence[told.Listed]:
+        """Who can be asked: the agents that are defined here, and the edges of the fleet."""
+        local = [
+            told.Listed(name, "local", told.task.name, about=one_line(agent.prompt, ABOUT))
+            for name, agent in sorted(self._host.agents.items())
+        ]
+        edges = [
+            told.Listed(
+                member.agent_id,
+                "edge",
+                "edge_call",
+                member.online,
+                quoted(member.summary) if member.summary else "",
+                tuple(tool.name for tool in member.tools),
+            )
+            for member in self._host.edges()
+        ]
+        return [*local, *edges]
+
+    async def take_up(self) -> None:
+        """Go on with the sub-runs nobody waited for, as a run that was cut off is resumed."""
+        for stored in await self._store.left_behind(self._run.stored.id):
+            session = await self._store.session(stored.session_id)
+            if session is not None and stored.id not in self._host.children:
+                self._launch(None, session, stored, None, wait=False)
+
+    async def _go(self, call: Call, session: Session, brief: Brief, *, wait: bool) -> Told:
+        """Begin a run, or find the one that this call began before."""
+        run_id = _derived("run", call)[:32]
+        stored = await self._store.run(run_id) or await self._begin(run_id, session, brief, wait)
+        if stored.is_open:
+            child = self._host.children.get(run_id)
+            child = child or self._launch(call, session, stored, brief, wait=wait)
+            if wait:
+                await self._wait_for(child)
+        return await self._told(await self._visible(session.id))
+
+    async def _begin(self, run_id: str, session: Session, brief: Brief, wait: bool) -> StoredRun:
+        self._make_room()
+        above = self._run.stored
+        self._run.purse.under_way += 1  # nobody takes the place while this is written
+        try:
+            return await self._store.begin(
+                run_id,
+                session.id,
+                brief.prompt,
+                parent_run=above.id,
+                root_run=above.root_run,
+                background=not wait,
+            )
+        finally:
+            self._run.purse.under_way -= 1
+
+    def _make_room(self) -> None:
+        purse = self._run.purse
+        if purse.under_way >= purse.limits.at_once:
+            text = (
+                f"Not executed: {purse.under_way} sub-agents are at work already. "
+                "Wait for one to end, then ask again."
+            )
+            raise ToolFailure(ErrorKind.QUEUE_FULL, text)
+        if purse.turns_left <= self._run.session.depth + 1:
+            text = "Error: The budget has no turns left for a sub-agent. Answer with what you have."
+            raise ToolFailure(ErrorKind.EXECUTION_FAILED, text)
+
+    def _launch(
+        self,
+        call: Call | None,
+        session: Session,
+        stored: StoredRun,
+        brief: Brief | None,
+        *,
+        wait: bool,
+    ) -> Child:
+        above, host = self._run, self._host
+        limits = [above.deadline.left * SHARE, host.agent(session).settings.max_seconds]
+        if call is not None and wait:
+            limits.append(call.timeout * SHARE)
+        if brief is not None and brief.seconds is not None:
+            limits.append(brief.seconds)
+        deadline = Deadline(min(limits))
+        deadline.start()
+
+        async def drive() -> None:
+            async with above.places:
+                run = await host.prepare(session, stored, deadline, above, brief)
+                async with aclosing(host.drive(run)) as records:
+                    async for _ in records:
+                        pass
+
+        def ended(_: object) -> None:
+            deadline.release()
+            above.purse.under_way -= 1
+            del host.children[stored.id]
+
+        child = Child(stored.id, session.id, deadline, asyncio.create_task(drive(), name=stored.id))
+        above.purse.under_way += 1
+        above.children.append(child)
+        host.children[stored.id] = child
+        child.task.add_done_callback(ended)
+        return child
+
+    async def _wait_for(self, child: Child) -> None:
+        try:
+            await asyncio.shield(child.task)
+        except asyncio.CancelledError:
+            await child.end(clean=self._run.deadline.over)
+            raise
+
+    def _agent(self, name: str) -> Agent:
+        agents = self._host.agents
+        found = agents.get(name or self._run.session.agent)
+        if found is None:
+            known = ", ".join(sorted(agents))
+            text = f"Error: There is no agent {name!r}. There are: {known}."
+            raise ToolFailure(ErrorKind.NOT_FOUND, text)
+        return found
+
+    def _narrowed_tools(self, wanted: Sequence[str] | None) -> frozenset[str] | None:
+        if wanted is None:
+            return self._run.session.tools
+        held = [tool.name for tool in self._run.ports.executor.tools()]
+        for name in wanted:
+            if name not in held:
+                raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(name, held))
+        return frozenset(wanted)
+
+    def _child_of(self, session_id: str) -> Child | None:
+        found = self._host.children.values()
+        return next((child for child in found if child.session_id == session_id), None)
+
+    async def _visible(self, session_id: str) -> Listed:
+        own, listed = self._run.session, await self._store.look(session_id)
+        ours = listed is not None and listed.session.owner == own.owner
+        if listed is not None and ours and (not own.depth or await self._is_below(listed.session)):
+            return listed
+        text = f"Error: There is no session {one_line(session_id)!r}. See sessions_list."
+        raise ToolFailure(ErrorKind.NOT_FOUND, text)
+
+    async def _is_below(self, session: Session | None) -> bool:
+        """Whether a session is this run's own or was begun from it, directly or not."""
+        while session is not None:
+            if session.id == self._run.session.id:
+                return True
+            session = await self._store.session(session.parent) if session.parent else None
+        return False
+
+    async def _told(self, listed: Listed) -> Told:
+        """How a session stands, with what it said last."""
+        figures, last = self._figures(listed), listed.last
+        record = None if last is None else await self._store.last_record(last.id)
+        if record is None or not isinstance(end := record.event, RunFinished):
+            return figures
+        return replace(figures, text=end.text, reason=end.reason)
+
+    def _figures(self, listed: Listed) -> Told:
+        session, last = listed.session, listed.last
+        state, spent = self._state(listed), Spent() if last is None else last.spent
+        stop = last.stop if last is not None and last.stop is not None else ""
+        budget = self._run.purse.left() | {"seconds": round(self._run.deadline.left, 1)}
+        return Told(
+            session.id,
+            session.agent,
+            state,
+            stop if state == "ended" else "",
+            turns=spent.turns,
+            calls=spent.calls,
+            tokens=spent.tokens_in + spent.tokens_out,
+            cost=spent.cost,
+            title=session.title,
+            parent=session.parent,
+            messages=listed.messages,
+            created_at=session.created_at,
+            budget=budget,
+        )
+
+    def _state(self, listed: Listed) -> State:
+        last, host = listed.last, self._host
+        if listed.session.id in host.running or self._child_of(listed.session.id) is not None:
+            return "running"
+        if last is None:
+            return "new"
+        if last.stop is None:
+            return "interrupted"
+        return "waiting" if last.stop is StopReason.WAITING else "ended"
+
+
+def _derived(kind: str, call: Call) -> str:
+    """An id that this call always gives, whichever attempt it is: what it began is found again."""
+    stem = call.request_id.rpartition(".")[0] or call.request_id
+    return hashlib.sha256(f"{kind} {stem}".encode()).hexdigest()
+
+
+def _spoken(message: Message) -> tuple[str, str]:
+    match message:
+        case SystemMessage(text):
+            return "system", text
+        case UserMessage():
+            return "user", message.text
+        case Reply(text, calls):
+            asked = [f"→ {call.name}({call.arguments})" for call in calls]
+            return "assistant", "\n".join(part for part in (text, *asked) if part)
+        case ToolResult(name=name):
+            return f"tool {name}", message.text

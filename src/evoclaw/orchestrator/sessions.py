@@ -1,0 +1,284 @@
+"""Conversations with agents, and what a session's own tools may do with other sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from evoclaw.core.agent import Agent, LoopSettings
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import AgentNotFound, EvoClawError
+from evoclaw.core.events import Record, RunStarted
+from evoclaw.core.messages import Message, SystemMessage, user
+from evoclaw.core.ports import Policy, Ports, Sink
+from evoclaw.core.state import fold, new_run
+from evoclaw.executors.wrapped import Filtered
+from evoclaw.governance.chain import Chain
+from evoclaw.governance.permissions import Permissions
+from evoclaw.orchestrator.delegates import STARTERS, Delegates
+from evoclaw.orchestrator.members import Member
+from evoclaw.orchestrator.questions import Parking, Questions
+from evoclaw.orchestrator.subruns import Allowance, Child, Limits, LiveRun, Purse, Within, narrowed
+from evoclaw.store.sessions import Session, SessionStore, StoredRun
+from evoclaw.tools.notes import Todo, Todos
+from evoclaw.tools.question import Person
+from evoclaw.tools.sessions import Brief, Sessions
+
+
+class NoSession(EvoClawError):
+    """There is no session of that id."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"there is no session {session_id!r}")
+        self.session_id = session_id
+
+
+class Busy(EvoClawError):
+    """A session is answering something else, or has not ended what it was doing."""
+
+    def __init__(self, session_id: str, why: str) -> None:
+        super().__init__(f"session {session_id!r} {why}")
+        self.session_id = session_id
+
+
+class Equip(Protocol):
+    """Gives a session's runs their parts."""
+
+    def __call__(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+        """The provider, tools, rules and approver of a run.
+
+        Args:
+            agent: Who answers.
+            session: Where.
+            given: What the tools of this session are handed, by Protocol: `Todos`, `Person`,
+                `Sessions`.
+        """
+        ...
+
+
+class StoredTodos:
+    """The todos of a session, on the disk."""
+
+    def __init__(self, store: SessionStore, session_id: str) -> None:
+        self._store, self._session_id = store, session_id
+
+    async def read(self) -> Sequence[Todo]:
+        """All of them, in order."""
+        blob = await self._store.todos(self._session_id)
+        return () if blob is None else msgspec.json.decode(blob, type=tuple[Todo, ...])
+
+    async def replace(self, todos: Sequence[Todo]) -> None:
+        """Keep these instead of what was there."""
+        await self._store.put_todos(self._session_id, msgspec.json.encode(todos))
+
+
+class Conversations:
+    """All sessions of a process: opened, gone on with, resumed."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        agents: Mapping[str, Agent],
+        equip: Equip,
+        *,
+        questions: Questions | None = None,
+        limits: Limits | None = None,
+        edges: Callable[[], Sequence[Member]] = lambda: (),
+        prompt: Callable[[Agent], str] = lambda agent: agent.prompt,
+    ) -> None:
+        """Choose the parts.
+
+        Args:
+            store: Where everything is kept.
+            agents: Who can be asked, by name.
+            equip: What their runs are given.
+            questions: How people are reached; nobody is if not given.
+            limits: What a run and its sub-runs may use together; the usual ones if not given.
+            edges: The members of the fleet.
+            prompt: The instructions that a session of an agent starts with.
+        """
+        self.store, self.agents, self.edges = store, agents, edges
+        self.limits = limits or Limits()
+        self.questions = questions or Questions(store.questions)
+        self._equip, self._prompt = equip, prompt
+        self.children: dict[str, Child] = {}
+        """Sub-runs that go on in this process, by run id."""
+        self.running: dict[str, LiveRun] = {}
+        """Runs that go on in this process, by session id."""
+
+    async def open(
+        self, agent: str, *, session_id: str = "", owner: str = "", title: str = ""
+    ) -> Session:
+        """Begin a conversation; the id of one that is there gives that one."""
+        found = self.agents.get(agent)
+        if found is None:
+            raise AgentNotFound(agent, tuple(self.agents))
+        return await self.store.create(
+            Session(
+                session_id or secrets.token_hex(8),
+                agent,
+                owner,
+                title,
+                capabilities=found.capabilities,
+            )
+        )
+
+    async def say(
+        self,
+        session_id: str,
+        message: str,
+        *,
+        run_id: str = "",
+        sinks: Sequence[Sink] = (),
+        deadline: Deadline | None = None,
+    ) -> AsyncGenerator[Record, None]:
+        """Say something in a session and watch the answer being made.
+
+        Args:
+            session_id: Of a session that was opened.
+            message: What to say.
+            run_id: One of your own; given again, it goes on with that run instead of a second.
+            sinks: Who else is told.
+            deadline: To cancel it by.
+        """
+        listed = await self.store.look(session_id)
+        if listed is None:
+            raise NoSession(session_id)
+        if listed.last is not None and listed.last.is_open and listed.last.id != run_id:
+            raise Busy(session_id, "has not ended what it was doing; resume or cancel that first")
+        run_id = run_id or secrets.token_hex(16)
+        stored = await self.store.begin(run_id, session_id, message)
+        async with aclosing(self._watch(listed.session, stored, sinks, deadline)) as records:
+            async for record in records:
+                yield record
+
+    async def resume(
+        self, session_id: str, *, sinks: Sequence[Sink] = (), deadline: Deadline | None = None
+    ) -> AsyncGenerator[Record, None]:
+        """Go on with the last run of a session that waited for a person or was cut off."""
+        listed = await self.store.look(session_id)
+        if listed is None:
+            raise NoSession(session_id)
+        if listed.last is None or not listed.last.is_open:
+            raise Busy(session_id, "has nothing to go on with; say something")
+        async with aclosing(self._watch(listed.session, listed.last, sinks, deadline)) as records:
+            async for record in records:
+                yield record
+
+    async def _watch(
+        self,
+        session: Session,
+        stored: StoredRun,
+        sinks: Sequence[Sink],
+        deadline: Deadline | None,
+    ) -> AsyncGenerator[Record, None]:
+        agent = self.agent(session)
+        run = await self.prepare(
+            session, stored, deadline or Deadline(agent.settings.max_seconds), None, None
+        )
+        async with aclosing(self.drive(run, sinks)) as records:
+            async for record in records:
+                yield record
+
+    async def drive(self, run: LiveRun, sinks: Sequence[Sink] = ()) -> AsyncGenerator[Record, None]:
+        """Run it, known as going on here while it does."""
+        if run.session.id in self.running:
+            raise Busy(run.session.id, "is answering something else")
+        self.running[run.session.id] = run
+        try:
+            if run.state.started:
+                await Delegates(self, run).take_up()
+            async with aclosing(run.records(sinks)) as records:
+                async for record in records:
+                    yield record
+        finally:
+            del self.running[run.session.id]
+
+    def agent(self, session: Session) -> Agent:
+        """Who answers in a session."""
+        found = self.agents.get(session.agent)
+        if found is None:
+            raise AgentNotFound(session.agent, tuple(self.agents))
+        return found
+
+    async def prepare(
+        self,
+        session: Session,
+        stored: StoredRun,
+        deadline: Deadline,
+        above: LiveRun | None,
+        brief: Brief | None,
+    ) -> LiveRun:
+        """Put a run together: what it is made of, and how far it came.
+
+        Args:
+            session: Whose it is.
+            stored: What is known of it.
+            deadline: When it is over.
+            above: The run it is a part of; it never may more than that.
+            brief: What it was begun with, if it is the first of its session.
+        """
+        agent = self.agent(session)
+        capabilities = narrowed(agent.capabilities, session.capabilities)
+        if above is None:
+            purse = Purse(self.limits, await self.store.spent(stored.root_run))
+        else:
+            capabilities, purse = narrowed(capabilities, above.capabilities), above.purse
+        earlier = await self.store.messages(session.id)
+        records = await self.store.records(stored.id)
+        if records and isinstance(opening := records[0].event, RunStarted):
+            state, settings = fold(records), opening.settings
+        else:
+            messages = self._opening(agent, [message for _, message in earlier], stored.asked)
+            state, settings = new_run(messages, stored.id), _settings(agent, brief)
+        run = LiveRun(
+            self.store, session, stored, state, settings, deadline, purse, capabilities,
+            seq=len(records), known=len(earlier),
+            places=asyncio.Semaphore(self.limits.side_by_side),
+        )  # fmt: skip
+        run.ports, run.rules = self._ports(agent, run, above)
+        return run
+
+    def _opening(self, agent: Agent, earlier: list[Message], asked: str) -> list[Message]:
+        if not earlier and (text := self._prompt(agent)):
+            earlier = [SystemMessage(text)]
+        return [*earlier, user(asked)]
+
+    def _ports(
+        self, agent: Agent, run: LiveRun, above: LiveRun | None
+    ) -> tuple[Ports, tuple[Policy, ...]]:
+        session = run.session
+        given: dict[type, object] = {
+            Todos: StoredTodos(self.store, session.id),
+            Person: self.questions.person(session.id),
+            Sessions: Delegates(self, run),
+        }
+        ports = self._equip(agent, session, given)
+        deepest = session.depth >= self.limits.depth
+        executor = Within(
+            Filtered(ports.executor, run.capabilities),
+            None if above is None else above.ports.executor,
+            session.tools,
+            STARTERS if deepest else frozenset(),
+        )
+        rules: tuple[Policy, ...] = (Permissions(run.capabilities),)
+        inherited = () if above is None else above.rules
+        if not any(rule is ports.policy for rule in inherited):
+            rules = (*rules, ports.policy)
+        rules = (*rules, *inherited)
+        parking = Parking(self.questions, session.id, ports.approver)
+        policy = Chain((*rules, parking, Allowance(run.purse, session.depth)))
+        return Ports(ports.provider, executor, policy, parking), rules
+
+
+def _settings(agent: Agent, brief: Brief | None) -> LoopSettings:
+    settings = agent.settings
+    if brief is None or brief.max_turns is None:
+        return settings
+    return replace(settings, max_turns=min(settings.max_turns, brief.max_turns))

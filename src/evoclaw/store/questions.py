@@ -1,0 +1,104 @@
+"""What people are asked in sessions, and what they answered; a part of the session store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from evoclaw.store.sqlite import Database, sealed, unsealed
+
+QUESTIONS = (
+    """CREATE TABLE questions (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        session_id TEXT NOT NULL,
+        question BLOB NOT NULL,
+        answer BLOB,
+        asked_at REAL NOT NULL,
+        answered_at REAL,
+        closed_at REAL
+    ) STRICT""",
+    "CREATE INDEX questions_open ON questions (session_id, seq) "
+    "WHERE answer IS NULL AND closed_at IS NULL",
+)
+"""The tables, a part of the session store's schema."""
+
+
+class StoredQuestion(Struct, frozen=True):
+    """Something a person is asked, and the answer if there is one."""
+
+    id: str
+    session_id: str
+    question: bytes
+    answer: bytes | None
+    asked_at: float
+
+
+class QuestionStore:
+    """Questions by the call that asks them: each is asked once, and its first answer counts."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database, self._path, self._clock = database, database.path, clock
+
+    async def ask(self, question_id: str, session_id: str, question: bytes) -> StoredQuestion:
+        """Keep a question; one of that id that is there already stays as it is, and is given."""
+        put = (
+            "INSERT INTO questions (id, session_id, question, asked_at) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (id) DO NOTHING"
+        )
+        values = (question_id, session_id, sealed(question), self._clock())
+
+        def work(connection: sqlite3.Connection) -> StoredQuestion:
+            connection.execute(put, values)
+            (found,) = self._questions(connection, "WHERE id = ?", question_id)
+            return found
+
+        return await self._database.write(work)
+
+    async def answer(self, question_id: str, answer: bytes) -> bool:
+        """Keep an answer; False if there is no such question, or it has one, or was given up."""
+        statement = (
+            "UPDATE questions SET answer = ?, answered_at = ? "
+            "WHERE id = ? AND answer IS NULL AND closed_at IS NULL"
+        )
+        values = (sealed(answer), self._clock(), question_id)
+        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+
+    async def give_up(self, run_id: str) -> None:
+        """A run has ended: nobody waits for answers to its questions any more."""
+        statement = (
+            "UPDATE questions SET closed_at = ? "
+            "WHERE id >= ? AND id < ? AND answer IS NULL AND closed_at IS NULL"
+        )
+        values = (self._clock(), f"{run_id}.", f"{run_id}/")  # '/' comes right after '.'
+        await self._database.write(lambda c: c.execute(statement, values))
+
+    async def get(self, question_id: str) -> StoredQuestion | None:
+        """One question."""
+        found = await self._database.read(lambda c: self._questions(c, "WHERE id = ?", question_id))
+        return found[0] if found else None
+
+    async def waiting(self, session_id: str = "") -> list[StoredQuestion]:
+        """What people are asked and have not answered, of one session or of all, in order."""
+        condition = (
+            "WHERE answer IS NULL AND closed_at IS NULL AND (?1 = '' OR session_id = ?1) "
+            "ORDER BY seq"
+        )
+        return await self._database.read(lambda c: self._questions(c, condition, session_id))
+
+    def _questions(
+        self, connection: sqlite3.Connection, condition: str, value: str
+    ) -> list[StoredQuestion]:
+        statement = f"SELECT id, session_id, question, answer, asked_at FROM questions {condition}"
+        return [
+            StoredQuestion(
+                id_,
+                session,
+                unsealed(question, self._path),
+                None if answer is None else unsealed(answer, self._path),
+                asked_at,
+            )
+            for id_, session, question, answer, asked_at in connection.execute(statement, (value,))
+        ]

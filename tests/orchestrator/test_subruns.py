@@ -1,0 +1,504 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.events import CallFinished, RunFinished
+from evoclaw.core.messages import ErrorKind, Reply, SystemMessage, ToolResult, UserMessage
+from evoclaw.core.ports import ALLOW, Approval, Ask, Decision, Deny, Policy, Verdict
+from evoclaw.core.tools import Call
+from evoclaw.orchestrator.sessions import Busy, NoSession
+from evoclaw.orchestrator.subruns import Limits, narrowed
+from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from evoclaw.tools.question import Answer
+from evoclaw.tools.sessions import task
+from tests.orchestrator.support import agent, ended, house, results
+from tests.tools.support import call_of
+
+
+def ask(prompt: str = "do it", **more: object) -> Reply:
+    return calls(("task", {"prompt": prompt, "agent": "help", **more}))
+
+
+def work(what: str = "it") -> Reply:
+    return calls(("work", {"what": what}))
+
+
+async def test_a_task_is_a_real_run_of_its_own_and_its_answer_comes_back(tmp_path: Path) -> None:
+    help_ = Scripted(work(), says("It is done."))
+    async with house(tmp_path, lead=Scripted(ask(), says("Thanks.")), help=help_) as home:
+        records = await home.say("go")
+
+        (result,) = results(records)
+        session_id = result.details["session_id"]
+        assert result.text == f"It is done.\n[session {session_id}: completed]"
+        assert result.details["turns"] == 2 and result.details["calls"] == 1
+        assert result.details["tokens"] == 30
+        assert home.ran == [(session_id, "it")]
+        first = help_.requests[0].messages
+        assert isinstance(first[0], SystemMessage) and first[0].text == "You help."
+        assert isinstance(first[1], UserMessage) and first[1].text == "do it"
+        assert len(first) == 2, "it knows nothing of the conversation above"
+        below = await home.store.look(session_id)
+        assert below is not None and below.last is not None
+        assert (below.session.parent, below.session.depth) == ("main", 1)
+        assert below.last.stop == "completed" and below.messages == 5
+        assert isinstance((await home.store.records(below.last.id))[-1].event, RunFinished)
+
+
+async def test_tasks_of_one_reply_go_on_side_by_side_but_no_more_than_may(tmp_path: Path) -> None:
+    inside, peak, full = 0, 0, asyncio.Event()
+
+    async def body(what: str) -> str:
+        nonlocal inside, peak
+        inside += 1
+        peak = max(peak, inside)
+        if inside == 2:
+            full.set()
+        await full.wait()
+        inside -= 1
+        return what
+
+    three = calls(*[("task", {"prompt": str(n), "agent": "help"}) for n in range(3)])
+
+    def speak(asked: Asked) -> Reply:
+        return work() if len(asked.messages) == 2 else says("ok")
+
+    lead, help_ = Scripted(three, says("all done")), Scripted(*[speak] * 6)
+    limits = Limits(side_by_side=2)
+    async with house(tmp_path, limits=limits, lead=lead, help=help_) as home:
+        home.body = body
+        records = await home.say("go")
+        assert ended(records).text == "all done"
+        assert [result.error for result in results(records)] == [None] * 3
+        assert peak == 2
+
+
+async def test_a_sub_run_never_holds_more_than_the_run_above(tmp_path: Path) -> None:
+    lead, help_ = agent("lead", "session", "interact"), agent("help")
+    model = Scripted(work(), says("I may not."))
+    async with house(
+        tmp_path, agents=(lead, help_), lead=Scripted(ask(), says("ok")), help=model
+    ) as home:
+        await home.say("go")
+        offered = model.requests[0].tools
+        assert "question" in offered and "task" in offered
+        assert not {"work", "todowrite", "todoread"} & set(offered)
+        assert home.ran == []
+
+
+async def test_a_sub_run_uses_only_the_tools_named_and_never_one_the_asker_lacks(
+    tmp_path: Path,
+) -> None:
+    replies = (
+        ask(tools=["work"]),
+        ask(tools=["work", "rm"]),
+        says("ok"),
+    )
+    help_ = Scripted(calls(("task", {"prompt": "deeper"})), says("no"))
+    async with house(tmp_path, lead=Scripted(*replies), help=help_) as home:
+        first, second = results(await home.say("go"))
+        assert help_.requests[0].tools == ("work",)
+        assert first.text.startswith("no\n")
+        assert second.error is ErrorKind.NOT_FOUND and "'rm'" in second.text
+        assert len(help_.requests) == 2
+
+
+async def test_the_rules_of_the_run_above_judge_the_sub_run_too(tmp_path: Path) -> None:
+    class NoWork(Policy):
+        async def judge(self, call: Call) -> Verdict:
+            return Deny("no", "work is forbidden") if call.name == "work" else ALLOW
+
+    help_ = Scripted(work(), says("forbidden"))
+    async with house(tmp_path, lead=Scripted(ask(), says("ok")), help=help_) as home:
+        home.policy = NoWork()
+        await home.say("go")
+        assert home.ran == []
+        assert "work is forbidden" in str(help_.requests[1].messages[-1])
+
+
+async def test_sub_runs_spend_turns_calls_and_tokens_from_one_purse(tmp_path: Path) -> None:
+    for limits, why in (
+        (Limits(turns=3), "turns"),
+        (Limits(calls=2), "calls"),
+        (Limits(tokens=40), "tokens"),
+    ):
+        lead = Scripted(ask(), says("so be it"))
+        help_ = Scripted(work("1"), work("2"), work("3"), says("done"))
+        folder = tmp_path / why
+        async with house(folder, limits=limits, lead=lead, help=help_) as home:
+            records = await home.say("go")
+            spent = await home.store.spent(records[0].run_id)
+            if why == "calls":
+                assert len(home.ran) == 1, "the task itself was the first call"
+                continue
+            (result,) = results(records)
+            assert result.error is ErrorKind.EXECUTION_FAILED
+            assert f"the {why} that this run" in result.text
+            assert spent.turns == 3
+            # A turn is kept for the run above, to answer with; tokens that are gone are gone.
+            assert ended(records).stop == ("completed" if why == "turns" else "budget_exceeded")
+
+
+async def test_a_reply_without_a_price_ends_what_is_bounded_by_money(tmp_path: Path) -> None:
+    unpriced = Reply("", calls(("work", {})).calls, usage=says("").usage)
+    lead = Scripted(ask(), says("no"))
+    async with house(
+        tmp_path, limits=Limits(cost=1.0), lead=lead, help=Scripted(unpriced, says("x"))
+    ) as home:
+        records = await home.say("go")
+        assert "no known price" in results(records)[0].text
+
+
+async def test_a_sub_run_ends_before_the_time_of_its_call_and_says_so(tmp_path: Path) -> None:
+    async def never(what: str) -> str:
+        await asyncio.Event().wait()
+        return what
+
+    replies = (ask(timeout_ms=1000), says("too slow"))
+    async with house(tmp_path, lead=Scripted(*replies), help=Scripted(work())) as home:
+        home.body = never
+        records = await home.say("go")
+        (result,) = results(records)
+        assert result.error is ErrorKind.TIMEOUT
+        assert result.details["stop"] == "duration_exceeded"
+        assert ended(records).text == "too slow"
+
+
+async def test_sub_runs_nest_only_so_deep_and_the_deepest_is_not_offered_more(
+    tmp_path: Path,
+) -> None:
+    def speak(asked: Asked) -> Reply:
+        if len(asked.messages) > 2 or "task" not in asked.tools:
+            return says("bottom" if "task" not in asked.tools else "up")
+        return calls(("task", {"prompt": "deeper"}))
+
+    help_ = Scripted(*[speak] * 9)
+    limits = Limits(depth=2)
+    async with house(tmp_path, limits=limits, lead=Scripted(ask(), says("ok")), help=help_) as home:
+        await home.say("go")
+        assert ["task" in asked.tools for asked in help_.requests] == [True, False, True]
+        assert [one.session.depth for one in await home.store.sessions("")] == [2, 1, 0]
+
+
+async def test_cancelling_the_run_above_cancels_the_sub_run_and_its_records_say_so(
+    tmp_path: Path,
+) -> None:
+    deadline, stopped = Deadline(), list[str]()
+
+    async def body(what: str) -> str:
+        deadline.cancel()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(what)
+        return what
+
+    async with house(tmp_path, lead=Scripted(ask()), help=Scripted(work())) as home:
+        home.body = body
+        records = await home.say("go", deadline=deadline)
+        assert ended(records).stop == "cancelled"
+        below = (await home.store.sessions(""))[0]
+        assert below.last is not None and below.last.stop == "cancelled"
+        assert stopped == ["it"] and not home.talks.children and not home.talks.running
+
+
+async def test_a_parent_cut_off_and_resumed_finds_its_sub_run_instead_of_starting_a_second(
+    tmp_path: Path,
+) -> None:
+    reached, cut = asyncio.Event(), asyncio.Event()
+
+    async def stuck(what: str) -> str:
+        reached.set()
+        await cut.wait()
+        return what
+
+    help_ = Scripted(work("half"))
+    async with house(tmp_path, lead=Scripted(ask()), help=help_) as home:
+        home.body = stuck
+        running = asyncio.create_task(home.say("go", run_id="run1"))
+        async with asyncio.timeout(5):
+            await reached.wait()
+        running.cancel()  # as when the process is ended
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not home.talks.children
+        (below,) = [one for one in await home.store.sessions("") if one.session.depth]
+        assert below.last is not None and below.last.stop is None, "a resume point, not an end"
+    lead, help_ = Scripted(says("ok")), Scripted(says("half done, now whole"))
+    async with house(tmp_path, lead=lead, help=help_) as home:
+        records = [record async for record in home.talks.resume("main")]
+        assert results(records)[0].text.startswith("half done, now whole\n")
+        assert ended(records).text == "ok"
+        assert len(await home.store.sessions("")) == 2, "no second child"
+        assert len(help_.requests) == 1, "no stored reply is paid for twice"
+        assert [what for _, what in home.ran] == ["half"], "an idempotent call was run again"
+
+
+async def test_a_sub_run_that_had_ended_before_the_cut_is_not_run_again(tmp_path: Path) -> None:
+    lead, help_ = Scripted(ask(), says("first")), Scripted(says("done once"))
+    async with house(tmp_path, lead=lead, help=help_) as home:
+        records = await home.say("go", run_id="run1")
+        (finished,) = [r.seq for r in records if isinstance(r.event, CallFinished)]
+
+        def lose(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "DELETE FROM records WHERE run_id = 'run1' AND seq >= ?", (finished,)
+            )
+            connection.execute("DELETE FROM messages WHERE session_id = 'main' AND number > 2")
+            connection.execute("UPDATE runs SET stop = NULL WHERE id = 'run1'")
+
+        # As if the process had died before the run above learnt of the answer.
+        await home.store.database.write(lose)
+    help_ = Scripted()
+    async with house(tmp_path, lead=Scripted(says("second")), help=help_) as home:
+        records = [record async for record in home.talks.resume("main")]
+        assert results(records)[0].text.startswith("done once\n")
+        assert ended(records).text == "second" and help_.requests == []
+        with pytest.raises(Busy, match="nothing to go on with"):
+            _ = [record async for record in home.talks.resume("main")]
+
+
+def known_session(asked: Asked) -> str:
+    """The session that the first result of a conversation speaks of."""
+    found = [one for one in asked.messages if isinstance(one, ToolResult)]
+    return found[0].details["session_id"]
+
+
+async def test_a_spawned_sub_run_goes_on_beside_and_its_answer_is_fetched(tmp_path: Path) -> None:
+    def fetch(asked: Asked) -> Reply:
+        wanted = {"session_id": known_session(asked), "wait_seconds": 5}
+        return calls(("session_status", wanted))
+
+    spawn = calls(("sessions_spawn", {"task": "dig", "agent": "help", "label": "digging"}))
+    lead, help_ = Scripted(spawn, fetch, says("dug")), Scripted(work(), says("a hole"))
+    async with house(tmp_path, lead=lead, help=help_) as home:
+        spawned, status = results(await home.say("go"))
+        assert "was begun with 'help'" in spawned.text
+        assert spawned.details["state"] == "running"
+        assert "'digging': help, ended (completed)" in status.text
+        assert status.text.endswith("it said:\na hole")
+        assert "left for all together: turns 96, calls 197" in status.text
+
+
+async def test_a_spawned_sub_run_ends_with_the_run_above(tmp_path: Path) -> None:
+    started = asyncio.Event()
+
+    async def stuck(what: str) -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return what
+
+    spawn = calls(("sessions_spawn", {"task": "dig", "agent": "help"}))
+    lead = Scripted(spawn, work("wait"), says("bye"))
+    async with house(tmp_path, lead=lead, help=Scripted(work("dig"))) as home:
+
+        async def body(what: str) -> str:
+            if what == "dig":
+                return await stuck(what)
+            await started.wait()
+            return what
+
+        home.body = body
+        records = await home.say("go")
+        assert ended(records).text == "bye"
+        below = (await home.store.sessions(""))[0]
+        assert below.last is not None and below.last.stop == "cancelled"
+        assert not home.talks.children
+
+
+async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_resumed(
+    tmp_path: Path,
+) -> None:
+    spawn = calls(("sessions_spawn", {"task": "dig", "agent": "help"}))
+    both = asyncio.Event()
+
+    async def stuck(what: str) -> str:
+        if len(home.ran) == 2:
+            both.set()
+        await asyncio.Event().wait()
+        return what
+
+    async with house(
+        tmp_path, lead=Scripted(spawn, work("lead")), help=Scripted(work("dig"))
+    ) as home:
+        home.body = stuck
+        running = asyncio.create_task(home.say("go"))
+        async with asyncio.timeout(5):
+            await both.wait()
+        running.cancel()
+        await asyncio.wait([running])
+    finished = asyncio.Event()
+
+    def done(asked: Asked) -> Reply:
+        finished.set()
+        return says("dug")
+
+    async with house(tmp_path, lead=Scripted(says("ok")), help=Scripted(done)) as home:
+
+        async def body(what: str) -> str:
+            if what == "lead":
+                await finished.wait()
+                while home.talks.children:
+                    await asyncio.wait([c.task for c in home.talks.children.values()])
+            return what
+
+        home.body = body
+        async with asyncio.timeout(5):
+            records = [record async for record in home.talks.resume("main")]
+        assert ended(records).text == "ok"
+        below = (await home.store.sessions(""))[0]
+        assert below.last is not None and below.last.stop == "completed"
+
+
+async def test_sending_goes_on_with_the_conversation_of_a_sub_run(tmp_path: Path) -> None:
+    def send(asked: Asked) -> Reply:
+        wanted = {"session_id": known_session(asked), "message": "and more?"}
+        return calls(("sessions_send", wanted))
+
+    lead = Scripted(ask("start"), send, says("ok"))
+    help_ = Scripted(says("one"), says("two"))
+    async with house(tmp_path, lead=lead, help=help_) as home:
+        first, second = results(await home.say("go"))
+        assert second.text.startswith("two\n")
+        assert second.details["session_id"] == first.details["session_id"]
+        said = [getattr(message, "text", "") for message in help_.requests[1].messages]
+        assert said == ["You help.", "start", "one", "and more?"]
+        listed = await home.store.look(first.details["session_id"])
+        assert listed is not None and listed.messages == 5
+
+
+async def test_a_sub_run_that_waits_for_a_person_says_so_and_goes_on_when_sent_to(
+    tmp_path: Path,
+) -> None:
+    query = calls(("question", {"question": "Which way?"}))
+
+    def send(asked: Asked) -> Reply:
+        wanted = {"session_id": known_session(asked), "message": "go on"}
+        return calls(("sessions_send", wanted))
+
+    lead = Scripted(ask(), says("It waits."), send, says("ok"))
+    help_ = Scripted(query, says("left it is"), says("gone on"))
+    async with house(tmp_path, lead=lead, help=help_) as home:
+        (result,) = results(await home.say("go"))
+        assert "waits for a person: Which way?" in result.text
+        ((_, asked),) = await home.questions.waiting(result.details["session_id"])
+        assert await home.questions.answer(asked.id, Answer(text="left")) == ""
+        (sent,) = results(await home.say("now?"))
+        assert sent.text.startswith("gone on\n")
+        said = [getattr(message, "text", "") for message in help_.requests[2].messages]
+        assert said[3:] == ["The user answered: left", "left it is", "go on"]
+
+
+async def test_a_run_resumed_after_an_answer_goes_on_in_its_own_session(tmp_path: Path) -> None:
+    query = calls(("question", {"question": "Sure?", "options": ["yes", "no"]}))
+    async with house(tmp_path, lead=Scripted(query)) as home:
+        assert ended(await home.say("go")).stop == "waiting"
+        with pytest.raises(Busy, match="has not ended"):
+            await home.say("hello?")
+    async with house(tmp_path, lead=Scripted(says("then I do it"))) as home:
+        ((session_id, asked),) = await home.questions.waiting()
+        assert (session_id, asked.options) == ("main", ("yes", "no"))
+        await home.questions.answer(asked.id, Answer(("yes",)))
+        records = [record async for record in home.talks.resume("main")]
+        assert results(records)[0].text == "The user answered: yes"
+        assert ended(records).text == "then I do it"
+        assert await home.questions.waiting() == []
+
+
+async def test_approvals_of_a_sub_run_are_asked_of_the_person_of_the_run_above(
+    tmp_path: Path,
+) -> None:
+    class AskWork(Policy):
+        async def judge(self, call: Call) -> Verdict:
+            return Ask("ask", "may it?") if call.name == "work" else ALLOW
+
+    class Yes:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        async def approve(self, call: Call, ask: Ask) -> Approval:
+            self.asked.append(call.name)
+            return Approval(Decision.ONCE)
+
+    lead, help_ = Scripted(ask(), says("ok")), Scripted(work(), says("done"))
+    async with house(tmp_path, lead=lead, help=help_) as home:
+        home.policy, home.approver = AskWork(), (person := Yes())
+        await home.say("go")
+        assert person.asked == ["work"] and len(home.ran) == 1
+
+
+async def test_what_was_spent_before_a_restart_is_spent(tmp_path: Path) -> None:
+    query = calls(("question", {"question": "Sure?"}))
+    limits = Limits(turns=3)
+    lead, help_ = Scripted(ask(), query), Scripted(says("done"))
+    async with house(tmp_path, limits=limits, lead=lead, help=help_) as home:
+        assert ended(await home.say("go")).stop == "waiting"
+    async with house(tmp_path, limits=limits, lead=Scripted(says("x")), help=Scripted()) as home:
+        ((_, asked),) = await home.questions.waiting()
+        await home.questions.answer(asked.id, Answer(text="yes"))
+        records = [record async for record in home.talks.resume("main")]
+        assert ended(records).stop == "budget_exceeded"
+
+
+async def test_a_session_that_is_not_there_cannot_be_talked_to(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        with pytest.raises(NoSession, match="'nowhere'"):
+            _ = [record async for record in home.talks.say("nowhere", "hi")]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "held", "left"),
+    [
+        ("*", "*", "*"),
+        ("*", "a b", "a b"),
+        ("a c", "*", "a c"),
+        ("a c", "a b", "a"),
+        ("* a", "b", "b"),
+        ("", "*", ""),
+        ("*", "", ""),
+    ],
+)
+def test_capabilities_only_ever_get_fewer(wanted: str, held: str, left: str) -> None:
+    assert narrowed(frozenset(wanted.split()), frozenset(held.split())) == set(left.split())
+
+
+async def test_a_call_that_is_cancelled_leaves_no_sub_run_behind(tmp_path: Path) -> None:
+    digging = asyncio.Event()
+
+    async with house(tmp_path) as home:
+
+        async def body(what: str) -> str:
+            if what == "dig":
+                digging.set()
+                await asyncio.Event().wait()
+            executor = home.talks.running["main"].ports.executor
+            call = call_of(task, prompt="dig", agent="help")
+            asking = asyncio.create_task(executor.execute(call, lambda _: None))
+            await digging.wait()
+            asking.cancel()
+            await asyncio.wait([asking])
+            return f"{len(home.talks.children)} left"
+
+        home.body = body
+        home.models["lead"] = Scripted(work("lead"), says("ok"))
+        home.models["help"] = Scripted(work("dig"))
+        assert results(await home.say("go"))[0].text == "0 left"
+
+
+async def test_beyond_so_many_at_once_a_sub_run_is_refused(tmp_path: Path) -> None:
+    two = [("sessions_spawn", {"task": str(n), "agent": "help"}) for n in range(2)]
+    lead, help_ = Scripted(calls(*two), says("ok")), Scripted(work())
+
+    async def stuck(what: str) -> str:
+        await asyncio.Event().wait()
+        return what
+
+    async with house(tmp_path, limits=Limits(at_once=1), lead=lead, help=help_) as home:
+        home.body = stuck
+        errors = [result.error for result in results(await home.say("go"))]
+        assert sorted(errors, key=str) == [None, ErrorKind.QUEUE_FULL]

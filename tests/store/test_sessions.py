@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.events import Record, Replied, RunFinished, RunStarted, StopReason
+from evoclaw.core.messages import Message, Reply, user
+from evoclaw.core.profile import Profile
+from evoclaw.store.sessions import Session, SessionStore, Spent
+
+
+async def opened(folder: Path) -> SessionStore:
+    return await SessionStore.open(folder / "sessions.db", durable=False, clock=lambda: 1000.0)
+
+
+def record(run_id: str, seq: int, text: str) -> Record:
+    return Record(run_id, seq, 1.0, Replied(Reply(text)))
+
+
+async def test_a_session_is_made_once_and_found_again(tmp_path: Path) -> None:
+    made = Session("s1", "coder", "ann", "first", "", 0, frozenset({"shell"}), frozenset({"bash"}))
+    async with await opened(tmp_path) as store:
+        kept = await store.create(made)
+        again = await store.create(Session("s1", "other", "bob"))
+    assert kept == again
+    assert (kept.agent, kept.owner, kept.created_at) == ("coder", "ann", 1000.0)
+    async with await opened(tmp_path) as store:
+        assert await store.session("s1") == kept
+        assert await store.session("s2") is None
+
+
+async def test_sessions_are_listed_by_owner_agent_and_what_is_below_newest_first(
+    tmp_path: Path,
+) -> None:
+    async with await opened(tmp_path) as store:
+        await store.create(Session("root", "a", "ann"))
+        await store.create(Session("child", "b", "ann", parent="root", depth=1))
+        await store.create(Session("grandchild", "a", "ann", parent="child", depth=2))
+        await store.create(Session("other", "a", "ann"))
+        await store.create(Session("foreign", "a", "bob"))
+
+        async def ids(owner: str, **filters: str) -> list[str]:
+            return [one.session.id for one in await store.sessions(owner, **filters)]
+
+        assert await ids("ann") == ["other", "grandchild", "child", "root"]
+        assert await ids("ann", within="child") == ["grandchild", "child"]
+        assert await ids("ann", within="root", agent="a") == ["grandchild", "root"]
+        assert await ids("bob", within="root") == []
+
+
+async def test_what_happened_in_a_run_survives_a_restart_with_its_messages_and_figures(
+    tmp_path: Path,
+) -> None:
+    opening: tuple[Message, ...] = (user("hi"),)
+    records = [
+        Record("r1", 1, 1.0, RunStarted("m", opening, LoopSettings(), Profile())),
+        record("r1", 2, "hello"),
+        Record("r1", 3, 2.0, RunFinished(StopReason.COMPLETED, "hello")),
+    ]
+    async with await opened(tmp_path) as store:
+        await store.create(Session("s1", "a"))
+        run = await store.begin("r1", "s1", "hi")
+        assert run.is_open and await store.begin("r1", "s1", "other") == run
+        await store.append(run, records[:1], [(0, opening[0])], Spent(), None)
+        spent = Spent(1, 2, 30, 4, 0.5)
+        await store.append(run, records[1:], [(1, Reply("hello"))], spent, StopReason.COMPLETED)
+    async with await opened(tmp_path) as store:
+        assert await store.records("r1") == records
+        assert await store.last_record("r1") == records[-1]
+        assert await store.last_record("r2") is None
+        assert await store.messages("s1") == [(0, opening[0]), (1, Reply("hello"))]
+        assert await store.messages("s1", 1, 5) == [(1, Reply("hello"))]
+        found = await store.look("s1")
+        assert found is not None and found.last is not None
+        assert (found.messages, found.last.stop, found.last.spent) == (2, "completed", spent)
+        assert (found.last.asked, found.last.ended_at) == ("hi", 1000.0)
+        assert not found.last.is_open
+
+
+async def test_a_record_that_is_there_already_is_refused_with_all_that_came_with_it(
+    tmp_path: Path,
+) -> None:
+    async with await opened(tmp_path) as store:
+        await store.create(Session("s1", "a"))
+        run = await store.begin("r1", "s1", "hi")
+        await store.append(run, [record("r1", 1, "one")], [(0, user("hi"))], Spent(), None)
+        with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+            twice = [record("r1", 2, "two"), record("r1", 1, "again")]
+            await store.append(run, twice, [(1, user("no"))], Spent(9), None)
+        assert await store.records("r1") == [record("r1", 1, "one")]
+        assert len(await store.messages("s1")) == 1
+
+
+async def test_what_all_runs_below_one_spent_is_added_up_and_unknown_stays_unknown(
+    tmp_path: Path,
+) -> None:
+    async with await opened(tmp_path) as store:
+        top = await store.begin("top", "s1", "hi")
+        below = await store.begin("below", "s2", "do", parent_run="top", root_run="top")
+        await store.begin("else", "s3", "hi")
+        await store.append(top, [], [], Spent(2, 1, 10, 5, 0.25), None)
+        await store.append(below, [], [], Spent(3, 4, 20, 5, 0.5), StopReason.COMPLETED)
+        assert await store.spent("top") == Spent(5, 5, 30, 10, 0.75)
+        await store.append(below, [], [], Spent(3, 4, 20, 5, None), StopReason.COMPLETED)
+        assert (await store.spent("top")).cost is None
+        assert await store.spent("never") == Spent()
+
+
+async def test_only_background_runs_that_did_not_end_are_left_behind(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as store:
+        for name, background in (("a", True), ("b", False), ("c", True)):
+            await store.begin(name, name, "do", parent_run="top", background=background)
+        done = await store.run("c")
+        assert done is not None
+        await store.append(done, [], [], Spent(), StopReason.COMPLETED)
+        assert [run.id for run in await store.left_behind("top")] == ["a"]
+
+
+async def test_todos_are_kept_per_session_and_replaced_whole(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as store:
+        assert await store.todos("s1") is None
+        await store.put_todos("s1", b"[1]")
+        await store.put_todos("s1", b"[2]")
+        await store.put_todos("s2", b"[3]")
+    async with await opened(tmp_path) as store:
+        assert (await store.todos("s1"), await store.todos("s2")) == (b"[2]", b"[3]")
+
+
+async def test_a_question_is_asked_once_and_its_first_answer_counts(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as store:
+        asked = await store.questions.ask("r1.1.0", "s1", b"why")
+        assert asked.answer is None
+        assert not await store.questions.answer("r1.9.9", b"who")
+        assert [one.id for one in await store.questions.waiting()] == ["r1.1.0"]
+    async with await opened(tmp_path) as store:
+        assert await store.questions.answer("r1.1.0", b"because")
+        assert not await store.questions.answer("r1.1.0", b"no")
+        again = await store.questions.ask("r1.1.0", "s1", b"changed")
+        assert (again.question, again.answer) == (b"why", b"because")
+        assert await store.questions.waiting() == []
+
+
+async def test_questions_of_a_run_that_ended_are_given_up_and_no_others(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as store:
+        for name in ("r1.1.0", "r1.2.0", "r11.1.0", "r2.1.0"):
+            await store.questions.ask(name, "s1", b"why")
+        await store.questions.answer("r1.1.0", b"because")
+        await store.questions.give_up("r1")
+        assert [one.id for one in await store.questions.waiting("s1")] == ["r11.1.0", "r2.1.0"]
+        assert not await store.questions.answer("r1.2.0", b"late")
+        kept = await store.questions.get("r1.1.0")
+        assert kept is not None and kept.answer == b"because"

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.conflicts import conflict
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.events import ApprovalAnswered, CallFinished, CallStarted, Event, RunFinished
+from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import JSON, ErrorKind, ToolResult, user
+from evoclaw.core.ports import ALLOW, Ask, NobodyThere, Policy, Ports, Verdict
+from evoclaw.core.state import RunState, new_run
+from evoclaw.core.tools import Call
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.governance.chain import Chain
+from evoclaw.orchestrator.questions import Parking, Questions
+from evoclaw.providers.scripted import Scripted, calls
+from evoclaw.store.sessions import SessionStore
+from evoclaw.tools.question import (
+    Answer,
+    NobodyToAsk,
+    Person,
+    Question,
+    ScriptedPerson,
+    problem_of,
+    question,
+    to_answer,
+)
+from tests.tools.support import call_of
+
+COLOUR: dict[str, JSON] = {"question": "Which colour?", "options": ["red", "blue"]}
+
+
+async def use(person: Person, **arguments: JSON) -> ToolResult:
+    executor = LocalExecutor([question], given={Person: person})
+    async with asyncio.timeout(5):
+        return await executor.execute(call_of(question, **arguments), lambda _: None)
+
+
+async def test_the_person_is_asked_and_the_model_told_what_was_answered() -> None:
+    person = ScriptedPerson("2", "something else")
+    result = await use(person, **COLOUR)
+    assert result.text == "The user answered: blue"
+    assert result.details == {"question_id": "r.1.0", "chosen": ["blue"], "text": ""}
+    assert person.asked == [Question("r.1.0", "Which colour?", ("red", "blue"))]
+
+
+async def test_where_nobody_can_be_asked_the_model_is_told_to_go_on_and_say_what_it_assumed() -> (
+    None
+):
+    with pytest.raises(ToolFailure, match="Nobody can be asked here.*assumed") as failure:
+        await use(NobodyToAsk(), **COLOUR)
+    assert failure.value.kind is ErrorKind.EXECUTION_FAILED
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("red", Answer(("red",))),
+        ("BLUE ", Answer(("blue",))),
+        ("1", Answer(("red",))),
+        ("3", Answer(text="3")),
+        ("red, blue", Answer(text="red, blue")),
+        ("green, please", Answer(text="green, please")),
+    ],
+)
+def test_what_a_person_types_is_an_option_its_number_or_own_words(
+    said: str, answer: Answer
+) -> None:
+    assert to_answer(Question("q", "?", ("red", "blue")), said) == answer
+
+
+def test_several_options_are_read_with_commas_when_several_may_be_chosen() -> None:
+    asked = Question("q", "?", ("red", "blue"), multiple=True)
+    assert to_answer(asked, "2, red, 1") == Answer(("blue", "red"))
+    assert problem_of(asked, Answer(("blue", "red"))) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (Answer(("green",)), "none of the options"),
+        (Answer(("red", "blue")), "only one"),
+        (Answer(text="green"), "one of the options"),
+        (Answer(), "no answer"),
+        (Answer(text="  "), "one of the options"),
+    ],
+)
+async def test_an_answer_that_does_not_fit_is_refused(answer: Answer, problem: str) -> None:
+    strict = Question("q", "?", ("red", "blue"), own_words=False)
+    assert problem in problem_of(strict, answer)
+    with pytest.raises(ToolFailure, match="cannot be used"):
+        await use(ScriptedPerson(answer), **COLOUR, own_words=False)
+
+
+@pytest.mark.parametrize("options", [["a", "a"], ["a", " "]])
+async def test_options_that_cannot_be_told_apart_are_refused_before_anybody_is_asked(
+    options: list[str],
+) -> None:
+    person = ScriptedPerson("a")
+    with pytest.raises(ToolFailure) as failure:
+        await use(person, question="?", options=options)
+    assert (failure.value.kind, person.asked) == (ErrorKind.INVALID_PARAMS, [])
+
+
+def test_a_question_waits_five_minutes_reads_only_and_needs_interact() -> None:
+    tool = question.tool
+    assert (tool.timeout, tool.max_timeout, tool.permissions) == (300, 300, {"interact"})
+    assert not conflict(call_of(question, **COLOUR), call_of(question, **COLOUR))
+
+
+class Supervised(Policy):
+    """Asks about everything but questions."""
+
+    async def judge(self, call: Call) -> Verdict:
+        return ALLOW if call.name == "question" else Ask("supervised", "?")
+
+
+def ports(questions: Questions, provider: Scripted) -> Ports:
+    parking = Parking(questions, "s1", NobodyThere())
+    executor = LocalExecutor([question], given={Person: questions.person("s1")})
+    return Ports(provider, executor, Chain((Supervised(), parking)), parking)
+
+
+async def play(state: RunState, made: Ports) -> list[Event]:
+    async with asyncio.timeout(5):
+        return [event async for event in run_loop(state, made, LoopSettings())]
+
+
+async def test_a_run_waits_durably_and_the_answer_given_meanwhile_is_used_once(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "sessions.db"
+    state = new_run([user("paint it")], "run")
+    async with await SessionStore.open(path, durable=False) as store:
+        questions = Questions(store.questions, parks=True)
+        events = await play(state, ports(questions, Scripted(calls(("question", COLOUR)))))
+        end = events[-1]
+        assert isinstance(end, RunFinished)
+        assert (end.stop, end.reason) == ("waiting", "Which colour?")
+        assert not any(isinstance(event, CallStarted) for event in events)
+        # Resumed too early, the same question is asked, not a second one.
+        events = await play(state, ports(questions, Scripted()))
+        assert [e.decision for e in events if isinstance(e, ApprovalAnswered)] == ["pending"]
+        ((session, asked),) = await questions.waiting("s1")
+        assert (session, asked.text, asked.id) == ("s1", "Which colour?", "run.1.0")
+    async with await SessionStore.open(path, durable=False) as store:
+        questions = Questions(store.questions, parks=True)
+        assert "none of the options" in await questions.answer(asked.id, Answer(("green",)))
+        assert await questions.answer(asked.id, Answer(("red",))) == ""
+        assert "already" in await questions.answer(asked.id, Answer(("blue",)))
+        assert await questions.answer("run.9.9", Answer(("red",))) == "there is no such question"
+        provider = Scripted(calls(("question", COLOUR), text="and now?"))
+        events = await play(state, ports(questions, provider))
+        results = [e.result.text for e in events if isinstance(e, CallFinished)]
+        assert results == ["The user answered: red"]
+        end = events[-1]
+        assert isinstance(end, RunFinished) and end.stop == "waiting", "the same words anew"
+        assert [asked.id for _, asked in await questions.waiting()] == ["run.2.0"]
+
+
+async def test_a_face_and_another_place_may_both_answer_and_the_first_counts(
+    tmp_path: Path,
+) -> None:
+    class Silent:
+        def __init__(self) -> None:
+            self.asked, self.left = asyncio.Event(), 0
+
+        async def ask(self, question: Question) -> Answer | None:
+            self.asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left += 1
+            return None
+
+    async with await SessionStore.open(tmp_path / "s.db", durable=False) as store:
+        face = Silent()
+        questions = Questions(store.questions, face=face)
+        asking = asyncio.create_task(use(questions.person("s1"), **COLOUR))
+        async with asyncio.timeout(5):
+            await face.asked.wait()
+            assert await questions.answer("r.1.0", Answer(("blue",))) == ""
+            assert (await asking).text == "The user answered: blue"
+        assert face.left == 1, "the face does not go on asking"
+
+        live = Questions(store.questions, face=ScriptedPerson("red"))
+        assert (await use(live.person("s1"), **COLOUR)).text == "The user answered: blue"
+
+
+async def test_a_call_cut_off_while_a_person_was_asked_asks_the_same_again_when_resumed(
+    tmp_path: Path,
+) -> None:
+    async with await SessionStore.open(tmp_path / "s.db", durable=False) as store:
+        with pytest.raises(ToolFailure, match="Nobody"):
+            await use(Questions(store.questions).person("s1"), **COLOUR)
+        person = ScriptedPerson("red", "blue")
+        questions = Questions(store.questions, face=person)
+        call = call_of(question, **COLOUR)
+        resumed = Call(call.id, call.tool, call.arguments, "r.1.0.2", 300.0, resumed=True)
+        executor = LocalExecutor([question], given={Person: questions.person("s1")})
+        for _ in range(2):
+            result = await executor.execute(resumed, lambda _: None)
+            assert result.text == "The user answered: red"
+        assert len(person.asked) == 1
