@@ -1,0 +1,80 @@
+"""`FileCanvas`: a canvas as one page on the disk, for whoever opens it in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+_PAGE = """<!doctype html>
+<html><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; frame-src 'self'">
+<style>html, body, iframe {{ margin: 0; width: 100%; height: 100%; border: 0 }}</style></head>
+<body><iframe sandbox="allow-scripts" srcdoc="{inner}"></iframe></body></html>
+"""
+_INNER = """<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+img-src data:; font-src data:">
+{heading}{body}"""
+
+
+class _Sheet(Struct, frozen=True):
+    """What a tool shows; the same shape as the tool's own."""
+
+    content: str
+    format: str
+    title: str = ""
+
+
+class FileCanvas:
+    """One page. What a model wrote is shown in a frame that can load and reach nothing."""
+
+    def __init__(self, path: Path) -> None:
+        """Show it at a path that ends in `.html`; what is shown outlives this process."""
+        self._path, self._kept = path, path.with_suffix(".json")
+
+    async def show(self, sheet: _Sheet) -> str:
+        """Show this instead of what was there; where it is to be seen."""
+        await asyncio.to_thread(self._write, sheet)
+        return self._path.as_uri()
+
+    async def shown(self) -> _Sheet | None:
+        """What is shown now."""
+        try:
+            data = await asyncio.to_thread(self._kept.read_bytes)
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(data, type=_Sheet)
+
+    async def clear(self) -> None:
+        """Show nothing."""
+        for path in (self._kept, self._path):
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    def _write(self, sheet: _Sheet) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _replace(self._path, page(sheet).encode(errors="replace"))
+        _replace(self._kept, msgspec.json.encode(_Sheet(sheet.content, sheet.format, sheet.title)))
+
+
+def page(sheet: _Sheet) -> str:
+    """A whole page that shows a sheet and lets it do nothing else."""
+    heading = f"<h1>{html.escape(sheet.title)}</h1>" if sheet.title else ""
+    is_html = sheet.format == "html"
+    body = sheet.content if is_html else f"<pre>{html.escape(sheet.content)}</pre>"
+    inner = _INNER.format(heading=heading, body=body)
+    return _PAGE.format(title=html.escape(sheet.title or "canvas"), inner=html.escape(inner))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    draft.replace(path)

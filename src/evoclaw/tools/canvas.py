@@ -1,0 +1,81 @@
+"""The tool `canvas`: show a person something richer than text, and see what is shown."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Protocol
+
+from msgspec import Meta, Struct
+
+from evoclaw.core.bound import Output
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind, TextBlock
+from evoclaw.tools.define import tool
+
+LARGEST = 500_000
+"""Characters of one sheet."""
+
+
+class Sheet(Struct, frozen=True):
+    """What is shown."""
+
+    content: str
+    format: str
+    """`html` or `markdown`."""
+    title: str = ""
+
+
+class Canvas(Protocol):
+    """A place that a person can look at; one for each session."""
+
+    async def show(self, sheet: Sheet) -> str:
+        """Show this instead of what was there; where it is to be seen."""
+        ...
+
+    async def shown(self) -> Sheet | None:
+        """What is shown now."""
+        ...
+
+    async def clear(self) -> None:
+        """Show nothing."""
+        ...
+
+
+@tool("ui", timeout=10, max_timeout=60, resources=())
+async def canvas(
+    board: Canvas,
+    action: Literal["show", "snapshot", "clear"],
+    content: Annotated[str, Meta(max_length=LARGEST)] = "",
+    format: Literal["html", "markdown"] = "html",
+    title: Annotated[str, Meta(max_length=200)] = "",
+) -> Output:
+    """Show the user a page: a table, a chart, a form of your own making.
+
+    `show` replaces what is there, `snapshot` gives back what is shown, `clear` empties it. The page
+    may use inline styles and scripts; it cannot load anything or reach the network.
+
+    Args:
+        board: Where it is shown.
+        action: What to do.
+        content: For `show`: the page.
+        format: What the content is written in.
+        title: For `show`: a heading.
+    """
+    match action:
+        case "show":
+            if not content.strip():
+                raise ToolFailure(ErrorKind.INVALID_PARAMS, "Give the `content` to show.")
+            where = await board.show(Sheet(content, format, title))
+            return _said(f"shown at {where}", where=where)
+        case "clear":
+            await board.clear()
+            return _said("nothing is shown now")
+        case "snapshot":
+            sheet = await board.shown()
+            if sheet is None:
+                return _said("nothing is shown")
+            heading = f"{sheet.title} ({sheet.format})" if sheet.title else sheet.format
+            return _said(f"[{heading}]\n{sheet.content}", format=sheet.format, title=sheet.title)
+
+
+def _said(text: str, **details: str) -> Output:
+    return Output((TextBlock(text),), dict(details))
