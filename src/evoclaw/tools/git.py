@@ -1,0 +1,216 @@
+"""The tools `git_status`, `git_diff` and `git_log`: looking at a repository.
+
+None of them runs a program that the repository names; see `git_safety`. A filter, such as Git
+LFS, is such a program: what is shown without it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from evoclaw.core.bound import Output
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, TextBlock
+from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.tools.define import encodable, tool
+from evoclaw.tools.git_changes import (
+    branch_line,
+    find_changes,
+    listed,
+    some,
+    some_filtered,
+)
+from evoclaw.tools.git_safety import (
+    DIFF,
+    LISTING,
+    MOST,
+    SUBMODULES,
+    Repository,
+    open_repository,
+    split,
+)
+from evoclaw.tools.truncate import LOSSY, to_text
+
+SECONDS, MOST_SECONDS = 60, 300
+DEFAULT_MS = SECONDS * 1000
+MOST_NAMED = 1_000
+LONGEST_MESSAGE = 4_000
+"""Characters of one commit's message that are shown."""
+
+Paths = Annotated[tuple[str, ...], Meta(max_length=MOST_NAMED)]
+Milliseconds = Annotated[int, Meta(ge=1)]
+
+
+@tool("git", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="read")
+async def git_status(
+    exec: ExecOps, files: FileOps, workdir: str = ".", timeout_ms: Milliseconds = DEFAULT_MS
+) -> Output:
+    """Show the branch and which files are staged, changed, in conflict or untracked.
+
+    Args:
+        exec: The machine's processes.
+        files: The machine's files.
+        workdir: A folder of the repository, relative to the workspace.
+        timeout_ms: How many milliseconds it may take, 300000 at most.
+    """
+    repository = await open_repository(exec, files, workdir)
+    found = await find_changes(repository, "--untracked-files=normal", "--branch")
+    lines = [branch_line(found.about), *listed(found.files)]
+    if not found.files:
+        lines.append("Nothing to commit; no file is changed.")
+    if found.cut:
+        lines.append("[There are too many files to list; these are the first.]")
+    unsure = await repository.filtered(one.path for one in found.files if one.unstaged in "MT")
+    if unsure:
+        lines.append(f"[Filters are not run here; maybe unchanged: {some_filtered(unsure)}.]")
+    details: dict[str, JSON] = {
+        "branch": found.about.get("branch.head"),
+        "upstream": found.about.get("branch.upstream"),
+        "files": [[one.staged + one.unstaged, encodable(one.path)] for one in found.files],
+        "complete": not found.cut,
+    }
+    return said(lines, details)
+
+
+@tool("git", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="read")
+async def git_diff(
+    exec: ExecOps,
+    files: FileOps,
+    commit: str = "",
+    staged: bool = False,
+    paths: Paths = (),
+    workdir: str = ".",
+    timeout_ms: Milliseconds = DEFAULT_MS,
+) -> Output:
+    """Show changes as a unified diff: those not yet staged, those staged, or those of a commit.
+
+    Args:
+        exec: The machine's processes.
+        files: The machine's files.
+        commit: Show what this commit changed; or two with `..` between them, to compare them.
+        staged: Show what the next commit would change.
+        paths: Only these files or folders, relative to `workdir`.
+        workdir: A folder of the repository, relative to the workspace.
+        timeout_ms: How many milliseconds it may take, 300000 at most.
+    """
+    if commit and staged:
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Give either `commit` or `staged`, not both.")
+    repository = await open_repository(exec, files, workdir)
+    what = await _compared(repository, commit, staged)
+    only = ("--", *repository.paths(paths))
+    counts = await _counts(repository, (*what, "--numstat", "-z", *only))
+    if not counts:
+        hint = "" if commit else " New files are shown only when staged; see git_status."
+        return said([f"No differences.{hint}"], {"files": 0, "added": 0, "deleted": 0})
+    done = await repository.git(*what, "--patch", *only, most=MOST)
+    text, lossy = to_text(done.stdout)
+    lines = [text.rstrip("\n")]
+    added, deleted = (sum(count[i] for count in counts.values()) for i in (0, 1))
+    if lossy:
+        lines.append(LOSSY)
+    if done.stdout_bytes > MOST:
+        lines.append(
+            f"[The middle is left out: {len(counts)} files, {added} lines added, {deleted} "
+            f"deleted. Name fewer `paths`; the first are {some(counts)}.]"
+        )
+    unfiltered = {} if commit or staged else await repository.filtered(counts)
+    if unfiltered:
+        lines.append(f"[Compared without the filter of: {some_filtered(unfiltered)}.]")
+    details: dict[str, JSON] = {"files": len(counts), "added": added, "deleted": deleted}
+    return said(lines, details)
+
+
+async def _compared(repository: Repository, commit: str, staged: bool) -> tuple[str, ...]:
+    """The git command that compares what was asked for."""
+    if not commit:
+        return ("diff", *DIFF, SUBMODULES, *(("--cached",) if staged else ()))
+    dots = "..." if "..." in commit else ".."
+    first, between, second = commit.partition(dots)
+    if between:
+        ends = [await repository.commit(end or "HEAD") for end in (first, second)]
+        return ("diff", *DIFF, SUBMODULES, dots.join(ends))
+    one = await repository.commit(commit)
+    # A merge is compared with the branch it went into.
+    how = ("--format=", "--no-show-signature", "-m", "--first-parent")
+    return ("show", *DIFF, SUBMODULES, *how, one)
+
+
+async def _counts(repository: Repository, arguments: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Lines added and deleted, by file."""
+    pieces = iter(await repository.names(*arguments))
+    counts: dict[str, tuple[int, int]] = {}
+    for piece in pieces:
+        added, deleted, path = piece.lstrip("\n").split("\t", 2)
+        if not path:
+            # Renamed: the old and the new name follow.
+            path = [next(pieces), next(pieces)][1]
+        counts[path] = (int(added), int(deleted)) if added != "-" else (0, 0)
+    return counts
+
+
+@tool("git", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="read")
+async def git_log(
+    exec: ExecOps,
+    files: FileOps,
+    max_count: Annotated[int, Meta(ge=1, le=500)] = 10,
+    commit: str = "HEAD",
+    paths: Paths = (),
+    workdir: str = ".",
+    timeout_ms: Milliseconds = DEFAULT_MS,
+) -> Output:
+    """Show the last commits, the newest first.
+
+    Args:
+        exec: The machine's processes.
+        files: The machine's files.
+        max_count: How many to show at most.
+        commit: Where to begin: a hash, a branch or a tag.
+        paths: Only commits that changed these files or folders, relative to `workdir`.
+        workdir: A folder of the repository, relative to the workspace.
+        timeout_ms: How many milliseconds it may take, 300000 at most.
+    """
+    repository = await open_repository(exec, files, workdir)
+    only = repository.paths(paths)
+    start = await repository.commit(commit)
+    shape = "--format=%H%x00%h%x00%D%x00%an%x00%ae%x00%aI%x00%B%x00"
+    how = ("--no-show-signature", "--no-mailmap", "--no-color", "--no-patch", f"-n{max_count}")
+    done = await repository.git("log", *how, shape, start, "--", *only, most=LISTING)
+    # When there was too much, only the beginning is whole.
+    whole = done.stdout if done.stdout_bytes <= LISTING else done.stdout[: LISTING // 2]
+    pieces = split(whole)
+    commits = [pieces[i : i + 7] for i in range(0, len(pieces) - 6, 7)]
+    entries = [_commit_text(one) for one in commits]
+    fitting = _fitting(entries, MOST)
+    lines = entries[:fitting] or ["No commit changed these files."]
+    if fitting < len(entries) or whole is not done.stdout:
+        lines.append(f"[There are more; go on with commit={commits[fitting - 1][1]}~1.]")
+    hashes: list[JSON] = [one[0].strip() for one in commits[:fitting]]
+    return said(["\n\n".join(lines)], {"commits": hashes})
+
+
+def _commit_text(pieces: Sequence[str]) -> str:
+    _, short, names, author, email, date, message = pieces
+    where = f" ({names})" if names else ""
+    text = message.strip()
+    if len(text) > LONGEST_MESSAGE:
+        text = f"{text[:LONGEST_MESSAGE]} [… {len(text) - LONGEST_MESSAGE:,} more]"
+    body = "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
+    return f"commit {short}{where}\nAuthor: {author} <{email}>\nDate:   {date}\n{body}"
+
+
+def _fitting(entries: Sequence[str], room: int) -> int:
+    """How many of the entries there is room for, at least one."""
+    used = 0
+    for number, entry in enumerate(entries):
+        used += len(entry)
+        if used > room and number:
+            return number
+    return len(entries)
+
+
+def said(lines: Sequence[str], details: dict[str, JSON]) -> Output:
+    """Answer with lines of text."""
+    return Output((TextBlock("\n".join(lines)),), details)

@@ -1,0 +1,390 @@
+"""Running git so that nothing a repository says makes it run a program or reach the network.
+
+Three things together: the machine's own git configuration is not read, save a few harmless
+values; settings that name programs are overruled, those with free names one by one after reading
+the configuration; and the repository must lie inside the folders that the tools may use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.core.ops import Completed, ExecOps, FileOps
+from evoclaw.tools.truncate import to_text
+
+MOST = 64 << 10
+"""Bytes kept of what is shown: its beginning and its end."""
+LISTING = 8 << 20
+"""Bytes kept of what is parsed."""
+ERROR_TAIL = 2 << 10
+MOST_DRIVERS = 500
+MOST_STORES = 20
+DEEPEST = 5
+"""How often one store of objects may lead git to another."""
+SHARED = ("config", "logs", "objects", "packed-refs", "refs", "refs/heads")
+
+ENVIRONMENT = {
+    "LC_ALL": "C",
+    "GIT_ALLOW_PROTOCOL": "",
+    "GIT_ASKPASS": "false",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_EDITOR": "false",
+    "GIT_LITERAL_PATHSPECS": "1",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_PAGER": "cat",
+    "GIT_PROTOCOL_FROM_USER": "0",
+    "GIT_SSH_COMMAND": "false",
+    "GIT_TERMINAL_PROMPT": "0",
+    "SSH_ASKPASS": "false",
+}
+# Only to look at the configuration, which runs nothing: the name of the user is in there.
+LOOKING = {
+    name: value
+    for name, value in ENVIRONMENT.items()
+    if name not in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM")
+}
+
+FORCED = (
+    "color.ui=false",
+    "commit.gpgSign=false",
+    "core.alternateRefsCommand=false",
+    "core.askPass=false",
+    "core.editor=false",
+    "core.fsmonitor=false",
+    "core.gitProxy=",
+    "core.hooksPath=/dev/null",
+    "core.pager=cat",
+    "core.quotePath=false",
+    "core.sshCommand=false",
+    "credential.helper=",
+    "diff.external=",
+    "diff.ignoreSubmodules=dirty",
+    "diff.mnemonicPrefix=false",
+    "diff.noprefix=false",
+    "diff.submodule=short",
+    "gc.auto=0",
+    "gpg.program=false",
+    "i18n.commitEncoding=UTF-8",
+    "i18n.logOutputEncoding=UTF-8",
+    "interactive.diffFilter=",
+    "log.mailmap=false",
+    "log.showRoot=true",
+    "log.showSignature=false",
+    "maintenance.auto=false",
+    "protocol.allow=never",
+    "rerere.enabled=false",
+    "safe.bareRepository=explicit",
+    "sequence.editor=false",
+    "status.submoduleSummary=false",
+    "submodule.recurse=false",
+)
+
+# Settings whose middle part is any name: section and last part, and what makes them harmless.
+NAMED = {
+    ("credential", "helper"): "",
+    ("diff", "command"): "",
+    ("diff", "textconv"): "",
+    ("filter", "clean"): "",
+    ("filter", "process"): "",
+    ("filter", "required"): "false",
+    ("filter", "smudge"): "",
+    ("gpg", "defaultkeycommand"): "false",
+    ("gpg", "program"): "false",
+    ("hook", "command"): "true",
+    ("hook", "event"): "",
+    ("merge", "driver"): "false",
+    ("protocol", "allow"): "never",
+    ("remote", "promisor"): "false",
+    ("remote", "receivepack"): "false",
+    ("remote", "uploadpack"): "false",
+    ("submodule", "update"): "none",
+    ("trailer", "cmd"): "false",
+    ("trailer", "command"): "false",
+}
+
+# What the owner of the machine set up and every repository of his expects.
+PASSED_ON = (
+    "core.attributesfile",
+    "core.autocrlf",
+    "core.eol",
+    "core.excludesfile",
+    "core.safecrlf",
+)
+OWNERS = ("system", "global")
+
+DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short")
+"""For every command that compares files."""
+SUBMODULES = "--ignore-submodules=dirty"
+"""Git would run git inside a submodule, under that one's own configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository that was looked over, and the only way to run git in it."""
+
+    exec: ExecOps
+    top: str
+    """Its folder, absolute."""
+    folder: str
+    """Its folder, as the operations know it."""
+    own: str
+    """Git's own folder, absolute."""
+    prefix: str
+    """From there to the folder that was asked for; empty or with a slash at the end."""
+    options: tuple[str, ...]
+    settings: Mapping[str, str]
+    """What the configuration says, the last value of each."""
+
+    async def git(
+        self,
+        *arguments: str,
+        stdin: bytes | None = None,
+        most: int = LISTING,
+        writes: bool = False,
+        may_fail: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> Completed:
+        """Run git in the repository's folder; a failure is raised unless it may fail."""
+        # Named, so that git cannot find another one than that which was looked over.
+        place = {"GIT_DIR": self.own, "GIT_WORK_TREE": self.top}
+        locks = {} if writes else {"GIT_OPTIONAL_LOCKS": "0"}
+        whole = {**(env or {}), **ENVIRONMENT, **place, **locks}
+        argv = ("git", "--no-pager", *self.options, *arguments)
+        done = await self.exec.run(argv, cwd=self.folder, env=whole, stdin=stdin, max_output=most)
+        if done.exit_code != 0 and not may_fail:
+            raise failed(arguments[0], done)
+        return done
+
+    async def names(self, *arguments: str, stdin: bytes | None = None) -> list[str]:
+        """Run git and take apart the list that it prints with `-z`."""
+        done = await self.git(*arguments, stdin=stdin)
+        if done.stdout_bytes > LISTING:
+            raise ToolFailure(
+                ErrorKind.TOO_LARGE, "Too many files for one call. Name fewer files or folders."
+            )
+        return split(done.stdout)
+
+    async def commit(self, revision: str) -> str:
+        """Find the full hash of the commit that the model named."""
+        if not revision or revision.startswith("-") or "\n" in revision:
+            raise _invalid(f"'{revision}' is not a commit. Give a hash, a branch or a tag")
+        spec = f"{revision}^{{commit}}"
+        done = await self.git("rev-parse", "--verify", "--quiet", spec, may_fail=True)
+        found = done.stdout.decode(errors="replace").strip()
+        if done.exit_code != 0 or not found.isalnum():
+            raise ToolFailure(
+                ErrorKind.NOT_FOUND,
+                f"There is no commit '{revision}' here. git_log and git_branch show what there is.",
+            )
+        return found
+
+    def paths(self, files: Sequence[str]) -> list[str]:
+        """Make files, as named from the asked folder, relative to the repository's."""
+        return [self._path(name) for name in files]
+
+    def _path(self, name: str) -> str:
+        path = posixpath.relpath(posixpath.join(self.top, self.prefix, name), self.top)
+        if not name or "\0" in name or path.split("/")[0] == "..":
+            raise _invalid(f"'{name}' is not a file of this repository")
+        return path
+
+    async def filtered(self, paths: Iterable[str]) -> dict[str, str]:
+        """Which of the files have a filter by `.gitattributes`, and its name."""
+        listed = joined(paths)
+        if not listed:
+            return {}
+        found = await self.names("check-attr", "-z", "--stdin", "filter", stdin=listed)
+        triples = zip(found[::3], found[1::3], found[2::3], strict=False)
+        return {
+            path: value
+            for path, _, value in triples
+            if value not in ("unspecified", "unset", "set")
+        }
+
+
+async def open_repository(exec: ExecOps, files: FileOps, workdir: str) -> Repository:
+    """Find the repository around a folder and see that it is safe to run git in it."""
+    if (await files.stat(workdir)).kind != "dir":
+        raise _invalid(f"'{workdir}' is not a folder")
+    settings = await _configuration(exec, workdir)
+    options = _options(settings)
+    asked = ("--show-toplevel", "--absolute-git-dir", "--git-common-dir", "--show-prefix")
+    argv = ("git", "--no-pager", *options, "rev-parse", *asked)
+    done = await exec.run(argv, cwd=workdir, env=ENVIRONMENT)
+    if done.exit_code != 0:
+        raise _no_repository(workdir, done)
+    told = _decoded(done.stdout).split("\n")
+    if len(told) != 5:
+        raise _invalid("The repository's path has a line break, which is not supported")
+    top, own, shared, prefix, _ = told
+    shared = posixpath.normpath(posixpath.join(top, prefix, shared))
+    await _contained(files, top, own, shared)
+    folder = (await files.stat(top)).path
+    last = {key: value for _, key, value in settings}
+    return Repository(exec, top, folder, own, prefix, options, last)
+
+
+async def _configuration(exec: ExecOps, workdir: str) -> list[tuple[str, str, str]]:
+    argv = ("git", "--no-pager", "config", "--list", "-z", "--show-scope")
+    try:
+        done = await exec.run(argv, cwd=workdir, env=LOOKING, max_output=LISTING)
+    except ToolFailure as problem:
+        if problem.kind is not ErrorKind.NOT_FOUND:
+            raise
+        raise _missing() from None
+    if done.exit_code == 127:
+        raise _missing()
+    if done.exit_code == 129:
+        raise ToolFailure(
+            ErrorKind.EXECUTION_FAILED,
+            "The git of this machine is older than 2.26 and cannot be used safely. "
+            "Ask the user to install a newer one.",
+        )
+    if done.exit_code != 0:
+        raise failed("config", done)
+    if done.stdout_bytes > LISTING:
+        raise _refused("its configuration is too large")
+    pieces = split(done.stdout)
+    found: list[tuple[str, str, str]] = []
+    for scope, entry in zip(pieces[::2], pieces[1::2], strict=True):
+        key, _, value = entry.partition("\n")
+        found.append((scope, key, value))
+    return found
+
+
+def _options(settings: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:
+    forced = {
+        setting: None
+        for scope, key, value in settings
+        for setting in _overruled(scope, key, value, settings)
+    }
+    if len(forced) > MOST_DRIVERS:
+        raise _refused(f"its configuration names more than {MOST_DRIVERS} programs")
+    return tuple(part for setting in (*forced, *FORCED) for part in ("-c", setting))
+
+
+def _overruled(
+    scope: str, key: str, value: str, settings: Sequence[tuple[str, str, str]]
+) -> Iterable[str]:
+    if key == "safe.directory" and scope in OWNERS:
+        yield f"{key}={value}"
+    if key in PASSED_ON and scope in OWNERS:
+        # A value of the repository itself counts more than one of the machine.
+        if not any(name == key and where not in OWNERS for where, name, _ in settings):
+            yield f"{key}={value}"
+        return
+    section, _, rest = key.partition(".")
+    name, dot, last = rest.rpartition(".")
+    harmless = NAMED.get((section, last))
+    if not dot or harmless is None:
+        return
+    if "=" in name or not name.isprintable():
+        # `-c` would read such a name differently from the repository.
+        raise _refused(f"its configuration has the unusual name {section}.{ascii(name)}")
+    yield f"{section}.{name}.{last}={harmless}"
+    if section == "hook":
+        yield f"{section}.{name}.enabled=false"
+
+
+async def _contained(files: FileOps, top: str, own: str, shared: str) -> None:
+    """See that no part of the repository leads out of the folders that the tools may use."""
+    mine = [posixpath.join(own, name) for name in ("HEAD", "index")]
+    ours = [posixpath.join(shared, name) for name in SHARED]
+    await asyncio.gather(*(_allowed(files, path) for path in (top, own, shared, *mine, *ours)))
+    stores = [posixpath.join(shared, "objects")]
+    for _ in range(DEEPEST):
+        stores = [other for store in stores for other in await _alternates(files, store)]
+        await asyncio.gather(*(_allowed(files, store) for store in stores))
+
+
+async def _alternates(files: FileOps, store: str) -> list[str]:
+    """The other places in which git looks for what this one does not have."""
+    try:
+        data = await files.read(posixpath.join(store, "info", "alternates"), limit=MOST)
+    except ToolFailure as problem:
+        if problem.kind is ErrorKind.NOT_FOUND:
+            return []
+        raise
+    lines = [line for line in _decoded(data).split("\n") if line and line[0] != "#"]
+    if len(lines) > MOST_STORES or any(line.startswith('"') for line in lines):
+        raise _refused("it borrows its objects from other repositories in an unusual way")
+    return [posixpath.normpath(posixpath.join(store, line)) for line in lines]
+
+
+async def _allowed(files: FileOps, path: str) -> None:
+    try:
+        await files.stat(path)
+    except ToolFailure as problem:
+        if problem.kind is ErrorKind.NOT_FOUND:
+            return
+        raise ToolFailure(
+            ErrorKind.PERMISSION_DENIED,
+            f"The repository uses '{path}', which lies outside the workspace. Only repositories "
+            "wholly inside it may be used; explain this to the user.",
+        ) from None
+
+
+def split(data: bytes) -> list[str]:
+    """Take a list apart in which every entry ends with NUL."""
+    return _decoded(data).split("\0")[:-1]
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
+
+
+def joined(paths: Iterable[str]) -> bytes:
+    """Make a list in which every entry ends with NUL."""
+    return b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
+
+
+def failed(what: str, done: Completed) -> ToolFailure:
+    """Word a git command that did not succeed."""
+    said = to_text(done.stderr[-ERROR_TAIL:] or done.stdout[-ERROR_TAIL:])[0].strip()
+    hint = ""
+    if ".lock': File exists" in said:
+        hint = " Another git may be at work here: try again later, or ask the user."
+    reason = said or f"exit code {done.exit_code}"
+    return ToolFailure(
+        ErrorKind.EXECUTION_FAILED,
+        f"git {what} failed: {reason}{hint}",
+        exit_code=done.exit_code,
+    )
+
+
+def _no_repository(workdir: str, done: Completed) -> ToolFailure:
+    said = done.stderr.decode(errors="replace")
+    if "not a git repository" in said:
+        return ToolFailure(
+            ErrorKind.NOT_FOUND,
+            f"'{workdir}' is not in a git repository. Use a `workdir` that is, or do without git.",
+        )
+    if "dubious ownership" in said:
+        return _refused("it belongs to another user of this machine")
+    if "must be run in a work tree" in said or "bare repository" in said:
+        return _refused("it has no working files (a bare repository)")
+    return failed("rev-parse", done)
+
+
+def _refused(why: str) -> ToolFailure:
+    return ToolFailure(
+        ErrorKind.PERMISSION_DENIED,
+        f"This repository is not opened: {why}. Explain this to the user.",
+    )
+
+
+def _invalid(problem: str) -> ToolFailure:
+    return ToolFailure(ErrorKind.INVALID_PARAMS, f"{problem}.")
+
+
+def _missing() -> ToolFailure:
+    return ToolFailure(
+        ErrorKind.NOT_FOUND,
+        "git is not installed on this machine. Do without it, or ask the user to install it.",
+    )

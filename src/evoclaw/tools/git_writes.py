@@ -1,0 +1,260 @@
+"""The tools `git_commit` and `git_branch`: changing a repository.
+
+Neither runs a program that the repository names; see `git_safety`. A filter, such as Git LFS, is
+such a program: what only it can do right is refused before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from evoclaw.core.bound import Output
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind
+from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.tools.define import encodable, tool
+from evoclaw.tools.git import (
+    DEFAULT_MS,
+    MOST_NAMED,
+    MOST_SECONDS,
+    SECONDS,
+    Milliseconds,
+    Paths,
+    said,
+)
+from evoclaw.tools.git_changes import SHOWN, Changes, find_changes, some, some_filtered
+from evoclaw.tools.git_safety import (
+    DIFF,
+    LISTING,
+    SUBMODULES,
+    Repository,
+    failed,
+    joined,
+    open_repository,
+    split,
+)
+from evoclaw.tools.truncate import to_text
+
+
+@tool("git", "file_write", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="write")
+async def git_commit(
+    exec: ExecOps,
+    files: FileOps,
+    message: str,
+    paths: Paths = (),
+    workdir: str = ".",
+    timeout_ms: Milliseconds = DEFAULT_MS,
+) -> Output:
+    """Stage changes and commit them. Hooks are not run and the commit is not signed.
+
+    Args:
+        exec: The machine's processes.
+        files: The machine's files.
+        message: What to say about the change: a short first line, then more if needed.
+        paths: Only these files or folders, new ones too. If not given: what is staged, and every
+            change of files that git knows already.
+        workdir: A folder of the repository, relative to the workspace.
+        timeout_ms: How many milliseconds it may take, 300000 at most.
+    """
+    if not message.strip():
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "The message is empty: say what changed.")
+    repository = await open_repository(exec, files, workdir)
+    named = repository.paths(paths)
+    untracked = "--untracked-files=all" if named else "--untracked-files=no"
+    found = await find_changes(repository, untracked, "--no-renames", paths=named)
+    _check_commit(found, named)
+    unstaged = [change.path for change in found.files if change.unstaged != "."]
+    # Naming files makes git take them in once more, staged or not.
+    taken = [change.path for change in found.files] if named else unstaged
+    _refuse_filtered(await repository.filtered(taken), "Committing")
+    stdin = joined(unstaged)
+    await repository.git(
+        "update-index", "-z", "--add", "--remove", "--stdin", stdin=stdin, writes=True
+    )
+    who, note = _identity(repository.settings)
+    how = ("--quiet", "--no-verify", "--no-gpg-sign", "--no-status", "--cleanup=whitespace")
+    # A merge is committed whole or not at all.
+    merging = any(change.torn for change in found.files)
+    only = ("--only", "--", *taken) if named and not merging else ()
+    text = message.encode(errors="replace")
+    await repository.git("commit", *how, "--file=-", *only, stdin=text, writes=True, env=who)
+    return await _committed(repository, note)
+
+
+def _identity(settings: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """How git is told who commits, and what to say of it."""
+    name, email = settings.get("user.name", ""), settings.get("user.email", "")
+    note: list[str] = []
+    if not name or not email:
+        name, email = name or "EvoClaw", email or "evoclaw@localhost"
+        note = [f"[git has no user.name or user.email here; committed as {name} <{email}>.]"]
+    roles = ("AUTHOR", "COMMITTER")
+    who = {f"GIT_{role}_NAME": name for role in roles}
+    return who | {f"GIT_{role}_EMAIL": email for role in roles}, note
+
+
+def _check_commit(found: Changes, named: Sequence[str]) -> None:
+    if found.cut:
+        raise ToolFailure(ErrorKind.TOO_LARGE, "Too many changes for one call. Name `paths`.")
+    if not found.files and not named:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS,
+            "Nothing to commit: no file that git knows is changed. Name new files in `paths`.",
+        )
+    same = [name for name in named if not any(change.below(name) for change in found.files)]
+    if same:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS,
+            f"Nothing to commit in {some(same)}: unchanged, ignored, or not there.",
+        )
+    foreign = [change.path for change in found.files if change.path.endswith("/")]
+    if foreign:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS,
+            f"{some(foreign)}: a repository of its own. Commit there, with another `workdir`.",
+        )
+    if len(found.files) > MOST_NAMED and named:
+        raise ToolFailure(
+            ErrorKind.TOO_LARGE, f"More than {MOST_NAMED} files are changed there. Name fewer."
+        )
+    torn = [change.path for change in found.files if change.torn]
+    if torn and not named:
+        raise ToolFailure(
+            ErrorKind.CONFLICT,
+            f"In conflict: {some(torn)}. Put these files in order, then name them in `paths`.",
+        )
+
+
+def _refuse_filtered(filtered: Mapping[str, str], doing: str) -> None:
+    if filtered:
+        raise ToolFailure(
+            ErrorKind.PERMISSION_DENIED,
+            f"{doing} needs a filter program for {some_filtered(filtered)}, and these tools run no "
+            "program that a repository names. Nothing was changed. Leave these files out, use "
+            "git itself if you may run it, or ask the user.",
+        )
+
+
+async def _committed(repository: Repository, note: list[str]) -> Output:
+    asked = ("--shortstat", "--format=%H%x00%h%x00%s%x00", "--no-show-signature")
+    done = await repository.git("show", *DIFF, SUBMODULES, *asked, "HEAD")
+    full, short, subject, counts = (to_text(part)[0] for part in done.stdout.split(b"\0", 3))
+    text = f"Committed {short}: {subject}\n{counts.strip()}".rstrip()
+    return said([text, *note], {"commit": full, "subject": subject, "summary": counts.strip()})
+
+
+@tool("git", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="write")
+async def git_branch(
+    exec: ExecOps,
+    files: FileOps,
+    action: Literal["list", "create", "switch", "delete"] = "list",
+    name: str = "",
+    start: str = "HEAD",
+    workdir: str = ".",
+    timeout_ms: Milliseconds = DEFAULT_MS,
+) -> Output:
+    """List the branches, or create, switch to or delete one.
+
+    Switching keeps changes that are not committed, or is refused. Only a branch that is merged
+    can be deleted.
+
+    Args:
+        exec: The machine's processes.
+        files: The machine's files.
+        action: What to do.
+        name: The branch to create, switch to or delete.
+        start: The commit, branch or tag at which a new branch begins.
+        workdir: A folder of the repository, relative to the workspace.
+        timeout_ms: How many milliseconds it may take, 300000 at most.
+    """
+    repository = await open_repository(exec, files, workdir)
+    if action == "list":
+        return await _branches(repository)
+    await _check_name(repository, name)
+    if action == "create":
+        begin = await repository.commit(start)
+        await repository.git("branch", "--no-track", name, begin, writes=True)
+        text = f"Created branch {name} at {begin[:10]}. Use switch to work on it."
+    elif action == "switch":
+        text = f"Now on branch {name}." + await _switch(repository, name)
+    else:
+        await _delete(repository, name)
+        text = f"Deleted branch {name}."
+    return said([text], {"branch": name})
+
+
+async def _check_name(repository: Repository, name: str) -> None:
+    good = bool(name) and not name.startswith("-") and "\n" not in name
+    if good:
+        done = await repository.git("check-ref-format", f"refs/heads/{name}", may_fail=True)
+        good = done.exit_code == 0
+    if not good:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS, f"'{name}' cannot be the name of a branch. Give `name`."
+        )
+
+
+async def _branches(repository: Repository) -> Output:
+    fields = ("HEAD", "refname", "objectname:short", "upstream:short", "upstream:track", "subject")
+    shape = "%00".join(f"%({field})" for field in fields) + "%00"
+    done = await repository.git(
+        "for-each-ref", f"--format={shape}", "refs/heads", "refs/remotes", most=LISTING
+    )
+    cut = done.stdout_bytes > LISTING
+    pieces = split(done.stdout[: LISTING // 2] if cut else done.stdout)
+    rows = [pieces[i : i + 6] for i in range(0, len(pieces) - 5, 6)]
+    lines = [_branch_text(row) for row in rows[:SHOWN]] or ["There is no branch yet."]
+    if len(rows) > SHOWN or cut:
+        lines.append(f"[There are more; these are the first {SHOWN}.]")
+    current = next((row[1] for row in rows if row[0].strip() == "*"), "")
+    if rows and not current:
+        lines.insert(0, "(on no branch)")
+    names: list[JSON] = [encodable(_short(row[1])) for row in rows]
+    details: dict[str, JSON] = {"branches": names, "current": encodable(_short(current)) or None}
+    return said(lines, details)
+
+
+def _branch_text(row: Sequence[str]) -> str:
+    head, ref, commit, upstream, track, subject = row
+    follows = f" [{upstream}{': ' + track.strip('[]') if track else ''}]" if upstream else ""
+    return f"{head.strip() or ' '} {_short(ref)} {commit}{follows} {subject[:200]}"
+
+
+def _short(ref: str) -> str:
+    return ref.removeprefix("refs/heads/").removeprefix("refs/")
+
+
+async def _switch(repository: Repository, name: str) -> str:
+    """Switch, and say what is not as a filter would have made it."""
+    target = await repository.commit(f"refs/heads/{name}")
+    head = await repository.git("rev-parse", "--verify", "--quiet", "HEAD", may_fail=True)
+    if head.exit_code == 0:
+        compare = ("diff-tree", "-r", "-z", "--name-only", "--no-renames", "HEAD", target)
+    else:
+        compare = ("ls-tree", "-r", "-z", "--name-only", target)
+    changed = await repository.names(*compare)
+    _refuse_filtered(await repository.filtered(changed), "Switching")
+    rules = [path for path in changed if path.rpartition("/")[2] == ".gitattributes"]
+    if rules:
+        # What the other branch says about filters is not in the working files yet.
+        look = ("grep", "--quiet", "--no-recurse-submodules", "--fixed-strings", "-e", "filter=")
+        done = await repository.git(*look, target, "--", *rules, may_fail=True)
+        if done.exit_code != 1:
+            _refuse_filtered(dict.fromkeys(rules, "named there"), "Switching")
+    how = ("--quiet", "--no-guess", "--no-recurse-submodules", "--no-progress")
+    await repository.git("switch", *how, name, writes=True)
+    late = await repository.filtered(changed)
+    return f"\n[Filters were not run for: {some_filtered(late)}.]" if late else ""
+
+
+async def _delete(repository: Repository, name: str) -> None:
+    done = await repository.git("branch", "--delete", "--quiet", name, writes=True, may_fail=True)
+    if b"not fully merged" in done.stderr:
+        raise ToolFailure(
+            ErrorKind.CONFLICT,
+            f"Branch {name} has commits that the current branch does not have, so it was not "
+            "deleted. Switch to a branch that has them all, or ask the user.",
+        )
+    if done.exit_code != 0:
+        raise failed("branch", done)

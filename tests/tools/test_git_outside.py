@@ -1,0 +1,81 @@
+"""Fault 42: repositories that lead out of the workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.bound import BoundTool
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind
+from evoclaw.tools.git import git_diff, git_log, git_status
+from evoclaw.tools.git_writes import git_branch, git_commit
+from tests.tools.git_support import make, plain
+from tests.tools.support import use
+
+CALLS: tuple[tuple[BoundTool, dict[str, JSON]], ...] = (
+    (git_status, {}),
+    (git_diff, {}),
+    (git_log, {}),
+    (git_branch, {}),
+    (git_commit, {"message": "x"}),
+)
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return make(tmp_path / "work")
+
+
+def linked_out(repo: Path, outside: Path) -> None:
+    (repo / ".git").rename(repo / "was")
+    (repo / ".git").symlink_to(outside / ".git")
+
+
+def pointed_out(repo: Path, outside: Path) -> None:
+    (repo / ".git").rename(repo / "was")
+    (repo / ".git").write_text(f"gitdir: {outside}/.git\n")
+
+
+def worktree_out(repo: Path, outside: Path) -> None:
+    plain(repo, "config", "core.worktree", str(outside))
+
+
+def borrowed(repo: Path, outside: Path) -> None:
+    (repo / ".git/objects/info/alternates").write_text(f"{outside}/.git/objects\n")
+
+
+def borrowed_twice(repo: Path, outside: Path) -> None:
+    (repo / ".git/store/info").mkdir(parents=True)
+    (repo / ".git/store/info/alternates").write_text(f"{outside}/.git/objects\n")
+    (repo / ".git/objects/info/alternates").write_text("../store\n")
+
+
+def index_out(repo: Path, outside: Path) -> None:
+    (repo / ".git/index").unlink()
+    (repo / ".git/index").symlink_to(outside / ".git/index")
+
+
+@pytest.mark.parametrize(
+    "lead", [linked_out, pointed_out, worktree_out, borrowed, borrowed_twice, index_out]
+)
+async def test_fault_42_a_repository_that_leads_out_of_the_workspace_is_refused(
+    repo: Path, tmp_path: Path, lead: Callable[[Path, Path], None]
+) -> None:
+    outside = make(tmp_path / "outside")
+    lead(repo, outside)
+    for bound, arguments in CALLS:
+        with pytest.raises(ToolFailure, match="outside the workspace") as failure:
+            await use(bound, repo, **arguments)
+        assert failure.value.kind is ErrorKind.PERMISSION_DENIED
+
+
+async def test_a_workspace_inside_a_larger_repository_does_not_reach_the_rest(
+    repo: Path,
+) -> None:
+    (repo / "sub").mkdir()
+    with pytest.raises(ToolFailure, match="outside the workspace"):
+        await use(git_status, repo / "sub")
