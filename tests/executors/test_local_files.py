@@ -203,6 +203,42 @@ async def test_fault_38_a_write_never_reaches_a_file_through_a_hard_link(
     assert await refused(strict, "again") is ErrorKind.PERMISSION_DENIED
 
 
+async def test_fault_38_a_removal_follows_no_link_and_takes_only_files(
+    files: LocalFiles, tmp_path: Path
+) -> None:
+    root = tmp_path / "ws"
+    (root / "to-file").symlink_to("folder/inner.txt")
+    (root / "to-folder").symlink_to("folder")
+    (root / "away").symlink_to(tmp_path)
+    os.mkfifo(root / "pipe")
+    (root / "second").hardlink_to(tmp_path / "secret.txt")
+    for path in ("to-file", "to-folder", "to-folder/inner.txt", "away/secret.txt", "pipe"):
+        with pytest.raises(ToolFailure) as failure:
+            await files.remove(path)
+        assert failure.value.kind is ErrorKind.PERMISSION_DENIED, path
+    assert {"to-file", "to-folder", "away", "pipe"} <= set(names_in(root))
+    assert names_in(root / "folder") == ["inner.txt"]
+    await files.remove("second")
+
+    assert not (root / "second").exists()
+    assert (tmp_path / "secret.txt").read_text() == "secret"
+    with pytest.raises(ToolFailure, match=r"Did you mean 'folder/inner.txt'"):
+        await files.remove("folder/iner.txt")
+
+
+async def test_only_where_may_be_written_may_be_removed(tmp_path: Path) -> None:
+    for name in ("ws", "docs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text(name)
+    files = LocalFiles(tmp_path / "ws", readable=[tmp_path / "docs"])
+    with pytest.raises(ToolFailure) as failure:
+        await files.remove(str(tmp_path / "docs" / "f"))
+    assert failure.value.kind is ErrorKind.PERMISSION_DENIED
+    await files.remove(str(tmp_path / "ws" / "f"))
+
+    assert names_in(tmp_path / "ws") == [] and names_in(tmp_path / "docs") == ["f"]
+
+
 async def test_fault_38_pipes_sockets_and_devices_are_refused_without_hanging(
     files: LocalFiles, tmp_path: Path
 ) -> None:

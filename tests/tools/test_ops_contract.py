@@ -13,7 +13,6 @@ from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.tools.fake import FakeOps
-from evoclaw.tools.sets import coding, everything, read_only
 
 
 @pytest.fixture(params=["local", "fake"])
@@ -64,12 +63,29 @@ async def test_no_path_leaves(files: FileOps, path: str) -> None:
     assert await kind_of(files.read(path)) is ErrorKind.PERMISSION_DENIED
     assert await kind_of(files.write(path, b"")) is ErrorKind.PERMISSION_DENIED
     assert await kind_of(files.stat(path)) is ErrorKind.PERMISSION_DENIED
+    assert await kind_of(files.remove(path)) is ErrorKind.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "x" * 5000])
 async def test_no_nonsense_is_a_path(files: FileOps, path: str) -> None:
     assert await kind_of(files.read(path)) is ErrorKind.INVALID_PARAMS
     assert await kind_of(files.write(path, b"")) is ErrorKind.INVALID_PARAMS
+    assert await kind_of(files.remove(path)) is ErrorKind.INVALID_PARAMS
+
+
+async def test_what_is_removed_is_gone_and_only_that(files: FileOps) -> None:
+    for name in ("a/b", "a/c"):
+        await files.write(name, b"x")
+
+    await files.remove("./a/../a/b")
+
+    assert await kind_of(files.stat("a/b")) is ErrorKind.NOT_FOUND
+    assert await files.read("a/c") == b"x"
+    assert await kind_of(files.remove("a/b")) is ErrorKind.NOT_FOUND
+    assert await kind_of(files.remove("no/folder")) is ErrorKind.NOT_FOUND
+    assert await kind_of(files.remove("a")) is ErrorKind.INVALID_PARAMS
+    assert await kind_of(files.remove("a/c/")) is ErrorKind.INVALID_PARAMS
+    assert await files.read("a/c") == b"x"
 
 
 async def test_folders_and_files_are_not_mixed_up(files: FileOps) -> None:
@@ -101,17 +117,3 @@ async def test_a_command_cannot_start_outside_or_nowhere(processes: ExecOps) -> 
     command = ["bash", "-c", "echo hi"]
     assert await kind_of(processes.run(command, cwd="..")) is ErrorKind.PERMISSION_DENIED
     assert await kind_of(processes.run(command, cwd="gone")) is ErrorKind.NOT_FOUND
-
-
-def test_the_sets_hold_what_they_say() -> None:
-    assert [bound.name for bound in coding()] == ["read", "write", "edit", "glob", "grep", "bash"]
-    assert [bound.name for bound in read_only()] == ["read", "glob", "grep"]
-    assert {bound.name for bound in everything()} >= {bound.name for bound in coding()}
-    permissions = {bound.name: set(bound.tool.permissions) for bound in everything()}
-    assert permissions == {
-        **dict.fromkeys(("read", "glob", "grep"), {"file_read"}),
-        **dict.fromkeys(("write", "edit"), {"file_write"}),
-        "bash": {"shell"},
-    }
-    for bound in read_only():
-        assert (bound.tool.timeout, bound.tool.max_timeout) == (5, 30)

@@ -15,7 +15,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock, TextBlock
 from evoclaw.core.ops import FileOps, FileStat
 from evoclaw.tools.define import tool
-from evoclaw.tools.diff import unified
+from evoclaw.tools.region import diff_of, is_utf8
 from evoclaw.tools.truncate import LOSSY, cut_line, to_text
 
 CHUNK = 256 << 10
@@ -25,6 +25,8 @@ MOST = 50_000
 """Characters that one read shows."""
 LARGEST_IMAGE = 5 << 20
 LARGEST_EDIT = 10 << 20
+LOOKED_AT = 1 << 20
+"""Bytes in which text like the one not found is looked for."""
 SNIFFED = 8 << 10
 IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -227,63 +229,65 @@ async def edit(
         problem = "is empty: use write to make a file" if not old_string else "equals new_string"
         raise ToolFailure(ErrorKind.INVALID_PARAMS, f"old_string {problem}.")
     text = await _editable(ops, path)
-    old, new = _same_endings(text, old_string, new_string)
+    # Lone surrogates are in no text, so they are not found.
+    old, new = _same_endings(
+        text, old_string.encode(errors="surrogatepass"), new_string.encode(errors="surrogatepass")
+    )
     count = text.count(old)
     if count == 0:
         raise ToolFailure(ErrorKind.INVALID_PARAMS, _not_found(text, path, old_string))
     if count > 1 and not replace_all:
         raise ToolFailure(ErrorKind.INVALID_PARAMS, _ambiguous(text, path, old, count))
-    changed = text.replace(old, new)
-    try:
-        data = changed.encode()
-    except UnicodeEncodeError:
+    if not is_utf8(new):
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS, "new_string is not valid text: it has lone surrogates."
-        ) from None
-    await ops.write(path, data)
-    line = text.count("\n", 0, text.index(old)) + 1
+        )
+    changed = text.replace(old, new)
+    await ops.write(path, changed)
+    line = text.count(b"\n", 0, text.index(old)) + 1
     where = f"in {count} places" if count > 1 else f"at line {line}"
     details = {
         "path": path,
         "replaced": count,
-        "lines_removed": count * (old.count("\n") + 1),
-        "lines_added": count * (new.count("\n") + 1) if new else 0,
-        "diff": unified(path, text, changed),
+        "lines_removed": count * (old.count(b"\n") + 1),
+        "lines_added": count * (new.count(b"\n") + 1) if new else 0,
+        "diff": diff_of(path, text, changed),
     }
     return Output((TextBlock(f"Edited '{path}' {where}."),), details)
 
 
-async def _editable(ops: FileOps, path: str) -> str:
+async def _editable(ops: FileOps, path: str) -> bytes:
+    """The bytes of a text file: decoding a large one would take several times its size."""
     about = await ops.stat(path)
     if about.size > LARGEST_EDIT:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
             f"'{path}' has {about.size:,} bytes, too many to edit. Use a program for that.",
         )
-    try:
-        return (await ops.read(path)).decode()
-    except UnicodeDecodeError:
+    data = await ops.read(path)
+    if not is_utf8(data):
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
             f"'{path}' is not UTF-8 text, and editing it would damage it. Convert it first.",
-        ) from None
+        )
+    return data
 
 
-def _same_endings(text: str, old: str, new: str) -> tuple[str, str]:
+def _same_endings(text: bytes, old: bytes, new: bytes) -> tuple[bytes, bytes]:
     """Give the pieces the line endings of the file: `read` does not show which it has."""
-    windows = text.count("\r\n")
-    if windows <= text.count("\n") - windows:
+    windows = text.count(b"\r\n")
+    if windows <= text.count(b"\n") - windows:
         return old, new
     return _windows_endings(old), _windows_endings(new)
 
 
-def _windows_endings(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\n", "\r\n")
+def _windows_endings(text: bytes) -> bytes:
+    return text.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
 
 
-def _not_found(text: str, path: str, old: str) -> str:
+def _not_found(text: bytes, path: str, old: str) -> str:
     said = f"old_string does not occur in '{path}'. It must match exactly, spaces included. "
-    lines = text.splitlines()[:10_000]
+    lines = text[:LOOKED_AT].decode(errors="ignore").splitlines()[:10_000]
     wanted = next((line.strip() for line in old.splitlines() if line.strip()), "")
     stripped = [line.strip() for line in lines]
     near = [wanted] if wanted in stripped else difflib.get_close_matches(wanted, stripped, n=1)
@@ -293,11 +297,11 @@ def _not_found(text: str, path: str, old: str) -> str:
     return said + f"Something like it is at line {number}: {cut_line(lines[number - 1], 200)!r}"
 
 
-def _ambiguous(text: str, path: str, old: str, count: int) -> str:
+def _ambiguous(text: bytes, path: str, old: bytes, count: int) -> str:
     numbers: list[str] = []
     at = -1
     while len(numbers) < 10 and (at := text.find(old, at + 1)) >= 0:
-        numbers.append(str(text.count("\n", 0, at) + 1))
+        numbers.append(str(text.count(b"\n", 0, at) + 1))
     more = ", …" if count > len(numbers) else ""
     return (
         f"old_string occurs {count} times in '{path}', at lines {', '.join(numbers)}{more}. "

@@ -1,0 +1,264 @@
+"""The tool `apply_patch`: several changes to several files, all of them or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from evoclaw.core.bound import Output
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, TextBlock
+from evoclaw.core.ops import FileOps
+from evoclaw.tools.define import tool
+from evoclaw.tools.patch_formats import read_patch
+from evoclaw.tools.patch_parts import Action, Change, malformed, shown
+from evoclaw.tools.patch_places import Patched, Work, put_in
+
+LARGEST_FILE = 10 << 20
+LARGEST_ALL = 64 << 20
+"""Bytes of all files together: their old content is held until the last one is written."""
+MOST_SHOWN = 50
+"""Files that the answer names."""
+LETTERS = {Action.ADD: "A", Action.UPDATE: "M", Action.MOVE: "R", Action.DELETE: "D"}
+
+
+@tool("file_write", timeout=5, max_timeout=30, effect="write")
+async def apply_patch(ops: FileOps, patch: str, dry_run: bool = False) -> Output:
+    """Change several places or files at once, all or nothing.
+
+    Takes a unified diff (as git diff prints it; correct counts in each @@ line), or this form,
+    where the lines of the file around a change say its place:
+    *** Begin Patch
+    *** Update File: path
+    @@ a line above, such as def f():
+     unchanged line
+    -old line
+    +new line
+    *** Add File: path
+    +line
+    *** Delete File: path
+    *** End Patch
+    A line `*** Move to: path` below an Update line renames the file.
+
+    Args:
+        ops: The machine's files.
+        patch: The patch. Paths are relative to the workspace.
+        dry_run: Only say what would change.
+    """
+    changes = await asyncio.to_thread(read_patch, patch)
+    steps = await _plan(ops, changes)
+    if not dry_run:
+        await _carry_out(ops, steps)
+    return _answer(steps, dry_run)
+
+
+@dataclass(slots=True)
+class _Step:
+    """One file before and after; None is no file."""
+
+    change: Change
+    before: bytes | None
+    after: bytes | None
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def writes(self) -> str:
+        return self.change.target or self.change.path
+
+
+async def _plan(ops: FileOps, changes: Sequence[Change]) -> list[_Step]:
+    work = Work()
+    held = 0
+    steps: list[_Step] = []
+    for change in changes:
+        step = await _step(ops, change, work)
+        held += len(step.before or b"") + len(step.after or b"")
+        if held > LARGEST_ALL:
+            raise ToolFailure(
+                ErrorKind.TOO_LARGE,
+                "The files of the patch are too large to be changed together. Nothing was "
+                "written. Make several smaller patches.",
+            )
+        steps.append(step)
+    return steps
+
+
+async def _step(ops: FileOps, change: Change, work: Work) -> _Step:
+    name = shown(change.path)
+    notes = ["its rights were not changed"] if change.rights else []
+    if change.action is Action.ADD:
+        await _free(ops, change.path)
+        return _Step(change, None, b"".join(hunk.new for hunk in change.hunks), notes)
+    before = await _content(ops, change.path)
+    if change.action is Action.DELETE and not change.whole:
+        return _Step(change, before, None)
+    if change.target:
+        await _free(ops, change.target)
+        notes.append("it has the rights of a new file")
+    done = Patched(before)
+    if change.hunks:
+        done = await asyncio.to_thread(put_in, before, change.hunks, name, work)
+    if change.action is Action.DELETE:
+        if done.data:
+            raise malformed(
+                f"{name} is to be deleted, but the patch does not have all its lines. Read the "
+                "file again, or use '*** Delete File: '."
+            )
+        return _Step(change, before, None)
+    if done.data == before and not change.target:
+        raise malformed(f"The patch changes nothing in {name}.")
+    return _Step(change, before, done.data, notes + done.moved)
+
+
+async def _free(ops: FileOps, path: str) -> None:
+    """Refuse to make a file where something is."""
+    try:
+        about = await ops.stat(path)
+    except ToolFailure as problem:
+        if problem.kind is ErrorKind.NOT_FOUND:
+            return
+        raise
+    what = "a folder" if about.kind == "dir" else "a file"
+    raise malformed(
+        f"{shown(path)} is to be made, but there is {what} of that name. Read it, and update it "
+        "instead of adding it."
+    )
+
+
+async def _content(ops: FileOps, path: str) -> bytes:
+    about = await ops.stat(path)
+    if about.size > LARGEST_FILE:
+        raise ToolFailure(
+            ErrorKind.TOO_LARGE,
+            f"{shown(path)} has {about.size:,} bytes, too many to patch. Nothing was written. "
+            "Use a program for that.",
+        )
+    return await ops.read(path)
+
+
+async def _carry_out(ops: FileOps, steps: Sequence[_Step]) -> None:
+    """Do all steps, or put back what was done; also when the call is given up meanwhile."""
+    writing = _Writing(ops)
+    task = asyncio.create_task(writing.all(steps))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        writing.given_up = True
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            # It was done before it could be told; whoever gave up believes that it was not.
+            await asyncio.wait([asyncio.create_task(writing.put_back())])
+        raise
+
+
+class _Writing:
+    """Writes and removes files, and remembers how to put them back."""
+
+    def __init__(self, ops: FileOps) -> None:
+        self._ops = ops
+        self.given_up = False
+        self._done: list[tuple[str, bytes | None]] = []
+        """Each path that was changed, with what was there before."""
+
+    async def all(self, steps: Sequence[_Step]) -> None:
+        try:
+            for path, before, after in _in_order(steps):
+                await self._change(path, before, after)
+        except ToolFailure as problem:
+            left = await self.put_back()
+            raise _broken_off(problem, len(self._done), left) from None
+        except BaseException:
+            # A fault of the operations themselves; what is half done is no better for it.
+            await self.put_back()
+            raise
+
+    async def _change(self, path: str, before: bytes | None, after: bytes | None) -> None:
+        if self.given_up:
+            raise ToolFailure(ErrorKind.CANCELLED, "The call was given up.")
+        if after is None:
+            await self._ops.remove(path)
+        else:
+            await self._ops.write(path, after)
+        self._done.append((path, before))
+
+    async def put_back(self) -> list[str]:
+        """Undo, the last first; the paths that could not be put back."""
+        left: list[str] = []
+        for path, before in reversed(self._done):
+            try:
+                if before is None:
+                    await self._ops.remove(path)
+                else:
+                    await self._ops.write(path, before)
+            except ToolFailure as problem:
+                left.append(f"{shown(path)} ({problem.message})")
+        return left
+
+
+def _in_order(steps: Sequence[_Step]) -> list[tuple[str, bytes | None, bytes | None]]:
+    """What to write, then what to remove: nothing is lost if the machine stops in between."""
+    writes: list[tuple[str, bytes | None, bytes | None]] = []
+    removals: list[tuple[str, bytes | None, bytes | None]] = []
+    for step in steps:
+        if step.after is not None:
+            moved = bool(step.change.target)
+            writes.append((step.writes, None if moved else step.before, step.after))
+        if step.after is None or step.change.target:
+            removals.append((step.change.path, step.before, None))
+    return writes + removals
+
+
+def _broken_off(problem: ToolFailure, done: int, left: Sequence[str]) -> ToolFailure:
+    if left:
+        text = (
+            f"{problem.message} The patch was broken off, and these files could NOT be put back "
+            f"as they were: {'; '.join(left[:MOST_SHOWN])}. Tell the user."
+        )
+        return ToolFailure(ErrorKind.EXECUTION_FAILED, text, notput_back=list(left))
+    back = f" What was written before ({done} files) was put back." if done else ""
+    return ToolFailure(problem.kind, f"{problem.message} Nothing of the patch was kept.{back}")
+
+
+def _answer(steps: Sequence[_Step], dry_run: bool) -> Output:
+    added = sum(step.change.added for step in steps)
+    removed = sum(_lost(step) for step in steps)
+    count = f"{len(steps)} file{'s' if len(steps) > 1 else ''}, +{added} -{removed}"
+    said = f"The patch fits and would change {count}. Nothing was written (dry run)."
+    lines = [said if dry_run else f"Patched {count}."]
+    lines += [_line(step) for step in steps[:MOST_SHOWN]]
+    if len(steps) > MOST_SHOWN:
+        lines.append(f"… and {len(steps) - MOST_SHOWN} more")
+    files: list[JSON] = [_facts(step) for step in steps]
+    details: dict[str, JSON] = {
+        "dry_run": dry_run,
+        "files": files,
+        "lines_added": added,
+        "lines_removed": removed,
+    }
+    return Output((TextBlock("\n".join(lines)),), details)
+
+
+def _lost(step: _Step) -> int:
+    """The lines that a step takes away."""
+    if step.change.action is not Action.DELETE or step.before is None:
+        return step.change.removed
+    return step.before.count(b"\n") + (not step.before.endswith(b"\n") and step.before != b"")
+
+
+def _line(step: _Step) -> str:
+    change = step.change
+    name = f"{change.path} -> {change.target}" if change.target else change.path
+    notes = f" ({'; '.join(step.notes)})" if step.notes else ""
+    return f"{LETTERS[change.action]} {name} +{change.added} -{_lost(step)}{notes}"
+
+
+def _facts(step: _Step) -> dict[str, JSON]:
+    change = step.change
+    facts: dict[str, JSON] = {
+        "path": change.path,
+        "action": change.action.value,
+        "lines_added": change.added,
+        "lines_removed": _lost(step),
+    }
+    return facts | ({"moved_to": change.target} if change.target else {})

@@ -1,0 +1,332 @@
+"""Finds the place of each hunk in a file and puts the new lines there.
+
+The lines of a hunk must be in the file exactly; only where they are may differ from what the patch
+says. Everything is done on the bytes of the file, which is never split into lines, and the work is
+bounded: a patch made to be slow is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.tools.patch_parts import SHOWN, Hunk, malformed, shown
+
+CHUNK = 64 << 10
+WORK = 1 << 30
+"""Bytes that may be looked at for the hunks of one patch, beyond reading each file once."""
+STEP = 256
+"""What one step of a search costs, in bytes looked at."""
+MOST_COMPARED = 50
+"""Lines of a hunk that are compared to say what is wrong with it."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What is left to spend on one patch."""
+
+    left: int = WORK
+
+    def spend(self, amount: int, name: str, hunk: Hunk) -> None:
+        """Take from it; a patch that needs more is refused."""
+        self.left -= amount
+        if self.left < 0:
+            raise malformed(
+                f"{name}, {hunk.label}: finding its place takes too long, for the lines repeat "
+                "or the line numbers are far off. Read the file again and make the patch anew."
+            )
+
+
+@dataclass(slots=True)
+class Patched:
+    """A file with its hunks put in."""
+
+    data: bytes
+    moved: list[str] = field(default_factory=list[str])
+    """Which hunks were found elsewhere than the patch says."""
+
+
+def put_in(data: bytes, hunks: Iterable[Hunk], name: str, work: Work) -> Patched:
+    """Put hunks into the bytes of a file.
+
+    Args:
+        data: The file.
+        hunks: In the order of the file.
+        name: How messages call the file.
+        work: What may be spent.
+    """
+    place = _Places(data, name, work)
+    view = memoryview(data)
+    pieces: list[memoryview | bytes] = []
+    done = 0
+    for hunk in hunks:
+        at, old, new = place.of(hunk)
+        pieces += (view[done:at], new)
+        done = at + old
+    pieces.append(view[done:])
+    return Patched(b"".join(pieces), place.moved)
+
+
+class _Places:
+    """Goes through a file from hunk to hunk."""
+
+    def __init__(self, data: bytes, name: str, work: Work) -> None:
+        self._data, self._name, self._work = data, name, work
+        self._floor = self._line = 0
+        """Where the last hunk ended: the byte, and the lines above it."""
+        self._drift = 0
+        """How many lines lower than said the last hunk was."""
+        windows = data.count(b"\r\n")
+        self._windows = windows > data.count(b"\n") - windows
+        self.moved: list[str] = []
+
+    def of(self, hunk: Hunk) -> tuple[int, int, bytes]:
+        """The byte where a hunk begins, the bytes it replaces, and those it puts there."""
+        old, new = hunk.old, hunk.new
+        if self._windows and b"\r\n" not in old and not (hunk.exact_end and self._as_said(hunk)):
+            # `read` does not show how lines end, so whoever made the patch could not know.
+            old, new = old.replace(b"\n", b"\r\n"), new.replace(b"\n", b"\r\n")
+        if hunk.at_end:
+            at, old, new = self._last(hunk, old, new)
+        elif hunk.before is not None and not hunk.anchors:
+            at, old, new = self._numbered(hunk, old, new)
+        else:
+            at, old, new = self._unnumbered(hunk, old, new)
+        self._line += self._data.count(b"\n", self._floor, at + len(old))
+        self._floor = at + len(old)
+        return at, len(old), new
+
+    def _as_said(self, hunk: Hunk) -> bool:
+        at, _ = self._skip(self._wanted(hunk) - self._line)
+        return self._data.startswith(hunk.old, at)
+
+    def _wanted(self, hunk: Hunk) -> int:
+        return max(self._line, (hunk.before or 0) + self._drift)
+
+    def _skip(self, lines: int) -> tuple[int, int]:
+        """The byte some lines below the floor, and the lines that are missing for that."""
+        data, at, chunk = self._data, self._floor, 64
+        while lines > 0 and at < len(data):
+            count = data.count(b"\n", at, at + chunk)
+            if count < lines:
+                lines -= count
+                at = min(at + chunk, len(data))
+                chunk = min(2 * chunk, CHUNK)
+                continue
+            for _ in range(lines):
+                at = data.find(b"\n", at) + 1
+            return at, 0
+        return at, lines
+
+    def _find(self, old: bytes, start: int) -> int:
+        """The first place where these lines are, from the beginning of a line on; -1 if nowhere."""
+        if self._data.startswith(old, start):
+            return start
+        found = self._data.find(b"\n" + old, start)
+        return found + 1 if found >= 0 else -1
+
+    def _starts_line(self, at: int) -> bool:
+        return at >= self._floor and (at == 0 or self._data[at - 1 : at] == b"\n")
+
+    def _open_end(self, hunk: Hunk, old: bytes) -> int:
+        """Where the lines are if the file ends with them, but for the newline; -1 if it does not.
+
+        Only for the form of patch that cannot say that there is none.
+        """
+        bare = _bare(old)
+        at = len(self._data) - len(bare)
+        if hunk.exact_end or not bare or self._data.endswith(b"\n") or not self._starts_line(at):
+            return -1
+        return at if self._data.startswith(bare, at) else -1
+
+    def _hit(self, hunk: Hunk, old: bytes, start: int) -> int:
+        found = self._find(old, start)
+        end = self._open_end(hunk, old) if found < 0 else -1
+        return found if found >= 0 else (end if end >= start else -1)
+
+    def _settled(self, at: int, old: bytes, new: bytes) -> tuple[int, bytes, bytes]:
+        """What is replaced and by what; a file's end without a newline stays without."""
+        if self._data.startswith(old, at):
+            return at, old, new
+        return at, self._data[at:], _bare(new)
+
+    def _last(self, hunk: Hunk, old: bytes, new: bytes) -> tuple[int, bytes, bytes]:
+        at = len(self._data) - len(old)
+        if not self._starts_line(at) or not self._data.startswith(old, at):
+            at = self._open_end(hunk, old)
+        if at < 0:
+            raise self._misfit(hunk, old, self._data.count(b"\n") - old.count(b"\n"))
+        return self._settled(at, old, new)
+
+    def _numbered(self, hunk: Hunk, old: bytes, new: bytes) -> tuple[int, bytes, bytes]:
+        wanted = self._wanted(hunk)
+        at, missing = self._skip(wanted - self._line)
+        if not old:
+            if missing or not self._starts_line(at):
+                raise self._misfit(hunk, old, wanted)
+            return at, old, new
+        offset = 0
+        if missing or not self._data.startswith(old, at):
+            found = self._hit(hunk, old, self._floor)
+            if found < 0:
+                raise self._misfit(hunk, old, wanted)
+            at, offset = self._nearest(hunk, old, found, at)
+            offset -= missing
+        if offset:
+            way = "below" if offset > 0 else "above"
+            self.moved.append(f"{hunk.label} was found {abs(offset):,} lines {way}")
+        self._drift = wanted + offset - (hunk.before or 0)
+        return self._settled(at, old, new)
+
+    def _nearest(self, hunk: Hunk, old: bytes, first: int, at: int) -> tuple[int, int]:
+        """The place nearest to `at`, and how many lines below it that is; `first` is one, too."""
+        data = self._data
+        if first >= at or not data.startswith(old, first):
+            low, high = sorted((first, at))
+            lines = data.count(b"\n", low, high)
+            return first, lines if first >= at else -lines
+        up = down = at
+        distance = 0
+        while True:
+            self._work.spend(STEP + len(old) // 8, self._name, hunk)
+            distance += 1
+            up = data.rfind(b"\n", 0, up - 1) + 1
+            down = data.find(b"\n", down) + 1 if down >= 0 else -1
+            down = down or -1
+            above = data.startswith(old, up)
+            below = down >= 0 and data.startswith(old, down)
+            if above and below:
+                raise malformed(
+                    f"{self._name}, {hunk.label}: its lines are {distance} lines above and as far "
+                    "below of where the patch says. Add lines around them or correct the numbers."
+                )
+            if above or below:
+                return (up, -distance) if above else (down, distance)
+
+    def _unnumbered(self, hunk: Hunk, old: bytes, new: bytes) -> tuple[int, bytes, bytes]:
+        start, again = self._below_anchors(hunk)
+        if not old:
+            return self._inserted(hunk, start, again, new)
+        at = self._hit(hunk, old, start)
+        if at < 0:
+            raise self._misfit(hunk, old, None)
+        follows = self._data.find(b"\n", at) + 1
+        if follows and (again >= 0 or not hunk.anchors):
+            follows = max(follows, again)
+            self._work.spend(len(self._data) - follows, self._name, hunk)
+            other = self._hit(hunk, old, follows)
+            if other >= 0:
+                raise self._several(hunk, at, other)
+        return self._settled(at, old, new)
+
+    def _below_anchors(self, hunk: Hunk) -> tuple[int, int]:
+        """Where to look, and where the first anchor is once more; -1 if it is the only one."""
+        start, again = self._floor, -1
+        for number, anchor in enumerate(hunk.anchors):
+            at = self._anchor(hunk, anchor, start)
+            if at < 0:
+                raise malformed(
+                    f"{self._name}, {hunk.label}: no line below the hunk before it is "
+                    f"{shown(anchor)}, which the '@@' line names. Read the file again."
+                )
+            below = self._data.find(b"\n", at) + 1
+            if number == 0 and below:
+                again = self._anchor(hunk, anchor, below)
+            start = at if number == len(hunk.anchors) - 1 else (below or len(self._data))
+        return start, again
+
+    def _anchor(self, hunk: Hunk, anchor: bytes, start: int) -> int:
+        """The first line from here on that is the anchor, but for the spaces around; -1 if none."""
+        data, at = self._data, start
+        while (found := data.find(anchor, at)) >= 0:
+            self._work.spend(STEP + found - at, self._name, hunk)
+            begins = data.rfind(b"\n", 0, found) + 1
+            ends = data.find(b"\n", found)
+            ends = len(data) if ends < 0 else ends
+            # Very long lines are no anchors: comparing them again and again would be slow.
+            if ends - begins < CHUNK and data[begins:ends].strip() == anchor:
+                return begins
+            at = ends
+        self._work.spend(len(data) - at, self._name, hunk)
+        return -1
+
+    def _inserted(self, hunk: Hunk, start: int, again: int, new: bytes) -> tuple[int, bytes, bytes]:
+        """Lines without any others around them go below their anchor."""
+        if not hunk.anchors:
+            if self._data:
+                raise malformed(
+                    f"{self._name}, {hunk.label}: it has only new lines, so that their place is "
+                    "not known. Add some lines of the file around them."
+                )
+            return 0, b"", new
+        if again >= 0:
+            raise self._several(hunk, start, again)
+        below = self._data.find(b"\n", start) + 1
+        if below:
+            return below, b"", new
+        ending = b"\r\n" if self._windows else b"\n"
+        return len(self._data), b"", ending + _bare(new)
+
+    def _number(self, at: int) -> int:
+        return self._data.count(b"\n", 0, at) + 1
+
+    def _several(self, hunk: Hunk, first: int, second: int) -> ToolFailure:
+        return malformed(
+            f"{self._name}, {hunk.label}: its place is not clear: it can be at line "
+            f"{self._number(first)} and at line {self._number(second)}. Add lines of the file "
+            "around the change, or an '@@' line with the line that opens the part it is in."
+        )
+
+    def _misfit(self, hunk: Hunk, old: bytes, wanted: int | None) -> ToolFailure:
+        """Say which line differs, at the place that is most like the hunk."""
+        said = f"{self._name}, {hunk.label} does not fit: "
+        if not old:
+            return malformed(f"{said}the file ends before line {wanted}. Read the file again.")
+        lines = old.removesuffix(b"\n").split(b"\n", MOST_COMPARED)[:MOST_COMPARED]
+        at = self._likely(lines, wanted)
+        if at < 0:
+            near = "its lines are not in the file"
+            return malformed(f"{said}{near}. Read the file again and make the hunk from it.")
+        first = at
+        for line in lines:
+            end = self._data.find(b"\n", at)
+            end = len(self._data) if end < 0 else end
+            have = self._data[at : min(end, at + len(line) + 4 * SHOWN)]
+            if have != line and (line or at < len(self._data)):
+                return malformed(
+                    f"{said}line {self._number(at):,} of the file is {shown(have)}, where the "
+                    f"patch has {shown(line)}{_endings(have, line)}. Read the file again and make "
+                    "the hunk from it; spaces count."
+                )
+            at = end + 1
+        problem = "the file does not end there" if hunk.at_end else "not below the hunk before it"
+        return malformed(
+            f"{said}its lines are at line {self._number(first):,}, but {problem}, or the last of "
+            "them differs by its newline. Read the file again."
+        )
+
+    def _likely(self, lines: Sequence[bytes], wanted: int | None) -> int:
+        """Where the hunk was probably meant to be: where its longest lines are; -1 if unknown."""
+        longest = sorted(range(len(lines)), key=lambda index: -len(lines[index]))
+        for index in longest[:5]:
+            at = self._find(lines[index] + b"\n", 0) if lines[index].strip() else -1
+            for _ in range(index if at >= 0 else 0):
+                at = self._data.rfind(b"\n", 0, max(0, at - 1)) + 1
+            if at >= 0:
+                return at
+        if wanted is None or not self._data:
+            return -1
+        self._floor = 0
+        at, missing = self._skip(max(0, wanted))
+        return -1 if missing else at
+
+
+def _endings(have: bytes, line: bytes) -> str:
+    same = have.rstrip(b"\r") == line.rstrip(b"\r")
+    return " (only the line endings differ: LF and CRLF)" if same else ""
+
+
+def _bare(lines: bytes) -> bytes:
+    """Lines without the last newline."""
+    return lines[:-2] if lines.endswith(b"\r\n") else lines.removesuffix(b"\n")

@@ -1,0 +1,288 @@
+"""Reads unified diffs as `git diff` and `diff -u` print them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evoclaw.tools.patch_parts import (
+    Action,
+    Body,
+    Change,
+    Hunk,
+    forbidden,
+    malformed,
+    path_of,
+    shown,
+)
+
+GIT = b"diff --git "
+NOWHERE = b"/dev/null"
+HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+HEADERS = (
+    *(b"old mode ", b"new mode ", b"deleted file mode ", b"new file mode "),
+    *(b"rename from ", b"rename to ", b"similarity index ", b"dissimilarity index ", b"index "),
+)
+PREFIXES = ((b"a", b"b"), (b"b", b"a"), (b"i", b"w"), (b"c", b"i"), (b"c", b"w"), (b"o", b"w"))
+LINK, MODULE = b"120000", b"160000"
+BINARY = (b"GIT binary patch", b"Binary files ")
+REFUSED = {
+    b"copy from ": "copies a file: add it as a new one instead.",
+    b"diff --cc ": "merges several versions: give a plain diff of two.",
+    b"diff --combined ": "merges several versions: give a plain diff of two.",
+}
+BORN = re.compile(rb"\t(?:1970-01-01|1969-12-31) ")
+"""The time that `diff -N` gives to a file that is not there."""
+ESCAPED = re.compile(rb"\\(?:([0-7]{3})|(.))")
+LETTERS = {
+    **{b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13},
+    **{b'"': 34, b"\\": 92},
+}
+
+
+@dataclass(slots=True)
+class _Headers:
+    """What stands above the hunks of one file."""
+
+    git: bytes = b""
+    """The two names, as the first line has them."""
+    known: dict[bytes, bytes] | None = None
+    old: bytes | None = None
+    new: bytes | None = None
+
+    def get(self, key: bytes) -> bytes | None:
+        return (self.known or {}).get(key)
+
+
+def read_unified(lines: Sequence[bytes]) -> list[Change]:
+    """Read every file of the diff; the talk around them is passed over."""
+    return _Reader(lines).changes()
+
+
+class _Reader:
+    def __init__(self, lines: Sequence[bytes]) -> None:
+        self._lines = lines
+        self._at = 0
+
+    def changes(self) -> list[Change]:
+        found: list[Change] = []
+        while self._at < len(self._lines):
+            line = self._lines[self._at]
+            self._refuse(line)
+            if line.startswith(GIT) or self._names_follow():
+                found.append(self._file())
+            elif HUNK.match(line):
+                raise malformed(
+                    f"Line {self._at + 1} of the patch, {shown(line)}, begins a hunk, but no "
+                    "'--- ' and '+++ ' lines above it say of which file."
+                )
+            else:
+                self._at += 1
+        return found
+
+    def _refuse(self, line: bytes) -> None:
+        if line.startswith(BINARY):
+            raise forbidden("The patch changes a binary file. Only text can be patched.")
+        for opening, problem in REFUSED.items():
+            if line.startswith(opening):
+                raise malformed(f"The patch ({shown(line)}) {problem}")
+
+    def _peek(self, ahead: int = 0) -> bytes | None:
+        at = self._at + ahead
+        return self._lines[at] if at < len(self._lines) else None
+
+    def _names_follow(self) -> bool:
+        return (self._peek() or b"").startswith(b"--- ") and (self._peek(1) or b"").startswith(
+            b"+++ "
+        )
+
+    def _file(self) -> Change:
+        headers = self._headers()
+        hunks: list[Hunk] = []
+        if self._names_follow():
+            headers.old, headers.new = self._lines[self._at][4:], self._lines[self._at + 1][4:]
+            self._at += 2
+            if not HUNK.match(self._peek() or b""):
+                raise malformed(
+                    f"No hunk follows {shown(b'+++ ' + headers.new)}: it must begin with "
+                    "'@@ -line,count +line,count @@'."
+                )
+        above = 0
+        while (line := self._peek()) is not None and (numbers := HUNK.match(line)):
+            hunk = self._hunk(numbers, len(hunks) + 1, _show_name(headers))
+            before = hunk.before or 0
+            if before < above or (hunks and hunks[-1].at_end):
+                raise malformed(
+                    f"{_show_name(headers)}, {hunk.label}: the hunks overlap or are not in the "
+                    "order of the file. Put them in order, with the line numbers of the old file."
+                )
+            above = before + hunk.old.count(b"\n")
+            hunks.append(hunk)
+        return _change(headers, tuple(hunks))
+
+    def _headers(self) -> _Headers:
+        line = self._lines[self._at]
+        if not line.startswith(GIT):
+            return _Headers()
+        known: dict[bytes, bytes] = {}
+        self._at += 1
+        while (one := self._peek()) is not None:
+            self._refuse(one)
+            opening = next((key for key in HEADERS if one.startswith(key)), None)
+            if opening is None:
+                break
+            known[opening.strip()] = one[len(opening) :]
+            self._at += 1
+        return _Headers(line[len(GIT) :], known)
+
+    def _hunk(self, numbers: re.Match[bytes], number: int, name: str) -> Hunk:
+        label = f"hunk {number} ({numbers[0].decode()})"
+        old, new = int(numbers[2] or 1), int(numbers[4] or 1)
+        body, begins = Body(), self._at + 1
+        self._at = begins
+        while len(body.olds) < old or len(body.news) < new:
+            line = self._peek()
+            if line is None or not self._take(body, line):
+                break
+        if (line := self._peek()) is not None and line.startswith(b"\\ "):
+            self._take(body, line)
+        if (len(body.olds), len(body.news)) != (old, new) or self._goes_on():
+            raise malformed(
+                f"{name}, {label}: the '@@' line promises {old} old and {new} new lines, but "
+                f"what follows it (from line {begins + 1} of the patch) does not agree. "
+                "If the patch was cut off, send all of it; else correct the counts."
+            )
+        before = int(numbers[1]) - (old > 0)
+        return Hunk(
+            label,
+            b"".join(body.olds),
+            b"".join(body.news),
+            body.removed,
+            body.added,
+            max(0, before),
+            at_end=body.cut_old or body.cut_new,
+        )
+
+    def _take(self, body: Body, line: bytes) -> bool:
+        taken = body.cut() if line.startswith(b"\\ ") else body.add(line)
+        self._at += taken
+        return taken
+
+    def _goes_on(self) -> bool:
+        """Whether lines follow that look like more of a hunk that should be at its end."""
+        line = self._peek() or b""
+        if line.startswith((b" ", b"+", b"\\ ")):
+            return True
+        # `-- ` alone is where the signature of a mailed patch begins.
+        return line.startswith(b"-") and not self._names_follow() and line.rstrip() != b"--"
+
+
+def _show_name(headers: _Headers) -> str:
+    named = headers.new if headers.new and not headers.new.startswith(NOWHERE) else headers.old
+    return shown(_plain(named or headers.git))
+
+
+def _change(headers: _Headers, hunks: tuple[Hunk, ...]) -> Change:
+    _check_modes(headers)
+    old, new = _names(headers)
+    if old is None and new is None:
+        raise malformed("A file of the patch has /dev/null for both names.")
+    rights = headers.get(b"new mode") is not None
+    rights = rights or headers.get(b"new file mode") not in (None, b"100644")
+    if old is None or new is None:
+        named = path_of(new or old or b"")
+        if old is not None:
+            return Change(Action.DELETE, named, hunks, whole=True)
+        if any(hunk.old for hunk in hunks) or len(hunks) > 1:
+            raise malformed(f"{shown(named)} is a new file, but the patch has old lines of it.")
+        return Change(Action.ADD, named, hunks, rights=rights)
+    if headers.get(b"rename to") is not None and old != new:
+        return Change(Action.MOVE, path_of(old), hunks, path_of(new), rights=rights)
+    path = path_of(new)
+    path_of(old)
+    if not hunks:
+        raise malformed(
+            f"The patch only changes the rights of {shown(path)}, which a patch cannot do here."
+            if rights
+            else f"The patch says nothing that changes {shown(path)}."
+        )
+    return Change(Action.UPDATE, path, hunks, rights=rights)
+
+
+def _check_modes(headers: _Headers) -> None:
+    for key, value in (headers.known or {}).items():
+        mode = value.rpartition(b" ")[2] if key == b"index" else value
+        if mode == LINK:
+            raise forbidden(f"{_show_name(headers)}: a patch may not make or change links.")
+        if mode == MODULE:
+            raise forbidden(f"{_show_name(headers)}: a patch may not change submodules.")
+
+
+def _names(headers: _Headers) -> tuple[bytes | None, bytes | None]:
+    """The old and the new name; None is no file."""
+    born, gone = headers.get(b"new file mode"), headers.get(b"deleted file mode")
+    if headers.old is not None and headers.new is not None:
+        old = None if BORN.search(headers.old) else _plain(headers.old)
+        new = None if BORN.search(headers.new) else _plain(headers.new)
+        old, new = _stripped(None if old == NOWHERE else old, None if new == NOWHERE else new)
+        if (born is not None and old is not None) or (gone is not None and new is not None):
+            raise malformed(f"{_show_name(headers)}: the lines above its hunks do not agree.")
+    else:
+        old, new = _halves(headers)
+        old, new = (None if born else old), (None if gone else new)
+    source, target = headers.get(b"rename from"), headers.get(b"rename to")
+    if source is None and target is None:
+        return old, new
+    if source is None or target is None:
+        raise malformed(f"{_show_name(headers)}: the patch names only one side of a rename.")
+    moved = _plain(source), _plain(target)
+    if headers.old is not None and moved != (old, new):
+        raise malformed(f"{_show_name(headers)}: the lines above its hunks do not agree.")
+    return moved
+
+
+def _halves(headers: _Headers) -> tuple[bytes | None, bytes | None]:
+    """Both names from git's first line, which does not say where one ends."""
+    if headers.get(b"rename to") is not None:
+        return None, None
+    text = headers.git
+    if text.startswith(b'"'):
+        first, _, second = text.partition(b'" ')
+        return _stripped(_plain(first + b'"'), _plain(second))
+    middle = len(text) // 2
+    old, new = _stripped(text[:middle], text[middle + 1 :])
+    if old != new or text[middle : middle + 1] != b" ":
+        raise malformed(f"The line {shown(GIT + text)} does not tell which file it is about.")
+    return old, new
+
+
+def _stripped(old: bytes | None, new: bytes | None) -> tuple[bytes | None, bytes | None]:
+    """The names without git's `a/` and `b/`."""
+    first, second = (old or b"").partition(b"/"), (new or b"").partition(b"/")
+    if old is None or new is None:
+        known = second if old is None else first
+        found = known[2] if known[0] in (b"a", b"b") and known[2] else (old or new)
+        return (None, found) if old is None else (found, None)
+    if (first[0], second[0]) in PREFIXES and first[2] and second[2]:
+        return first[2], second[2]
+    return old, new
+
+
+def _plain(name: bytes) -> bytes:
+    """A name without quotes, escapes and the time behind it."""
+    if not name.startswith(b'"'):
+        return name.partition(b"\t")[0].rstrip(b"\r")
+    end = re.match(rb'"((?:[^"\\]|\\.)*)"', name)
+    if end is None:
+        raise malformed(f"The file name {shown(name)} has no closing quote.")
+    return ESCAPED.sub(_letter, end[1])
+
+
+def _letter(escaped: re.Match[bytes]) -> bytes:
+    if escaped[1]:
+        return bytes([int(escaped[1], 8) & 255])
+    code = LETTERS.get(escaped[2])
+    if code is None:
+        raise malformed(f"A file name has the escape {shown(escaped[0])}, which means nothing.")
+    return bytes([code])

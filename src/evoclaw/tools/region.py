@@ -1,0 +1,108 @@
+"""The difference of two versions of a file by their bytes, without a copy of a large one."""
+
+from __future__ import annotations
+
+import codecs
+
+from evoclaw.tools.diff import CONTEXT, LONGEST, unified
+
+SMALL = 256 << 10
+"""Bytes up to which both versions are decoded and compared line by line."""
+CHUNK = 64 << 10
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether bytes are text; decoded piece by piece."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    view = memoryview(data)
+    try:
+        for start in range(0, len(data), CHUNK):
+            decoder.decode(view[start : start + CHUNK])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def diff_of(path: str, old: bytes, new: bytes) -> str:
+    """What changed between two versions of a text file; in a large one, as a single hunk."""
+    if max(len(old), len(new)) <= SMALL:
+        return unified(path, old.decode(), new.decode())
+    start = _first_difference(old, new)
+    top = old.rfind(b"\n", 0, start) + 1
+    same = _same_end(old, new, top)
+    end = _line_end(old, len(old) - same, new, len(new) - same)
+    tail = len(old) - end
+    above = _lines_above(old, top)
+    below = _lines_below(old, end)
+    first = old.count(b"\n", 0, above) + 1
+    around = _lines(old, above, top) + _lines(old, end, below)
+    counts = [around + _lines(old, top, end), around + _lines(new, top, len(new) - tail)]
+    pieces = [
+        f"--- {path}\n+++ {path}\n@@ -{first},{counts[0]} +{first},{counts[1]} @@",
+        *_marked(" ", old, above, top),
+        *_marked("-", old, top, end),
+        *_marked("+", new, top, len(new) - tail),
+        *_marked(" ", old, end, below),
+    ]
+    text = "\n".join(pieces)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "\n[… the diff goes on]"
+
+
+def _first_difference(old: bytes, new: bytes) -> int:
+    shorter = min(len(old), len(new))
+    at = 0
+    while at < shorter and old[at : at + CHUNK] == new[at : at + CHUNK]:
+        at += CHUNK
+    while at < shorter and old[at] == new[at]:
+        at += 1
+    return min(at, shorter)
+
+
+def _same_end(old: bytes, new: bytes, start: int) -> int:
+    """How many bytes are the same at the end, of those behind `start`."""
+    most = min(len(old), len(new)) - start
+    same = 0
+    while same + CHUNK <= most and _before_end(old, same) == _before_end(new, same):
+        same += CHUNK
+    while same < most and old[-1 - same] == new[-1 - same]:
+        same += 1
+    return same
+
+
+def _before_end(data: bytes, same: int) -> bytes:
+    return data[len(data) - same - CHUNK : len(data) - same]
+
+
+def _line_end(old: bytes, end: int, new: bytes, new_end: int) -> int:
+    """The end, moved down until a line begins there in both versions."""
+    if _begins_line(old, end) and _begins_line(new, new_end):
+        return end
+    return old.find(b"\n", end) + 1 or len(old)
+
+
+def _begins_line(data: bytes, at: int) -> bool:
+    return at == 0 or data[at - 1] == ord("\n")
+
+
+def _lines_above(data: bytes, at: int) -> int:
+    for _ in range(CONTEXT):
+        at = data.rfind(b"\n", 0, max(0, at - 1)) + 1
+    return at
+
+
+def _lines_below(data: bytes, at: int) -> int:
+    for _ in range(CONTEXT):
+        at = data.find(b"\n", at) + 1 or len(data)
+    return at
+
+
+def _lines(data: bytes, start: int, end: int) -> int:
+    open_end = start < end and data[end - 1] != ord("\n")
+    return data.count(b"\n", start, end) + open_end
+
+
+def _marked(mark: str, data: bytes, start: int, end: int) -> list[str]:
+    """Lines with a mark, no more of them than a diff shows."""
+    text = data[start : min(end, start + 4 * LONGEST)].decode(errors="ignore")
+    return [mark + line for line in text.removesuffix("\n").split("\n")] if text else []
