@@ -1,0 +1,192 @@
+"""A page's bytes as text that a model can read: the article of an HTML page, other text as it is.
+
+The one file that knows `trafilatura` (extra `web`). Without it, or where it finds no article, all
+the text of the page is shown instead.
+"""
+
+from __future__ import annotations
+
+import codecs
+import html
+import re
+from typing import Any, Literal, TypeAlias, cast
+
+from msgspec import Struct
+
+Format: TypeAlias = Literal["markdown", "text", "html"]
+
+LARGEST_PAGE, MOST_TAGS = 1_000_000, 40_000
+"""Characters and tags of HTML that are looked at: an extractor takes 0.1 ms for each tag."""
+LONGEST_TITLE = 200
+SNIFFED = 2_048
+HTML = ("text/html", "application/xhtml+xml")
+TEXT = re.compile(
+    r"text/.+|.+\+(json|xml|yaml)|message/rfc822"
+    r"|application/(json|jsonl|x-ndjson|xml|yaml|x-yaml|toml|javascript|ecmascript|x-javascript"
+    r"|x-sh|sql|graphql|rtf|x-tex|x-httpd-php)"
+)
+# A codec is code: those that are slow, or no codecs of text, are not for a page to choose.
+CHARSET = re.compile(
+    r"utf-?8|utf-?16(le|be)?|us-ascii|ascii|latin-?1|iso-?8859-?\d+|windows-?\d+|cp\d+|koi8-[rut]"
+    r"|gb2312|gbk|gb18030|big5(-hkscs)?|shift[_-]jis|euc-(jp|kr)|iso-2022-jp|macintosh|tis-620"
+)
+BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_SAID = re.compile(r"charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
+_TITLE = re.compile(r"<title[^<>]{0,200}>([^<]{0,2000})", re.IGNORECASE)
+_UNSEEN = ("script", "style", "noscript", "template", "svg", "head")
+_BREAKS = re.compile(
+    r"</?(?:p|div|br|hr|li|ul|ol|dl|dt|dd|tr|table|h[1-6]|pre|section|article|header|footer|main"
+    r"|nav|aside|blockquote|form|figure|option|title)\b[^<>]*>",
+    re.IGNORECASE,
+)
+_TAG = re.compile(r"</?[a-zA-Z!?][^<>]*>")
+
+
+class Readable(Struct, frozen=True):
+    """What there is to read."""
+
+    text: str
+    title: str = ""
+    note: str = ""
+    """What the reader should know of how the text was made."""
+
+
+def is_text(media_type: str, body: bytes) -> bool:
+    """Whether a body can be read as text, by what the server says, or else by its look."""
+    if media_type in HTML or TEXT.fullmatch(media_type):
+        return True
+    if media_type not in ("", "application/octet-stream", "unknown/unknown"):
+        return False
+    head = body[:SNIFFED]
+    return body.startswith(tuple(bom for bom, _ in BOMS)) or not re.search(
+        rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]", head
+    )
+
+
+def readable(body: bytes, content_type: str, url: str, wanted: Format = "markdown") -> Readable:
+    """Make text of a body.
+
+    Args:
+        body: What was fetched.
+        content_type: What the server said it is.
+        url: Where it was found, to make its links whole.
+        wanted: `html` leaves a page as it is.
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    text = decoded(body, content_type)
+    if not _is_html(media_type, text):
+        return Readable(text)
+    title = _title(text)
+    if wanted == "html":
+        return Readable(text, title)
+    end, note = _enough(text), ""
+    if end < len(text):
+        text = text[:end]
+        note = f"Only the first {end:,} characters of the page's source were looked at."
+    article, why = _article(text, url, wanted)
+    if article:
+        return Readable(article, title, note)
+    return Readable(all_text(text), title, f"{note} {why} All its text is shown.".strip())
+
+
+def decoded(body: bytes, content_type: str) -> str:
+    """Bytes to text, by their mark, by what the server or the page says, or by what fits."""
+    for bom, name in BOMS:
+        if body.startswith(bom):
+            return body[len(bom) :].decode(name, "replace")
+    head = body[:SNIFFED].decode("latin-1")
+    for source in (content_type, head if "<" in head else ""):
+        said = _SAID.search(source)
+        if said and CHARSET.fullmatch(said[1].lower()):
+            try:
+                return body.decode(said[1], "replace")
+            except LookupError:
+                continue
+    try:
+        return body.decode()
+    except UnicodeDecodeError as problem:
+        # A page cut in the middle of a character is still UTF-8; other bytes are most often Latin.
+        cut = problem.reason == "unexpected end of data"
+        return body.decode("utf-8" if cut else "windows-1252", "replace")
+
+
+def _is_html(media_type: str, text: str) -> bool:
+    if media_type in HTML:
+        return True
+    start = text[:SNIFFED].lstrip().lower()
+    return media_type in ("", "application/octet-stream") and start.startswith(
+        ("<!doctype html", "<html")
+    )
+
+
+def _enough(text: str) -> int:
+    """Where to stop reading a source."""
+    end = min(len(text), LARGEST_PAGE)
+    if text.count("<", 0, end) <= MOST_TAGS:
+        return end
+    place = 0
+    for _ in range(MOST_TAGS):
+        place = text.index("<", place) + 1
+    return place - 1
+
+
+def _title(text: str) -> str:
+    found = _TITLE.search(text[: 64 << 10])
+    return " ".join(html.unescape(found[1]).split())[:LONGEST_TITLE] if found else ""
+
+
+def _article(text: str, url: str, wanted: Format) -> tuple[str, str]:
+    """The article, or nothing and why."""
+    try:
+        import trafilatura
+    except ImportError:
+        return "", "Nothing that finds a page's article is installed (`pip install evoclaw[web]`)."
+    extract = cast("Any", trafilatura).extract
+    try:
+        found = extract(
+            text,
+            url=url,
+            output_format="markdown" if wanted == "markdown" else "txt",
+            include_links=wanted == "markdown",
+            include_tables=True,
+            include_comments=False,
+        )
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as problem:
+        return "", f"The page is too odd to find its article ({type(problem).__name__})."
+    return (found or "").strip(), "No article was found on the page."
+
+
+def all_text(text: str) -> str:
+    """All text of an HTML page, without its tags, scripts and styles; in linear time."""
+    text = _without(text, "<!--", "-->")
+    for name in _UNSEEN:
+        text = _without(text, f"<{name}", f"</{name}")
+    text = html.unescape(_TAG.sub("", _BREAKS.sub("\n", text)))
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def _without(text: str, start: str, end: str) -> str:
+    lower, kept, position = text.lower(), list[str](), 0
+    if len(lower) != len(text):
+        # Some capitals grow when made small; places would not fit any more.
+        lower = text
+    while (opened := lower.find(start, position)) >= 0:
+        inside = opened + len(start)
+        if start != "<!--" and lower[inside : inside + 1].isalnum():
+            # `<header` is not `<head`.
+            kept.append(text[position:inside])
+            position = inside
+            continue
+        closed = lower.find(end, inside)
+        after = lower.find(">", closed) if closed >= 0 else -1
+        if after < 0:
+            break
+        kept.append(text[position:opened])
+        position = after + 1
+    kept.append(text[position:])
+    return "".join(kept)
