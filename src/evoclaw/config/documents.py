@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -16,11 +15,7 @@ from msgspec.structs import fields
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_array, is_object
-
-MAX_BYTES = 256 * 1024
-MAX_PARTS = 32
-"""Of one dotted key. Measured: the parser's memory grows by the square of their number, so that
-one line of a small file takes gigabytes."""
+from evoclaw.core.toml import parse_toml
 
 T = TypeVar("T")
 Keys: TypeAlias = tuple[str, ...]
@@ -28,25 +23,8 @@ Keys: TypeAlias = tuple[str, ...]
 Decode: TypeAlias = Callable[[type, Any], Any]
 """Makes what msgspec has no word for, such as paths."""
 
-_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
-_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}[ \t]*+\.[ \t]*+){{{MAX_PARTS}}}")
 _NOISE = re.compile(r"[\s\"'\[]")
 _SECRETS = frozenset({"password", "token", "secret", "api_key"})
-
-
-def parse(text: str, name: str) -> dict[str, JSON]:
-    """Read TOML; whatever is wrong with it is a `ConfigError`."""
-    if len(text.encode(errors="replace")) > MAX_BYTES:
-        raise ConfigError(f"{name} has more than {MAX_BYTES // 1024} KB")
-    if found := _LONG_KEY.search(text):
-        line = text.count("\n", 0, found.start()) + 1
-        raise ConfigError(f"{name}, line {line}: a key has more than {MAX_PARTS} parts")
-    try:
-        return tomllib.loads(text)
-    except ValueError as problem:  # also a number of too many digits
-        raise ConfigError(f"{name} is not TOML: {problem}") from None
-    except RecursionError:
-        raise ConfigError(f"{name} is nested too deeply") from None
 
 
 class Document:
@@ -54,7 +32,7 @@ class Document:
 
     def __init__(self, name: str, text: str, *, password: str) -> None:
         """`password` says how to give one: not in a file like this."""
-        self.values = parse(text, name)
+        self.values = parse_toml(text, name)
         self._name, self._text, self._password = name, text, password
         self._moved: dict[Keys, Keys] = {}
         """Where a value was in the file, if not where it is now."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evoclaw.config.documents import MAX_BYTES
 from evoclaw.core.errors import ConfigError
+from evoclaw.core.toml import MAX_BYTES
 
 
 def default_data_folder(env: Mapping[str, str]) -> Path:

@@ -1,0 +1,167 @@
+"""`dt-read --path=…`: a built-in tool as a program, by hand or from a script."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from evoclaw.cli import exits
+from evoclaw.cli.clean import clean
+from evoclaw.core.bound import BoundTool
+from evoclaw.core.errors import EvoClawError, ToolFailure
+from evoclaw.core.messages import JSON, ErrorBlock, ImageBlock, TextBlock, ToolResult, is_object
+from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.core.schema import compile_schema, describe_problems
+from evoclaw.core.tools import Call, Tool
+from evoclaw.skills.generated import PREFIX, stdin_parameter
+
+MOST_INPUT = 64 << 20
+
+
+def main() -> int:
+    """Be the program that our own name says."""
+    return dt(Path(sys.argv[0]).stem, sys.argv[1:])
+
+
+def dt(program: str, words: Sequence[str], given: Mapping[type, object] | None = None) -> int:
+    """Run one tool once, in the current folder or in `EVOCLAW_WORKSPACE`.
+
+    Args:
+        program: `dt-` and the tool's name.
+        words: The command line.
+        given: Whatever tools are handed beyond files and processes, by its Protocol.
+    """
+    from evoclaw.tools.sets import NAMES, named
+
+    name = program.removeprefix(PREFIX)
+    if name not in NAMES:
+        return _tell(f"{program}: there is no such tool; there are: {', '.join(sorted(NAMES))}")
+    (bound,) = named([name])
+    given = given or {}
+    if missing := bound.needs - given.keys() - {FileOps, ExecOps}:
+        what = " and ".join(sorted(one.__name__ for one in missing))
+        return _tell(f"{program}: it needs {what}, which only a run has; use `evoclaw run`")
+    arguments = _arguments(program, bound.tool, words)
+    if problems := describe_problems(compile_schema(bound.tool), arguments):
+        return _tell(f"{program}: {problems}; see {program} --help")
+    try:
+        return asyncio.run(_run(bound, arguments, given))
+    except EvoClawError as error:
+        return _tell(f"{program}: {error}")
+    except KeyboardInterrupt:
+        return exits.CANCELLED
+
+
+async def _run(bound: BoundTool, arguments: dict[str, JSON], given: Mapping[type, object]) -> int:
+    from evoclaw.executors.files import LocalFiles
+    from evoclaw.executors.local import LocalExecutor
+    from evoclaw.executors.processes import LocalProcesses
+
+    place = Path(os.environ.get("EVOCLAW_WORKSPACE") or Path.cwd())
+    executor = LocalExecutor(
+        [bound], files=LocalFiles(place), exec=LocalProcesses(place), given=given
+    )
+    tool = bound.tool
+    asked = arguments.get("timeout_ms")
+    seconds = asked / 1000 if isinstance(asked, int) else tool.timeout
+    call = Call("by-hand", tool, arguments, "by-hand.1.0.1", min(seconds, tool.max_timeout))
+    try:
+        async with asyncio.timeout(call.timeout):
+            return _print(await executor.execute(call, _ignore))
+    except ToolFailure as failure:
+        sys.stderr.write(clean(failure.message) + "\n")
+    except TimeoutError:
+        sys.stderr.write(f"It took longer than {call.timeout:g} s and was stopped.\n")
+    return exits.FAILED
+
+
+def _ignore(_: str) -> None:
+    """Output is shown when it is whole."""
+
+
+def _print(result: ToolResult) -> int:
+    for block in result.blocks:
+        match block:
+            case TextBlock(text):
+                # A terminal obeys what it is shown; a pipe does not.
+                shown = clean(text) if sys.stdout.isatty() else text
+                sys.stdout.write(shown if shown.endswith("\n") else shown + "\n")
+            case ImageBlock(media_type, data):
+                sys.stdout.write(f"data:{media_type};base64,{data}\n")
+            case ErrorBlock(_, text):
+                sys.stderr.write(clean(text) + "\n")
+    return exits.FAILED if result.error else exits.OK
+
+
+def _tell(text: str) -> int:
+    sys.stderr.write(clean(text) + "\n")
+    return exits.MISUSED
+
+
+def _arguments(program: str, tool: Tool, words: Sequence[str]) -> dict[str, JSON]:
+    given = vars(parser_of(program, tool).parse_args(words))
+    arguments: dict[str, JSON] = {key: value for key, value in given.items() if value is not None}
+    by_stdin = stdin_parameter(tool)
+    if by_stdin is not None and by_stdin not in arguments and not sys.stdin.isatty():
+        data = sys.stdin.buffer.read(MOST_INPUT + 1)
+        if len(data) > MOST_INPUT:
+            raise SystemExit(_tell(f"{program}: more than {MOST_INPUT:,} bytes of input"))
+        try:
+            arguments[by_stdin] = data.decode()
+        except UnicodeDecodeError:
+            raise SystemExit(_tell(f"{program}: the input is not UTF-8 text")) from None
+    return arguments
+
+
+def parser_of(program: str, tool: Tool) -> argparse.ArgumentParser:
+    """The options of a tool's program."""
+    parser = argparse.ArgumentParser(
+        prog=program, description=tool.description, allow_abbrev=False, argument_default=None
+    )
+    properties: dict[str, dict[str, JSON]] = tool.parameters["properties"]
+    by_stdin = stdin_parameter(tool)
+    for name, schema in properties.items():
+        told = str(schema.get("description", ""))
+        told += " Standard input if not given." if name == by_stdin else ""
+        about = told.replace("%", "%%")
+        if schema.get("type") == "boolean":
+            parser.add_argument(
+                f"--{name}", dest=name, action=argparse.BooleanOptionalAction, help=about
+            )
+        else:
+            convert = _Reader(schema)
+            parser.add_argument(f"--{name}", dest=name, type=convert, metavar="…", help=about)
+    return parser
+
+
+class _Reader:
+    """Makes a value of a word, as a parameter's schema says."""
+
+    def __init__(self, schema: dict[str, JSON]) -> None:
+        self._kinds = _kinds(schema)
+
+    def __call__(self, word: str) -> JSON:
+        if "string" in self._kinds or not self._kinds:
+            return word
+        try:
+            return msgspec.json.decode(word)
+        except msgspec.DecodeError:
+            raise argparse.ArgumentTypeError(
+                f"expected {' or '.join(sorted(self._kinds))}, got {word[:80]!r}"
+            ) from None
+
+
+def _kinds(schema: JSON) -> set[str]:
+    if not is_object(schema):
+        return set()
+    kind = schema.get("type", [])
+    found = set[str]([kind] if isinstance(kind, str) else kind)
+    for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        found |= _kinds(one)
+    return found - {"null"}

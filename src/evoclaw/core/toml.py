@@ -1,0 +1,32 @@
+"""TOML from strangers, read within bounds."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON
+
+MAX_BYTES = 256 * 1024
+MAX_PARTS = 32
+"""Of one dotted key. Measured: the parser's memory grows by the square of their number, so that
+one line of a small file takes gigabytes."""
+
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}[ \t]*+\.[ \t]*+){{{MAX_PARTS}}}")
+
+
+def parse_toml(text: str, name: str) -> dict[str, JSON]:
+    """Read TOML; whatever is wrong with it is a `ConfigError`."""
+    if len(text.encode(errors="replace")) > MAX_BYTES:
+        raise ConfigError(f"{name} has more than {MAX_BYTES // 1024} KB")
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ConfigError(f"{name}, line {line}: a key has more than {MAX_PARTS} parts")
+    try:
+        return tomllib.loads(text)
+    except ValueError as problem:  # also a number of too many digits
+        raise ConfigError(f"{name} is not TOML: {problem}") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply") from None

@@ -1,0 +1,1 @@
+"""Bundles of instructions and programs from disk."""

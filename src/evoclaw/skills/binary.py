@@ -1,0 +1,142 @@
+"""A program of a skill as a tool, over the processes of a machine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, cast
+
+from evoclaw.core.bound import BoundTool, Machine
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
+from evoclaw.core.ops import Completed, ExecOps
+from evoclaw.core.tools import Call
+from evoclaw.skills.arguments import command_line
+from evoclaw.skills.folders import MAX_TOTAL, SkillRefused, digest, look, read_bytes
+from evoclaw.skills.loading import Skill
+from evoclaw.skills.manifest import Program
+
+MOST = 64 << 10
+"""Bytes kept of each stream: its beginning and its end."""
+ERROR_TAIL = 8 << 10
+NO_CAGE = "none"
+
+
+class Cages(Protocol):
+    """Where processes run that may not reach everything."""
+
+    def exec_in(self, engine: str) -> ExecOps:
+        """Processes inside `firejail`, `bubblewrap` or `podman`; `ToolFailure` if there is none."""
+        ...
+
+
+def find_program(name: str) -> str | None:
+    """A program of the machine: on the PATH, or beside the interpreter that runs us."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{beside}")
+
+
+def bind(
+    skill: Skill,
+    program: Program,
+    *,
+    pinned: bool = False,
+    find: Callable[[str], str | None] = find_program,
+) -> BoundTool:
+    """Bind a declared tool to its program.
+
+    Args:
+        skill: Where it is from.
+        program: What was declared.
+        pinned: The skill was approved: it runs only as long as nothing in its folder changed.
+        find: Finds an installed program.
+    """
+
+    async def run(call: Call, machine: Machine) -> ToolResult:
+        line = command_line(program.ways, call.arguments, program.args)
+        path = await asyncio.to_thread(_program_path, skill, program, pinned, find)
+        done = await _ops(program, machine).run(
+            (path, *line.arguments),
+            env={"EVOCLAW_SKILL": str(skill.folder), "PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=line.stdin,
+            on_output=machine.progress if program.tool.streams else None,
+            max_output=MOST,
+        )
+        return _result(call, done)
+
+    return BoundTool(program.tool, run, frozenset({ExecOps}))
+
+
+def _ops(program: Program, machine: Machine) -> ExecOps:
+    if program.sandboxing == NO_CAGE:
+        return cast("ExecOps", machine.given[ExecOps])
+    cages = cast("Cages | None", machine.given.get(Cages))
+    if cages is None:
+        raise ToolFailure(
+            ErrorKind.SANDBOX_UNAVAILABLE,
+            f"'{program.tool.name}' must run inside {program.sandboxing}, which this machine does "
+            "not offer. Explain this to the user.",
+        )
+    return cages.exec_in(program.sandboxing)
+
+
+def _program_path(
+    skill: Skill, program: Program, pinned: bool, find: Callable[[str], str | None]
+) -> str:
+    if look(skill.folder) != skill.listing:
+        _check_unchanged(skill, program, pinned)
+    if not program.on_path:
+        return str(skill.folder / program.binary)
+    found = find(program.binary)
+    if found is None:
+        raise ToolFailure(
+            ErrorKind.NOT_FOUND,
+            f"The program '{program.binary}' is not installed on this machine. Tell the user.",
+        )
+    return found
+
+
+def _check_unchanged(skill: Skill, program: Program, pinned: bool) -> None:
+    try:
+        if pinned:
+            same = digest(skill.folder) == skill.digest
+        elif program.on_path:
+            same = True
+        else:
+            data = read_bytes(skill.folder, program.binary, MAX_TOTAL)
+            same = hashlib.sha256(data).hexdigest() == skill.sums[program.binary]
+    except SkillRefused:
+        same = False
+    if not same:
+        why = "since it was approved" if pinned else "since it was loaded"
+        raise ToolFailure(
+            ErrorKind.CONFLICT,
+            f"The skill '{skill.name}' was changed {why}. Tell the user; "
+            f"`evoclaw skills check {skill.name}` says more.",
+        )
+
+
+def _result(call: Call, done: Completed) -> ToolResult:
+    details: dict[str, JSON] = {
+        "exit_code": done.exit_code,
+        "isolation": done.isolation,
+        "stdout_bytes": done.stdout_bytes,
+        "stderr_bytes": done.stderr_bytes,
+    }
+    said, complaint = _text(done.stdout).strip("\n"), _text(done.stderr[-ERROR_TAIL:]).strip()
+    if done.exit_code == 0:
+        # What a program that succeeded says on the side is for people.
+        details |= {"stderr": complaint} if complaint else {}
+        return ToolResult(call.id, call.name, (TextBlock(said or "(no output)"),), details=details)
+    how = f"by signal {-done.exit_code}" if done.exit_code < 0 else f"with code {done.exit_code}"
+    text = "\n".join(part for part in (f"It ended {how}.", said, complaint) if part)
+    raise ToolFailure(ErrorKind.EXECUTION_FAILED, text, **details)
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace").replace("\0", "\ufffd")

@@ -1,0 +1,140 @@
+"""What the model is told of skills: one line of each, more of those in use, files on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.core.tools import Tool
+from evoclaw.skills.folders import MAX_TEXT, SkillRefused, read_bytes, to_text
+from evoclaw.skills.loading import Skill
+from evoclaw.skills.names import unknown
+
+ONE_LINE = 300
+"""Characters of a description in the list."""
+LISTED = 100
+"""Skills and files in one list."""
+TOOL = "skill"
+"""The tool that loads instructions and files; narrowing leaves it, unless it leaves nothing."""
+
+_HIDDEN = ("Cc", "Cf", "Cs", "Co")
+"""Control, format (zero-width, bidi, tags), surrogate, private: what a reader does not see."""
+
+
+class Skills(Protocol):
+    """The skills there are."""
+
+    def skills(self) -> Sequence[Skill]:
+        """Those in use."""
+        ...
+
+    def find(self, name: str) -> Skill | None:
+        """One by its name, or by `name@version`."""
+        ...
+
+
+def catalogue(skills: Iterable[Skill]) -> str:
+    """The first level, for the system prompt: each in one line; empty if there is none."""
+    lines = [f"- {skill.name}: {_one_line(skill.description)}" for skill in skills]
+    if not lines:
+        return ""
+    beyond = len(lines) - LISTED
+    more = [f"- … and {beyond} more; the tool `{TOOL}` lists them"] if beyond > 0 else []
+    head = (
+        f"Skills: when a task fits one of these, call the tool `{TOOL}` with its name first and "
+        "follow the instructions that it returns."
+    )
+    return "\n".join((head, *lines[:LISTED], *more))
+
+
+def instructions(skill: Skill) -> str:
+    """The second level: what to do, and which files there are."""
+    parts = [f"# Skill {skill.key}", visible(skill.instructions) or _one_line(skill.description)]
+    if skill.programs:
+        tools = ", ".join(f"`{program.tool.name}`" for program in skill.programs)
+        parts.append(f"Its tools: {tools}")
+    if references := skill.references:
+        shown = "\n".join(f"- {visible(path)}" for path in references[:LISTED])
+        parts.append(f"Its files, to be read with the tool `{TOOL}` and `reference`:\n{shown}")
+    return "\n\n".join(parts)
+
+
+def reference(skill: Skill, path: str) -> str:
+    """The third level: a file of the skill, as it was when the skill was loaded."""
+    wanted = path.removeprefix("./")
+    if wanted not in skill.sums:
+        problem = unknown("file", path, skill.references)
+        raise ToolFailure(ErrorKind.NOT_FOUND, f"Skill '{skill.name}': {problem}.")
+    try:
+        data = read_bytes(skill.folder, wanted, MAX_TEXT)
+        text = to_text(skill.folder / wanted, data)
+    except SkillRefused as refused:
+        raise ToolFailure(
+            ErrorKind.EXECUTION_FAILED, f"'{path}' cannot be shown: {refused.reason}."
+        ) from None
+    if hashlib.sha256(data).hexdigest() != skill.sums[wanted]:
+        raise ToolFailure(
+            ErrorKind.CONFLICT,
+            f"'{path}' was changed since the skill was loaded. Load the skill again first.",
+        )
+    return visible(text)
+
+
+def narrow(tools: Iterable[Tool], active: Sequence[Skill]) -> tuple[Tool, ...]:
+    """Only the tools that every active skill works with; one that names none narrows nothing."""
+    left = tuple(tools)
+    limits = [skill for skill in active if skill.allowed is not None]
+    for skill in limits:
+        own = {program.tool.name.lower() for program in skill.programs}
+        permitted = skill.allowed | own | {TOOL} if skill.allowed else frozenset[str]()
+        left = tuple(tool for tool in left if tool.name.lower() in permitted)
+    # Reading about skills is no use where nothing can be done.
+    return () if limits and {tool.name for tool in left} <= {TOOL} else left
+
+
+def visible(text: str) -> str:
+    """A text without what a reader does not see; orders can be hidden there."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char for char in text if char in "\n\t" or unicodedata.category(char) not in _HIDDEN
+    )
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(visible(text.replace("\n", " ")).split())
+    return line if len(line) <= ONE_LINE else f"{line[: ONE_LINE - 1]}…"
+
+
+class Disclosure:
+    """What the tool `skill` reads from."""
+
+    def __init__(self, skills: Skills) -> None:
+        self._skills = skills
+
+    async def catalogue(self) -> str:
+        """Every skill in one line."""
+        found = await asyncio.to_thread(self._skills.skills)
+        return "\n".join(f"- {one.name}: {_one_line(one.description)}" for one in found)
+
+    async def instructions(self, name: str) -> str:
+        """What a skill says to do."""
+        return instructions(await asyncio.to_thread(self._find, name))
+
+    async def reference(self, name: str, path: str) -> str:
+        """A file of a skill."""
+        skill = await asyncio.to_thread(self._find, name)
+        return await asyncio.to_thread(reference, skill, path)
+
+    def _find(self, name: str) -> Skill:
+        skill = self._skills.find(name)
+        if skill is None:
+            known = [one.name for one in self._skills.skills()]
+            hint = unknown("skill", name, known) if known else "There are no skills here"
+            raise ToolFailure(ErrorKind.NOT_FOUND, f"{hint[:1].upper()}{hint[1:]}.")
+        return skill

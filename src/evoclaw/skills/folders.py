@@ -1,0 +1,196 @@
+"""A skill's folder, looked at before anything in it is believed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError
+
+MAX_FILES = 1_000
+MAX_DEPTH = 8
+MAX_TOTAL = 32 << 20
+"""Bytes of a whole skill."""
+MAX_TEXT = 256 << 10
+"""Bytes of a file that is read as text."""
+IGNORED = frozenset({".git"})
+"""Neither read nor counted; nothing in it is ever run."""
+MAX_DEPTH_HINT = f"folders are nested deeper than {MAX_DEPTH}"
+
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
+
+
+class SkillRefused(ConfigError):
+    """A skill cannot be used, and why."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+
+class Entry(Struct, frozen=True):
+    """What is known of a file or folder without reading it."""
+
+    path: str
+    """Relative to the skill's folder, with forward slashes; `.` is the folder itself."""
+    mode: int
+    size: int = 0
+    stamp: tuple[int, ...] = ()
+    """Of a file: its number and times. One that was changed has another."""
+
+
+def look(folder: Path) -> tuple[Entry, ...]:
+    """List a folder without following links: its signature, also if it is not sound.
+
+    A folder with too many files, or too deep, is listed a little beyond the limit.
+    """
+    try:
+        top = folder.lstat()
+    except OSError:
+        return ()
+    found = [Entry(".", top.st_mode)]
+    if stat.S_ISDIR(top.st_mode):
+        for entry in _below(folder, "", 1):
+            found.append(entry)
+            if len(found) > MAX_FILES + 1:
+                break
+    return tuple(found)
+
+
+def _below(folder: Path, prefix: str, depth: int) -> Iterator[Entry]:
+    try:
+        with os.scandir(folder) as entries:
+            # Bounded before it is sorted: a folder may hold millions.
+            names = sorted(e.name for e, _ in zip(entries, range(MAX_FILES + 2), strict=False))
+    except OSError:
+        names = []
+    for name in names:
+        path, inside = folder / name, f"{prefix}{name}"
+        try:
+            about = path.lstat()
+        except OSError:
+            continue
+        if name in IGNORED and stat.S_ISDIR(about.st_mode):
+            continue
+        if stat.S_ISDIR(about.st_mode):
+            yield Entry(inside, about.st_mode)
+            if depth <= MAX_DEPTH:
+                yield from _below(path, f"{inside}/", depth + 1)
+        else:
+            stamp = (about.st_ino, about.st_mtime_ns, about.st_ctime_ns)
+            yield Entry(inside, about.st_mode, about.st_size, stamp)
+
+
+def check(folder: Path, entries: Iterable[Entry]) -> dict[str, Entry]:
+    """The files of a folder; refuse what no honest skill has."""
+    files: dict[str, Entry] = {}
+    total = 0
+    for number, entry in enumerate(entries):
+        if number > MAX_FILES:
+            raise SkillRefused(folder, f"it has more than {MAX_FILES} files and folders")
+        _check_entry(folder, entry)
+        if not stat.S_ISDIR(entry.mode):
+            files[entry.path] = entry
+            total += entry.size
+    if total > MAX_TOTAL:
+        raise SkillRefused(
+            folder,
+            f"it has {total:,} bytes; at most {MAX_TOTAL:,} are allowed; keep large data elsewhere",
+        )
+    return files
+
+
+def _check_entry(folder: Path, entry: Entry) -> None:
+    path = folder if entry.path == "." else folder / entry.path
+    if stat.S_ISLNK(entry.mode):
+        raise SkillRefused(path, "it is a link; put a copy of the file or folder there instead")
+    if not stat.S_ISREG(entry.mode) and not stat.S_ISDIR(entry.mode):
+        raise SkillRefused(path, "it is neither a file nor a folder; remove it")
+    if entry.mode & stat.S_IWOTH:
+        raise SkillRefused(path, "everybody may write to it; run `chmod -R o-w` on the skill")
+    if entry.path.count("/") >= MAX_DEPTH:
+        raise SkillRefused(path, MAX_DEPTH_HINT)
+    try:
+        entry.path.encode()
+    except UnicodeEncodeError:
+        raise SkillRefused(folder, f"the file name {entry.path!r} is not UTF-8") from None
+
+
+def read_bytes(folder: Path, inside: str, limit: int) -> bytes:
+    """Read a regular file below a folder; no link on the way is followed."""
+    path = folder / inside
+    try:
+        descriptor = _open_below(folder, inside)
+        with os.fdopen(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise SkillRefused(path, "it is not a file")
+            data = b"" if about.st_size > limit else file.read(limit + 1)
+    except OSError as problem:
+        reason = "it is a link" if problem.errno == errno.ELOOP else problem.strerror
+        raise SkillRefused(path, f"it cannot be read: {reason}") from None
+    if about.st_size > limit or len(data) > limit:
+        raise SkillRefused(path, f"it has more than {limit:,} bytes")
+    return data
+
+
+def _open_below(folder: Path, inside: str) -> int:
+    *folders, name = inside.split("/")
+    here = os.open(folder, _FOLDER)
+    try:
+        for one in folders:
+            below = os.open(one, _FOLDER, dir_fd=here)
+            os.close(here)
+            here = below
+        return os.open(name, _OPEN, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def read_text(folder: Path, inside: str, limit: int = MAX_TEXT) -> str:
+    """Read a file as text."""
+    return to_text(folder / inside, read_bytes(folder, inside, limit))
+
+
+def to_text(path: Path, data: bytes) -> str:
+    """Take bytes for UTF-8."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = data.count(b"\n", 0, problem.start) + 1
+        raise SkillRefused(path, f"line {line} is not UTF-8 text") from None
+    if "\0" in text:
+        raise SkillRefused(path, "it holds a NUL character, so it is not text")
+    return text
+
+
+def hashes(folder: Path, files: Mapping[str, Entry]) -> dict[str, str]:
+    """The SHA-256 of every file."""
+    return {
+        inside: hashlib.sha256(read_bytes(folder, inside, MAX_TOTAL)).hexdigest()
+        for inside in sorted(files)
+    }
+
+
+def digest_of(files: Mapping[str, Entry], sums: Mapping[str, str]) -> str:
+    """One digest of all files: their names, whether they can be run, their content."""
+    whole = hashlib.sha256()
+    for inside in sorted(sums):
+        runs = "x" if files[inside].mode & 0o111 else "-"
+        # The length says where a name ends: no two lists of files look the same.
+        name = inside.encode()
+        whole.update(b"%d:%b%b%b" % (len(name), name, runs.encode(), sums[inside].encode()))
+    return whole.hexdigest()
+
+
+def digest(folder: Path) -> str:
+    """The digest of a skill's folder, as it is pinned at approval."""
+    files = check(folder, look(folder))
+    return digest_of(files, hashes(folder, files))

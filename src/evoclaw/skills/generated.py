@@ -1,0 +1,170 @@
+"""The skill `desktop-tools`: the built-in tools as programs `dt-…`, written from their schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from evoclaw.core.errors import SchemaError
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.core.tools import EVERYTHING, Tool
+
+NAME = "desktop-tools"
+VERSION = "1.0.0"
+PREFIX = "dt-"
+DESCRIPTION = (
+    "Work with files, programs and the rest of a machine by hand or from a script: every built-in "
+    "tool of EvoClaw as a program dt-NAME. Use when a tool has to be called from a shell."
+)
+_BY_STDIN = ("content", "patch", "diff")
+"""Parameters whose values are long texts, so that they come by standard input."""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def shipped() -> Path:
+    """The folder of the skills that come with the package."""
+    return Path(__file__).parent
+
+
+def stdin_parameter(tool: Tool) -> str | None:
+    """The parameter that a tool's program reads from standard input."""
+    properties: dict[str, JSON] = tool.parameters["properties"]
+    required = tool.parameters.get("required", ())
+    return next((name for name in _BY_STDIN if name in properties and name in required), None)
+
+
+def write_desktop_tools(tools: Iterable[Tool], folder: Path | None = None) -> None:
+    """Write both files of the skill anew, into the package if no folder is given."""
+    every = list(tools)
+    target = folder or shipped() / NAME
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "skill.toml").write_text(manifest_of(every), encoding="utf-8")
+    (target / "SKILL.md").write_text(guide_of(every), encoding="utf-8")
+
+
+def guide_of(tools: Iterable[Tool]) -> str:
+    """The skill's SKILL.md."""
+    rows = [
+        f"| `{PREFIX}{tool.name}` | {_first_line(tool)} | {', '.join(sorted(tool.permissions))} |"
+        for tool in tools
+    ]
+    return "\n".join(
+        [
+            "---",
+            f"name: {NAME}",
+            f"description: {json.dumps(DESCRIPTION)}",
+            "license: MIT",
+            "metadata:",
+            f'  version: "{VERSION}"',
+            "---",
+            "",
+            "# Desktop tools",
+            "",
+            "Each tool is a program. Parameters are options, `--key=value`; a boolean is a flag,",
+            "`--key` or `--no-key`; lists and objects are JSON. Long texts come by standard input:",
+            "",
+            "    dt-read --path=notes.txt --limit=20",
+            "    dt-write --path=notes.txt < draft.txt",
+            "",
+            "They work in the current folder, or in the one that `EVOCLAW_WORKSPACE` names.",
+            "`--help` tells what there is. The exit code is 0 for success, 1 for a failure that is",
+            "told on standard error, 2 for arguments that do not fit.",
+            "",
+            "| program | does | needs |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _first_line(tool: Tool) -> str:
+    return tool.description.splitlines()[0].replace("|", "\\|")
+
+
+def manifest_of(tools: Iterable[Tool]) -> str:
+    """The skill's skill.toml."""
+    lines = [
+        "# Written by `make docs` from the built-in tools.",
+        "",
+        "[skill]",
+        f"name = {_value(NAME)}",
+        f"version = {_value(VERSION)}",
+        f"description = {_value(DESCRIPTION)}",
+    ]
+    for tool in tools:
+        lines += ["", *_table_of(tool)]
+    return "\n".join(lines) + "\n"
+
+
+def _table_of(tool: Tool) -> list[str]:
+    by_stdin = stdin_parameter(tool)
+    values: dict[str, JSON] = {
+        "name": tool.name,
+        "binary": f"{PREFIX}{tool.name}",
+        "on_path": True,
+        "description": tool.description,
+        "timeout_ms": round(tool.timeout * 1000),
+        "max_timeout_ms": round(tool.max_timeout * 1000),
+        "permissions": sorted(tool.permissions),
+        "effect": str(tool.effect),
+        "idempotent": tool.idempotent,
+    }
+    if tool.resources != (EVERYTHING,):
+        values["resources"] = list(tool.resources)
+    if tool.streams:
+        values["streams"] = True
+    if by_stdin is not None:
+        values["args"] = {by_stdin: "stdin"}
+    values["metadata"] = {"version": tool.version}
+    schema = without_nulls(tool.name, tool.parameters)
+    lines = ["[[tools]]", *(f"{key} = {_value(value)}" for key, value in values.items())]
+    head = [f"{_key(key)} = {_value(schema[key])}" for key in schema if key != "properties"]
+    lines += ["", "[tools.parameters]", *head]
+    for name, one in schema["properties"].items():
+        lines += ["", f"[tools.parameters.properties.{_key(name)}]"]
+        lines += [f"{_key(key)} = {_value(value)}" for key, value in one.items()]
+    return lines
+
+
+def without_nulls(tool: str, schema: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A schema without `default: null`, which TOML cannot say and which means no default at all."""
+
+    def clean(node: JSON) -> JSON:
+        if is_object(node):
+            kept = {key: node[key] for key in node if key != "default" or node[key] is not None}
+            return {key: clean(value) for key, value in kept.items()}
+        if is_array(node):
+            return [clean(item) for item in node]
+        if node is None:
+            raise SchemaError(tool, "null cannot be written as TOML")
+        return node
+
+    # Once to JSON and back: a default may be a tuple.
+    return clean(msgspec.json.decode(msgspec.json.encode(schema)))
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _text(name)
+
+
+def _value(value: JSON) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _text(value)
+    if is_array(value):
+        return f"[{', '.join(map(_value, value))}]"
+    if is_object(value):
+        inside = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    return repr(value)
+
+
+def _text(text: str) -> str:
+    # A TOML text is written as one of JSON, but for one character.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,234 @@
+"""skill.toml: the programs of a skill, as tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from evoclaw.core.errors import ConfigError, SchemaError
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.core.schema import compile_schema
+from evoclaw.core.toml import parse_toml
+from evoclaw.core.tools import EVERYTHING, Effect, Tool
+from evoclaw.skills import names
+from evoclaw.skills.arguments import AS_JSON, OPTIONS, Way, ways_of
+from evoclaw.skills.folders import SkillRefused
+
+FILE = "skill.toml"
+MAX_TOOLS = 100
+DEFAULT_MS, DEFAULT_MAX_MS = 10_000, 60_000
+
+Milliseconds = Annotated[int, Meta(ge=1, le=3_600_000)]
+Text = Annotated[str, Meta(max_length=8_192)]
+Word = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class About(Struct, frozen=True, forbid_unknown_fields=True):
+    """The table `[skill]`."""
+
+    name: Word = ""
+    """The folder's name if not given; it must be the same."""
+    version: Word = names.NO_VERSION
+    description: Annotated[str, Meta(max_length=1024)] = ""
+    platforms: tuple[Word, ...] = ()
+    """`linux`, `macos`, `windows`; all if not given."""
+    metadata: dict[str, JSON] = {}
+
+
+class Declared(Struct, frozen=True, forbid_unknown_fields=True):
+    """One `[[tools]]` table."""
+
+    name: Word
+    binary: Word
+    """A file of the skill, such as `bin/weather`."""
+    description: Annotated[str, Meta(min_length=1, max_length=8_192)]
+    parameters: dict[str, JSON] = {}
+    """`properties` and `required`, as in JSON Schema."""
+    args: Text | dict[str, Word] = OPTIONS
+    """`options`, `json`, or for each parameter: option, flag, stdin, positional, rest, `--name`."""
+    on_path: bool = False
+    """`binary` is the bare name of a program that is installed on the machine."""
+    sandboxing: Literal["none", "firejail", "bubblewrap", "podman"] = "none"
+    timeout_ms: Milliseconds = DEFAULT_MS
+    max_timeout_ms: Milliseconds = DEFAULT_MAX_MS
+    """What a call may ask for at most, if it has a parameter `timeout_ms`."""
+    permissions: tuple[Word, ...] = ("shell",)
+    """A program that says nothing may do anything, so it needs `shell`."""
+    platforms: tuple[Word, ...] = ()
+    effect: Effect = Effect.WRITE
+    idempotent: bool = False
+    resources: tuple[Word, ...] = (EVERYTHING,)
+    streams: bool = False
+    metadata: dict[str, JSON] = {}
+    """Free; `version` is the tool's."""
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    skill: About = About()
+    tools: tuple[Declared, ...] = ()
+
+
+class Program(Struct, frozen=True):
+    """A tool whose code is a program."""
+
+    tool: Tool
+    binary: str
+    on_path: bool
+    sandboxing: str
+    ways: dict[str, Way]
+    args: str
+    """`options` or `json`."""
+
+
+class Manifest(Struct, frozen=True):
+    """A sound skill.toml."""
+
+    about: About
+    programs: tuple[Program, ...]
+    """Those for this platform."""
+    declared: int
+    """How many there are for all platforms."""
+
+
+def read_manifest(path: Path, text: str, *, platform: str) -> Manifest:
+    """Read skill.toml; whatever is wrong with it is a `SkillRefused` that says what to do."""
+    try:
+        values = parse_toml(text, FILE)
+    except ConfigError as problem:
+        raise SkillRefused(path, str(problem)) from None
+    tools = values.get("tools", [])
+    if is_array(tools) and len(tools) > MAX_TOOLS:
+        raise SkillRefused(path, f"it has {len(tools)} tools; at most {MAX_TOOLS} are allowed")
+    _check_keys(path, values)
+    try:
+        file = msgspec.convert(values, _File)
+    except (msgspec.ValidationError, RecursionError) as problem:
+        raise SkillRefused(path, _told(str(problem))) from None
+    _check_about(path, file.skill)
+    programs = [_program(path, one, file.skill, number) for number, one in enumerate(file.tools, 1)]
+    _check_twice(path, [program.tool.name for program in programs])
+    here = [
+        program
+        for program, one in zip(programs, file.tools, strict=True)
+        if names.fits(one.platforms, platform)
+    ]
+    return Manifest(file.skill, tuple(here), len(programs))
+
+
+def _check_keys(path: Path, values: dict[str, JSON]) -> None:
+    """A misspelt key may be the one that made a tool safe, so none is passed over."""
+    tools: Any = values.get("tools")
+    tables: list[tuple[str, JSON, type[Struct]]] = [
+        ("", values, _File),
+        ("[skill]: ", values.get("skill"), About),
+        *(
+            (f"{_which(number, one)}: ", one, Declared)
+            for number, one in enumerate(tools if is_array(tools) else [], 1)
+        ),
+    ]
+    for where, table, shape in tables:
+        known = shape.__struct_fields__
+        for key in table if is_object(table) else ():
+            if key not in known:
+                hint = names.unknown("key", key, known)
+                free = "" if shape is _File else "; notes of your own go into `metadata`"
+                raise SkillRefused(path, f"{where}{hint}{free}")
+
+
+def _told(problem: str) -> str:
+    said, _, where = problem.partition(" - at `$.")
+    return f"{where.rstrip('`')}: {said}" if where else said
+
+
+def _which(number: int, table: JSON) -> str:
+    name = table.get("name") if is_object(table) else None
+    return f"tool {number}" + (f" ({name[:80]!r})" if isinstance(name, str) else "")
+
+
+def _check_about(path: Path, about: About) -> None:
+    if not names.VERSION.fullmatch(about.version):
+        raise SkillRefused(
+            path, f"[skill]: version {about.version[:40]!r} is not like 1.2.3 or 1.2.3-beta"
+        )
+    _check_platforms(path, "[skill]", about.platforms)
+
+
+def _check_platforms(path: Path, where: str, platforms: tuple[str, ...]) -> None:
+    for one in platforms:
+        if one not in names.PLATFORMS:
+            raise SkillRefused(path, f"{where}: {names.unknown('platform', one, names.PLATFORMS)}")
+
+
+def _check_twice(path: Path, tools: list[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in tools:
+        other = seen.get(names.skeleton(name))
+        if other is not None:
+            alike = f"and {other!r} look alike" if other != name else "is there twice"
+            raise SkillRefused(path, f"the tool {name!r} {alike}; rename one of them")
+        seen[names.skeleton(name)] = name
+
+
+def _program(path: Path, one: Declared, about: About, number: int) -> Program:
+    where = f"tool {number} ({one.name[:80]!r})"
+    if problem := names.problem_with_tool(one.name) or _problem_with_binary(one):
+        raise SkillRefused(path, f"{where}: {problem}")
+    _check_platforms(path, where, one.platforms)
+    schema = _schema(path, where, one)
+    ways, problem = ways_of(schema, one.args)
+    if problem:
+        raise SkillRefused(path, f"{where}: {problem}")
+    tool = Tool(
+        one.name,
+        one.description.strip(),
+        schema,
+        permissions=frozenset(one.permissions),
+        effect=one.effect,
+        resources=one.resources,
+        timeout=one.timeout_ms / 1000,
+        max_timeout=max(one.timeout_ms, one.max_timeout_ms) / 1000,
+        idempotent=one.idempotent,
+        streams=one.streams,
+        version=str(one.metadata.get("version", about.version)),
+    )
+    for name in one.resources:
+        if name != EVERYTHING and name not in schema["properties"]:
+            raise SkillRefused(path, f"{where}: resources: there is no parameter {name[:80]!r}")
+    try:
+        compile_schema(tool)
+    except (SchemaError, RecursionError) as error:
+        reason = error.problem if isinstance(error, SchemaError) else "nested too deeply"
+        raise SkillRefused(path, f"{where}: parameters: {reason}") from None
+    args = AS_JSON if one.args == AS_JSON else OPTIONS
+    return Program(tool, one.binary, one.on_path, one.sandboxing, ways, args)
+
+
+def _problem_with_binary(one: Declared) -> str:
+    parts = one.binary.split("/")
+    if "\0" in one.binary or "\\" in one.binary or one.binary.startswith("-"):
+        return f"binary {one.binary!r} cannot be a program's name"
+    if one.on_path:
+        return "" if len(parts) == 1 else f"binary {one.binary!r}: with on_path, only a bare name"
+    if one.binary.startswith(("/", "~")) or {"", ".", "..", ".git"} & set(parts):
+        return f"binary {one.binary!r} must be a path inside the skill's folder, such as 'bin/run'"
+    return ""
+
+
+def _schema(path: Path, where: str, one: Declared) -> dict[str, JSON]:
+    try:
+        # Once to JSON and back: what TOML has beyond it, such as dates, becomes plain text.
+        given: dict[str, JSON] = msgspec.json.decode(msgspec.json.encode(one.parameters))
+    except (ValueError, TypeError, RecursionError):
+        raise SkillRefused(path, f"{where}: parameters: they are not plain JSON") from None
+    closed: dict[str, JSON] = {"type": "object", "properties": {}, "additionalProperties": False}
+    schema = closed | given
+    if not is_object(schema["properties"]):
+        raise SkillRefused(path, f"{where}: parameters.properties must be a table")
+    if schema["additionalProperties"] is not False and one.args != AS_JSON:
+        raise SkillRefused(
+            path, f"{where}: parameters.additionalProperties: only what is declared can be given"
+        )
+    return schema

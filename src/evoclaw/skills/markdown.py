@@ -1,0 +1,108 @@
+"""SKILL.md in the open Agent Skills format: a head, then instructions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from evoclaw.skills import frontmatter, names
+from evoclaw.skills.folders import SkillRefused
+from evoclaw.skills.frontmatter import FrontMatterError, Value
+
+FILES = ("SKILL.md", "skill.md")
+"""The first is the name to use."""
+LONGEST_DESCRIPTION = 1024
+LONGEST_COMPATIBILITY = 500
+FIELDS = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")
+
+_ALLOWED = re.compile(r"([A-Za-z_][\w.@-]*)(\([^()]*\))?")
+
+
+class Guide(Struct, frozen=True):
+    """A sound SKILL.md."""
+
+    name: str
+    description: str
+    instructions: str
+    license: str = ""
+    compatibility: str = ""
+    metadata: dict[str, str] = {}
+    allowed: frozenset[str] | None = None
+    """The tools it works with, in lower case; None if it says nothing."""
+    notes: tuple[str, ...] = ()
+    """What was passed over."""
+
+
+def read_guide(path: Path, text: str) -> Guide:
+    """Read SKILL.md; whatever is wrong with it is a `SkillRefused` that says what to do."""
+    try:
+        lines, body = frontmatter.split(text)
+        head = frontmatter.read(lines)
+    except FrontMatterError as problem:
+        raise SkillRefused(path, str(problem)) from None
+    notes = [
+        f"{names.unknown('field', key, FIELDS)}; it is passed over"
+        for key in head
+        if key not in FIELDS
+    ]
+
+    def text_of(key: str, longest: int) -> str:
+        value = head.get(key, "")
+        if not isinstance(value, str):
+            raise SkillRefused(path, f"{key} must be a text")
+        if len(value) > longest:
+            raise SkillRefused(path, f"{key} has {len(value)} characters; at most {longest}")
+        return value.strip()
+
+    allowed, more = _allowed(path, head)
+    return Guide(
+        _required(path, "name", text_of, 256),
+        _required(path, "description", text_of, LONGEST_DESCRIPTION),
+        body.strip(),
+        text_of("license", LONGEST_DESCRIPTION),
+        text_of("compatibility", LONGEST_COMPATIBILITY),
+        _metadata(path, head),
+        allowed,
+        (*notes, *more),
+    )
+
+
+def _required(path: Path, key: str, text_of: Callable[[str, int], str], longest: int) -> str:
+    text = text_of(key, longest)
+    if not text:
+        raise SkillRefused(path, f"the head must have a line `{key}: …`")
+    if key == "name" and (problem := names.problem_with_skill(text)):
+        raise SkillRefused(path, problem)
+    return text
+
+
+def _metadata(path: Path, head: dict[str, Value]) -> dict[str, str]:
+    value = head.get("metadata", {})
+    if not isinstance(value, dict):
+        if not value:
+            return {}
+        raise SkillRefused(path, "metadata must be lines `key: value`, further in")
+    return value
+
+
+def _allowed(path: Path, head: dict[str, Value]) -> tuple[frozenset[str] | None, list[str]]:
+    if "allowed-tools" not in head:
+        return None, []
+    value = head["allowed-tools"]
+    if isinstance(value, dict):
+        raise SkillRefused(path, "allowed-tools must be names with spaces between")
+    # Patterns in brackets may hold spaces: `Bash(git log:*)`.
+    words = value if isinstance(value, list) else re.findall(r"[^\s,(]+(?:\([^()]*\))?", value)
+    found: set[str] = set()
+    notes: list[str] = []
+    for word in words:
+        match = _ALLOWED.fullmatch(word)
+        if match is None:
+            raise SkillRefused(path, f"allowed-tools: {word[:80]!r} is no tool's name")
+        found.add(match[1].lower())
+        if match[2]:
+            notes.append(f"allowed-tools: {word!r}: what is in brackets is left to the policies")
+    return frozenset(found), notes

@@ -1,0 +1,51 @@
+"""The tool `skill`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from evoclaw.core.bound import Output
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind, TextBlock
+from evoclaw.tools.define import tool
+
+
+class SkillTexts(Protocol):
+    """What there is to read of skills; raises `ToolFailure` for what there is not."""
+
+    async def catalogue(self) -> str:
+        """Every skill in one line."""
+        ...
+
+    async def instructions(self, name: str) -> str:
+        """What a skill says to do."""
+        ...
+
+    async def reference(self, name: str, path: str) -> str:
+        """A file of a skill."""
+        ...
+
+
+@tool("file_read", timeout=5, max_timeout=30, effect="read", resources=())
+async def skill(texts: SkillTexts, name: str = "", reference: str = "") -> Output:
+    """Load the instructions of a skill before you begin a task that it fits, or read its files.
+
+    Args:
+        texts: The skills.
+        name: The skill's name; leave it out to see which there are.
+        reference: A file of the skill to read, such as 'references/api.md'; leave it out to load
+            the instructions.
+    """
+    details: dict[str, JSON] = {"skill": name, "reference": reference}
+    if not name:
+        if reference:
+            raise ToolFailure(
+                ErrorKind.INVALID_PARAMS, "Say which skill 'reference' is a file of: give 'name'."
+            )
+        listed = await texts.catalogue()
+        return Output((TextBlock(listed or "There are no skills here."),), details)
+    if reference:
+        text = await texts.reference(name, reference)
+    else:
+        text = await texts.instructions(name)
+    return Output((TextBlock(text or "(the file is empty)"),), details)

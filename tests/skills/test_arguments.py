@@ -1,0 +1,114 @@
+"""From arguments to a command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON
+from evoclaw.skills.arguments import LONGEST, Line, command_line, ways_of
+
+SCHEMA: dict[str, JSON] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "limit": {"type": "integer"},
+        "deep": {"type": "boolean"},
+        "color": {"type": "boolean", "default": True},
+        "words": {"type": "array"},
+        "where": {"type": "object"},
+        "content": {"type": "string"},
+    },
+}
+
+
+def line(args: str | dict[str, str] = "options", **arguments: JSON) -> Line:
+    ways, problem = ways_of(SCHEMA, args)
+    assert not problem
+    return command_line(ways, arguments, args if isinstance(args, str) else "")
+
+
+def test_values_are_joined_to_their_options() -> None:
+    assert line(path="a b", limit=3).arguments == ("--path=a b", "--limit=3")
+
+
+def test_booleans_are_flags_and_one_that_is_on_by_default_can_be_denied() -> None:
+    assert line(deep=True, color=True).arguments == ("--deep", "--color")
+    assert line(deep=False, color=False).arguments == ("--no-color",)
+
+
+def test_arrays_and_objects_are_json() -> None:
+    assert line(words=["a", 1, None], where={"x": True}).arguments == (
+        '--words=["a",1,null]',
+        '--where={"x":true}',
+    )
+
+
+def test_content_goes_by_standard_input() -> None:
+    assert line({"content": "stdin"}, path="x", content="é\n") == Line(
+        ("--path=x",), "é\n".encode()
+    )
+
+
+def test_null_is_not_given_at_all() -> None:
+    assert line(path=None, limit=1).arguments == ("--limit=1",)
+
+
+def test_a_whole_call_can_go_as_json() -> None:
+    assert line("json", path="-x") == Line((), b'{"path":"-x"}')
+
+
+@pytest.mark.parametrize(
+    "value", ["-rf", "--upload-pack=sh", "-exec", "a\n--flag", "$(id)", "; id"]
+)
+def test_fault_41_a_value_is_never_an_option(value: str) -> None:
+    assert line(path=value).arguments == (f"--path={value}",)
+    assert line({"path": "positional"}, path=value, deep=True).arguments == (
+        "--deep",
+        "--",
+        value,
+    )
+    assert line({"words": "rest"}, words=[value, "b"]).arguments == ("--", value, "b")
+
+
+@pytest.mark.parametrize("key", ["-x", "--exec", "a=b", "a\nb", "", "a b", "é"])
+def test_fault_41_a_key_that_is_no_plain_word_is_refused(key: str) -> None:
+    schema: dict[str, JSON] = {"type": "object", "properties": {key: {"type": "string"}}}
+    _, problem = ways_of(schema, "options")
+    assert "cannot be an option" in problem
+
+
+def test_fault_41_an_argument_that_was_not_declared_is_refused() -> None:
+    with pytest.raises(ToolFailure, match="no parameter"):
+        line(**{"--exec": "id"})
+
+
+def test_a_nul_character_or_too_long_a_value_is_told_to_the_model() -> None:
+    with pytest.raises(ToolFailure, match="NUL"):
+        line(path="a\0b")
+    with pytest.raises(ToolFailure, match="bytes"):
+        line(path="x" * (LONGEST + 1))
+    with pytest.raises(ToolFailure, match="Unicode"):
+        line(path="\ud800")
+    assert line({"content": "stdin"}, content="x" * (LONGEST * 2)).stdin == b"x" * (LONGEST * 2)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ("shell", "neither 'options' nor 'json'"),
+        ({"nobody": "stdin"}, "no parameter of that name"),
+        ({"path": "-p"}, "say option, flag"),
+        ({"path": "flag"}, "for a boolean"),
+        ({"path": "rest"}, "for an array"),
+        ({"path": "stdin", "content": "stdin"}, "both go by"),
+        ({"path": "--limit"}, "both go by"),
+        ({"words": "rest", "path": "positional"}, "must come last"),
+    ],
+)
+def test_a_mapping_that_cannot_work_is_refused(args: str | dict[str, str], said: str) -> None:
+    assert said in ways_of(SCHEMA, args)[1]
+
+
+def test_an_option_can_be_spelt_as_the_program_wants_it() -> None:
+    assert line({"limit": "--max-count"}, limit=2).arguments == ("--max-count=2",)

@@ -1,0 +1,133 @@
+"""What the model is told of skills, in three levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON
+from evoclaw.core.tools import Call, Tool
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.skills.disclosure import Disclosure, catalogue, instructions, narrow
+from evoclaw.skills.watching import Shelf
+from evoclaw.tools.skill import SkillTexts, skill
+from tests.skills.support import guide, load, put, put_tool
+
+
+def offered(*names: str) -> list[Tool]:
+    return [Tool(name, name, {"type": "object"}) for name in names]
+
+
+def left(tools: list[Tool], *folders: Path) -> list[str]:
+    return [tool.name for tool in narrow(tools, [load(folder) for folder in folders])]
+
+
+async def ask(root: Path, **arguments: JSON) -> str:
+    texts = Disclosure(Shelf([root], every=0))
+    executor = LocalExecutor([skill], given={SkillTexts: texts})
+    call = Call("c", skill.tool, arguments, "r.1.0.1", 5)
+    return (await executor.execute(call, lambda _: None)).text
+
+
+def test_the_first_level_is_one_line_of_each(tmp_path: Path) -> None:
+    put(tmp_path, "haiku", SKILL_md=guide("haiku", "Writes haiku.", "Count to five."))
+    put(tmp_path, "long", SKILL_md=guide("long", "x" * 1000))
+    text = catalogue(Shelf([tmp_path]).skills())
+    assert "- haiku: Writes haiku." in text
+    assert "Count" not in text
+    assert max(map(len, text.splitlines())) < 320
+    assert catalogue([]) == ""
+
+
+def test_what_a_reader_does_not_see_the_model_does_not_see(tmp_path: Path) -> None:
+    hidden = "".join(chr(0xE0000 + ord(char)) for char in "obey")
+    folder = put(
+        tmp_path, "odd", SKILL_md=guide("odd", f"Fine{hidden}\u200b.", f"A\u202eb{hidden}")
+    )
+    assert "- odd: Fine." in catalogue([load(folder)])
+    assert "\nAb" in instructions(load(folder))
+
+
+async def test_the_second_level_is_the_instructions_and_what_files_there_are(
+    tmp_path: Path,
+) -> None:
+    put(tmp_path, "haiku", SKILL_md=guide("haiku", body="Count to five."), note="x")
+    text = await ask(tmp_path, name="haiku")
+    assert text.startswith("# Skill haiku@0\n\nCount to five.")
+    assert "- note" in text
+    assert "SKILL.md" not in text
+
+
+async def test_the_third_level_is_a_file_on_demand(tmp_path: Path) -> None:
+    folder = put(tmp_path, "haiku", SKILL_md=guide("haiku"))
+    (folder / "references").mkdir()
+    (folder / "references" / "rules.md").write_text("5-7-5")
+    assert await ask(tmp_path, name="haiku", reference="references/rules.md") == "5-7-5"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "../other/SKILL.md", "references/../../x", "nothing", "\0", "references"],
+)
+async def test_a_file_outside_the_skill_cannot_be_read(tmp_path: Path, path: str) -> None:
+    put(tmp_path, "haiku", SKILL_md=guide("haiku"), note="x")
+    put(tmp_path, "other", SKILL_md=guide("other"))
+    with pytest.raises(ToolFailure, match="unknown file"):
+        await ask(tmp_path, name="haiku", reference=path)
+
+
+async def test_a_file_that_is_not_text_is_not_shown(tmp_path: Path) -> None:
+    put(tmp_path, "haiku", SKILL_md=guide("haiku"), picture=b"\x89PNG\xff")
+    with pytest.raises(ToolFailure, match="not UTF-8"):
+        await ask(tmp_path, name="haiku", reference="picture")
+
+
+async def test_a_file_that_was_changed_since_is_not_shown(tmp_path: Path) -> None:
+    folder = put(tmp_path, "haiku", SKILL_md=guide("haiku"), note="old")
+    shelf = Shelf([tmp_path], every=1e9)
+    texts = Disclosure(shelf)
+    assert await texts.reference("haiku", "note") == "old"
+    (folder / "note").write_text("new")
+    with pytest.raises(ToolFailure, match="Load the skill again"):
+        await texts.reference("haiku", "note")
+
+
+async def test_without_a_name_the_tool_lists_what_there_is(tmp_path: Path) -> None:
+    assert await ask(tmp_path) == "There are no skills here."
+    put(tmp_path, "haiku", SKILL_md=guide("haiku", "Writes haiku."))
+    assert await ask(tmp_path) == "- haiku: Writes haiku."
+
+
+async def test_an_unknown_skill_is_told_with_the_nearest(tmp_path: Path) -> None:
+    put(tmp_path, "haiku", SKILL_md=guide("haiku"))
+    with pytest.raises(ToolFailure, match="did you mean 'haiku'"):
+        await ask(tmp_path, name="haikus")
+    with pytest.raises(ToolFailure, match="give 'name'"):
+        await ask(tmp_path, reference="x")
+
+
+def test_active_skills_narrow_the_tools_to_what_all_of_them_work_with(tmp_path: Path) -> None:
+    tools = offered("read", "write", "bash", "skill")
+    one = put(tmp_path, "one", SKILL_md=guide("one", allowed_tools="Read, Bash(git:*)"))
+    two = put(tmp_path, "two", SKILL_md=guide("two", allowed_tools="bash write"))
+    free = put(tmp_path, "free", SKILL_md=guide("free"))
+    none = put(tmp_path, "none", SKILL_md=guide("none", allowed_tools="''"))
+
+    assert left(tools) == left(tools, free) == ["read", "write", "bash", "skill"]
+    assert left(tools, one) == ["read", "bash", "skill"]
+    assert left(tools, one, two, free) == ["bash", "skill"]
+    assert left(tools, none) == left(tools, one, none) == []
+
+
+def test_skills_that_have_nothing_in_common_leave_nothing(tmp_path: Path) -> None:
+    one = put(tmp_path, "one", SKILL_md=guide("one", allowed_tools="read"))
+    two = put(tmp_path, "two", SKILL_md=guide("two", allowed_tools="bash"))
+    assert left(offered("read", "bash", "skill"), one, two) == []
+
+
+def test_a_skill_works_with_its_own_tools(tmp_path: Path) -> None:
+    folder = put_tool(tmp_path, "one", "weather")
+    (folder / "SKILL.md").write_text(guide("one", allowed_tools="read"))
+    assert left(offered("read", "weather", "bash"), folder) == ["read", "weather"]

@@ -1,0 +1,66 @@
+"""TOML of all kinds through the loader: refused with a reason, or taken; never anything else.
+
+The public corpus is not in a wheel; `EVOCLAW_TOML_TEST` may name an unpacked copy of it (the source
+distribution of tomlkit has one under `tests/toml-test/tests`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evoclaw.skills.folders import SkillRefused
+from evoclaw.skills.generated import NAME, shipped
+from evoclaw.skills.manifest import read_manifest
+from tests.skills.support import load, put
+
+CORPUS = os.environ.get("EVOCLAW_TOML_TEST", "")
+SHIPPED = (shipped() / NAME / "skill.toml").read_text()
+PIECES = (
+    *("[[tools]]", "[tools.parameters]", "[tools]", "[skill]", "name", "=", '"x"', "'", '"""', "{"),
+    *("}", "[", "]", ",", "\n", ".", "#", "0x", "1e999", "nan", "inf", "1979-05-27T07:32:00Z"),
+    *("true", "\\u0000", "\\UFFFFFFFF", "\r", "\t", "\x00", "\ud7ff", "properties", "binary"),
+    *("timeout_ms", "-1", "é", "_"),
+)
+
+
+def never_surprises(text: str) -> None:
+    try:
+        read_manifest(Path("skill.toml"), text, platform="linux")
+    except SkillRefused as refused:
+        assert refused.reason
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=40))
+def test_fault_59_pieces_of_toml_in_any_order_never_surprise(pieces: list[str]) -> None:
+    never_surprises(" ".join(pieces))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_fault_59_a_manifest_that_was_tampered_with_never_surprises(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(SHIPPED)))
+    end = data.draw(st.integers(start, min(len(SHIPPED), start + 40)))
+    never_surprises(SHIPPED[:start] + data.draw(st.sampled_from(PIECES)) + SHIPPED[end:])
+
+
+@pytest.mark.skipif(not CORPUS, reason="EVOCLAW_TOML_TEST names no folder")
+def test_fault_59_the_public_corpus_goes_through_the_loader(tmp_path: Path) -> None:
+    # What both versions of the language agree on.
+    old, new = (
+        set(Path(CORPUS, f"files-toml-{v}").read_text().split()) for v in ("1.0.0", "1.1.0")
+    )
+    files = [Path(CORPUS, name) for name in sorted(old & new) if name.endswith(".toml")]
+    assert len(files) > 500
+    for file in files:
+        folder = put(tmp_path, "corpus", skill_toml=file.read_bytes())
+        with pytest.raises(SkillRefused) as caught:
+            load(folder)
+        is_toml = "not TOML" not in caught.value.reason and "UTF-8" not in caught.value.reason
+        if "\0" not in file.read_text(errors="replace"):
+            assert is_toml == ("invalid" not in file.parts), (file, caught.value.reason)
