@@ -1,0 +1,354 @@
+"""`SshProcesses`: the processes of another machine, each call a tree that is dead when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import posixpath
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.core.ops import Completed
+from evoclaw.executors.output import STDERR, STDOUT, Watch
+from evoclaw.executors.processes import SHOWN
+from evoclaw.executors.roots import check_path, outside
+from evoclaw.executors.ssh import SshConnection, finish, whole
+from evoclaw.executors.ssh_scripts import Order, boot, probe, script, word
+
+if TYPE_CHECKING:
+    from asyncssh import SSHClientConnection
+
+logger = logging.getLogger(__name__)
+
+ISOLATION = "none (ssh)"
+AT_ONCE = 8
+"""Commands that run side by side: sshd allows ten sessions, one is for files."""
+LONGEST_ARGUMENT = 128 << 10
+LONGEST_COMMAND = 1 << 20
+NOISE = 64 << 10
+"""Bytes of a login shell's chatter that are put up with before the script answers."""
+PATIENCE = 15.0
+"""Seconds for a script to answer."""
+ENDING = 6.0
+"""Seconds for everything to be dead: the supervisor takes four at most."""
+REFUSALS = {
+    "closed": (ErrorKind.PERMISSION_DENIED, "'{cwd}' may not be entered. Explain to the user."),
+    "file": (ErrorKind.INVALID_PARAMS, "'{cwd}' is not a folder."),
+    "missing": (ErrorKind.NOT_FOUND, "'{cwd}' does not exist. Use glob to see what there is."),
+    "root": (ErrorKind.NOT_FOUND, "The workspace is not there. Explain this to the user."),
+    "program": (
+        ErrorKind.NOT_FOUND,
+        "There is no program '{program}' on this machine. Use another one.",
+    ),
+}
+
+
+class Channel(Protocol):
+    """What is used of the library's channel; its own types leave the kind of data open."""
+
+    def write(self, data: bytes) -> None:
+        """Send."""
+        ...
+
+    def write_eof(self) -> None:
+        """Say that nothing more is sent."""
+        ...
+
+    def abort(self) -> None:
+        """Close it, whatever is left to send."""
+        ...
+
+    async def wait_closed(self) -> None:
+        """Wait until the other side closed it too."""
+        ...
+
+
+class Remote:
+    """One script on the other side, as an SSH session sees it: its answer, its output, its end."""
+
+    def __init__(self, mark: str, watch: Watch) -> None:
+        self.watch = watch
+        self.answer: str | None = None
+        self.code: int | None = None
+        self.problem: BaseException | None = None
+        self.noise = bytearray()
+        self.heard = asyncio.Event()
+        """It answered, or never will."""
+        self._mark = mark.encode() + b" "
+        self._before = bytearray()
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        """Look for the answer first; what follows is the command's."""
+        if self.answer is not None:
+            self.watch.pipe_data_received(STDOUT if datatype is None else STDERR, data)
+        elif datatype is not None:
+            self.noise += data[: NOISE - len(self.noise)]
+        else:
+            self._before += data
+            found = self._before.find(self._mark)
+            end = self._before.find(b"\n", found)
+            if found >= 0 and end >= 0:
+                self.answer = self._before[found + len(self._mark) : end].decode(errors="replace")
+                self.heard.set()
+                if rest := bytes(self._before[end + 1 :]):
+                    self.watch.pipe_data_received(STDOUT, rest)
+            elif len(self._before) > NOISE:
+                self.heard.set()
+
+    def exit_status_received(self, status: int) -> None:
+        """It ended by itself."""
+        self.code = status
+
+    def exit_signal_received(self, name: str, _core: bool, _text: str, _language: str) -> None:
+        """A signal ended it."""
+        number = getattr(signal, f"SIG{name}", None)
+        self.code = -int(number) if isinstance(number, signal.Signals) else 255
+
+    def connection_lost(self, problem: BaseException | None) -> None:
+        """The channel is closed: by its end, or with the connection."""
+        self.problem = problem
+        self.heard.set()
+        for stream in (STDOUT, STDERR):
+            self.watch.pipe_connection_lost(stream, None)
+        self.watch.process_exited()
+
+    def connection_made(self, _channel: object) -> None:
+        """Asked for by the library; nothing to do."""
+
+    def session_started(self) -> None:
+        """Asked for by the library; nothing to do."""
+
+    def eof_received(self) -> bool:
+        """Keep our side open: its end would end the command."""
+        return True
+
+    def pause_writing(self) -> None:
+        """Asked for by the library; what is written is bounded by what we were given."""
+
+    def resume_writing(self) -> None:
+        """Asked for by the library; nothing to do."""
+
+
+class SshProcesses:
+    """Processes of another machine.
+
+    They start in a clean environment (PATH, HOME and LANG as the login there has them), without a
+    terminal and with nothing to read. When a call ends, however it ends, what it started is dead;
+    also when the connection breaks. This is tidiness, not a cage: a command may do whatever the
+    account may.
+    """
+
+    def __init__(
+        self,
+        connection: SshConnection,
+        root: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        supervision: Literal["auto", "sh"] = "auto",
+        max_bytes: int = 128 << 20,
+        grace: float = 0.3,
+    ) -> None:
+        """Choose where and how.
+
+        Args:
+            connection: The machine.
+            root: The workspace there: absolute, or relative to the home folder.
+            env: Further environment variables for every command.
+            supervision: `auto` uses a Python there, which can prove that nothing was left
+                running, and falls back to `sh`, which does what it can.
+            max_bytes: A command that writes more than this is stopped.
+            grace: Seconds between asking a command to end and killing it.
+        """
+        self._ssh, self._root = connection, root.rstrip("/") or "/"
+        self._env = dict(env or {})
+        self._python = None if supervision == "auto" else ""
+        self._max_bytes, self._grace = max_bytes, grace
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def isolation(self) -> str:
+        """What commands there run in: nothing, as far as we can know."""
+        return ISOLATION
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str = ".",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        on_output: Callable[[str], None] | None = None,
+        max_output: int = 1 << 20,
+    ) -> Completed:
+        """Run a program to its end, its leftovers included."""
+        order = self._order(tuple(argv), cwd, {**self._env, **(env or {})}, stdin)
+        watch = Watch(max_output, self._max_bytes, on_output)
+        async with self._places:
+            channel, remote = await self._prepared(order, watch, cwd)
+            # From here on it may have happened. A task of its own: cancelling the caller must
+            # not cut the clean-up short.
+            channel.write(word(order, self._python or "") + (stdin or b""))
+            living = asyncio.create_task(self._live(channel, remote))
+            try:
+                await asyncio.wait([living])
+            except asyncio.CancelledError:
+                watch.wake.set()
+                await finish(living)
+                raise
+            await living
+        if watch.overflowed:
+            raise self._too_much(watch)
+        if remote.code is None:
+            raise self._ssh.broke(remote.problem)
+        out, err = watch.kept[STDOUT], watch.kept[STDERR]
+        return Completed(remote.code, out.content(), err.content(), out.total, err.total, ISOLATION)
+
+    async def _live(self, channel: Channel, remote: Remote) -> None:
+        watch = remote.watch
+        await watch.wake.wait()
+        if not watch.exited.is_set() and not watch.overflowed:
+            channel.write(b"T" if self._python else b"T\n")
+            await watch.settled(self._grace)
+        if not watch.exited.is_set():
+            channel.write_eof()
+            if not await watch.settled(ENDING):
+                logger.warning("a command on %s could not be seen to end", self._ssh.name)
+                channel.abort()
+        elif remote.code is None:
+            logger.warning("the connection to %s broke while a command ran", self._ssh.name)
+
+    async def _prepared(self, order: Order, watch: Watch, cwd: str) -> tuple[Channel, Remote]:
+        """A script that waits for the word to go; until then nothing has happened."""
+        from asyncssh import Error
+
+        for last in (False, True):
+            connection = await self._ssh.reach()
+            try:
+                text = script(order, await self._interpreter(connection))
+                channel, remote = await _opened(connection, order.mark, watch, text)
+            except (Error, OSError) as problem:
+                if connection.is_closed() and not last:
+                    continue
+                raise ToolFailure(
+                    ErrorKind.AGENT_OFFLINE if connection.is_closed() else ErrorKind.INTERNAL,
+                    f"No command could be started on {self._ssh.name}: {problem}. "
+                    "Nothing was done. Explain this to the user.",
+                ) from None
+            if remote.answer == "ready":
+                return channel, remote
+            await _closed(channel)
+            raise self._refused(remote, order, cwd)
+        raise self._ssh.broke()
+
+    async def _interpreter(self, connection: SSHClientConnection) -> str:
+        """The Python that supervises there; empty if `sh` must."""
+        if self._python is None:
+            mark = secrets.token_hex(16)
+            channel, remote = await _opened(connection, mark, Watch(NOISE, NOISE), probe(mark))
+            await _closed(channel)
+            if remote.answer is None:
+                raise self._refused(remote, None, ".")
+            self._python = remote.answer
+        return self._python
+
+    def _order(
+        self, argv: tuple[str, ...], cwd: str, env: Mapping[str, str], stdin: bytes | None
+    ) -> Order:
+        try:
+            texts = [os.fsencode(text) for text in (*argv, *env.keys(), *env.values())]
+        except UnicodeEncodeError:
+            texts = [b"\0"]
+        if any(b"\0" in text for text in texts):
+            raise ToolFailure(
+                ErrorKind.INVALID_PARAMS,
+                "An argument contains a NUL character or is not valid text. Leave it out.",
+            )
+        if not argv or not argv[0]:
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, "No program was named.")
+        if any(not name or "=" in name or "\n" in name for name in env):
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, "An environment variable has no name.")
+        sizes = [len(text) for text in texts]
+        if max(sizes) >= LONGEST_ARGUMENT or sum(sizes) > LONGEST_COMMAND:
+            raise ToolFailure(
+                ErrorKind.TOO_LARGE,
+                "The command is too long for this machine. Write it to a file and run that.",
+            )
+        mark = secrets.token_hex(16)
+        size = None if stdin is None else len(stdin)
+        return Order(mark, self._root, self._folder(cwd), argv, env, size)
+
+    def _folder(self, cwd: str) -> str:
+        """A folder that does not leave the root by its text; the machine judges the rest."""
+        check_path(cwd)
+        normal = posixpath.normpath(cwd)
+        if normal == ".." or normal.startswith("../"):
+            raise outside(cwd)
+        return cwd
+
+    def _refused(self, remote: Remote, order: Order | None, cwd: str) -> ToolFailure:
+        word = (remote.answer or "").removeprefix("no ")
+        if word == "outside":
+            return outside(cwd)
+        if order is not None and word in REFUSALS:
+            kind, text = REFUSALS[word]
+            return ToolFailure(kind, text.format(cwd=cwd, program=order.argv[0]))
+        said = remote.noise[-SHOWN:].decode(errors="replace").strip() or "it gave no reason"
+        return ToolFailure(
+            ErrorKind.EXECUTION_FAILED,
+            f"The command could not be started on {self._ssh.name}, and nothing was done: {said}",
+        )
+
+    def _too_much(self, watch: Watch) -> ToolFailure:
+        out, err = watch.kept[STDOUT], watch.kept[STDERR]
+        head = (out.content() or err.content())[:SHOWN].decode(errors="replace")
+        return ToolFailure(
+            ErrorKind.TOO_LARGE,
+            f"The command wrote more than {self._max_bytes:,} bytes and was stopped. Send its "
+            f"output to a file, or cut it with head, tail or grep. It began:\n{head}",
+            stdout_bytes=out.total,
+            stderr_bytes=err.total,
+            isolation=ISOLATION,
+        )
+
+
+async def _opened(
+    connection: SSHClientConnection, mark: str, watch: Watch, text: bytes
+) -> tuple[Channel, Remote]:
+    """Send a script and hear its answer, if it gives one."""
+    from asyncssh import ConnectionLost
+
+    remote = Remote(mark, watch)
+    create: Callable[..., Awaitable[tuple[Channel, object]]] = cast(
+        "Any", connection
+    ).create_session
+    opening = create(lambda: remote, boot(text), encoding=None, request_pty=False)
+    channel, _ = await whole(opening, _given_up)
+    try:
+        channel.write(text)
+        async with asyncio.timeout(PATIENCE):
+            await remote.heard.wait()
+    except BaseException:
+        await finish(asyncio.create_task(_closed(channel)))
+        raise
+    if remote.answer is None and connection.is_closed():
+        raise ConnectionLost("the connection broke")
+    return channel, remote
+
+
+async def _given_up(opened: tuple[Channel, object]) -> None:
+    await _closed(opened[0])
+
+
+async def _closed(channel: Channel) -> None:
+    """End a script that was not told to go; sshd counts it until it is gone."""
+    channel.abort()
+    try:
+        async with asyncio.timeout(ENDING):
+            await channel.wait_closed()
+    except TimeoutError:
+        # The connection is dead too, and will be seen to be.
+        return
