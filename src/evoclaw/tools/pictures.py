@@ -1,0 +1,183 @@
+"""Pictures made fit for a model: upright, small enough, and without what cameras write in them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+LARGEST = 20 << 20
+"""Bytes of a picture as it comes."""
+MOST_PIXELS = 50_000_000
+LARGEST_MADE = 3 << 20
+"""Bytes of a picture as it goes: in base64 a third more, and 5 MB is what models take."""
+EDGE = 1568
+"""Pixels: above it models make pictures smaller themselves."""
+QUALITY = 85
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+
+
+class Picture(Struct, frozen=True):
+    """A picture as a model may see it."""
+
+    data: bytes
+    media_type: str
+    width: int
+    height: int
+    original_width: int
+    original_height: int
+
+
+def why_unavailable() -> str:
+    """Why no picture can be read here, and what to do about it; empty if they can be."""
+    if importlib.util.find_spec("PIL") is None:
+        return "Pillow is not installed: pip install 'evoclaw[images]'"
+    return ""
+
+
+async def prepare(name: str, data: bytes, *, max_edge: int = EDGE) -> Picture:
+    """Check a picture, turn it upright, make it smaller if need be, and drop its metadata.
+
+    Args:
+        name: What it is called in a failure.
+        data: A PNG, JPEG, GIF or WebP file; of a moving one the first picture is taken.
+        max_edge: Pixels of its longer side.
+    """
+    if len(data) > LARGEST:
+        raise ToolFailure(
+            ErrorKind.TOO_LARGE,
+            f"The picture '{name}' has {len(data):,} bytes, more than {LARGEST:,}. Make it "
+            "smaller first.",
+        )
+    return await asyncio.to_thread(_prepare, name, data, max_edge)
+
+
+def _prepare(name: str, data: bytes, max_edge: int) -> Picture:
+    if (claimed := _webp_size(data)) is not None:
+        # Pillow makes room for a WebP picture before it says how large it is.
+        _check_size(name, claimed)
+    image = _opened(name, data)
+    _check_size(name, image.size)
+    # A JPEG picture can be read at a half, a quarter or an eighth of its size: quicker.
+    original, drawn = image.size, image.format in ("PNG", "GIF")
+    image.draft("RGB", (max_edge, max_edge))
+    image = _attempt(name, lambda: _upright(image, max_edge))
+    if image.width != image.height and (image.width > image.height) != (original[0] > original[1]):
+        original = original[1], original[0]
+    made, media_type = _encoded(image, sharp=drawn or image.mode == "RGBA")
+    return Picture(made, media_type, *image.size, *original)
+
+
+def _opened(name: str, data: bytes) -> Image:
+    if why := why_unavailable():
+        raise ToolFailure(ErrorKind.EXECUTION_FAILED, f"{why}. Tell the user.")
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return _attempt(name, lambda: Image.open(BytesIO(data), formats=FORMATS))
+    except UnidentifiedImageError:
+        raise ToolFailure(
+            ErrorKind.INVALID_PARAMS,
+            f"'{name}' is no picture that can be shown: only PNG, JPEG, GIF and WebP can.",
+        ) from None
+
+
+def _attempt(name: str, doing: Callable[[], Image]) -> Image:
+    """Do something that a damaged file can spoil in any of the ways that Pillow knows."""
+    import struct
+
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return doing()
+    except UnidentifiedImageError:
+        raise
+    except (Image.DecompressionBombError, MemoryError):
+        raise _too_many_pixels(name) from None
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error) as problem:
+        said = " ".join(str(problem).split())[:200] or type(problem).__name__
+        raise ToolFailure(
+            ErrorKind.EXECUTION_FAILED,
+            f"The picture '{name}' is damaged and cannot be read: {said}. Get it again.",
+        ) from None
+
+
+def _upright(image: Image, max_edge: int) -> Image:
+    from PIL import Image, ImageOps
+
+    image.load()
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits for each pixel: the upper 8 are shown
+        image = Image.eval(image.convert("I"), _upper_half).convert("L")
+    clear = image.has_transparency_data
+    image = image.convert("RGBA" if clear else "RGB")
+    image.thumbnail((max_edge, max_edge), Image.Resampling.LANCZOS)
+    return image
+
+
+def _upper_half(value: float) -> float:
+    return value * (1 / 256)
+
+
+def _encoded(image: Image, *, sharp: bool) -> tuple[bytes, str]:
+    """Written anew, with nothing but its pixels: what has sharp lines as PNG, if that is small."""
+    from PIL import Image
+
+    if sharp:
+        made = _written(image, "PNG")
+        if len(made) <= LARGEST_MADE:
+            return made, "image/png"
+    if image.mode == "RGBA":
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image).convert("RGB")
+    return _written(image, "JPEG", quality=QUALITY), "image/jpeg"
+
+
+def _written(image: Image, format: str, **options: int) -> bytes:
+    from PIL import Image
+
+    # A new one: what came with the old one (places, times, comments) would be written too.
+    bare = Image.new(image.mode, image.size)
+    bare.paste(image)
+    made = BytesIO()
+    bare.save(made, format, **options)
+    return made.getvalue()
+
+
+def _check_size(name: str, size: tuple[int, int]) -> None:
+    if size[0] * size[1] > MOST_PIXELS:
+        raise _too_many_pixels(name, f" ({size[0]:,} × {size[1]:,})")
+
+
+def _too_many_pixels(name: str, size: str = "") -> ToolFailure:
+    return ToolFailure(
+        ErrorKind.TOO_LARGE,
+        f"The picture '{name}' has too many pixels{size}: {MOST_PIXELS:,} can be read. Make it "
+        "smaller first.",
+    )
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    """How large a WebP picture says it is; None if it is none, or is cut off."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
+        return None
+    kind, body = data[12:16], data[20:30]
+    if kind == b"VP8X":
+        return int.from_bytes(body[4:7], "little") + 1, int.from_bytes(body[7:10], "little") + 1
+    if kind == b"VP8L":
+        bits = int.from_bytes(body[1:5], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind == b"VP8 ":
+        width, height = body[6:8], body[8:10]
+        return int.from_bytes(width, "little") & 0x3FFF, int.from_bytes(height, "little") & 0x3FFF
+    return None
