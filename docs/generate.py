@@ -55,6 +55,7 @@ from evoclaw.providers.http import Retry
 from evoclaw.providers.names import ENDPOINTS, Endpoint
 from evoclaw.providers.prices import Rate
 from evoclaw.providers.scripted import Scripted, calls, says
+from evoclaw.skills.generated import write_desktop_tools
 from evoclaw.store.recordings import encode_record
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.sets import coding, everything, read_only
@@ -71,7 +72,8 @@ ROOMS = (
 
 
 def main() -> None:
-    """Write every page."""
+    """Write every page, and the manifest of the shipped skill."""
+    write_desktop_tools([bound.tool for bound in everything()])
     for name, text in pages().items():
         path = PLACE / name
         path.parent.mkdir(exist_ok=True)

@@ -108,7 +108,7 @@ async def test_tools_that_a_device_gets_later_are_asked_about_first(tmp_path: Pa
         async with running(device, "edge"):
             await up.says("edge pi: online")
             grown = await here.type("tools", "pi")
-            assert "not approved: bash, edit, write" in grown.out
+            assert "not approved: apply_patch, bash, " in grown.out
             assert "read " in grown.out
             assert (await here.type("agents", "approve", "pi")).code == exits.OK
             assert "bash" in (await here.type("tools", "pi")).out

@@ -105,7 +105,7 @@ async def test_read_only_offers_and_allows_only_reading(tmp_path: Path) -> None:
     async with shell(tmp_path, *answers) as here:
         ran = await here.type("run", "--read-only", "--json", "make a file")
         assert not (here.workspace / "made").exists()
-    assert "Available tools: read, glob, grep." in ran.out
+    assert "Available tools: read, glob, grep, todoread, skill." in ran.out
 
 
 async def test_the_task_can_be_piped_in(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_unknown_tools_models_folders_and_recordings_are_clear_errors(tmp_
     async with shell(tmp_path, reply("never")) as here:
         (here.workspace / "bad.jsonl").write_text('{"no": "record"}\n')
         for arguments, words in (
-            (("run", "--tools", "teleport", "hi"), "no tool 'teleport'; there are: bash"),
+            (("run", "--tools", "teleport", "hi"), "no tool 'teleport'; there are: apply_patch"),
             (("run", "--model", "nobody/x", "hi"), "nobody is known to serve"),
             (("run", "--folder", "nowhere", "hi"), "there is no folder"),
             (("run", "--record", "bad.jsonl/x", "hi"), "cannot record to"),

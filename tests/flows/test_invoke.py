@@ -16,7 +16,7 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.invoke import Invoker
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.tools.sets import everything
+from evoclaw.tools.sets import coding
 from evoclaw.workflows.agents import invoke_agent
 
 WORKER = Agent(
@@ -30,7 +30,7 @@ TALKER = Agent("talker", "scripted/model")
 
 
 def invoker(provider: Scripted, folder: Path) -> Invoker:
-    executor = LocalExecutor(everything(), files=LocalFiles(folder), exec=LocalProcesses(folder))
+    executor = LocalExecutor(coding(), files=LocalFiles(folder), exec=LocalProcesses(folder))
     ports = Ports(provider, executor, Permissions(WORKER.capabilities))
     return Invoker({"worker": WORKER, "talker": TALKER}, ports)
 

@@ -1,4 +1,4 @@
-"""`evoclaw ping` and `evoclaw tools`: look at one edge."""
+"""`evoclaw ping`: look at one edge."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import sys
 import time
 from argparse import Namespace
 
-import msgspec
-
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean
 from evoclaw.cli.needs import Wiring
 
 WAIT = 10.0
@@ -32,25 +29,6 @@ async def _ping(options: Namespace, wiring: Wiring) -> int:
         elapsed = (time.monotonic() - began) * 1000
     answer = {"agent": options.agent, "ms": round(elapsed, 2), **outcome.result}
     show(answer if options.json else f"{options.agent} answered in {elapsed:.1f} ms")
-    return exits.OK
-
-
-def tools(options: Namespace, wiring: Wiring) -> int:
-    """Show what an edge can do."""
-    return asyncio.run(_tools(options, wiring))
-
-
-async def _tools(options: Namespace, wiring: Wiring) -> int:
-    async with wiring.open_fleet(os.environ) as orchestrator:
-        member = await orchestrator.wait_for(options.agent, WAIT)
-        if options.json:
-            show([msgspec.to_builtins(tool) for tool in member.tools])
-        else:
-            for tool in member.tools:
-                first = clean(tool.description).splitlines()[0]
-                show(f"{clean(tool.name):12} {first}")
-            if member.problem:
-                show(f"(not offered: {clean(member.problem)})")
     return exits.OK
 
 

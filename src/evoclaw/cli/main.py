@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from evoclaw.cli import exits
@@ -13,6 +14,9 @@ from evoclaw.core.version import VERSION
 
 if TYPE_CHECKING:
     from evoclaw.cli.needs import Wiring
+
+_FILES = {"ping": "fleet", "doctor": "tools"}
+"""Where a command's function is, if not in a file of its own name."""
 
 
 def main(arguments: Sequence[str], wiring: Wiring) -> int:
@@ -22,31 +26,12 @@ def main(arguments: Sequence[str], wiring: Wiring) -> int:
 
     options = parser().parse_args(arguments)
     try:
-        match options.command:
-            case "run":
-                from evoclaw.cli.run import run
+        if options.command == "skills":
+            from evoclaw.cli.skills import skills
 
-                return run(options, wiring)
-            case "edge":
-                from evoclaw.cli.edge import edge
-
-                return edge(options, wiring)
-            case "up":
-                from evoclaw.cli.up import up
-
-                return up(options, wiring)
-            case "ping" | "tools":
-                from evoclaw.cli import fleet
-
-                return getattr(fleet, options.command)(options, wiring)
-            case "agents":
-                from evoclaw.cli.agents import agents
-
-                return agents(options, wiring)
-            case _:
-                from evoclaw.cli.replay import replay
-
-                return replay(options)
+            return skills(options, *wiring.skill_places(os.environ))
+        module = import_module(f"evoclaw.cli.{_FILES.get(options.command, options.command)}")
+        return getattr(module, options.command)(options, wiring)
     except EvoClawError as error:
         tell(f"evoclaw: {error}")
         return exits.MISUSED
@@ -75,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="do a task here, with local tools"))
     _add_fleet(commands.add_parser)
+    _add_tools(commands.add_parser)
     again = commands.add_parser("replay", help="play a recorded run again, offline")
     again.add_argument("file", help="a recording, as `evoclaw run` makes them")
     again.add_argument("--json", action="store_true", help="records as lines of JSON")
@@ -97,11 +83,30 @@ def _add_fleet(add: Callable[..., argparse.ArgumentParser]) -> None:
     edge.add_argument("--config", metavar="FILE", help="its agent.toml (default: ./agent.toml)")
     _add_join(edge)
     ping = add("ping", help="ask an edge whether it is there")
-    tools = add("tools", help="show what an edge can do")
-    for one in (ping, tools):
-        one.add_argument("agent", help="the edge's id")
-        one.add_argument("--json", action="store_true", help="as JSON")
+    ping.add_argument("agent", help="the edge's id")
+    ping.add_argument("--json", action="store_true", help="as JSON")
     _add_agents(add("agents", help="see the fleet; let edges in and out"))
+
+
+def _add_tools(add: Callable[..., argparse.ArgumentParser]) -> None:
+    tools = add("tools", help="show what can be done here, or on an edge")
+    tools.add_argument("agent", nargs="?", help="the edge's id (default: this machine)")
+    tools.add_argument("--all", action="store_true", help="also what cannot be used here, and why")
+    doctor = add("doctor", help="say what works here, and how to get what does not")
+    skills = add("skills", help="see, check, make and add skills")
+    what = skills.add_subparsers(dest="action", metavar="ACTION")
+    every = what.add_parser("list", help="the skills there are (the default)")
+    show = what.add_parser("show", help="one skill: its tools, its files, its instructions")
+    show.add_argument("name", help="the skill's name")
+    check = what.add_parser("check", help="look skills through, and say what is wrong with them")
+    check.add_argument("name", nargs="?", help="one skill, or a folder (default: all)")
+    new = what.add_parser("new", help="begin a skill of your own")
+    new.add_argument("name", help="lower-case letters, digits and hyphens")
+    new.add_argument("--tool", action="store_true", help="with a program as a tool")
+    added = what.add_parser("add", help="copy a skill here and approve it as it is")
+    added.add_argument("path", help="the folder")
+    for one in (tools, doctor, skills, every, show, check):
+        one.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _add_join(edge: argparse.ArgumentParser) -> None:
@@ -145,6 +150,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         metavar="AGENT",
         help="work on this edge; `any` takes whichever has the tool, `*` offers to ask each",
     )
+    run.add_argument("--session", metavar="NAME", help="go on with a conversation, or begin it")
     run.add_argument("--folder", default=".", help="where to work (default: here)")
     run.add_argument("--tools", metavar="A,B", help="offer these tools only")
     run.add_argument("--turns", type=_positive, default=10, help="turns at most (default: 10)")

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from evoclaw.core.agent import LoopSettings
+    from evoclaw.core.bound import BoundTool
     from evoclaw.core.ports import Approver, Ports
     from evoclaw.edge.edge import Edge
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.orchestrator import Orchestrator
+    from evoclaw.orchestrator.sessions import Conversations
+    from evoclaw.skills.approvals import ApprovalFile
+    from evoclaw.tools.question import Person
 
 
 class Wiring(Protocol):
@@ -27,8 +32,39 @@ class Wiring(Protocol):
         tools: Sequence[str] | None,
         approver: Approver,
         env: Mapping[str, str],
+        given: Mapping[type, object] | None = None,
     ) -> AbstractAsyncContextManager[Ports]:
         """What a run on this machine is given."""
+        ...
+
+    def open_conversations(
+        self,
+        *,
+        model: str | None,
+        workspace: Path,
+        level: Level,
+        tools: Sequence[str] | None,
+        approver: Approver,
+        person: Person | None,
+        settings: LoopSettings,
+        session: str,
+        env: Mapping[str, str],
+    ) -> AbstractAsyncContextManager[Conversations]:
+        """The sessions of this machine."""
+        ...
+
+    async def model_at_hand(self, env: Mapping[str, str]) -> tuple[str, str]:
+        """The model that a run would get, or how to get one."""
+        ...
+
+    def open_toolbox(
+        self, workspace: Path, env: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[Toolbox]:
+        """The tools of this machine."""
+        ...
+
+    def skill_places(self, env: Mapping[str, str]) -> tuple[Path, ApprovalFile, dict[str, str]]:
+        """Where the skills are, what was approved, and names that they may not use."""
         ...
 
     def fleet_ports(
@@ -120,4 +156,32 @@ class House(Protocol):
     @property
     def orchestrator(self) -> Orchestrator:
         """The orchestrator."""
+        ...
+
+
+class Absent(Protocol):
+    """A tool that is not offered."""
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """Why, and what to do about it."""
+        ...
+
+
+class Toolbox(Protocol):
+    """The tools of a machine."""
+
+    @property
+    def tools(self) -> Sequence[BoundTool]:
+        """Those that can be used."""
+        ...
+
+    @property
+    def absent(self) -> Sequence[Absent]:
+        """Those that cannot."""
         ...

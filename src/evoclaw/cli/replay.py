@@ -13,7 +13,7 @@ from evoclaw.core.replay import Replay
 from evoclaw.store.recordings import encode_record, read_recording
 
 
-def replay(options: Namespace) -> int:
+def replay(options: Namespace, _wiring: object = None) -> int:
     """Run the command."""
     return asyncio.run(_replay(Path(options.file), json=options.json))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 import time
 from argparse import Namespace
@@ -14,7 +15,7 @@ from pathlib import Path
 from evoclaw.cli import exits
 from evoclaw.cli.needs import Wiring
 from evoclaw.cli.render import face, tell
-from evoclaw.cli.terminal import AtTerminal, has_keyboard, interruptible
+from evoclaw.cli.terminal import AtTerminal, PersonAtTerminal, has_keyboard, interruptible
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.deadline import Deadline
@@ -28,6 +29,7 @@ from evoclaw.governance.approvals import Remembered
 from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.prompt import system_prompt
 from evoclaw.store.recordings import Recording, reopen_recording
+from evoclaw.tools.question import Person
 
 WAIT = 15.0
 """Seconds that an edge is waited for before a run is given up."""
@@ -44,6 +46,8 @@ def run(options: Namespace, wiring: Wiring) -> int:
 async def _run(options: Namespace, workspace: Path, wiring: Wiring) -> int:
     seconds = options.seconds or LoopSettings().max_seconds
     settings = LoopSettings(max_turns=options.turns, max_seconds=seconds)
+    if options.session:
+        return await _talk(options, workspace, wiring, settings)
     async with _ports(options, workspace, wiring) as ports:
         state, recording = _open(options, workspace)
         sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
@@ -52,6 +56,48 @@ async def _run(options: Namespace, workspace: Path, wiring: Wiring) -> int:
         finally:
             if recording is not None:
                 recording.close()
+
+
+async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: LoopSettings) -> int:
+    """Go on with a conversation that is kept, or begin it."""
+    if options.on is not None or options.resume:
+        raise ConfigError("a session is on this machine and goes on by itself; no --on or --resume")
+    task, person = _task(options), _person(options)
+    opened = wiring.open_conversations(
+        model=options.model,
+        workspace=workspace,
+        level=_level(options),
+        tools=_tools(options),
+        approver=_approver(options),
+        person=person,
+        settings=settings,
+        session=options.session,
+        env=os.environ,
+    )
+    async with opened as talks:
+        run_id = secrets.token_hex(16)
+        recording = None if options.no_record else Recording(_record_at(options, run_id))
+        sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
+        deadline = Deadline(settings.max_seconds)
+        spoken = talks.say(options.session, task, run_id=run_id, sinks=sinks, deadline=deadline)
+        end: RunFinished | None = None
+        try:
+            with interruptible(deadline, sys.stderr):
+                async with aclosing(spoken) as records:
+                    async for record in records:
+                        end = record.event if isinstance(record.event, RunFinished) else end
+        finally:
+            if recording is not None:
+                recording.close()
+    if recording is not None:
+        tell(f"recorded in {recording.path}")
+    return exits.BY_STOP[end.stop] if end else exits.FAILED
+
+
+def _person(options: Namespace) -> PersonAtTerminal | None:
+    if options.json or not has_keyboard():
+        return None
+    return PersonAtTerminal(sys.stdin.fileno(), sys.stderr)
 
 
 def _ports(
@@ -73,6 +119,7 @@ def _ports(
         tools=_tools(options),
         approver=_approver(options),
         env=os.environ,
+        given={Person: person} if (person := _person(options)) is not None else {},
     )
 
 
@@ -129,7 +176,7 @@ def _open(options: Namespace, workspace: Path) -> tuple[RunState, Recording | No
     state = new_run(messages)
     if options.no_record:
         return state, None
-    return state, Recording(Path(options.record) if options.record else _place(state.run_id))
+    return state, Recording(_record_at(options, state.run_id))
 
 
 def _task(options: Namespace) -> str:
@@ -139,6 +186,10 @@ def _task(options: Namespace) -> str:
     if not task.strip():
         raise ConfigError('say what to do: evoclaw run "…", or pipe it in')
     return task
+
+
+def _record_at(options: Namespace, run_id: str) -> Path:
+    return Path(options.record) if options.record else _place(run_id)
 
 
 def _place(run_id: str) -> Path:

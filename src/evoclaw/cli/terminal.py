@@ -17,6 +17,7 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Ask, Decision
 from evoclaw.core.tools import Call
+from evoclaw.tools.question import Answer, Question, to_answer
 
 _MOST_LINES = 20
 
@@ -44,6 +45,25 @@ class AtTerminal:
                 return Approval(Decision.DENY, "the user said no")
             case _:
                 return Approval(Decision.DENY, f"the user said: {answer}")
+
+
+@dataclass(frozen=True, slots=True)
+class PersonAtTerminal:
+    """Somebody who answers questions at the keyboard."""
+
+    keyboard: int
+    screen: TextIO
+
+    async def ask(self, question: Question) -> Answer | None:
+        """Show the question and what may be chosen; read one line."""
+        self.screen.write(f"\n{clean(question.text)}\n")
+        for number, option in enumerate(question.options, 1):
+            self.screen.write(f"  {number}. {clean(option)}\n")
+        several = ", several with commas" if question.multiple else ""
+        hint = f"A number{several}, or your own words" if question.options else "Your answer"
+        self.screen.write(f"{hint}: ")
+        self.screen.flush()
+        return to_answer(question, await read_line(self.keyboard))
 
 
 def describe(arguments: dict[str, JSON]) -> str:

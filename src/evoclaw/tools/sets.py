@@ -1,23 +1,66 @@
-"""Sets of tools for common purposes."""
+"""Sets of tools for common purposes. Each tool's file is loaded when a set that has it is made."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+
 from evoclaw.core.bound import BoundTool
-from evoclaw.tools.files import edit, read, write
-from evoclaw.tools.search import glob, grep
-from evoclaw.tools.shell import bash
+
+_WHERE: Mapping[str, str] = {
+    name: file
+    for file, names in {
+        "files": "read write edit",
+        "search": "glob grep",
+        "patch": "apply_patch",
+        "shell": "bash",
+        "git": "git_status git_diff git_log",
+        "git_writes": "git_commit git_branch",
+        "web": "webfetch websearch codesearch",
+        "question": "question",
+        "notes": "todowrite todoread",
+        "skill": "skill",
+        "sessions": "task sessions_list sessions_history sessions_send sessions_spawn "
+        "session_status agents_list",
+        "browser": "browser",
+        "canvas": "canvas",
+        "nodes": "nodes",
+        "image": "image",
+    }.items()
+    for name in names.split()
+}
+NAMES = tuple(_WHERE)
+"""Every tool there is."""
+_READ_ONLY = ("read", "glob", "grep")
+_CODING = ("read", "write", "edit", "glob", "grep", "apply_patch", "bash")
+_GIT = ("git_status", "git_diff", "git_log", "git_commit", "git_branch")
+
+
+def named(names: Sequence[str]) -> tuple[BoundTool, ...]:
+    """The tools of these names; `KeyError` for one that there is not."""
+    return tuple(getattr(import_module(f"evoclaw.tools.{_WHERE[name]}"), name) for name in names)
 
 
 def read_only() -> tuple[BoundTool, ...]:
     """Look, but change nothing."""
-    return (read, glob, grep)
+    return named(_READ_ONLY)
 
 
 def coding() -> tuple[BoundTool, ...]:
     """Read, change and run the files of a workspace."""
-    return (read, write, edit, glob, grep, bash)
+    return named((*_CODING, *_GIT))
+
+
+def remote() -> tuple[BoundTool, ...]:
+    """What needs files and processes alone, and so works on any machine that has both."""
+    return coding()
 
 
 def everything() -> tuple[BoundTool, ...]:
-    """All there are."""
-    return coding()
+    """All there are; most need more than files and processes."""
+    return named(NAMES)
+
+
+def usable(tools: Sequence[BoundTool], given: Mapping[type, object]) -> tuple[BoundTool, ...]:
+    """Of some tools, those that are given all they need."""
+    return tuple(tool for tool in tools if tool.needs <= given.keys())

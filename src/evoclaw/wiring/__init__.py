@@ -3,10 +3,13 @@
 Each part is imported where it is built, so that a process loads only what it uses.
 """
 
+from evoclaw.wiring.conversations import open_conversations
 from evoclaw.wiring.edge import open_edge
 from evoclaw.wiring.fleet import fleet_ports, open_fleet
-from evoclaw.wiring.local import local_ports
+from evoclaw.wiring.local import local_ports, model_at_hand
 from evoclaw.wiring.pairing import devices, invite, join, revoke
+from evoclaw.wiring.skills import skill_places
+from evoclaw.wiring.toolbox import open_toolbox
 from evoclaw.wiring.up import bring_up
 
 __all__ = [
@@ -16,7 +19,11 @@ __all__ = [
     "invite",
     "join",
     "local_ports",
+    "model_at_hand",
+    "open_conversations",
     "open_edge",
     "open_fleet",
+    "open_toolbox",
     "revoke",
+    "skill_places",
 ]

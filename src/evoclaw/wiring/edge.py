@@ -98,9 +98,9 @@ async def _ports(
 
 
 def _executor(config: EdgeConfig) -> Executor:
-    from evoclaw.wiring.local import local_executor
+    from evoclaw.wiring.local import edge_executor
 
-    return local_executor(config.workspace, config.capabilities, config.tools.only)
+    return edge_executor(config.workspace, config.capabilities, config.tools.only)
 
 
 def _check(config: EdgeConfig, clock: OrchestratorClock) -> GrantCheck:

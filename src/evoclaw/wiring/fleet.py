@@ -87,7 +87,20 @@ async def _executor(
         await orchestrator.wait_for(on, wait)
         return orchestrator.edge(on)
     await orchestrator.settle(wait)
-    return orchestrator.edge_call(capabilities) if on == EACH else orchestrator.delegated()
+    return _each(orchestrator, capabilities) if on == EACH else orchestrator.delegated()
+
+
+def _each(orchestrator: Orchestrator, capabilities: frozenset[str]) -> Executor:
+    """The fleet as tools: to ask any edge anything, and to see what devices there are."""
+    from evoclaw.executors.local import LocalExecutor
+    from evoclaw.executors.routed import Routed
+    from evoclaw.executors.wrapped import Filtered
+    from evoclaw.orchestrator.nodes import FleetNodes
+    from evoclaw.tools.nodes import Nodes, nodes
+
+    asking = orchestrator.edge_call(capabilities)
+    seen = {Nodes: FleetNodes(orchestrator.fleet, asking)}
+    return Filtered(Routed([asking, LocalExecutor([nodes], given=seen)]), capabilities)
 
 
 def find_broker(home: Path, env: Mapping[str, str]) -> Address:

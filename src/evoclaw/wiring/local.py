@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Approver, Executor, Policy, Ports, Provider
@@ -13,6 +13,7 @@ from evoclaw.core.tools import ALL
 
 if TYPE_CHECKING:
     from evoclaw.governance.autonomy import Level
+    from evoclaw.wiring.toolbox import Toolbox
 
 ONE_TOOL = ("read",)
 """What the embedded small model is offered unless told otherwise: more than one confuses it."""
@@ -27,15 +28,27 @@ async def local_ports(
     tools: Sequence[str] | None,
     approver: Approver,
     env: Mapping[str, str],
+    given: Mapping[type, object] | None = None,
 ) -> AsyncGenerator[Ports]:
     """What a run on this machine is given; closed, with all it started, when the block ends."""
+    from evoclaw.wiring.toolbox import open_toolbox
+
     capabilities = capabilities_at(level)
     name = await choose_model(model, env)
     if tools is None and name.partition("/")[0] == "local":
         tools = ONE_TOOL
-    executor = local_executor(workspace, capabilities, tools)
     async with open_provider(name, env) as provider:
-        yield Ports(provider, executor, policy(level, capabilities), approver)
+        more = {**eyes(provider), **(given or {})}
+        async with open_toolbox(workspace, env, given=more) as box:
+            executor = box_executor(box, capabilities, tools)
+            yield Ports(provider, executor, policy(level, capabilities), approver)
+
+
+def eyes(provider: Provider) -> dict[type, object]:
+    """Who looks at pictures: the model itself, if it can."""
+    from evoclaw.tools.image import OwnEyes, Vision
+
+    return {Vision: OwnEyes(sees=True)} if provider.profile.images else {}
 
 
 def capabilities_at(level: Level) -> frozenset[str]:
@@ -45,17 +58,53 @@ def capabilities_at(level: Level) -> frozenset[str]:
     return frozenset({"file_read"}) if level is Level.READ_ONLY else frozenset({ALL})
 
 
-def local_executor(
+def box_executor(
+    box: Toolbox, capabilities: frozenset[str], names: Sequence[str] | None
+) -> Executor:
+    """The tools of a toolbox and of the skills: those that may be used, or the named ones."""
+    from evoclaw.core.ops import ExecOps
+    from evoclaw.executors.local import LocalExecutor
+    from evoclaw.executors.routed import Routed
+    from evoclaw.executors.wrapped import Filtered
+    from evoclaw.skills.executing import SkillExecutor
+
+    tools = box.tools
+    if names is not None:
+        known = {tool.name for tool in tools}
+        away = {one.name: one.why for one in box.absent}
+        for name in names:
+            if name in away:
+                raise ConfigError(f"the tool {name!r} cannot be used here: {away[name]}")
+            if name not in known:
+                there = ", ".join(sorted(known))
+                raise ConfigError(f"no tool {name!r}; there are: {there}")
+        tools = tuple(tool for tool in tools if tool.name in names)
+    executor: Executor = LocalExecutor(tools, given=box.given)
+    if names is None:
+        processes = cast("ExecOps", box.given[ExecOps])
+        executor = Routed([executor, SkillExecutor(box.shelf, processes)])
+    return Filtered(executor, capabilities)
+
+
+def edge_executor(
     workspace: Path, capabilities: frozenset[str], names: Sequence[str] | None
 ) -> Executor:
-    """The built-in tools over this machine: those that may be used, or of them the named ones."""
+    """The tools of an edge: files, commands, pages, and the device itself."""
+    from evoclaw.executors.devices import LocalDevice, LocalNotifier
+    from evoclaw.executors.fetching import WebFetcher
     from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.processes import LocalProcesses
     from evoclaw.executors.wrapped import Filtered
-    from evoclaw.tools.sets import everything
+    from evoclaw.tools.device import Device, Notifier, device, notify
+    from evoclaw.tools.sets import named, remote
+    from evoclaw.tools.web import Fetcher
+    from evoclaw.wiring.toolbox import with_program
 
-    tools = everything()
+    files, processes = LocalFiles(workspace), LocalProcesses(workspace)
+    person = LocalNotifier(processes)
+    others = (*named(("webfetch",)), device, *((notify,) if person.works else ()))
+    tools = (*with_program(remote()), *others)
     if names is not None:
         known = {tool.name for tool in tools}
         if unknown := [name for name in names if name not in known]:
@@ -63,8 +112,8 @@ def local_executor(
                 f"no tool {', '.join(map(repr, unknown))}; there are: {', '.join(sorted(known))}"
             )
         tools = tuple(tool for tool in tools if tool.name in names)
-    files, processes = LocalFiles(workspace), LocalProcesses(workspace)
-    return Filtered(LocalExecutor(tools, files=files, exec=processes), capabilities)
+    given = {Fetcher: WebFetcher(), Device: LocalDevice(processes), Notifier: person}
+    return Filtered(LocalExecutor(tools, files=files, exec=processes, given=given), capabilities)
 
 
 def policy(level: Level, capabilities: frozenset[str]) -> Policy:
@@ -84,6 +133,14 @@ async def choose_model(asked: str | None, env: Mapping[str, str]) -> str:
     if not name:
         raise ConfigError(how_to_get_a_model())
     return name
+
+
+async def model_at_hand(env: Mapping[str, str]) -> tuple[str, str]:
+    """The model that a run would get, or how to get one."""
+    try:
+        return await choose_model(None, env), ""
+    except ConfigError as problem:
+        return "", str(problem)
 
 
 @asynccontextmanager

@@ -1,0 +1,120 @@
+"""`evoclaw tools` and `evoclaw doctor`: what can be done here or on an edge, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+from argparse import Namespace
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from evoclaw.cli import exits
+from evoclaw.cli.clean import clean, one_line
+from evoclaw.cli.fleet import WAIT, show
+from evoclaw.cli.needs import Wiring
+from evoclaw.core.messages import JSON
+from evoclaw.core.tools import Tool
+
+
+def tools(options: Namespace, wiring: Wiring) -> int:
+    """Show the tools of this machine, or of an edge."""
+    return asyncio.run(_of_edge(options, wiring) if options.agent else _here(options, wiring))
+
+
+async def _here(options: Namespace, wiring: Wiring) -> int:
+    async with wiring.open_toolbox(Path.cwd(), os.environ) as box:
+        offered = [bound.tool for bound in box.tools]
+        absent = {one.name: one.why for one in box.absent}
+    if options.json:
+        facts = [_facts(tool) for tool in offered]
+        if options.all:
+            facts += [{"name": one, "available": False, "why": why} for one, why in absent.items()]
+        show(facts)
+        return exits.OK
+    _list(offered)
+    if options.all:
+        for name, why in absent.items():
+            show(f"{name:16} (not here: {clean(why)})")
+    elif absent:
+        show(f"({len(absent)} more cannot be used here: evoclaw tools --all)")
+    return exits.OK
+
+
+async def _of_edge(options: Namespace, wiring: Wiring) -> int:
+    async with wiring.open_fleet(os.environ) as orchestrator:
+        member = await orchestrator.wait_for(options.agent, WAIT)
+        if options.json:
+            show([_facts(tool) for tool in member.tools])
+        else:
+            _list(member.tools)
+            if member.problem:
+                show(f"(not offered: {clean(member.problem)})")
+    return exits.OK
+
+
+def _list(offered: Iterable[Tool]) -> None:
+    for tool in offered:
+        show(f"{clean(tool.name):16} {one_line(tool.description, 90)}")
+
+
+def _facts(tool: Tool) -> dict[str, JSON]:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "permissions": sorted(tool.permissions),
+        "effect": str(tool.effect),
+        "timeout": tool.timeout,
+        "max_timeout": tool.max_timeout,
+        "idempotent": tool.idempotent,
+        "resources": msgspec.to_builtins(tool.resources),
+        "version": tool.version,
+        "available": True,
+    }
+
+
+def doctor(options: Namespace, wiring: Wiring) -> int:
+    """Say what works here, and how to get what does not."""
+    return asyncio.run(_doctor(options, wiring))
+
+
+async def _doctor(options: Namespace, wiring: Wiring) -> int:
+    found: list[tuple[str, bool, str]] = [
+        ("python", True, platform.python_version()),
+        ("data folder", *_home()),
+        ("model", *await _model(wiring)),
+        ("git", *_program("git")),
+        ("bash", *_program("bash")),
+    ]
+    async with wiring.open_toolbox(Path.cwd(), os.environ) as box:
+        found += [(bound.name, True, "can be used") for bound in box.tools]
+        found += [(one.name, False, one.why) for one in box.absent]
+    if options.json:
+        show([{"name": name, "ok": ok, "says": says} for name, ok, says in found])
+        return exits.OK
+    for name, ok, says in found:
+        show(f"{'ok ' if ok else '-- '} {name:16} {clean(says)}")
+    return exits.OK
+
+
+def _home() -> tuple[bool, str]:
+    home = Path(os.environ.get("EVOCLAW_HOME") or Path.home() / ".evoclaw")
+    if not home.exists():
+        return True, f"{home} (made when first needed)"
+    if not os.access(home, os.W_OK):
+        return False, f"{home} cannot be written; check its rights, or set EVOCLAW_HOME"
+    return True, str(home)
+
+
+async def _model(wiring: Wiring) -> tuple[bool, str]:
+    name, how = await wiring.model_at_hand(os.environ)
+    return bool(name), name or how
+
+
+def _program(name: str) -> tuple[bool, str]:
+    found = shutil.which(name)
+    return bool(found), found or f"not installed: install your system's package `{name}`"

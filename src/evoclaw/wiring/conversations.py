@@ -1,0 +1,76 @@
+"""Sessions on this machine: conversations that go on, whose agents may begin others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evoclaw.core.agent import Agent, LoopSettings
+from evoclaw.core.ports import Approver, Ports
+from evoclaw.wiring.local import (
+    box_executor,
+    capabilities_at,
+    choose_model,
+    eyes,
+    open_provider,
+    policy,
+)
+from evoclaw.wiring.toolbox import open_toolbox, refilled
+
+if TYPE_CHECKING:
+    from evoclaw.governance.autonomy import Level
+    from evoclaw.orchestrator.sessions import Conversations
+    from evoclaw.store.sessions import Session
+    from evoclaw.tools.question import Person
+
+AGENT = "evoclaw"
+"""Who answers when nobody else was defined."""
+
+
+@asynccontextmanager
+async def open_conversations(
+    *,
+    model: str | None,
+    workspace: Path,
+    level: Level,
+    tools: Sequence[str] | None,
+    approver: Approver,
+    person: Person | None,
+    settings: LoopSettings,
+    session: str,
+    env: Mapping[str, str],
+) -> AsyncGenerator[Conversations]:
+    """The sessions of this machine, with one agent; its session is there when this returns."""
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.orchestrator.prompt import system_prompt
+    from evoclaw.orchestrator.questions import Questions
+    from evoclaw.orchestrator.sessions import Conversations
+    from evoclaw.store.sessions import SessionStore
+
+    name = await choose_model(model, env)
+    capabilities = capabilities_at(level)
+    agent = Agent(AGENT, name, capabilities=capabilities, settings=settings)
+    rules = policy(level, capabilities)
+    async with AsyncExitStack() as stack:
+        store = await SessionStore.open(default_data_folder(env) / "sessions.db")
+        await stack.enter_async_context(store)
+        provider = await stack.enter_async_context(open_provider(name, env))
+        box = await stack.enter_async_context(
+            open_toolbox(workspace, env, key=session, given=eyes(provider))
+        )
+
+        def equip(agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+            executor = box_executor(refilled(box, given), capabilities, tools)
+            return Ports(provider, executor, rules, approver)
+
+        talks = Conversations(
+            store,
+            {AGENT: agent},
+            equip,
+            questions=Questions(store.questions, face=person),
+            prompt=lambda agent: system_prompt(workspace, agent.prompt),
+        )
+        await talks.open(AGENT, session_id=session)
+        yield talks

@@ -1,0 +1,152 @@
+"""The built-in tools of this machine: what they are handed, and why some are not offered."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from evoclaw.core.bound import BoundTool
+from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.skills.watching import Shelf
+
+BROWSER = "EVOCLAW_BROWSER"
+"""Names another Chromium than the one that would be found."""
+
+
+class Absent(Struct, frozen=True):
+    """A tool that is not offered."""
+
+    name: str
+    why: str
+    """And what to do about it."""
+
+
+class Toolbox(Struct, frozen=True):
+    """What is at hand on this machine."""
+
+    tools: tuple[BoundTool, ...]
+    given: dict[type, object]
+    """What the tools are handed, by Protocol."""
+    absent: tuple[Absent, ...]
+    shelf: Shelf
+    """The skills, whose tools come and go."""
+
+
+@asynccontextmanager
+async def open_toolbox(
+    workspace: Path,
+    env: Mapping[str, str],
+    *,
+    key: str = "run",
+    given: Mapping[type, object] | None = None,
+) -> AsyncGenerator[Toolbox]:
+    """What can be used here; closed, with all it started, when the block ends.
+
+    Args:
+        workspace: Where files and commands are.
+        env: The environment: keys of search engines, places of programs.
+        key: Names the run or session: its browser, its canvas.
+        given: What the tools are handed beside that, by Protocol; it comes first.
+    """
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.skills.disclosure import Disclosure
+    from evoclaw.tools.skill import SkillTexts
+    from evoclaw.wiring.skills import shelf
+
+    async with AsyncExitStack() as stack:
+        skills = shelf(default_data_folder(env))
+        found, reasons = _found(workspace, env, key, stack)
+        found |= {SkillTexts: Disclosure(skills), **(given or {})}
+        yield _filled(found, reasons, skills)
+
+
+def refilled(box: Toolbox, given: Mapping[type, object]) -> Toolbox:
+    """The same box with more in it."""
+    return _filled({**box.given, **given}, {}, box.shelf)
+
+
+def _filled(found: dict[type, object], reasons: Mapping[type, str], shelf: Shelf) -> Toolbox:
+    from evoclaw.tools.sets import everything, usable
+
+    tools = everything()
+    offered = with_program(usable(tools, found))
+    absent = [_absent(one, found, reasons) for one in tools if one not in offered]
+    return Toolbox(offered, found, tuple(absent), shelf)
+
+
+def with_program(tools: tuple[BoundTool, ...]) -> tuple[BoundTool, ...]:
+    """Of some tools, those whose program is on this machine."""
+    return tuple(tool for tool in tools if not _lacks(tool.name))
+
+
+def _lacks(name: str) -> str:
+    """The program that a tool needs and that is not here."""
+    program = "git" if name.startswith("git_") else name if name == "bash" else ""
+    return program if program and shutil.which(program) is None else ""
+
+
+def _found(
+    workspace: Path, env: Mapping[str, str], key: str, stack: AsyncExitStack
+) -> tuple[dict[type, object], dict[type, str]]:
+    """What there is, by Protocol, and why the rest is not."""
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.executors.canvases import FileCanvas
+    from evoclaw.executors.fetching import WebFetcher
+    from evoclaw.executors.files import LocalFiles
+    from evoclaw.executors.processes import LocalProcesses
+    from evoclaw.executors.searching import search_from
+    from evoclaw.tools.canvas import Canvas
+    from evoclaw.tools.nodes import Nodes
+    from evoclaw.tools.notes import Todos, TodosInMemory
+    from evoclaw.tools.question import Person
+    from evoclaw.tools.sessions import Sessions
+    from evoclaw.tools.web import CodeSearcher, Fetcher, Searcher
+
+    home = default_data_folder(env)
+    search = search_from(env)
+    maybe: dict[type, object | str] = {
+        FileOps: LocalFiles(workspace),
+        ExecOps: LocalProcesses(workspace),
+        Fetcher: WebFetcher(),
+        Searcher: search.web or search.reason,
+        CodeSearcher: search.code or search.reason,
+        Todos: TodosInMemory(),
+        Canvas: FileCanvas(home / "canvas" / f"{key}.html"),
+        Person: "nobody is at the terminal to be asked",
+        Sessions: "it needs a session: say `evoclaw run --session NAME`",
+        Nodes: "there is no fleet here: start one with `evoclaw up`, then `evoclaw run --on '*'`",
+        **_browser(env, key, stack),
+        **_vision(),
+    }
+    reasons = {kind: thing for kind, thing in maybe.items() if isinstance(thing, str)}
+    return {kind: thing for kind, thing in maybe.items() if not isinstance(thing, str)}, reasons
+
+
+def _browser(env: Mapping[str, str], key: str, stack: AsyncExitStack) -> dict[type, object | str]:
+    from evoclaw.executors.browser_program import find_browser
+    from evoclaw.executors.browsing import Chromium
+    from evoclaw.tools.browser import Browser
+
+    program = find_browser(env.get(BROWSER, ""), env=env)
+    if isinstance(program, str):
+        return {Browser: program}
+    chromium = Chromium(program)
+    stack.push_async_callback(chromium.close)
+    return {Browser: chromium.session(key)}
+
+
+def _vision() -> dict[type, object | str]:
+    from evoclaw.tools.image import Vision
+
+    return {Vision: "the model of this run is shown no pictures"}
+
+
+def _absent(bound: BoundTool, found: Mapping[type, object], reasons: Mapping[type, str]) -> Absent:
+    if program := _lacks(bound.name):
+        return Absent(bound.name, f"there is no `{program}`: install your system's package of it")
+    missing = sorted(bound.needs - found.keys(), key=lambda kind: kind.__name__)
+    return Absent(bound.name, "; ".join(reasons.get(kind, kind.__name__) for kind in missing))

@@ -1,0 +1,76 @@
+"""The thirty tools: their names, what they need, how long they may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoclaw.core.bound import BoundTool
+from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.core.tools import Effect
+from evoclaw.tools.sets import coding, everything, read_only, remote, usable
+
+THIRTY = """read write edit glob grep apply_patch websearch webfetch codesearch bash question
+todowrite todoread task skill sessions_list sessions_history sessions_send sessions_spawn
+session_status agents_list git_status git_diff git_commit git_log git_branch browser canvas nodes
+image"""
+PERMISSIONS = {
+    "read glob grep todoread skill image": {"file_read"},
+    "write edit apply_patch todowrite": {"file_write"},
+    "bash": {"shell"},
+    "websearch webfetch codesearch browser": {"network"},
+    "git_status git_diff git_log git_branch": {"git"},
+    "git_commit": {"git", "file_write"},
+    "sessions_list sessions_history sessions_send sessions_spawn session_status agents_list task": {
+        "session"
+    },
+    "question": {"interact"},
+    "canvas": {"ui"},
+    "nodes": {"device"},
+}
+TIMES = {
+    "read write edit glob grep apply_patch": (5, 30),
+    "websearch webfetch codesearch browser": (30, 120),
+    "bash": (30, 300),
+    "git_status git_diff git_log git_branch git_commit": (60, 300),
+}
+READS = """read glob grep websearch webfetch codesearch todoread skill image question sessions_list
+sessions_history session_status agents_list git_status git_diff git_log"""
+
+
+def by_name() -> dict[str, BoundTool]:
+    return {bound.name: bound for bound in everything()}
+
+
+def test_there_are_all_thirty() -> None:
+    assert sorted(by_name()) == sorted(THIRTY.split())
+    assert len(by_name()) == 30
+
+
+def test_each_needs_the_permissions_it_is_said_to() -> None:
+    expected = {name: held for names, held in PERMISSIONS.items() for name in names.split()}
+    assert {name: set(bound.tool.permissions) for name, bound in by_name().items()} == expected
+
+
+def test_each_may_take_as_long_as_its_kind() -> None:
+    found = {name: (one.tool.timeout, one.tool.max_timeout) for name, one in by_name().items()}
+    for names, times in TIMES.items():
+        for name in names.split():
+            assert found[name] == times, name
+
+
+@pytest.mark.parametrize("name", sorted(THIRTY.split()))
+def test_each_says_what_it_does_and_what_it_takes(name: str) -> None:
+    tool = by_name()[name].tool
+    assert len(tool.description) > 20
+    assert tool.parameters["additionalProperties"] is False
+    for parameter, schema in tool.parameters["properties"].items():
+        assert schema.get("description"), f"{parameter} is not described"
+    assert (tool.effect is Effect.READ) == (name in READS.split())
+
+
+def test_the_sets_hold_what_they_say() -> None:
+    assert [bound.name for bound in read_only()] == ["read", "glob", "grep"]
+    here = usable(everything(), {FileOps: None, ExecOps: None})
+    assert {bound.name for bound in here} == {bound.name for bound in coding()}
+    assert remote() == coding()
+    assert all(bound.tool.effect is Effect.READ for bound in read_only())
