@@ -7,8 +7,8 @@ LOCAL := $(VENV)/.local-model
 AIMOCK := $(VENV)/.aimock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test test-faults test-llm check bench fleetbench fleetspeed demo \
-	docs constraints clean
+.PHONY: help setup fmt lint types test test-faults test-llm check bench fleetbench fleetspeed \
+	toolbench mcp-conformance demo docs constraints clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -62,6 +62,12 @@ fleetbench: $(READY) ## 2,000 calls under random kills and partitions; ends with
 
 fleetspeed: $(READY) ## round trips, footprint, a thousand edges; ends with one JSON object
 	$(BIN)/python -m bench.fleet.fleetspeed
+
+toolbench: $(READY) ## grep, glob and dispatch beside ripgrep and find; ends with one JSON object
+	$(BIN)/python bench/toolbench.py
+
+mcp-conformance: $(READY) ## the public MCP suite against our server and client
+	$(BIN)/python -m tests.api.conformance
 
 demo: $(LOCAL) ## watch a fleet of three edges at work, then a governed loop with a real model
 	$(BIN)/python examples/fleet.py

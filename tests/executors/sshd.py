@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.executors.ssh import SshConnection
+from evoclaw.executors.ssh.connection import SshConnection
 
 SFTP_SERVERS = (
     "/usr/lib/openssh/sftp-server",

@@ -13,9 +13,9 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.browser_processes import belonging, find_main
-from evoclaw.executors.browser_program import find_browser
-from evoclaw.executors.browsing import Chromium
+from evoclaw.executors.browser.chromium import Chromium
+from evoclaw.executors.browser.processes import belonging, find_main
+from evoclaw.executors.browser.program import find_browser
 from evoclaw.executors.url_guard import Guard
 from tests.executors.web_pages import Served, serving
 

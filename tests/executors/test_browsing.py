@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.browser_program import find_browser
-from evoclaw.executors.browsing import Chromium, SessionBrowser
+from evoclaw.executors.browser.chromium import Chromium, SessionBrowser
+from evoclaw.executors.browser.program import find_browser
 from evoclaw.executors.url_guard import Guard
 from tests.executors.web_pages import answer, moved, serving
 

@@ -12,12 +12,12 @@ import pytest
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
-from evoclaw.executors import ssh
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.executors.ssh import SshConnection, SshTarget, Unreachable, parse_ssh_url
-from evoclaw.executors.ssh_files import SshFiles
-from evoclaw.executors.ssh_processes import SshProcesses
+from evoclaw.executors.ssh import connection as ssh
+from evoclaw.executors.ssh.connection import SshConnection, SshTarget, Unreachable, parse_ssh_url
+from evoclaw.executors.ssh.files import SshFiles
+from evoclaw.executors.ssh.processes import SshProcesses
 from evoclaw.tools.sets import remote
 from tests.executors.sshd import Sshd, sshd
 from tests.executors.support import alive, cancelled_when_ready, token
@@ -513,11 +513,11 @@ async def test_fault_32_what_is_left_running_ends_with_the_command(
 
 KILLED = """
 import asyncio, sys
-from evoclaw.executors import ssh
+from evoclaw.executors.ssh import connection as ssh
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.executors.ssh import SshConnection
-from evoclaw.executors.ssh_processes import SshProcesses
+from evoclaw.executors.ssh.connection import SshConnection
+from evoclaw.executors.ssh.processes import SshProcesses
 
 async def main(port, user, key, known_hosts, root, mark):
     connection = SshConnection(

@@ -12,7 +12,7 @@ import pytest
 from evoclaw.core.messages import ToolResult
 from evoclaw.tools.diff import unified
 from evoclaw.tools.files import edit
-from evoclaw.tools.patch import apply_patch
+from evoclaw.tools.patch.applying import apply_patch
 from evoclaw.tools.region import diff_of, is_utf8
 from tests.tools.support import use
 

@@ -11,8 +11,8 @@ from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.tools import EVERYTHING, Effect
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.tools.fake import FakeOps
-from evoclaw.tools.git import git_diff, git_log, git_status
-from evoclaw.tools.git_writes import git_branch, git_commit
+from evoclaw.tools.git.reading import git_diff, git_log, git_status
+from evoclaw.tools.git.writing import git_branch, git_commit
 from tests.tools.git_support import make, plain
 from tests.tools.support import use
 

@@ -10,8 +10,8 @@ import pytest
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
-from evoclaw.tools.git import git_diff, git_log, git_status
-from evoclaw.tools.git_writes import git_branch, git_commit
+from evoclaw.tools.git.reading import git_diff, git_log, git_status
+from evoclaw.tools.git.writing import git_branch, git_commit
 from tests.tools.git_support import make, plain
 from tests.tools.support import use
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.tools.fake import FakeOps
-from evoclaw.tools.patch import apply_patch
-from evoclaw.tools.patch_formats import LARGEST_PATCH, read_patch
-from evoclaw.tools.patch_places import Work, put_in
+from evoclaw.tools.patch.applying import apply_patch
+from evoclaw.tools.patch.formats import LARGEST_PATCH, read_patch
+from evoclaw.tools.patch.places import Work, put_in
 from tests.tools.support import use
 
 TEN = "".join(f"{number}\n" for number in range(1, 11))

@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="do a task here, with local tools"))
     _add_fleet(commands.add_parser)
     _add_tools(commands.add_parser)
+    _add_mcp(commands.add_parser("mcp", help="our tools for MCP clients, and theirs for us"))
     again = commands.add_parser("replay", help="play a recorded run again, offline")
     again.add_argument("file", help="a recording, as `evoclaw run` makes them")
     again.add_argument("--json", action="store_true", help="records as lines of JSON")
@@ -107,6 +108,32 @@ def _add_tools(add: Callable[..., argparse.ArgumentParser]) -> None:
     added.add_argument("path", help="the folder")
     for one in (tools, doctor, skills, every, show, check):
         one.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_mcp(mcp: argparse.ArgumentParser) -> None:
+    what = mcp.add_subparsers(dest="action", metavar="ACTION", required=True)
+    serve = what.add_parser("serve", help="offer tools to an MCP client, over stdio or HTTP")
+    serve.add_argument("--http", action="store_true", help="over HTTP instead of stdin and stdout")
+    serve.add_argument("--host", default="127.0.0.1", help="where HTTP listens (default: here)")
+    serve.add_argument("--port", type=int, default=8931, help="its port (default: 8931)")
+    serve.add_argument(
+        "--name", action="append", default=[], help="a host name under which clients reach it"
+    )
+    serve.add_argument(
+        "--token-file", metavar="FILE", help="its token (default: $EVOCLAW_MCP_TOKEN)"
+    )
+    serve.add_argument("--on", metavar="AGENT", help="tools of this edge; `any`, or `*` for each")
+    serve.add_argument("--folder", default=".", help="where local tools work (default: here)")
+    serve.add_argument("--tools", metavar="A,B", help="offer these tools only")
+    much = serve.add_mutually_exclusive_group()
+    much.add_argument("--read-only", action="store_true", help="offer what only reads")
+    much.add_argument("--yes", action="store_true", help="run what writes or executes unasked")
+    what.add_parser("list", help="what MCP servers offer us, approved and waiting")
+    approve = what.add_parser("approve", help="let a server's new or changed tools be used")
+    approve.add_argument("server", help="its name in evoclaw.toml")
+    approve.add_argument("tool", nargs="*", help="only these (default: all that wait)")
+    forget = what.add_parser("forget", help="take every approval of a server back")
+    forget.add_argument("server", help="its name in evoclaw.toml")
 
 
 def _add_join(edge: argparse.ArgumentParser) -> None:

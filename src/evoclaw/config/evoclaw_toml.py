@@ -65,12 +65,29 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     model: str = ""
 
 
+class McpConfig(Struct, frozen=True, kw_only=True):
+    """One MCP server of `[[mcp]]`, whose tools are used here."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    """The program and its arguments."""
+    url: str = ""
+    """Where it speaks streamable HTTP, instead of a command."""
+    env: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    permissions: frozenset[Word] = frozenset({"network"})
+    """What each of its tools needs."""
+    trust_hints: bool = False
+    """Believe what it says of its tools, as that they only read."""
+
+
 class EvoClawConfig(Struct, frozen=True, kw_only=True):
     """What `evoclaw.toml` says, with everything left out filled in."""
 
     orchestrator: OrchestratorConfig
     agents: tuple[AgentConfig, ...] = ()
     broker: BrokerConfig = BrokerConfig()
+    mcp: tuple[McpConfig, ...] = ()
     data: Path
 
 

@@ -12,10 +12,10 @@ _WHERE: Mapping[str, str] = {
     for file, names in {
         "files": "read write edit",
         "search": "glob grep",
-        "patch": "apply_patch",
+        "patch.applying": "apply_patch",
         "shell": "bash",
-        "git": "git_status git_diff git_log",
-        "git_writes": "git_commit git_branch",
+        "git.reading": "git_status git_diff git_log",
+        "git.writing": "git_commit git_branch",
         "web": "webfetch websearch codesearch",
         "question": "question",
         "notes": "todowrite todoread",

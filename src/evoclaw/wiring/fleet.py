@@ -76,13 +76,14 @@ async def fleet_ports(
     name = await choose_model(model, env)
     capabilities = capabilities_at(level)
     async with open_fleet(env) as orchestrator, open_provider(name, env) as provider:
-        executor = await _executor(orchestrator, on, capabilities, wait)
+        executor = await fleet_executor(orchestrator, on, capabilities, wait)
         yield Ports(provider, executor, policy(level, capabilities), approver)
 
 
-async def _executor(
+async def fleet_executor(
     orchestrator: Orchestrator, on: str, capabilities: frozenset[str], wait: float
 ) -> Executor:
+    """The tools of one edge, of whichever has them, or of the fleet as a whole."""
     if on not in (ANY, EACH):
         await orchestrator.wait_for(on, wait)
         return orchestrator.edge(on)

@@ -82,7 +82,7 @@ def box_executor(
     executor: Executor = LocalExecutor(tools, given=box.given)
     if names is None:
         processes = cast("ExecOps", box.given[ExecOps])
-        executor = Routed([executor, SkillExecutor(box.shelf, processes)])
+        executor = Routed([executor, SkillExecutor(box.shelf, processes), *box.servers])
     return Filtered(executor, capabilities)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.skills.watching import Shelf
 
 BROWSER = "EVOCLAW_BROWSER"
@@ -34,6 +35,8 @@ class Toolbox(Struct, frozen=True):
     absent: tuple[Absent, ...]
     shelf: Shelf
     """The skills, whose tools come and go."""
+    servers: Sequence[McpExecutor] = ()
+    """The tools of MCP servers, those that were approved."""
 
 
 @asynccontextmanager
@@ -55,27 +58,34 @@ async def open_toolbox(
     from evoclaw.config.places import default_data_folder
     from evoclaw.skills.disclosure import Disclosure
     from evoclaw.tools.skill import SkillTexts
+    from evoclaw.wiring.mcp import connect_servers
     from evoclaw.wiring.skills import shelf
 
     async with AsyncExitStack() as stack:
-        skills = shelf(default_data_folder(env))
+        home = default_data_folder(env)
+        skills, servers = shelf(home), await connect_servers(home, env, stack)
         found, reasons = _found(workspace, env, key, stack)
         found |= {SkillTexts: Disclosure(skills), **(given or {})}
-        yield _filled(found, reasons, skills)
+        yield _filled(found, reasons, skills, servers)
 
 
 def refilled(box: Toolbox, given: Mapping[type, object]) -> Toolbox:
     """The same box with more in it."""
-    return _filled({**box.given, **given}, {}, box.shelf)
+    return _filled({**box.given, **given}, {}, box.shelf, box.servers)
 
 
-def _filled(found: dict[type, object], reasons: Mapping[type, str], shelf: Shelf) -> Toolbox:
+def _filled(
+    found: dict[type, object],
+    reasons: Mapping[type, str],
+    shelf: Shelf,
+    servers: Sequence[McpExecutor],
+) -> Toolbox:
     from evoclaw.tools.sets import everything, usable
 
     tools = everything()
     offered = with_program(usable(tools, found))
     absent = [_absent(one, found, reasons) for one in tools if one not in offered]
-    return Toolbox(offered, found, tuple(absent), shelf)
+    return Toolbox(offered, found, tuple(absent), shelf, servers)
 
 
 def with_program(tools: tuple[BoundTool, ...]) -> tuple[BoundTool, ...]:
@@ -127,8 +137,8 @@ def _found(
 
 
 def _browser(env: Mapping[str, str], key: str, stack: AsyncExitStack) -> dict[type, object | str]:
-    from evoclaw.executors.browser_program import find_browser
-    from evoclaw.executors.browsing import Chromium
+    from evoclaw.executors.browser.chromium import Chromium
+    from evoclaw.executors.browser.program import find_browser
     from evoclaw.tools.browser import Browser
 
     program = find_browser(env.get(BROWSER, ""), env=env)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evoclaw.tools.patch_parts import (
+from evoclaw.tools.patch.parts import (
     Action,
     Body,
     Change,

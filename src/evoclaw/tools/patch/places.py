@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from evoclaw.core.errors import ToolFailure
-from evoclaw.tools.patch_parts import SHOWN, Hunk, malformed, shown
+from evoclaw.tools.patch.parts import SHOWN, Hunk, malformed, shown
 
 CHUNK = 64 << 10
 WORK = 1 << 30

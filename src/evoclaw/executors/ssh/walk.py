@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from evoclaw.core.ops import FileStat
 from evoclaw.executors.roots import outside
-from evoclaw.executors.ssh import SshConnection
+from evoclaw.executors.ssh.connection import SshConnection
 from evoclaw.executors.walk import DEEPEST, WIDEST, kind_of
 
 if TYPE_CHECKING:

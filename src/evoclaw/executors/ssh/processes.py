@@ -17,8 +17,8 @@ from evoclaw.core.ops import Completed
 from evoclaw.executors.output import STDERR, STDOUT, Watch
 from evoclaw.executors.processes import SHOWN
 from evoclaw.executors.roots import check_path, outside
-from evoclaw.executors.ssh import SshConnection, finish, whole
-from evoclaw.executors.ssh_scripts import Order, boot, probe, script, word
+from evoclaw.executors.ssh.connection import SshConnection, finish, whole
+from evoclaw.executors.ssh.scripts import Order, boot, probe, script, word
 
 if TYPE_CHECKING:
     from asyncssh import SSHClientConnection

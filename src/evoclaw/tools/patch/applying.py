@@ -11,9 +11,9 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.ops import FileOps
 from evoclaw.tools.define import tool
-from evoclaw.tools.patch_formats import read_patch
-from evoclaw.tools.patch_parts import Action, Change, malformed, shown
-from evoclaw.tools.patch_places import Patched, Work, put_in
+from evoclaw.tools.patch.formats import read_patch
+from evoclaw.tools.patch.parts import Action, Change, malformed, shown
+from evoclaw.tools.patch.places import Patched, Work, put_in
 
 LARGEST_FILE = 10 << 20
 LARGEST_ALL = 64 << 20

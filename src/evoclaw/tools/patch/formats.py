@@ -6,9 +6,9 @@ import re
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.tools.patch_begin import BEGIN, read_begin
-from evoclaw.tools.patch_parts import Change, malformed, shown
-from evoclaw.tools.patch_unified import read_unified
+from evoclaw.tools.patch.begin import BEGIN, read_begin
+from evoclaw.tools.patch.parts import Change, malformed, shown
+from evoclaw.tools.patch.unified import read_unified
 
 LARGEST_PATCH = 2 << 20
 MOST_FILES = 200

@@ -1,6 +1,6 @@
 """The tools `git_status`, `git_diff` and `git_log`: looking at a repository.
 
-None of them runs a program that the repository names; see `git_safety`. A filter, such as Git
+None of them runs a program that the repository names; see `safety`. A filter, such as Git
 LFS, is such a program: what is shown without it says so.
 """
 
@@ -16,14 +16,14 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.tools.define import encodable, tool
-from evoclaw.tools.git_changes import (
+from evoclaw.tools.git.changes import (
     branch_line,
     find_changes,
     listed,
     some,
     some_filtered,
 )
-from evoclaw.tools.git_safety import (
+from evoclaw.tools.git.safety import (
     DIFF,
     LISTING,
     MOST,

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.browser_proxy import GuardedProxy, place_of, refused
+from evoclaw.executors.browser.proxy import GuardedProxy, place_of, refused
 
 if TYPE_CHECKING:
     from playwright.async_api import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Route,
     )
 
-    from evoclaw.executors.browser_proxy import MayVisit
+    from evoclaw.executors.browser.proxy import MayVisit
 
 WIDTH, HEIGHT = 1280, 800
 TALLEST = 4_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from evoclaw.tools.patch_parts import Action, Body, Change, Hunk, malformed, path_of, shown
+from evoclaw.tools.patch.parts import Action, Body, Change, Hunk, malformed, path_of, shown
 
 BEGIN, END, END_OF_FILE = b"*** Begin Patch", b"*** End Patch", b"*** End of File"
 MOVE = b"*** Move to: "

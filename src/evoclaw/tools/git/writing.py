@@ -1,6 +1,6 @@
 """The tools `git_commit` and `git_branch`: changing a repository.
 
-Neither runs a program that the repository names; see `git_safety`. A filter, such as Git LFS, is
+Neither runs a program that the repository names; see `safety`. A filter, such as Git LFS, is
 such a program: what only it can do right is refused before anything is changed.
 """
 
@@ -14,7 +14,8 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.tools.define import encodable, tool
-from evoclaw.tools.git import (
+from evoclaw.tools.git.changes import SHOWN, Changes, find_changes, some, some_filtered
+from evoclaw.tools.git.reading import (
     DEFAULT_MS,
     MOST_NAMED,
     MOST_SECONDS,
@@ -23,8 +24,7 @@ from evoclaw.tools.git import (
     Paths,
     said,
 )
-from evoclaw.tools.git_changes import SHOWN, Changes, find_changes, some, some_filtered
-from evoclaw.tools.git_safety import (
+from evoclaw.tools.git.safety import (
     DIFF,
     LISTING,
     SUBMODULES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from evoclaw.tools.git_safety import LISTING, SUBMODULES, Repository, split
+from evoclaw.tools.git.safety import LISTING, SUBMODULES, Repository, split
 
 SHOWN = 200
 """Files of one kind that are listed."""

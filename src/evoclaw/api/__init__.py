@@ -1,0 +1,1 @@
+"""Faces for other programs: what they can ask of this house."""

@@ -1,0 +1,210 @@
+"""Our tools as an MCP server: any client may ask, and every call is judged, caged and recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import msgspec
+from mcp import types
+from mcp.server import Server, ServerRequestContext
+from msgspec import Struct
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.bus import Bus
+from evoclaw.core.calls import Turn, run_calls
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import ProviderError, ProviderErrorKind
+from evoclaw.core.events import CallFinished, CallOutput, Event, ReplyEvent, RunFinished, RunStarted
+from evoclaw.core.events import StopReason as Stop
+from evoclaw.core.messages import ErrorKind, Finish, ImageBlock, Reply, ToolCall, ToolResult, user
+from evoclaw.core.ports import Approver, Executor, NobodyThere, Policy, Ports, Request, Sink
+from evoclaw.core.profile import Profile
+from evoclaw.core.state import new_run
+from evoclaw.core.tools import Effect, Tool, failure, missing_permissions
+from evoclaw.core.toolset import Toolset
+from evoclaw.core.version import VERSION
+
+PATIENCE = 15.0
+"""Seconds in which a call ends that its client gave up."""
+CALL_ID = "call_1"
+Heard: TypeAlias = Callable[[str], Awaitable[None]]
+Context: TypeAlias = ServerRequestContext[Any, Any]
+
+
+class Asking(Struct, frozen=True):
+    """One call as a client asks for it."""
+
+    name: str
+    arguments: dict[str, Any]
+    client: str
+
+
+class McpTools:
+    """An executor's tools for MCP clients, under the same rules as for our own runs.
+
+    Each call is a run of one turn: judged by the policy, approved by a person if the policy asks,
+    performed under its timeout, told to the sinks.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        policy: Policy,
+        approver: Approver | None = None,
+        *,
+        capabilities: frozenset[str],
+        sinks: Sequence[Sink] = (),
+        settings: LoopSettings = LoopSettings(),
+    ) -> None:
+        """Say what is offered and under which rules.
+
+        Args:
+            executor: Where calls run.
+            policy: The rules.
+            approver: Who is asked when the rules say so; nobody, if none is given.
+            capabilities: What clients hold: tools that need more are not even listed.
+            sinks: Who is told what happens; a call that cannot be recorded is not run.
+            settings: Of it, how much text a result may hold, how long and how many side by side.
+        """
+        self._ports = Ports(_NoModel(), executor, policy, approver or NobodyThere())
+        self._capabilities, self._sinks, self._settings = capabilities, sinks, settings
+        self._places = asyncio.Semaphore(settings.max_parallel)
+        self._seen: Sequence[Tool] | None = None
+        self._tools = Toolset()
+
+    def tools(self) -> Toolset:
+        """What clients are offered now."""
+        seen = self._ports.executor.tools()
+        if seen is not self._seen:
+            held = self._capabilities
+            able = (tool for tool in seen if not missing_permissions(tool, held))
+            self._tools, self._seen = Toolset(able, like=seen), seen
+        return self._tools
+
+    async def call(self, asking: Asking, heard: Heard, deadline: Deadline) -> ToolResult:
+        """Answer one call; whatever happens becomes a result."""
+        text = msgspec.json.encode(asking.arguments).decode()
+        asked = ToolCall(CALL_ID, asking.name, text)
+        reply = Reply(calls=(asked,), finish=Finish.CALLS, model=_NoModel.model)
+        state = new_run(
+            (user(f"The MCP client {asking.client!r} asks for {asking.name!r}."), reply)
+        )
+        bus = Bus(state.run_id, self._sinks)
+
+        def note(event: Event) -> None:
+            state.apply(event)
+            bus.publish(event)
+
+        note(RunStarted(_NoModel.model, state.opening, self._settings, Profile()))
+        if bus.failures:
+            text = "It could not be recorded, so it was not run. Explain this to the user."
+            return failure(CALL_ID, asking.name, ErrorKind.INTERNAL, f"Error: {text}")
+        turn = Turn(self._ports, self._settings, self.tools(), deadline)
+        result = _waiting(asking)
+        async with self._places, aclosing(run_calls(state, turn)) as events:
+            async for event in events:
+                note(event)
+                if isinstance(event, CallOutput):
+                    await heard(event.text)
+                elif isinstance(event, CallFinished):
+                    result = event.result
+        stop = Stop.CANCELLED if deadline.cancelled else Stop.COMPLETED
+        stop = Stop.WAITING if state.pending else stop
+        note(RunFinished(stop, result.text, turns=1, calls=state.calls))
+        deadline.release()
+        return result
+
+    def server(self) -> Server[Any]:
+        """The same as a server of the SDK's, for either transport."""
+        return Server(
+            "evoclaw",
+            version=VERSION,
+            instructions="Tools on machines of EvoClaw. Each call is judged before it runs; a "
+            "refusal says what to do instead.",
+            on_list_tools=self._on_list,
+            on_call_tool=self._on_call,
+        )
+
+    async def _on_list(
+        self, context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_described(tool) for tool in self.tools()])
+
+    async def _on_call(
+        self, context: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        about = context.session.client_params
+        client = about.client_info.name[:80] if about is not None else "unknown"
+        said = 0
+
+        async def heard(text: str) -> None:
+            nonlocal said
+            said += 1
+            # Nobody hears it unless the client asked to be told.
+            await context.session.report_progress(said, message=text)
+
+        deadline = Deadline(self._settings.max_seconds)
+        asking = Asking(params.name, params.arguments or {}, client)
+        # A task of its own: the SDK cancels over and over, which would cut a clean-up short.
+        work = asyncio.create_task(self.call(asking, heard, deadline))
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            await _ended(work, deadline)
+            raise
+        return _answer(work.result())
+
+
+async def _ended(work: asyncio.Task[ToolResult], deadline: Deadline) -> None:
+    """Cancel a call and wait for its end, whatever else is cancelled meanwhile."""
+    from anyio import CancelScope
+
+    with CancelScope(shield=True):
+        deadline.cancel()
+        await asyncio.wait([work], timeout=PATIENCE)
+        if not work.done():
+            work.cancel()
+            await asyncio.wait([work], timeout=PATIENCE)
+
+
+def _waiting(asking: Asking) -> ToolResult:
+    text = f"Error: Tool {asking.name!r} was not run: it waits for a person's approval. Ask later."
+    return failure(CALL_ID, asking.name, ErrorKind.PERMISSION_DENIED, text)
+
+
+def _described(tool: Tool) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        description=tool.description,
+        input_schema=tool.parameters,
+        annotations=types.ToolAnnotations(
+            read_only_hint=tool.effect is Effect.READ,
+            idempotent_hint=tool.idempotent or tool.effect is Effect.READ,
+            open_world_hint="network" in tool.permissions,
+        ),
+    )
+
+
+def _answer(result: ToolResult) -> types.CallToolResult:
+    content: list[types.ContentBlock] = [
+        types.ImageContent(data=block.data, mime_type=block.media_type)
+        if isinstance(block, ImageBlock)
+        else types.TextContent(text=block.text)
+        for block in result.blocks
+    ]
+    return types.CallToolResult(content=content, is_error=result.error is not None)
+
+
+class _NoModel:
+    """Where a run has a provider: here it is the client who thinks."""
+
+    model = "mcp"
+    profile = Profile()
+
+    async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
+        """Refuse: nobody asks for a reply here."""
+        raise ProviderError(ProviderErrorKind.MODEL_NOT_FOUND, "an MCP server has no model")
+        yield

@@ -1,0 +1,140 @@
+"""An MCP server over this process's own standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+from mcp.types import jsonrpc_message_adapter
+
+from evoclaw.api.mcp_server import McpTools
+from evoclaw.core.errors import ConfigError
+
+MAX_MESSAGE = 4 << 20
+"""Bytes of one message; the same as over HTTP."""
+
+Inbound = MemoryObjectSendStream[SessionMessage | Exception]
+Outbound = MemoryObjectReceiveStream[SessionMessage]
+
+
+async def serve_stdio(tools: McpTools) -> None:
+    """Serve until the client closes our input, or until cancelled."""
+    server = tools.server()
+    async with _streams() as (inbound, outbound):
+        await server.run(inbound, outbound, server.create_initialization_options())
+
+
+@asynccontextmanager
+async def _streams() -> AsyncGenerator[
+    tuple[
+        MemoryObjectReceiveStream[SessionMessage | Exception],
+        MemoryObjectSendStream[SessionMessage],
+    ]
+]:
+    """The wire, without threads that a blocked read would keep alive for ever.
+
+    Meanwhile nothing is read from descriptor 0, and what is written to 1 goes to the error output:
+    a stray print, ours or a child's, must not look like a message.
+    """
+    to_us, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outbound, to_it = anyio.create_memory_object_stream[SessionMessage](0)
+    async with AsyncExitStack() as stack:
+        for stream in (to_us, inbound, outbound, to_it):
+            stack.callback(stream.close)
+        source, sink = _take_over(stack)
+        reader = asyncio.StreamReader(limit=MAX_MESSAGE)
+        loop = asyncio.get_running_loop()
+        try:
+            incoming, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb")
+            )
+        except ValueError:
+            raise ConfigError("an MCP client speaks through a pipe; this is a file") from None
+        stack.callback(incoming.close)
+        stack.callback(os.close, sink)
+        pumps = [
+            asyncio.create_task(_listen(reader, to_us)),
+            asyncio.create_task(_tell(to_it, sink)),
+        ]
+        try:
+            yield inbound, outbound
+        finally:
+            # What was answered still goes out; who does not read it is not waited for long.
+            outbound.close()
+            await asyncio.wait(pumps[1:], timeout=1)
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.wait(pumps)
+
+
+def _take_over(stack: AsyncExitStack) -> tuple[int, int]:
+    source, sink = os.dup(0), os.dup(1)
+    again = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    # A client that does not read must not stop everything else.
+    os.set_blocking(sink, False)
+
+    def give_back() -> None:
+        for saved in again:
+            os.set_blocking(saved, True)
+        for saved, descriptor in zip(again, (0, 1), strict=True):
+            os.dup2(saved, descriptor)
+            os.close(saved)
+
+    stack.callback(give_back)
+    return source, sink
+
+
+async def _listen(reader: asyncio.StreamReader, to_us: Inbound) -> None:
+    try:
+        while line := await reader.readline():
+            try:
+                item = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+            except ValueError as problem:
+                await to_us.send(problem)
+                continue
+            await to_us.send(item)
+    except ValueError:
+        # Longer than anything we take: from here on we could not tell where a message begins.
+        return
+    except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+        return
+    finally:
+        to_us.close()
+
+
+async def _tell(to_it: Outbound, sink: int) -> None:
+    async for item in to_it:
+        text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+        try:
+            await _write(sink, text.encode() + b"\n")
+        except BrokenPipeError:
+            # The client is gone; its closing of our input ends the rest.
+            return
+
+
+async def _write(sink: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(sink, rest[:65_536]) :]
+        except BlockingIOError:
+            await _writable(sink)
+
+
+async def _writable(sink: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_writer(sink, lambda: None if ready.done() else ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_writer(sink)

@@ -1,0 +1,1 @@
+"""MCP: the tools of anybody's server, run there."""

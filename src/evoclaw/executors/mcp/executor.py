@@ -1,0 +1,232 @@
+"""`McpExecutor`: the tools of any MCP server, over stdio or streamable HTTP, as an executor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from evoclaw.core.errors import ConfigError, ToolFailure
+from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.core.ports import Progress
+from evoclaw.core.tools import Call, Tool
+from evoclaw.core.toolset import Toolset
+from evoclaw.core.wording import outcome_unknown, tool_not_found
+from evoclaw.executors.mcp.offers import LeftOut, Offered, Pins, Terms, choose
+from evoclaw.executors.mcp.servers import McpServer
+
+if TYPE_CHECKING:
+    from evoclaw.executors.mcp.wire import Connection
+
+LONGEST_PAUSE = 60.0
+"""Seconds, at most, before a server that failed is tried again."""
+BETWEEN_LISTS = 1.0
+"""Seconds between two lists of tools that a server has us fetch."""
+
+
+class McpExecutor:
+    """One server's tools, each approved as it is, run there.
+
+    `async with` it: the server is connected, and everything it started has ended when the block
+    does. A server that cannot be reached is no error but a `problem`: it has no tools then.
+    """
+
+    def __init__(self, server: McpServer, pins: Pins) -> None:
+        server.check()
+        self.server = server
+        self._pins = pins
+        self._terms = Terms(
+            server.name, server.permissions, server.trust_hints, server.timeout, server.max_timeout
+        )
+        self._offers: dict[str, Offered] = {}
+        self._tools = Toolset()
+        self._connection: Connection | None = None
+        self._old: list[Connection] = []
+        """Given up, and perhaps not ended yet."""
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._listing: asyncio.Task[None] | None = None
+        self._failures, self._not_before = 0, 0.0
+        self._closed = False
+        self._reason = ""
+        self.left_out: tuple[LeftOut, ...] = ()
+        """The tools that are not offered, and why."""
+        self.problem = ""
+        """Why the server is not there, if it is not; for people."""
+
+    async def __aenter__(self) -> Self:
+        with suppress(ToolFailure):
+            await self.refresh()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection and everything the server started."""
+        self._closed = True
+        tasks = [task for task in (self._connecting, self._listing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._connection is not None:
+            self._old.append(self._connection)
+        for connection in self._old:
+            await connection.close()
+
+    def tools(self) -> Sequence[Tool]:
+        """The tools that are approved; those of a server that went away stay, it may come back."""
+        return self._tools
+
+    async def refresh(self) -> None:
+        """Connect if need be, and look at the tools anew: after something was approved."""
+        fresh = self._connection is None or not self._connection.alive
+        connection = await self._connected()
+        if not fresh:
+            await self._list(connection)
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Have the server run one call; a server that went away is started or sought again."""
+        from evoclaw.executors.mcp.results import to_result
+        from evoclaw.executors.mcp.wire import Lost, NotRun
+
+        if call.resumed and not call.harmless:
+            # Servers keep no journal: what was begun before a crash, nobody can know.
+            raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
+        connection = await self._connected()
+        offered = self._offer(call)
+        try:
+            answer = await connection.call(offered.remote, call.arguments, call.timeout, progress)
+        except NotRun:
+            await self._bury(connection, "it forgot our session")
+            raise self._offline("It did not run this call; ask again.") from None
+        except Lost as lost:
+            await self._bury(connection, str(lost))
+            raise self._lost(call) from None
+        self._failures = 0
+        return to_result(call, answer, self.server.name)
+
+    def _offer(self, call: Call) -> Offered:
+        offered = self._offers.get(call.name)
+        if offered is None:
+            raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, self._offers))
+        if offered.tool.parameters != call.tool.parameters:
+            text = f"Error: Tool {call.name!r} has changed since it was offered; ask again."
+            raise ToolFailure(ErrorKind.CONFLICT, text)
+        return offered
+
+    async def _connected(self) -> Connection:
+        """The connection there is, or a new one; all who need it wait for the same."""
+        if self._closed:
+            raise self._offline("It was closed.")
+        connection = self._connection
+        if connection is not None and connection.alive:
+            return connection
+        if self._connecting is None or self._connecting.done():
+            if connection is not None:
+                self._give_up(connection, connection.why())
+            wait = self._not_before - asyncio.get_running_loop().time()
+            if wait > 0:
+                raise self._offline(f"It is tried again in {wait:.0f}s, not before.")
+            self._connecting = asyncio.create_task(self._connect())
+            self._connecting.add_done_callback(_seen)
+        return await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> Connection:
+        try:
+            # Asked for only here: whoever uses no MCP server need not have it installed.
+            from evoclaw.executors.mcp.wire import Connection, Unreachable
+        except ImportError as missing:
+            raise ConfigError(f"MCP needs more: pip install 'evoclaw[mcp]' ({missing})") from None
+        connection = Connection(self.server, self._changed)
+        try:
+            await connection.open()
+            await self._list(connection)
+            self._connection, self._reason, self.problem = connection, "", ""
+        except Unreachable as problem:
+            self._note_failure(str(problem), connection.last_words)
+            raise self._offline("Go on without it or explain to the user.") from None
+        finally:
+            if self._connection is not connection:
+                await connection.close()
+        return connection
+
+    async def _list(self, connection: Connection) -> None:
+        from evoclaw.executors.mcp.wire import Unreachable
+
+        try:
+            listed = await connection.list()
+        except Unreachable as problem:
+            if self._connection is not connection:
+                raise
+            await self._bury(connection, str(problem))
+            raise self._offline("Go on without it or explain to the user.") from None
+        offers, self.left_out = choose(listed, self._terms, self._pins)
+        found = {one.tool.name: one for one in offers}
+        if found != self._offers:
+            self._tools = Toolset(one.tool for one in offers)
+            self._offers = found
+
+    def _changed(self) -> None:
+        """The server says that its tools changed: look again, but not more often than is good."""
+        if not self._closed and (self._listing is None or self._listing.done()):
+            self._listing = asyncio.create_task(self._list_soon())
+            self._listing.add_done_callback(_seen)
+
+    async def _list_soon(self) -> None:
+        await asyncio.sleep(BETWEEN_LISTS)
+        connection = self._connection
+        if connection is not None and connection.alive:
+            with suppress(ToolFailure):
+                await self._list(connection)
+
+    async def _bury(self, connection: Connection, reason: str) -> None:
+        """Let go of a connection that is of no use, and wait until nothing is left of it."""
+        self._give_up(connection, reason)
+        await connection.close()
+
+    def _give_up(self, connection: Connection, reason: str) -> None:
+        if self._connection is connection:
+            self._connection = None
+            self._note_failure(reason, connection.last_words)
+            self._old = [one for one in self._old if not one.ended] + [connection]
+
+    def _note_failure(self, reason: str, last_words: str) -> None:
+        # The first failure costs no pause: most often a server was only restarted.
+        pause = min(LONGEST_PAUSE, 2.0 ** (self._failures - 1)) if self._failures else 0.0
+        self._failures += 1
+        self._not_before = asyncio.get_running_loop().time() + pause
+        self._reason = reason
+        self.problem = f"{reason}; it said: {last_words}" if last_words else reason
+
+    def _offline(self, what_now: str) -> ToolFailure:
+        why = f" ({self._reason})" if self._reason else ""
+        return ToolFailure(
+            ErrorKind.AGENT_OFFLINE,
+            f"Error: The MCP server {self.server.name!r} is not there{why}. {what_now}",
+            mcp_server=self.server.name,
+        )
+
+    def _lost(self, call: Call) -> ToolFailure:
+        if call.harmless:
+            return self._offline("It went away during the call; ask again if it is still needed.")
+        return ToolFailure(
+            ErrorKind.UNKNOWN,
+            f"Error: The MCP server {self.server.name!r} went away ({self._reason}) while "
+            f"{call.name!r} ran; it may have happened.\n"
+            "It was not run again. Look first, then decide, or ask the user.",
+            mcp_server=self.server.name,
+        )
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """Whoever waited for it may be gone: then nobody needs to be warned of its failure."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,192 @@
+"""Which tools of an MCP server are offered: named, cleaned, checked, and approved as they are.
+
+Everything a server says of its tools is a stranger's text: it may be hostile, and it may change
+after somebody has looked at it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from hashlib import sha256
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.errors import SchemaError
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.core.schema import MAX_DEPTH, compile_schema
+from evoclaw.core.tools import Effect, Tool
+
+LONGEST_NAME = 64
+LONGEST_DESCRIPTION = 1_000
+LONGEST_NOTE = 300
+"""Characters of the text beside one parameter."""
+MOST_TOOLS = 500
+SLACK = 5.0
+"""Seconds in which a server that was told to stop is waited for, before the loop gives up."""
+
+SERVER_NAME = re.compile(r"(?=.{1,32}\Z)[A-Za-z](?:_?[A-Za-z0-9-])*")
+"""Never two underscores in a row, nor one at the end: so `server__tool` can be read in one way."""
+_STRANGE = re.compile(r"[^A-Za-z0-9_-]")
+_LITERAL = frozenset({"const", "enum", "default", "examples"})
+"""Keywords whose values are data, not schema: changing them would change what is valid."""
+_NOTES = frozenset({"description", "title", "$comment"})
+
+
+class Listed(Struct, frozen=True):
+    """A tool as its server lists it."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, JSON] = {}
+    output: JSON = None
+    hints: dict[str, JSON] = {}
+    """Its annotations: `readOnlyHint` and others."""
+
+
+class Offered(Struct, frozen=True):
+    """A tool that may be offered, and what its server calls it."""
+
+    tool: Tool
+    remote: str
+    digest: str
+
+
+class LeftOut(Struct, frozen=True):
+    """A tool that is not offered, and why; for people."""
+
+    name: str
+    reason: str
+    digest: str = ""
+    """Set when a person's word is all that is missing."""
+
+
+class Terms(Struct, frozen=True):
+    """How the tools of one server are taken in."""
+
+    server: str
+    permissions: frozenset[str]
+    trust_hints: bool
+    timeout: float
+    max_timeout: float
+
+
+class Pins(Protocol):
+    """Who knows which tools were approved, and as what."""
+
+    def approved(self, server: str, digests: Mapping[str, str]) -> Collection[str]:
+        """The names of those that may be offered as they are now; the others are noted."""
+        ...
+
+
+class NoPins:
+    """Approves whatever comes: for servers that are our own, and for tests."""
+
+    def approved(self, server: str, digests: Mapping[str, str]) -> Collection[str]:
+        """All of them."""
+        return digests.keys()
+
+
+def digest(listed: Listed) -> str:
+    """A hash of everything a server says of a tool; any change gives another one."""
+    text = msgspec.json.encode(msgspec.to_builtins(listed), order="sorted")
+    return sha256(text).hexdigest()
+
+
+def tool_name(server: str, remote: str) -> str:
+    """A legal name that no other tool of any server has."""
+    plain = f"{server}__{remote}"
+    if remote and not _STRANGE.search(remote) and len(plain) <= LONGEST_NAME:
+        return plain
+    mark = sha256(remote.encode(errors="replace")).hexdigest()[:8]
+    room = LONGEST_NAME - len(server) - len(mark) - 3
+    return f"{server}__{_STRANGE.sub('_', remote)[:room]}_{mark}"
+
+
+def one_line(text: str, limit: int) -> str:
+    """A stranger's text as one line: nothing that moves a cursor, hides or reverses, and not long.
+
+    Control, format and private characters go, among them those that make text invisible.
+    """
+    seen = text[: 4 * limit]
+    kept = "".join(" " if _unseen(char) else char for char in seen)
+    line = " ".join(kept.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _unseen(char: str) -> bool:
+    return char.isspace() or unicodedata.category(char)[0] == "C"
+
+
+def choose(
+    listed: Iterable[Listed], terms: Terms, pins: Pins
+) -> tuple[tuple[Offered, ...], tuple[LeftOut, ...]]:
+    """Part what a server lists into what is offered and what is left out."""
+    every = list(listed)
+    left: list[LeftOut] = []
+    if len(every) > MOST_TOOLS:
+        left.append(LeftOut("", f"{len(every) - MOST_TOOLS} tools beyond {MOST_TOOLS} are ignored"))
+        every = every[:MOST_TOOLS]
+    names = Counter(tool_name(terms.server, one.name) for one in every)
+    sound: dict[str, Offered] = {}
+    for one in every:
+        shown = one_line(one.name, LONGEST_NAME)
+        try:
+            tool = _tool(one, terms)
+            if names[tool.name] > 1:
+                left.append(LeftOut(shown, "the server lists this name more than once"))
+                continue
+            compile_schema(tool)
+            sound[tool.name] = Offered(tool, one.name, digest(one))
+        except SchemaError as refused:
+            left.append(LeftOut(shown, one_line(refused.problem, LONGEST_NOTE)))
+        except RecursionError:
+            left.append(LeftOut(shown, "its schema is nested too deeply"))
+    approved = pins.approved(terms.server, {name: one.digest for name, one in sound.items()})
+    left += [
+        LeftOut(name, "new or changed; a person must approve it", one.digest)
+        for name, one in sound.items()
+        if name not in approved
+    ]
+    return tuple(one for name, one in sound.items() if name in approved), tuple(left)
+
+
+def _tool(listed: Listed, terms: Terms) -> Tool:
+    said = one_line(listed.description, LONGEST_DESCRIPTION) or "nothing"
+    said = said.replace('"', "'")
+    hints = listed.hints if terms.trust_hints else {}
+    parameters = _tidied({"type": "object", **listed.parameters}, listed.name)
+    assert is_object(parameters)
+    return Tool(
+        tool_name(terms.server, listed.name),
+        f'A tool of the MCP server {terms.server!r}, which says of it: "{said}"',
+        parameters,
+        permissions=terms.permissions,
+        effect=Effect.READ if hints.get("readOnlyHint") is True else Effect.WRITE,
+        timeout=terms.timeout,
+        max_timeout=terms.max_timeout,
+        idempotent=hints.get("idempotentHint") is True,
+        streams=True,
+        slack=SLACK,
+    )
+
+
+def _tidied(node: JSON, name: str, depth: int = 1) -> JSON:
+    """The same schema, its texts each made one line."""
+    if depth > MAX_DEPTH + 1:
+        raise SchemaError(name, f"the schema is nested deeper than {MAX_DEPTH}")
+    if is_array(node):
+        return [_tidied(child, name, depth + 1) for child in node]
+    if not is_object(node):
+        return node
+    tidy: dict[str, JSON] = {}
+    for key, child in node.items():
+        if key in _NOTES and isinstance(child, str):
+            tidy[key] = one_line(child, LONGEST_NOTE)
+        else:
+            tidy[key] = child if key in _LITERAL else _tidied(child, name, depth + 1)
+    return tidy

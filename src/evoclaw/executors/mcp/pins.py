@@ -1,0 +1,99 @@
+"""The file of approved MCP tools: what a person said yes to, by digest, and what waits."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.core.errors import ConfigError
+
+
+class Pinned(Struct, frozen=True):
+    """The tools of one server."""
+
+    approved: dict[str, str] = {}
+    """Name and digest."""
+    waiting: dict[str, str] = {}
+    """New ones, and changed ones, as they were last seen."""
+
+
+class PinFile:
+    """Approvals in a JSON file that several processes may change, one after the other."""
+
+    def __init__(self, path: Path, *, trust_first: bool = False) -> None:
+        """Say where, and whether the tools a server shows the very first time need no word."""
+        self._path, self._trust_first = path, trust_first
+
+    def all(self) -> dict[str, Pinned]:
+        """Every server that was seen."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, Pinned])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError) as problem:
+            raise ConfigError(
+                f"{self._path} cannot be read ({problem}); put a copy back, or move it away and "
+                "approve anew"
+            ) from None
+
+    def approved(self, server: str, digests: Mapping[str, str]) -> Collection[str]:
+        """The names of those that may be offered as they are now; the others wait."""
+        pinned = self.all().get(server)
+        if pinned is None and self._trust_first:
+            self._change(server, Pinned(dict(digests)))
+            return digests.keys()
+        pinned = pinned or Pinned()
+        able = {name for name, found in digests.items() if pinned.approved.get(name) == found}
+        waiting = {name: found for name, found in digests.items() if name not in able}
+        if waiting != pinned.waiting:
+            self._change(server, replace(pinned, waiting=waiting))
+        return able
+
+    def approve(self, server: str, names: Collection[str] | None = None) -> Pinned:
+        """Approve what waits, or of it the named ones, as it was last seen."""
+        pinned = self.all().get(server)
+        if pinned is None:
+            known = ", ".join(sorted(self.all())) or "none"
+            raise ConfigError(f"no MCP server {server!r} was seen yet; seen: {known}")
+        chosen = pinned.waiting if names is None else {n: pinned.waiting.get(n, "") for n in names}
+        if missing := [name for name, found in chosen.items() if not found]:
+            raise ConfigError(f"nothing waits under the name {', '.join(sorted(missing))}")
+        waiting = {n: found for n, found in pinned.waiting.items() if n not in chosen}
+        return self._change(server, Pinned({**pinned.approved, **chosen}, waiting))
+
+    def forget(self, server: str) -> None:
+        """Take every approval of a server back."""
+        self._change(server, Pinned())
+
+    def _change(self, server: str, pinned: Pinned) -> Pinned:
+        try:
+            with self._alone():
+                known = self.all() | {server: pinned}
+                draft = self._path.with_suffix(".new")
+                file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                with os.fdopen(file, "wb") as opened:
+                    opened.write(msgspec.json.format(msgspec.json.encode(known)))
+                    opened.flush()
+                    os.fsync(file)
+                draft.replace(self._path)
+        except OSError as problem:
+            raise ConfigError(f"cannot write {self._path}: {problem.strerror}") from None
+        return pinned
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._path.with_suffix(".lock")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)

@@ -1,0 +1,1 @@
+"""SSH: the files and processes of another machine."""

@@ -1,0 +1,1 @@
+"""The git tools, safe on repositories of strangers."""

@@ -1,0 +1,1 @@
+"""The tool `apply_patch`: both forms of patches, all or nothing."""
