@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
 from evoclaw.api.mcp_http import serving_http
 from evoclaw.api.mcp_server import McpTools
 from evoclaw.api.mcp_stdio import serve_stdio
-from evoclaw.cli.mcp import Door, Wanted, add_options, mcp
+from evoclaw.cli.main import parser
+from evoclaw.cli.mcp import Door, Wanted, mcp
 from evoclaw.core.tools import ALL
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
+from evoclaw.executors.mcp.pins import PinFile
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.executors.wrapped import Filtered
 from evoclaw.governance.autonomy import Autonomy, Level
@@ -47,6 +48,9 @@ class Local:
         async with served as url:
             yield url
 
+    def mcp_pins(self, env: Mapping[str, str]) -> PinFile:
+        raise NotImplementedError
+
 
 def offered(wanted: Wanted) -> McpTools:
     held = frozenset({"file_read"} if wanted.level is Level.READ_ONLY else {ALL})
@@ -57,6 +61,4 @@ def offered(wanted: Wanted) -> McpTools:
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser()
-    add_options(parser)
-    sys.exit(mcp(parser.parse_args(["serve", *sys.argv[1:]]), Local()))
+    sys.exit(mcp(parser().parse_args(["mcp", "serve", *sys.argv[1:]]), Local()))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from evoclaw.cli.mcp import Door, Wanted
     from evoclaw.core.agent import LoopSettings
     from evoclaw.core.bound import BoundTool
     from evoclaw.core.ports import Approver, Ports
+    from evoclaw.core.tools import Tool
     from evoclaw.edge.edge import Edge
-    from evoclaw.executors.mcp.pins import PinFile
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.orchestrator import Orchestrator
@@ -63,20 +62,6 @@ class Wiring(Protocol):
         self, workspace: Path, env: Mapping[str, str]
     ) -> AbstractAsyncContextManager[Toolbox]:
         """The tools of this machine."""
-        ...
-
-    def mcp_over_stdio(self, wanted: Wanted, env: Mapping[str, str]) -> Coroutine[Any, Any, None]:
-        """Serve our tools until the client closes our input."""
-        ...
-
-    def mcp_over_http(
-        self, wanted: Wanted, door: Door, env: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[str]:
-        """Serve our tools while the block runs; gives the address."""
-        ...
-
-    def mcp_pins(self, env: Mapping[str, str]) -> PinFile:
-        """What was approved of the tools of MCP servers."""
         ...
 
     def skill_places(self, env: Mapping[str, str]) -> tuple[Path, ApprovalFile, dict[str, str]]:
@@ -200,4 +185,8 @@ class Toolbox(Protocol):
     @property
     def absent(self) -> Sequence[Absent]:
         """Those that cannot."""
+        ...
+
+    def others(self) -> Sequence[Tool]:
+        """The tools of skills and of MCP servers."""
         ...

@@ -27,7 +27,7 @@ def tools(options: Namespace, wiring: Wiring) -> int:
 
 async def _here(options: Namespace, wiring: Wiring) -> int:
     async with wiring.open_toolbox(Path.cwd(), os.environ) as box:
-        offered = [bound.tool for bound in box.tools]
+        offered = [*(bound.tool for bound in box.tools), *box.others()]
         absent = {one.name: one.why for one in box.absent}
     if options.json:
         facts = [_facts(tool) for tool in offered]
@@ -91,7 +91,8 @@ async def _doctor(options: Namespace, wiring: Wiring) -> int:
         ("bash", *_program("bash")),
     ]
     async with wiring.open_toolbox(Path.cwd(), os.environ) as box:
-        found += [(bound.name, True, "can be used") for bound in box.tools]
+        offered = [*(bound.tool for bound in box.tools), *box.others()]
+        found += [(tool.name, True, "can be used") for tool in offered]
         found += [(one.name, False, one.why) for one in box.absent]
     if options.json:
         show([{"name": name, "ok": ok, "says": says} for name, ok, says in found])

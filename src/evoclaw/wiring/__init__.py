@@ -7,8 +7,9 @@ from evoclaw.wiring.conversations import open_conversations
 from evoclaw.wiring.edge import open_edge
 from evoclaw.wiring.fleet import fleet_ports, open_fleet
 from evoclaw.wiring.local import local_ports, model_at_hand
-from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio, mcp_pins
+from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
 from evoclaw.wiring.pairing import devices, invite, join, revoke
+from evoclaw.wiring.servers import mcp_pins
 from evoclaw.wiring.skills import skill_places
 from evoclaw.wiring.toolbox import open_toolbox
 from evoclaw.wiring.up import bring_up

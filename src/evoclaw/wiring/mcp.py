@@ -1,53 +1,14 @@
-"""MCP both ways: our tools for anybody's client, and the tools of servers for our runs."""
+"""Our tools for anybody's MCP client."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
-
-import msgspec
 
 if TYPE_CHECKING:
     from evoclaw.api.mcp_server import McpTools
     from evoclaw.cli.mcp import Door, Wanted
-    from evoclaw.executors.mcp.executor import McpExecutor
-    from evoclaw.executors.mcp.pins import PinFile
-
-PINS = "approved-mcp.json"
-
-
-def mcp_pins(env: Mapping[str, str]) -> PinFile:
-    """What was approved of the tools of others."""
-    from evoclaw.config.places import default_data_folder
-    from evoclaw.executors.mcp.pins import PinFile
-
-    return PinFile(default_data_folder(env) / PINS)
-
-
-async def connect_servers(
-    home: Path, env: Mapping[str, str], stack: AsyncExitStack
-) -> Sequence[McpExecutor]:
-    """The servers that `evoclaw.toml` names, each connected until the stack is closed."""
-    path = home / "evoclaw.toml"
-    if not path.exists():
-        return ()
-    from evoclaw.config import read_evoclaw_toml
-
-    config = read_evoclaw_toml(path, env)
-    if not config.mcp:
-        return ()
-    from evoclaw.executors.mcp.executor import McpExecutor
-    from evoclaw.executors.mcp.servers import McpServer
-
-    pins = mcp_pins(env)
-    return [
-        await stack.enter_async_context(
-            McpExecutor(McpServer(**msgspec.structs.asdict(server)), pins)
-        )
-        for server in config.mcp
-    ]
 
 
 async def mcp_over_stdio(wanted: Wanted, env: Mapping[str, str]) -> None:

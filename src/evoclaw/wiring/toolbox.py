@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.core.tools import Tool
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.skills.watching import Shelf
 
@@ -38,6 +39,11 @@ class Toolbox(Struct, frozen=True):
     servers: Sequence[McpExecutor] = ()
     """The tools of MCP servers, those that were approved."""
 
+    def others(self) -> list[Tool]:
+        """The tools of skills and of MCP servers."""
+        skills = [bound.tool for bound in self.shelf.tools()]
+        return [*skills, *(tool for server in self.servers for tool in server.tools())]
+
 
 @asynccontextmanager
 async def open_toolbox(
@@ -58,7 +64,7 @@ async def open_toolbox(
     from evoclaw.config.places import default_data_folder
     from evoclaw.skills.disclosure import Disclosure
     from evoclaw.tools.skill import SkillTexts
-    from evoclaw.wiring.mcp import connect_servers
+    from evoclaw.wiring.servers import connect_servers
     from evoclaw.wiring.skills import shelf
 
     async with AsyncExitStack() as stack:
