@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from msgspec import Meta
 
@@ -14,8 +14,10 @@ from evoclaw.core.bound import Output
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
 from evoclaw.tools.define import tool
-from evoclaw.tools.readable import Format, Readable, is_text, readable
 from evoclaw.tools.truncate import cut_line
+
+if TYPE_CHECKING:
+    from evoclaw.tools.readable import Readable
 
 MOST = 50_000
 """Characters of one page that are shown."""
@@ -35,6 +37,7 @@ PICTURES = (
 
 Query = Annotated[str, Meta(min_length=1, max_length=LONGEST_QUERY)]
 Count = Annotated[int, Meta(ge=1, le=20)]
+Format = Literal["markdown", "text", "html"]
 Milliseconds = Annotated[int, Meta(ge=1)]
 
 
@@ -140,6 +143,8 @@ async def webfetch(
     picture = _picture_type(found.body)
     if picture is not None:
         return _picture(found, picture, details)
+    from evoclaw.tools.readable import is_text, readable  # 0.4 MB that most never need
+
     if not is_text(media_type, found.body):
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
@@ -177,6 +182,8 @@ def quoted(text: str, source: str) -> str:
 
 async def _refusal(found: Fetched, media_type: str, details: dict[str, JSON]) -> ToolFailure:
     said = ""
+    from evoclaw.tools.readable import is_text, readable
+
     if found.body and is_text(media_type, found.body):
         page = await asyncio.to_thread(readable, found.body, found.content_type, found.url, "text")
         said = "\n" + quoted(cut_line(page.text, MOST_OF_REFUSAL), found.url)

@@ -1,18 +1,23 @@
 """The composition root: the one place where the parts of a process are put together.
 
-Each part is imported where it is built, so that a process loads only what it uses.
+Each part is imported where it is built, and each file here when it is first asked for, so that a
+process loads only what it uses.
 """
 
-from evoclaw.wiring.conversations import open_conversations
-from evoclaw.wiring.edge import open_edge
-from evoclaw.wiring.fleet import fleet_ports, open_fleet
-from evoclaw.wiring.local import local_ports, model_at_hand
-from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
-from evoclaw.wiring.pairing import devices, invite, join, revoke
-from evoclaw.wiring.servers import mcp_pins
-from evoclaw.wiring.skills import skill_places
-from evoclaw.wiring.toolbox import open_toolbox
-from evoclaw.wiring.up import bring_up
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evoclaw.wiring.conversations import open_conversations
+    from evoclaw.wiring.edge import open_edge
+    from evoclaw.wiring.fleet import fleet_ports, open_fleet
+    from evoclaw.wiring.local import local_ports, model_at_hand
+    from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
+    from evoclaw.wiring.pairing import devices, invite, join, revoke
+    from evoclaw.wiring.servers import mcp_pins
+    from evoclaw.wiring.skills import skill_places
+    from evoclaw.wiring.toolbox import open_toolbox
+    from evoclaw.wiring.up import bring_up
 
 __all__ = [
     "bring_up",
@@ -32,3 +37,28 @@ __all__ = [
     "revoke",
     "skill_places",
 ]
+_WHERE = {
+    "bring_up": "up",
+    "devices": "pairing",
+    "fleet_ports": "fleet",
+    "invite": "pairing",
+    "join": "pairing",
+    "local_ports": "local",
+    "mcp_over_http": "mcp",
+    "mcp_over_stdio": "mcp",
+    "mcp_pins": "servers",
+    "model_at_hand": "local",
+    "open_conversations": "conversations",
+    "open_edge": "edge",
+    "open_fleet": "fleet",
+    "open_toolbox": "toolbox",
+    "revoke": "pairing",
+    "skill_places": "skills",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return found

@@ -5,15 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.tools import Tool
-from evoclaw.executors.mcp.executor import McpExecutor
-from evoclaw.skills.watching import Shelf
+
+if TYPE_CHECKING:
+    from evoclaw.executors.mcp.executor import McpExecutor
+    from evoclaw.skills.watching import Shelf
 
 BROWSER = "EVOCLAW_BROWSER"
 """Names another Chromium than the one that would be found."""
@@ -27,7 +31,8 @@ class Absent(Struct, frozen=True):
     """And what to do about it."""
 
 
-class Toolbox(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Toolbox:
     """What is at hand on this machine."""
 
     tools: tuple[BoundTool, ...]
