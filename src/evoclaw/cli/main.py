@@ -175,7 +175,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--on",
         metavar="AGENT",
-        help="work on this edge; `any` takes whichever has the tool, `*` offers to ask each",
+        help="work on this edge, or on ssh://USER@HOST/FOLDER; `any` takes whichever has the tool, "
+        "`*` offers to ask each",
     )
     run.add_argument("--session", metavar="NAME", help="go on with a conversation, or begin it")
     run.add_argument("--folder", default=".", help="where to work (default: here)")

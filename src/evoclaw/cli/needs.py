@@ -81,6 +81,22 @@ class Wiring(Protocol):
         """What a run is given whose calls go to edges."""
         ...
 
+    def ssh_ports(
+        self,
+        *,
+        model: str | None,
+        url: str,
+        level: Level,
+        approver: Approver,
+        env: Mapping[str, str],
+    ) -> AbstractAsyncContextManager[Ports]:
+        """What a run is given whose calls go to another machine over SSH."""
+        ...
+
+    def skill_catalogue(self, env: Mapping[str, str]) -> str:
+        """The skills there are, one line each, for a model."""
+        ...
+
     def open_fleet(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Orchestrator]:
         """An orchestrator, connected."""
         ...

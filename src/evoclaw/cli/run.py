@@ -49,7 +49,7 @@ async def _run(options: Namespace, workspace: Path, wiring: Wiring) -> int:
     if options.session:
         return await _talk(options, workspace, wiring, settings)
     async with _ports(options, workspace, wiring) as ports:
-        state, recording = _open(options, workspace)
+        state, recording = _open(options, workspace, wiring)
         sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
         try:
             return await _drive(state, ports, settings, sinks, recording)
@@ -103,6 +103,14 @@ def _person(options: Namespace) -> PersonAtTerminal | None:
 def _ports(
     options: Namespace, workspace: Path, wiring: Wiring
 ) -> AbstractAsyncContextManager[Ports]:
+    if options.on is not None and options.on.startswith("ssh://"):
+        return wiring.ssh_ports(
+            model=options.model,
+            url=options.on,
+            level=_level(options),
+            approver=_approver(options),
+            env=os.environ,
+        )
     if options.on is not None:
         return wiring.fleet_ports(
             model=options.model,
@@ -167,12 +175,13 @@ def _approver(options: Namespace) -> Approver:
     return Remembered(AtTerminal(sys.stdin.fileno(), sys.stderr))
 
 
-def _open(options: Namespace, workspace: Path) -> tuple[RunState, Recording | None]:
+def _open(options: Namespace, workspace: Path, wiring: Wiring) -> tuple[RunState, Recording | None]:
     if options.resume:
         path = Path(options.resume)
         records, recording = reopen_recording(path)
         return fold(records), recording
-    messages = (SystemMessage(system_prompt(workspace)), user(_task(options)))
+    skills = wiring.skill_catalogue(os.environ) if options.on is None else ""
+    messages = (SystemMessage(system_prompt(workspace, skills)), user(_task(options)))
     state = new_run(messages)
     if options.no_record:
         return state, None

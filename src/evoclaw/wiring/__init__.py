@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
     from evoclaw.wiring.pairing import devices, invite, join, revoke
     from evoclaw.wiring.servers import mcp_pins
-    from evoclaw.wiring.skills import skill_places
+    from evoclaw.wiring.skills import skill_catalogue, skill_places
+    from evoclaw.wiring.ssh import ssh_ports
     from evoclaw.wiring.toolbox import open_toolbox
     from evoclaw.wiring.up import bring_up
 
@@ -35,7 +36,9 @@ __all__ = [
     "open_fleet",
     "open_toolbox",
     "revoke",
+    "skill_catalogue",
     "skill_places",
+    "ssh_ports",
 ]
 _WHERE = {
     "bring_up": "up",
@@ -53,7 +56,9 @@ _WHERE = {
     "open_fleet": "fleet",
     "open_toolbox": "toolbox",
     "revoke": "pairing",
+    "skill_catalogue": "skills",
     "skill_places": "skills",
+    "ssh_ports": "ssh",
 }
 
 

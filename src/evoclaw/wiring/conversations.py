@@ -47,6 +47,7 @@ async def open_conversations(
     from evoclaw.orchestrator.prompt import system_prompt
     from evoclaw.orchestrator.questions import Questions
     from evoclaw.orchestrator.sessions import Conversations
+    from evoclaw.skills.disclosure import catalogue
     from evoclaw.store.sessions import SessionStore
 
     name = await choose_model(model, env)
@@ -70,7 +71,7 @@ async def open_conversations(
             {AGENT: agent},
             equip,
             questions=Questions(store.questions, face=person),
-            prompt=lambda agent: system_prompt(workspace, agent.prompt),
+            prompt=lambda _: system_prompt(workspace, catalogue(box.shelf.skills())),
         )
         await talks.open(AGENT, session_id=session)
         yield talks

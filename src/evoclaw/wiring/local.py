@@ -67,6 +67,7 @@ def box_executor(
     from evoclaw.executors.routed import Routed
     from evoclaw.executors.wrapped import Filtered
     from evoclaw.skills.executing import SkillExecutor
+    from evoclaw.skills.narrowing import Narrowed
 
     tools = box.tools
     if names is not None:
@@ -83,7 +84,7 @@ def box_executor(
     if names is None:
         processes = cast("ExecOps", box.given[ExecOps])
         executor = Routed([executor, SkillExecutor(box.shelf, processes), *box.servers])
-    return Filtered(executor, capabilities)
+    return Narrowed(Filtered(executor, capabilities), box.shelf)
 
 
 def edge_executor(

@@ -21,6 +21,14 @@ def skill_places(env: Mapping[str, str]) -> tuple[Path, ApprovalFile, dict[str, 
     return home / FOLDER, approvals(home), reserved()
 
 
+def skill_catalogue(env: Mapping[str, str]) -> str:
+    """The skills there are, one line each, for a model."""
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.skills.disclosure import catalogue
+
+    return catalogue(shelf(default_data_folder(env)).skills())
+
+
 def approvals(home: Path) -> ApprovalFile:
     """What was approved."""
     from evoclaw.skills.approvals import ApprovalFile

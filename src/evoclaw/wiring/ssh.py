@@ -1,0 +1,41 @@
+"""A run whose calls go to another machine over SSH."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from evoclaw.core.ports import Approver, Ports
+
+if TYPE_CHECKING:
+    from evoclaw.governance.autonomy import Level
+
+
+@asynccontextmanager
+async def ssh_ports(
+    *, model: str | None, url: str, level: Level, approver: Approver, env: Mapping[str, str]
+) -> AsyncGenerator[Ports]:
+    """What a run is given that works on a machine and folder such as `ssh://user@host/srv/project`."""
+    from evoclaw.executors.local import LocalExecutor
+    from evoclaw.executors.ssh.connection import SshConnection, parse_ssh_url
+    from evoclaw.executors.ssh.files import SshFiles
+    from evoclaw.executors.ssh.processes import SshProcesses
+    from evoclaw.executors.wrapped import Filtered
+    from evoclaw.tools.sets import remote
+    from evoclaw.wiring.local import capabilities_at, choose_model, open_provider, policy
+
+    target = parse_ssh_url(url)
+    capabilities = capabilities_at(level)
+    name = await choose_model(model, env)
+    connection = SshConnection(target.host, port=target.port, user=target.user)
+    files = SshFiles(connection, target.path)
+    try:
+        await files.check()
+        processes = SshProcesses(connection, target.path)
+        executor = LocalExecutor(remote(), files=files, exec=processes)
+        async with open_provider(name, env) as provider:
+            rules = policy(level, capabilities)
+            yield Ports(provider, Filtered(executor, capabilities), rules, approver)
+    finally:
+        await connection.close()

@@ -1,0 +1,135 @@
+"""`evoclaw tools`, `doctor`, `skills`, sessions and SSH, as a user meets them: real processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evoclaw.tools.sets import NAMES
+from tests.cli.support import reply, shell
+from tests.executors.sshd import sshd
+
+
+async def test_tools_are_listed_with_why_some_cannot_be_used(tmp_path: Path) -> None:
+    async with shell(tmp_path) as here:
+        plain = await here.type("tools")
+        everything = await here.type("tools", "--all")
+        facts = json.loads((await here.type("tools", "--all", "--json")).out)
+    assert plain.code == everything.code == 0
+    assert "apply_patch" in plain.out and "websearch" not in plain.out
+    assert "websearch        (not here: nobody to search the web with: set BRAVE" in everything.out
+    assert {one["name"] for one in facts} == set(NAMES)
+    (read,) = [one for one in facts if one["name"] == "read"]
+    assert read["available"] and read["permissions"] == ["file_read"]
+    assert read["parameters"]["required"] == ["path"]
+    assert (read["effect"], read["timeout"], read["max_timeout"]) == ("read", 5.0, 30.0)
+    (search,) = [one for one in facts if one["name"] == "websearch"]
+    assert not search["available"] and "BRAVE_API_KEY" in search["why"]
+
+
+async def test_a_key_that_is_set_brings_its_tool(tmp_path: Path) -> None:
+    async with shell(tmp_path) as here:
+        here.env["BRAVE_API_KEY"] = "key"
+        assert "websearch" in (await here.type("tools")).out
+
+
+async def test_the_doctor_says_what_works_and_what_to_do_about_the_rest(tmp_path: Path) -> None:
+    async with shell(tmp_path) as here:
+        here.env["PATH"] = "/nowhere"
+        told = await here.type("doctor")
+        facts = json.loads((await here.type("doctor", "--json")).out)
+    assert told.code == 0
+    assert "ok  read             can be used" in told.out
+    assert "--  git_status       there is no `git`: install your system's package" in told.out
+    assert {one["name"]: one["ok"] for one in facts}["model"] is True
+
+
+async def test_a_skill_is_made_checked_and_used_in_the_next_run(tmp_path: Path) -> None:
+    answers = (
+        reply("", ("skill", {"name": "greeter"})),
+        reply("", ("greeter", {"who": "Ada"})),
+        reply("Greeted."),
+    )
+    async with shell(tmp_path, *answers) as here:
+        assert (await here.type("skills", "new", "greeter", "--tool")).code == 0
+        assert "good" in (await here.type("skills", "check", "greeter")).out
+        assert "greeter" in (await here.type("tools")).out
+        ran = await here.type("run", "--yes", "--json", "greet Ada")
+    assert ran.code == 0, ran.err
+    records = [json.loads(line)["event"] for line in ran.out.splitlines()]
+    prompt = records[0]["messages"][0]["text"]
+    assert "- greeter: Say what it does" in prompt, "every skill is named to the model"
+    texts = [json.dumps(event) for event in records if event["type"] == "call_finished"]
+    assert "Say step by step" in texts[0]
+    assert "Hello, Ada!" in texts[1]
+
+
+async def test_a_session_remembers_and_its_todos_outlive_the_process(tmp_path: Path) -> None:
+    todo = {"todos": [{"content": "water the plants", "status": "pending"}]}
+    answers = (
+        reply("", ("todowrite", todo)),
+        reply("Noted."),
+        reply("", ("todoread", {}), ("session_status", {})),
+        reply("You want to water the plants."),
+    )
+    async with shell(tmp_path, *answers) as here:
+        first = await here.type("run", "--yes", "--session", "home", "remember the plants")
+        second = await here.type("run", "--yes", "--session", "home", "--json", "what was it?")
+    assert (first.code, first.out) == (0, "Noted.\n"), first.err
+    assert second.code == 0, second.err
+    records = [json.loads(line)["event"] for line in second.out.splitlines()]
+    said = json.dumps(records[0]["messages"])
+    assert "remember the plants" in said and "Noted." in said, "the conversation goes on"
+    assert "water the plants" in json.dumps(
+        [event for event in records if event["type"] == "call_finished"]
+    )
+
+
+async def test_a_sub_run_does_its_part_and_the_run_goes_on(tmp_path: Path) -> None:
+    asked = {"prompt": "count the files", "description": "count"}
+    answers = (reply("", ("task", asked)), reply("There are 3."), reply("Three files."))
+    async with shell(tmp_path, *answers) as here:
+        ran = await here.type("run", "--yes", "--session", "a", "--json", "how many files?")
+    assert ran.code == 0, ran.err
+    (done,) = [
+        one["event"]
+        for one in map(json.loads, ran.out.splitlines())
+        if one["event"]["type"] == "call_finished"
+    ]
+    assert "There are 3." in json.dumps(done)
+
+
+async def test_a_session_is_not_for_edges_or_recordings(tmp_path: Path) -> None:
+    async with shell(tmp_path) as here:
+        ran = await here.type("run", "--session", "a", "--on", "pi", "hi")
+    assert ran.code == 2 and "no --on or --resume" in ran.err
+
+
+@pytest.mark.skipif(shutil.which("sshd", path="/usr/sbin:/sbin") is None, reason="no sshd here")
+async def test_a_run_works_on_another_machine_over_ssh(tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    far.mkdir()
+    (far / "a.txt").write_text("from afar\n")
+    answers = (
+        reply("", ("read", {"path": "a.txt"}), ("bash", {"command": "pwd > where"})),
+        reply("Done."),
+    )
+    folder = tmp_path / "sshd"
+    folder.mkdir()
+    with sshd(folder) as server:
+        async with shell(tmp_path, *answers) as here:
+            keys = here.home / ".ssh"
+            keys.mkdir(mode=0o700)
+            shutil.copy(server.key, keys / "id_ed25519")
+            shutil.copy(server.known_hosts, keys / "known_hosts")
+            url = f"ssh://{server.user}@127.0.0.1:{server.port}{far}"
+            ran = await here.type("run", "--yes", "--json", "--on", url, "look")
+            (keys / "known_hosts").write_text("")
+            strange = await here.type("run", "--on", url, "look")
+    assert ran.code == 0, ran.err
+    assert "from afar" in ran.out
+    assert (far / "where").read_text().strip() == str(far)
+    assert strange.code == 2 and "known_hosts" in strange.err
