@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from evoclaw import wiring
 from evoclaw.cli.main import main as command
@@ -11,6 +12,13 @@ from evoclaw.cli.main import main as command
 def main() -> int:
     """Run the command that was typed."""
     return command(sys.argv[1:], wiring)
+
+
+def dt() -> int:
+    """Be the tool that our own name says, as `dt-read`."""
+    from evoclaw.cli.dt import dt as by_hand
+
+    return by_hand(Path(sys.argv[0]).stem, sys.argv[1:], wiring.open_toolbox)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ FOLDER = shipped() / NAME
 
 
 def dt(place: Path, tool: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    code = f"import sys; from evoclaw.cli.dt import dt; sys.exit(dt('dt-{tool}', sys.argv[1:]))"
+    code = f"import sys; from evoclaw.__main__ import dt; sys.argv[0] = 'dt-{tool}'; sys.exit(dt())"
     return subprocess.run(
         [sys.executable, "-c", code, *words],
         cwd=place,

@@ -6,17 +6,19 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
+from evoclaw.cli.needs import Absent
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorBlock, ImageBlock, TextBlock, ToolResult, is_object
-from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.schema import compile_schema, describe_problems
 from evoclaw.core.tools import Call, Tool
 from evoclaw.skills.generated import PREFIX, stdin_parameter
@@ -24,18 +26,30 @@ from evoclaw.skills.generated import PREFIX, stdin_parameter
 MOST_INPUT = 64 << 20
 
 
-def main() -> int:
-    """Be the program that our own name says."""
-    return dt(Path(sys.argv[0]).stem, sys.argv[1:])
+class Box(Protocol):
+    """What is at hand on this machine."""
+
+    @property
+    def given(self) -> Mapping[type, object]:
+        """What tools are handed, by Protocol."""
+        ...
+
+    @property
+    def absent(self) -> Sequence[Absent]:
+        """The tools that cannot be used."""
+        ...
 
 
-def dt(program: str, words: Sequence[str], given: Mapping[type, object] | None = None) -> int:
+Open: TypeAlias = Callable[[Path, Mapping[str, str]], AbstractAsyncContextManager[Box]]
+
+
+def dt(program: str, words: Sequence[str], open_box: Open) -> int:
     """Run one tool once, in the current folder or in `EVOCLAW_WORKSPACE`.
 
     Args:
         program: `dt-` and the tool's name.
         words: The command line.
-        given: Whatever tools are handed beyond files and processes, by its Protocol.
+        open_box: Opens what tools are handed, for a folder and an environment.
     """
     from evoclaw.tools.sets import NAMES, named
 
@@ -43,31 +57,30 @@ def dt(program: str, words: Sequence[str], given: Mapping[type, object] | None =
     if name not in NAMES:
         return _tell(f"{program}: there is no such tool; there are: {', '.join(sorted(NAMES))}")
     (bound,) = named([name])
-    given = given or {}
-    if missing := bound.needs - given.keys() - {FileOps, ExecOps}:
-        what = " and ".join(sorted(one.__name__ for one in missing))
-        return _tell(f"{program}: it needs {what}, which only a run has; use `evoclaw run`")
     arguments = _arguments(program, bound.tool, words)
     if problems := describe_problems(compile_schema(bound.tool), arguments):
         return _tell(f"{program}: {problems}; see {program} --help")
     try:
-        return asyncio.run(_run(bound, arguments, given))
+        return asyncio.run(_run(bound, arguments, open_box))
     except EvoClawError as error:
         return _tell(f"{program}: {error}")
     except KeyboardInterrupt:
         return exits.CANCELLED
 
 
-async def _run(bound: BoundTool, arguments: dict[str, JSON], given: Mapping[type, object]) -> int:
-    from evoclaw.executors.files import LocalFiles
-    from evoclaw.executors.local import LocalExecutor
-    from evoclaw.executors.processes import LocalProcesses
-
+async def _run(bound: BoundTool, arguments: dict[str, JSON], open_box: Open) -> int:
     place = Path(os.environ.get("EVOCLAW_WORKSPACE") or Path.cwd())
-    executor = LocalExecutor(
-        [bound], files=LocalFiles(place), exec=LocalProcesses(place), given=given
-    )
-    tool = bound.tool
+    async with open_box(place, os.environ) as box:
+        for absent in box.absent:
+            if absent.name == bound.name:
+                return _tell(f"{PREFIX}{bound.name}: {absent.why}")
+        return await _use(bound, arguments, box.given)
+
+
+async def _use(bound: BoundTool, arguments: dict[str, JSON], given: Mapping[type, object]) -> int:
+    from evoclaw.executors.local import LocalExecutor
+
+    executor, tool = LocalExecutor([bound], given=given), bound.tool
     asked = arguments.get("timeout_ms")
     seconds = asked / 1000 if isinstance(asked, int) else tool.timeout
     call = Call("by-hand", tool, arguments, "by-hand.1.0.1", min(seconds, tool.max_timeout))
