@@ -93,7 +93,7 @@ def architecture() -> str:
     text = (PLACE / "architecture.md").read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    found = {path.parent.name for path in SOURCE.rglob("*.py")} - {SOURCE.name}
+    found = {path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*/*.py")}
     rooms = (*(room for room in ROOMS[:-1] if room in found), *sorted(found - set(ROOMS)), ".")
     return before + BEGIN + "\n".join(_room(room) for room in rooms) + END + after
 
@@ -103,7 +103,7 @@ def _room(name: str) -> str:
     title = "the roof" if name == "." else f"`{name}/`"
     rows = [
         (f"`{path.relative_to(SOURCE).as_posix()}`", _purpose(path))
-        for path in sorted(folder.glob("*.py"))
+        for path in sorted(folder.glob("*.py") if name == "." else folder.rglob("*.py"))
         if path.name != "__init__.py"
     ]
     return f"\n### {title}\n\n{_table(('file', 'what it is for'), rows)}\n"
@@ -296,8 +296,8 @@ def settings() -> str:
     return "\n\n".join(
         (
             "# Settings",
-            "There is no settings file yet: the command line has options, the library takes these "
-            "values, and keys and addresses come from the environment.",
+            "The command line has options, the library takes these values, and keys and addresses "
+            "come from the environment. Edges read `agent.toml`, orchestrators `evoclaw.toml`.",
             _struct(LoopSettings),
             f"`ITERATIVE`, the defaults of `invoke_iterative`, differs in: {', '.join(changed)}.",
             _struct(Agent),
@@ -317,6 +317,12 @@ def settings() -> str:
 
 _ENVIRONMENT = (
     ("`EVOCLAW_MODEL`", "the model of `evoclaw run` when `--model` is not given"),
+    ("`BRAVE_API_KEY`", "for `websearch` and `codesearch`: Brave Search"),
+    ("`SEARXNG_URL`", "the same by a SearXNG server of your own, which comes first"),
+    ("`GITHUB_SEARCH_TOKEN`", "for `codesearch`: GitHub"),
+    ("`EVOCLAW_BROWSER`", "another Chromium for `browser` than the one that is found"),
+    ("`EVOCLAW_MCP_TOKEN`", "what clients of `evoclaw mcp serve --http` must show"),
+    ("`EVOCLAW_WORKSPACE`", "where the `dt-…` programs work (default: the current folder)"),
     ("`EVOCLAW_HOME`", "where recordings are kept (default: `.evoclaw` in your home folder)"),
     ("`NO_COLOR`", "set to anything: no colours"),
 )

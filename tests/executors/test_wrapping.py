@@ -73,7 +73,7 @@ async def test_a_local_executor_runs_its_tools_over_the_machine_it_was_given() -
         "c1", "read", (TextBlock("text"),), details={"path": "a", "size": 4, "lines": 1}
     )
     assert executor.tools() is executor.tools()
-    assert names(executor) == ["read", "write", "edit", "glob", "grep", "bash"]
+    assert names(executor) == [bound.name for bound in coding()]
     with pytest.raises(ToolFailure, match="not found. Available tools: read, write"):
         await executor.execute(asking(simple("dance")), silent)
 

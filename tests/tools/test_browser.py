@@ -13,8 +13,8 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, ToolResult
 from evoclaw.core.ops import FileOps
 from evoclaw.core.toolset import Toolset
-from evoclaw.executors.browser_program import find_browser
-from evoclaw.executors.browsing import Chromium
+from evoclaw.executors.browser.chromium import Chromium
+from evoclaw.executors.browser.program import find_browser
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.url_guard import Guard
 from evoclaw.tools.browser import MOST, UNTRUSTED, Browser, browser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from evoclaw.core.bound import BoundTool
@@ -63,6 +64,7 @@ def test_each_says_what_it_does_and_what_it_takes(name: str) -> None:
     tool = by_name()[name].tool
     assert len(tool.description) > 20
     assert tool.parameters["additionalProperties"] is False
+    assert msgspec.json.decode(msgspec.json.encode(tool.parameters)) == tool.parameters
     for parameter, schema in tool.parameters["properties"].items():
         assert schema.get("description"), f"{parameter} is not described"
     assert (tool.effect is Effect.READ) == (name in READS.split())

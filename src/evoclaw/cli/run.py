@@ -79,10 +79,16 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
         recording = None if options.no_record else Recording(_record_at(options, run_id))
         sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
         deadline = Deadline(settings.max_seconds)
-        spoken = talks.say(options.session, task, run_id=run_id, sinks=sinks, deadline=deadline)
         end: RunFinished | None = None
         try:
             with interruptible(deadline, sys.stderr):
+                if await talks.unfinished(options.session):
+                    tell("going on with what this session had not ended")
+                    async for _ in talks.resume(options.session, deadline=deadline):
+                        pass
+                spoken = talks.say(
+                    options.session, task, run_id=run_id, sinks=sinks, deadline=deadline
+                )
                 async with aclosing(spoken) as records:
                     async for record in records:
                         end = record.event if isinstance(record.event, RunFinished) else end
@@ -180,8 +186,11 @@ def _open(options: Namespace, workspace: Path, wiring: Wiring) -> tuple[RunState
         path = Path(options.resume)
         records, recording = reopen_recording(path)
         return fold(records), recording
-    skills = wiring.skill_catalogue(os.environ) if options.on is None else ""
-    messages = (SystemMessage(system_prompt(workspace, skills)), user(_task(options)))
+    if options.on is None:
+        prompt = system_prompt(workspace, wiring.skill_catalogue(os.environ))
+    else:
+        prompt = system_prompt(None)
+    messages = (SystemMessage(prompt), user(_task(options)))
     state = new_run(messages)
     if options.no_record:
         return state, None

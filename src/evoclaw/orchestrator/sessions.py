@@ -158,6 +158,11 @@ class Conversations:
             async for record in records:
                 yield record
 
+    async def unfinished(self, session_id: str) -> bool:
+        """Whether the last run of a session was cut off, or waits for a person."""
+        listed = await self.store.look(session_id)
+        return listed is not None and listed.last is not None and listed.last.is_open
+
     async def resume(
         self, session_id: str, *, sinks: Sequence[Sink] = (), deadline: Deadline | None = None
     ) -> AsyncGenerator[Record, None]:

@@ -97,7 +97,9 @@ def _value(
 ) -> JSON:
     if key == "properties" and _is_object(value):
         return {name: _inlined(tool, item, shared, path) for name, item in value.items()}
-    return value if key in ("default", "enum", "const") else _inlined(tool, value, shared, path)
+    if key in ("default", "enum", "const"):
+        return msgspec.json.decode(msgspec.json.encode(value))  # a default may be a tuple
+    return _inlined(tool, value, shared, path)
 
 
 def _closed(node: dict[str, JSON]) -> dict[str, JSON]:

@@ -47,8 +47,10 @@ async def local_ports(
 def eyes(provider: Provider) -> dict[type, object]:
     """Who looks at pictures: the model itself, if it can."""
     from evoclaw.tools.image import OwnEyes, Vision
+    from evoclaw.tools.pictures import why_unavailable
 
-    return {Vision: OwnEyes(sees=True)} if provider.profile.images else {}
+    able = provider.profile.images and not why_unavailable()
+    return {Vision: OwnEyes(sees=True)} if able else {}
 
 
 def capabilities_at(level: Level) -> frozenset[str]:

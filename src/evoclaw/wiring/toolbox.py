@@ -162,8 +162,9 @@ def _browser(env: Mapping[str, str], key: str, stack: AsyncExitStack) -> dict[ty
 
 def _vision() -> dict[type, object | str]:
     from evoclaw.tools.image import Vision
+    from evoclaw.tools.pictures import why_unavailable
 
-    return {Vision: "the model of this run is shown no pictures"}
+    return {Vision: why_unavailable() or "the model of this run is shown no pictures"}
 
 
 def _absent(bound: BoundTool, found: Mapping[type, object], reasons: Mapping[type, str]) -> Absent:

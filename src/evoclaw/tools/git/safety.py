@@ -63,6 +63,7 @@ FORCED = (
     "core.quotePath=false",
     "core.sshCommand=false",
     "credential.helper=",
+    "diff.autoRefreshIndex=false",
     "diff.external=",
     "diff.ignoreSubmodules=dirty",
     "diff.mnemonicPrefix=false",
