@@ -7,7 +7,6 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import chain, islice
 
 from evoclaw.core.errors import ToolFailure
@@ -134,11 +133,11 @@ def _entries(descriptor: int) -> list[tuple[str, str]]:
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
-    with suppress(OSError):
+    try:
         if entry.is_file(follow_symlinks=False):
             return "file"
         if entry.is_dir(follow_symlinks=False):
             return "dir"
-        if entry.is_symlink():
-            return "link"
-    return "other"
+        return "link" if entry.is_symlink() else "other"
+    except OSError:
+        return "other"

@@ -20,7 +20,6 @@ MOST_ENTRIES = 100_000
 SHARE = 0.8
 """Of the time a call has: what was found is better than a timeout."""
 MAX_MS = 30_000
-MAGIC = "*?[]{}\\/"
 
 
 class Budget:
@@ -32,9 +31,9 @@ class Budget:
         self.stopped = ""
         """Why the search ended early, for the model."""
 
-    def spend(self) -> bool:
-        """Count one entry; False if there is nothing left."""
-        self._left -= 1
+    def spend(self, entries: int = 1) -> bool:
+        """Count entries; False if there is nothing left."""
+        self._left -= entries
         if self._left < 0:
             self.stopped = f"{MOST_ENTRIES:,} entries were looked at"
         elif time.monotonic() > self._end:
@@ -69,20 +68,24 @@ class Names:
     most: int
     dated: bool
     """Whether it matters when they were changed."""
+    head: str = ""
     tail: str = ""
-    """What every such name ends in: cheaper to look at than the expression."""
+    """What every such name begins and ends with: cheaper to look at than the expression."""
 
-    def covers(self, path: str) -> bool:
-        """Whether a path, as tools name it, is one of them."""
-        return path.endswith(self.tail) and self.regex.covers(relative(path, self.start))
+    def covers(self, folder: str, name: str) -> bool:
+        """Whether a name in a folder, as tools name it, is one of them."""
+        if not name.startswith(self.head) or not name.endswith(self.tail):
+            return False
+        return self.regex.covers(relative(folder + name, self.start))
 
 
-def tail_of(pattern: str) -> str:
-    """What every name that a glob covers ends in."""
-    if "{" in pattern or "[" in pattern:
-        return ""
-    cut = max(pattern.rfind(char) for char in MAGIC)
-    return pattern[cut + 1 :]
+def ends_of(pattern: str) -> tuple[str, str]:
+    """What every name that a glob covers begins and ends with."""
+    name = pattern.rpartition("/")[2]
+    if set(name) & set("[]{}\\") or "**" in name:
+        return "", ""
+    stars = [place for place, char in enumerate(name) if char in "*?"]
+    return (name[: stars[0]], name[stars[-1] + 1 :]) if stars else (name, name)
 
 
 def relative(path: str, start: str) -> bytes:
@@ -99,14 +102,16 @@ async def find_names(files: LocalTree, asked: Names, budget: Budget) -> list[Nam
 
     def visit(folder: Folder) -> Iterator[str]:
         base = f"{folder.path}/" if folder.path else ""
-        for name, kind, seen in sight.look(folder):
-            if len(found) > asked.most or not budget.spend():
-                return
-            wanted = seen and (kind in ("file", "link") or (kind == "dir" and asked.folders))
-            if wanted and asked.covers(base + name):
+        if not budget.spend(len(folder.entries)):
+            return
+        for name, kind in sight.look(folder):
+            wanted = asked.folders if kind == "dir" else kind != "other"
+            if wanted and asked.covers(base, name):
                 changed = folder.changed(name) if asked.dated else 0.0
                 found.append(Name(base + name + "/" * (kind == "dir"), changed))
-            if seen and kind == "dir":
+            if len(found) > asked.most or budget.stopped:
+                return
+            if kind == "dir":
                 yield name
 
     await _survey(files, asked.start, visit)
@@ -134,19 +139,17 @@ async def find_lines(
 
     def visit(folder: Folder) -> Iterator[str]:
         base = f"{folder.path}/" if folder.path else ""
-        for name, kind, seen in sight.look(folder):
-            if not lines.room or not budget.spend():
-                return
-            if (
-                kind == "file"
-                and seen
-                and (wanted is None or wanted.covers(relative(base + name, start)))
-            ):
+        if not budget.spend(len(folder.entries)):
+            return
+        for name, kind in sight.look(folder):
+            if kind == "dir":
+                yield name
+            elif kind == "file" and (wanted is None or wanted.covers(relative(base + name, start))):
                 found = _search(folder, name, base + name, asked, lines, budget)
                 if found is not None and found.count:
                     lines.add(found)
-            elif kind == "dir" and seen:
-                yield name
+            if not lines.room or budget.late():
+                return
 
     await _survey(files, start, visit)
 

@@ -30,13 +30,17 @@ class Grep:
     most: int
     """Lines found in one file after which its search ends."""
     first_only: bool = False
-    literal: bytes | None = None
-    """What every match has in it, if the expression is nothing but that."""
+    literal: bytes = b""
+    """What every match has in it."""
+    whole: bool = False
+    """Whether the expression is nothing but that."""
 
     def may_be_in(self, data: bytes) -> bool:
         """Whether a whole file has anything to find."""
-        if self.literal is not None:
-            return self.literal in data
+        if self.literal not in data:
+            return False
+        if self.whole:
+            return True
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         return self.regex.find(data) is not None

@@ -22,12 +22,13 @@ from evoclaw.tools.finding import (
     LocalTree,
     Name,
     Names,
+    ends_of,
     find_lines,
     find_names,
     relative,
-    tail_of,
 )
 from evoclaw.tools.ignore import Ignored, visible
+from evoclaw.tools.literals import required_text
 from evoclaw.tools.matches import UNBOUNDED, Found, Grep, search_file
 from evoclaw.tools.patterns import ANY_FOLDERS, Regex, glob_source
 from evoclaw.tools.surveying import Surveyable
@@ -37,8 +38,6 @@ DEFAULT_MS = 5_000
 SIDE_BY_SIDE = 8
 """Files searched at once."""
 MAGIC = "*?[{\\"
-SPECIAL = frozenset(".^$*+?{}[]()|\\\n\r")
-"""What a regular expression does not take literally."""
 
 
 @tool("file_read", timeout=5, max_timeout=30, effect="read", resources=("path",))
@@ -69,7 +68,8 @@ async def glob(
     start = posixpath.normpath(posixpath.join((await ops.stat(path)).path, fixed))
     budget = Budget(timeout_ms)
     most = limit if order == "path" else UNBOUNDED
-    asked = Names(regex, start, folders, most, dated=order == "newest", tail=tail_of(pattern))
+    head, tail = ends_of(rest)
+    asked = Names(regex, start, folders, most, order == "newest", head, tail)
     here = isinstance(ops, Surveyable)
     found = await (find_names if here else _walk_names)(cast("Any", ops), asked, budget)
     more = len(found) > limit
@@ -112,9 +112,9 @@ async def grep(
     wanted = _glob_regex(include) if include else None
     budget = Budget(timeout_ms)
     most = limit if mode == "content" else UNBOUNDED
-    plain = pattern if not ignore_case and not set(pattern) & SPECIAL else None
-    literal = None if plain is None else _encoded(plain)
-    asked = Grep(regex, context, most, first_only=mode == "files", literal=literal)
+    literal = b"" if ignore_case else _encoded(required_text(pattern))
+    whole = literal == _encoded(pattern)
+    asked = Grep(regex, context, most, mode == "files", literal, whole)
     gathered = _Gathered(mode, limit)
     about = await ops.stat(path)
     if about.kind == "dir" and isinstance(ops, Surveyable):
@@ -152,7 +152,8 @@ async def _walk_names(ops: FileOps, asked: Names, budget: Budget) -> list[Name]:
     async with aclosing(_entries(ops, asked.start, budget)) as entries:
         async for entry in entries:
             wanted = entry.kind in ("file", "link") or (entry.kind == "dir" and asked.folders)
-            if wanted and asked.covers(entry.path):
+            above, slash, name = entry.path.rpartition("/")
+            if wanted and asked.covers(above + slash, name):
                 found.append(Name(entry.path + "/" * (entry.kind == "dir"), entry.mtime))
                 if len(found) > asked.most:
                     break

@@ -62,12 +62,16 @@ class Sight:
         """Read the rules that hold from above."""
         return cls(await ignored.above())
 
-    def look(self, folder: Folder) -> Iterator[tuple[str, str, bool]]:
-        """Each name, its kind, and whether it may be seen."""
+    def look(self, folder: Folder) -> list[tuple[str, str]]:
+        """The name and kind of what may be seen."""
         rules = self._in_force(folder)
-        for name, kind in folder.entries:
-            hidden = name == ".git" or (bool(rules) and _hidden(rules, folder.path, name, kind))
-            yield name, kind, not hidden
+        if not rules:
+            return [one for one in folder.entries if one[0] != ".git"]
+        return [
+            (name, kind)
+            for name, kind in folder.entries
+            if name != ".git" and not _hidden(rules, folder.path, name, kind)
+        ]
 
     def _in_force(self, folder: Folder) -> list[tuple[str, Rules]]:
         above = self._rules.get(posixpath.dirname(folder.path), self._above)
