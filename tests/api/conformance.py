@@ -210,7 +210,10 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     folder = Path(arguments[0]) if arguments else ROOT / ".venv" / "mcp-conformance"
     outcomes = asyncio.run(run_suite(folder.resolve()))
-    sys.stdout.write(json.dumps(outcomes, indent=1) + "\n")
+    for side, found in outcomes.items():
+        for scenario, outcome in found.items():
+            sys.stdout.write(f"{side:7} {scenario:44} {outcome}\n")
+    sys.stdout.write(json.dumps(outcomes) + "\n")
     every = [outcome for one in outcomes.values() for outcome in one.values()]
     return any(outcome.startswith("failed") for outcome in every)
 
