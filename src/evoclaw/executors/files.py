@@ -17,6 +17,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
 from evoclaw.executors.beneath import FOLDER, open_beneath
+from evoclaw.executors.protected import check_change
 from evoclaw.executors.roots import Place, Roots, explained, outside
 from evoclaw.executors.surveying import Folder, Survey
 from evoclaw.executors.walk import Walk, kind_of
@@ -41,6 +42,7 @@ class LocalFiles:
         writable: Iterable[str | Path] = (),
         mounts: bool = False,
         hard_links: bool = True,
+        protect: bool = True,
     ) -> None:
         """Choose what may be reached.
 
@@ -50,9 +52,10 @@ class LocalFiles:
             writable: Further folders, for reading and writing, by absolute path.
             mounts: Whether file systems mounted inside a root belong to it.
             hard_links: Whether a file with a second name, perhaps outside, may be read.
+            protect: Whether hooks, profiles and our own settings are not to be changed.
         """
         self.roots = Roots(root, readable=readable, writable=writable, mounts=mounts)
-        self._hard_links = hard_links
+        self._hard_links, self._protect = hard_links, protect
 
     async def read(self, path: str, *, start: int = 0, limit: int | None = None) -> bytes:
         """Read up to `limit` bytes of a regular file from byte `start`."""
@@ -190,6 +193,8 @@ class LocalFiles:
             raise ToolFailure(
                 ErrorKind.INVALID_PARAMS, f"'{path}' names a folder. Add the file's name."
             )
+        if self._protect:
+            check_change(path, inside)
         return place, above, name
 
     def _reach(self, place: Place, above: str, *, make: bool) -> int:

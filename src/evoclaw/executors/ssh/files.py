@@ -20,6 +20,7 @@ from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
 from evoclaw.executors.files import MAX_READ
+from evoclaw.executors.protected import check_change
 from evoclaw.executors.roots import Root, check_path, explained, outside
 from evoclaw.executors.ssh.connection import SshConnection, finish
 from evoclaw.executors.ssh.drafts import drop, fill, look, make_folder
@@ -37,14 +38,15 @@ class SshFiles:
     the name whole, or not at all, and goes through no link.
     """
 
-    def __init__(self, connection: SshConnection, root: str) -> None:
+    def __init__(self, connection: SshConnection, root: str, *, protect: bool = True) -> None:
         """Choose what may be reached.
 
         Args:
             connection: The machine.
             root: The workspace there: absolute, or relative to the home folder.
+            protect: Whether hooks, profiles and our own settings are not to be changed.
         """
-        self._ssh = connection
+        self._ssh, self._protect = connection, protect
         self._given = root
         self._root: Root | None = None
 
@@ -224,6 +226,8 @@ class SshFiles:
             raise ToolFailure(
                 ErrorKind.INVALID_PARAMS, f"'{path}' names a folder. Add the file's name."
             )
+        if self._protect:
+            check_change(path, relative)
         # Finds out, where it does no harm, whether the connection still stands.
         await sftp.realpath(root.path)
         return posixpath.join(root.path, above) if above else root.path, name
