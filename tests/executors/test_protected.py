@@ -16,7 +16,8 @@ PROTECTED = [
     ".git/hooks/pre-commit", ".git/config", "sub/module/.git/hooks/post-checkout", ".git",
     ".GIT/hooks/x", ".git./hooks/x", "x/../.git/hooks/pre-push", ".husky/pre-commit", ".bashrc",
     "home/.zshrc", ".profile", ".envrc", ".gitconfig", ".ssh/authorized_keys",
-    ".config/fish/a.fish", ".config/autostart/x.desktop", ".config/systemd/user/x.service", ".evoclaw/skills/x/SKILL.md",
+    ".config/fish/a.fish", ".config/autostart/x.desktop", ".config/systemd/user/x.service",
+    ".evoclaw/skills/x/SKILL.md",
     "agent.toml", "Evoclaw.toml",
 ]  # fmt: skip
 ORDINARY = [".gitignore", ".github/workflows/ci.yml", "git/hooks/x", ".config/app.toml", "bashrc"]
