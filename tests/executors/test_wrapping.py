@@ -11,7 +11,7 @@ from evoclaw.core.ports import Executor, Progress
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.routed import Routed
-from evoclaw.executors.wrapped import Aliased, Filtered, WithRetry, WithTimeouts, Wrapper
+from evoclaw.executors.wrapped import Filtered, WithRetry, WithTimeouts, Wrapper
 from evoclaw.tools.define import tool
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import read, write
@@ -185,19 +185,6 @@ async def test_filtered_says_what_is_missing() -> None:
         await filtered.execute(asking(simple("bash")), silent)
 
 
-async def test_aliased_answers_under_the_name_it_was_called_by() -> None:
-    inner = Scripted(simple("bash", "shell"))
-    aliased = Aliased(inner, {"shell": "bash", "file_ops": "files"})
-
-    assert names(aliased) == ["bash", "shell"]
-    assert aliased.tools()[1].permissions == {"shell"}
-    result = await aliased.execute(asking(simple("shell")), silent)
-    assert (result.name, inner.asked) == ("shell", ["bash run.1.0.1"])
-    assert (await aliased.execute(asking(simple("bash")), silent)).name == "bash"
-    with pytest.raises(DuplicateTool):
-        Aliased(inner, {"bash": "bash"})
-
-
 def test_timeouts_are_configured_but_never_above_the_maximum() -> None:
     tool = Tool("a", "a", EMPTY, timeout=10, max_timeout=60)
     inner = Scripted(tool, simple("b"))
@@ -237,10 +224,10 @@ def test_retrying_needs_an_attempt() -> None:
 
 async def test_wrappers_stack_and_a_bare_one_changes_nothing() -> None:
     inner = Scripted(simple("bash", "shell"), simple("free"))
-    stack = Filtered(WithTimeouts(Aliased(WithRetry(inner), {"shell": "bash"}), {}), ["shell"])
+    stack = Filtered(WithTimeouts(WithRetry(inner), {}), ["shell"])
 
-    assert names(stack) == ["bash", "free", "shell"]
-    assert await outcome(stack, simple("shell")) == "ran"
+    assert names(stack) == ["bash", "free"]
+    assert await outcome(stack, simple("bash")) == "ran"
     bare = Wrapper(inner)
     assert tuple(bare.tools()) == tuple(inner.tools())
     assert bare.tools() is bare.tools()

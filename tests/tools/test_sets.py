@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.tools import Effect
-from evoclaw.tools.sets import coding, everything, read_only, remote, usable
+from evoclaw.core.toolset import Toolset
+from evoclaw.tools.sets import coding, everything, named, read_only, remote, usable
 
 THIRTY = """read write edit glob grep apply_patch websearch webfetch codesearch bash question
 todowrite todoread task skill sessions_list sessions_history sessions_send sessions_spawn
@@ -76,3 +78,19 @@ def test_the_sets_hold_what_they_say() -> None:
     assert {bound.name for bound in here} == {bound.name for bound in coding()}
     assert remote() == coding()
     assert all(bound.tool.effect is Effect.READ for bound in read_only())
+
+
+def test_other_names_find_their_tool_and_are_not_offered() -> None:
+    tools = Toolset(bound.tool for bound in everything())
+    assert not {"shell", "web_fetch"} & set(tools.names)
+    for alias, name in (("shell", "bash"), ("web_fetch", "webfetch")):
+        found = tools.find(alias)
+        assert found is not None and found[0].name == name
+
+
+def test_a_tool_that_is_called_so_counts_more_than_another_name() -> None:
+    (bash,) = named(["bash"])
+    shell = replace(bash.tool, name="shell", aliases=())
+    tools = Toolset([bash.tool, shell])
+    found = tools.find("shell")
+    assert found is not None and found[0] is shell

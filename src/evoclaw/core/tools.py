@@ -46,6 +46,8 @@ class Tool(Struct, frozen=True, omit_defaults=True):
     """Seconds that the way to where it runs and back may take on top: whoever runs it there keeps
     to the timeout by himself."""
     version: str = "1"
+    aliases: tuple[str, ...] = ()
+    """Other names by which it may be called; they are not offered."""
 
 
 class Call(Struct, frozen=True):

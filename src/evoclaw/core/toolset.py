@@ -33,6 +33,9 @@ class Toolset(Sequence[Tool]):
                 raise DuplicateTool(tool.name)
             validator = compiled.get(id(tool.parameters)) or compile_schema(tool)
             self._by_name[tool.name] = (tool, validator)
+        for tool in self._tools:
+            for alias in tool.aliases:
+                self._by_name.setdefault(alias, self._by_name[tool.name])
         self.names = tuple(tool.name for tool in self._tools)
         self.size = sum(
             len(tool.description) + len(msgspec.json.encode(tool.parameters))
@@ -50,7 +53,7 @@ class Toolset(Sequence[Tool]):
         return {id(tool.parameters): validator for tool, validator in self._by_name.values()}
 
     def find(self, name: str) -> tuple[Tool, Validator] | None:
-        """The tool of that name and the validator of its arguments."""
+        """The tool that may be called so, and the validator of its arguments."""
         return self._by_name.get(name)
 
     @overload

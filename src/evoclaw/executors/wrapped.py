@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
+from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.ports import Executor, Progress
 from evoclaw.core.tools import Call, Tool, missing_permissions
@@ -63,36 +63,6 @@ class Filtered(Wrapper):
         if missing := missing_permissions(real, self._capabilities):
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, permission_denied(real, missing))
         return await super().execute(call, progress)
-
-
-class Aliased(Wrapper):
-    """Lets tools also be called by other names."""
-
-    def __init__(self, inner: Executor, aliases: Mapping[str, str]) -> None:
-        super().__init__(inner)
-        self._aliases = dict(aliases)
-        self.tools()
-
-    def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Add the other names of those that are there."""
-        known = {tool.name: tool for tool in tools}
-        for alias in self._aliases:
-            if alias in known:
-                raise DuplicateTool(alias)
-        others = (
-            replace(known[name], name=alias, description=f"The same as `{name}`.")
-            for alias, name in self._aliases.items()
-            if name in known
-        )
-        return (*tools, *others)
-
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Hand the call on under the tool's own name; answer under the name it was called by."""
-        name = self._aliases.get(call.name)
-        if name is None:
-            return await super().execute(call, progress)
-        inner = replace(call, tool=replace(call.tool, name=name))
-        return replace(await super().execute(inner, progress), name=call.name)
 
 
 class WithTimeouts(Wrapper):

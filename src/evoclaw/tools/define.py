@@ -42,6 +42,7 @@ def tool(
     idempotent: bool = False,
     streams: bool = False,
     version: str = "1",
+    aliases: Sequence[str] = (),
 ) -> Callable[[Callable[..., object]], BoundTool]:
     """Make a tool of a function.
 
@@ -60,6 +61,7 @@ def tool(
         idempotent: Running it twice does no more than running it once.
         streams: It reports output while it runs.
         version: Raised when its meaning changes.
+        aliases: Other names by which it may be called.
     """
     if any(callable(permission) for permission in permissions):
         raise SchemaError(str(permissions[0]), "write `@tool()`, with the brackets")
@@ -78,6 +80,7 @@ def tool(
             idempotent=idempotent,
             streams=streams,
             version=version,
+            aliases=tuple(aliases),
         )
         return _bind(made, function)
 

@@ -22,7 +22,15 @@ ERROR_TAIL = 8 << 10
 KILLED = (-9, 137)
 
 
-@tool("shell", timeout=30, max_timeout=300, effect="write", resources=(EVERYTHING,), streams=True)
+@tool(
+    "shell",
+    timeout=30,
+    max_timeout=300,
+    effect="write",
+    resources=(EVERYTHING,),
+    streams=True,
+    aliases=("shell",),
+)
 async def bash(
     ops: ExecOps,
     progress: Progress,

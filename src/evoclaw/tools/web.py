@@ -115,7 +115,14 @@ class CodeSearcher(Protocol):
         ...
 
 
-@tool("network", timeout=30, max_timeout=120, effect="read", resources=())
+@tool(
+    "network",
+    timeout=30,
+    max_timeout=120,
+    effect="read",
+    resources=(),
+    aliases=("web_fetch",),
+)
 async def webfetch(
     fetcher: Fetcher,
     url: str,
