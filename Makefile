@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOCAL := $(VENV)/.local-model
 AIMOCK := $(VENV)/.aimock
+CORPUS := $(VENV)/.toml-test
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types test test-faults test-llm check bench fleetbench fleetspeed \
@@ -30,6 +31,13 @@ $(AIMOCK): $(READY) tests/providers/aimock/package.json
 	$(BIN)/python tests/providers/aimock/install.py $(VENV)/aimock
 	@touch $@
 
+# The public TOML corpus is in no wheel, but in a source distribution. Where it cannot be had, the
+# one test that needs it says so.
+$(CORPUS): $(READY)
+	-$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary tomlkit -d $(VENV)/toml-test tomlkit==0.15.2
+	-tar -xzf $(VENV)/toml-test/tomlkit-0.15.2.tar.gz -C $(VENV)/toml-test --strip-components=3 tomlkit-0.15.2/tests/toml-test/tests
+	@touch $@
+
 setup: $(READY) ## make .venv with everything for development
 
 fmt: $(READY) ## format the code
@@ -43,7 +51,7 @@ lint: $(READY) ## check format and style
 types: $(READY) ## check types, strictly
 	$(BIN)/pyright
 
-test: $(READY) $(AIMOCK) ## run the tests
+test: $(READY) $(AIMOCK) $(CORPUS) ## run the tests
 	$(BIN)/pytest
 
 test-faults: $(READY) ## kill, cut and flood real processes: the rows of faults that need them
