@@ -35,8 +35,14 @@ BRIDGES = {("executors.edge", "transport")}
 """The one import between rooms of floor 1."""
 
 BANNED_WORDS = {"utils", "helpers", "common", "base", "manager", "handler", "service"}
-BROAD_EXCEPT = {"core/bus.py", "core/calls.py", "core/replies.py", "edge/commands.py"}
-"""Where a port's own fault is turned into a fact; nowhere else is everything caught."""
+BROAD_EXCEPT = {
+    "core/bus.py",
+    "core/calls.py",
+    "core/replies.py",
+    "edge/commands.py",
+    "executors/own_tools.py",
+}
+"""Where a fault of others' code is turned into a fact; nowhere else is everything caught."""
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP, LONGEST_ROOT = 400, 50, 250, 90
 
 

@@ -68,6 +68,26 @@ async def test_a_skill_is_made_checked_and_used_in_the_next_run(tmp_path: Path) 
     assert "Hello, Ada!" in texts[1]
 
 
+async def test_a_tool_of_ones_own_is_there_in_the_next_run(tmp_path: Path) -> None:
+    answers = (reply("", ("double", {"number": 21})), reply("42."))
+    async with shell(tmp_path, *answers) as here:
+        folder = here.home / ".evoclaw" / "tools"
+        folder.mkdir(parents=True)
+        (folder / "dice.py").write_text(
+            "from evoclaw import tool\n\n@tool('dice', effect='read')\n"
+            "def double(number: int) -> int:\n    'Say what twice a number is.'\n"
+            "    return 2 * number\n"
+        )
+        (folder / "bad.py").write_text("import nowhere_at_all\n")
+        for file in folder.iterdir():
+            file.chmod(0o600)
+        assert "double " in (await here.type("tools")).out
+        assert "bad.py           ModuleNotFoundError" in (await here.type("doctor")).out
+        ran = await here.type("run", "--json", "twice 21?")
+    assert ran.code == 0, ran.err
+    assert '"text":"42"' in ran.out
+
+
 async def test_a_session_remembers_and_its_todos_outlive_the_process(tmp_path: Path) -> None:
     todo = {"todos": [{"content": "water the plants", "status": "pending"}]}
     answers = (

@@ -204,5 +204,9 @@ class Toolbox(Protocol):
         ...
 
     def others(self) -> Sequence[Tool]:
-        """The tools of skills and of MCP servers."""
+        """The tools of skills, of the owner's own files, and of MCP servers."""
+        ...
+
+    def problems(self) -> Mapping[str, str]:
+        """What of these cannot be used, and why."""
         ...

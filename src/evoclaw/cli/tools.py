@@ -94,6 +94,7 @@ async def _doctor(options: Namespace, wiring: Wiring) -> int:
         offered = [*(bound.tool for bound in box.tools), *box.others()]
         found += [(tool.name, True, "can be used") for tool in offered]
         found += [(one.name, False, one.why) for one in box.absent]
+        found += [(name, False, why) for name, why in box.problems().items()]
     if options.json:
         show([{"name": name, "ok": ok, "says": says} for name, ok, says in found])
         return exits.OK

@@ -69,19 +69,10 @@ def tool(
     def define(function: Callable[..., object]) -> BoundTool:
         title = name or getattr(function, "__name__", "")
         made = Tool(
-            title,
-            "",
-            {},
-            permissions=frozenset(permissions),
-            effect=_effect(title, effect),
-            resources=tuple(resources),
-            timeout=float(timeout),
-            max_timeout=float(max_timeout),
-            idempotent=idempotent,
-            streams=streams,
-            version=version,
-            aliases=tuple(aliases),
-        )
+            title, "", {}, frozenset(permissions), _effect(title, effect), tuple(resources),
+            float(timeout), float(max_timeout), idempotent, streams,
+            version=version, aliases=tuple(aliases),
+        )  # fmt: skip
         return _bind(made, function)
 
     return define

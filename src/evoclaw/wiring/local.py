@@ -85,7 +85,8 @@ def box_executor(
     executor: Executor = LocalExecutor(tools, given=box.given)
     if names is None:
         processes = cast("ExecOps", box.given[ExecOps])
-        executor = Routed([executor, SkillExecutor(box.shelf, processes), *box.servers])
+        skills = SkillExecutor(box.shelf, processes)
+        executor = Routed([executor, skills, box.own(), *box.servers])
     return Narrowed(Filtered(executor, capabilities), box.shelf)
 
 

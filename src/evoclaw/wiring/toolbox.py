@@ -17,6 +17,7 @@ from evoclaw.core.tools import Tool
 
 if TYPE_CHECKING:
     from evoclaw.executors.mcp.executor import McpExecutor
+    from evoclaw.executors.own_tools import OwnTools
     from evoclaw.skills.watching import Shelf
 
 BROWSER = "EVOCLAW_BROWSER"
@@ -43,11 +44,30 @@ class Toolbox:
     """The skills, whose tools come and go."""
     servers: Sequence[McpExecutor] = ()
     """The tools of MCP servers, those that were approved."""
+    folder: Path = Path("tools")
+    """Where tools of the owner's own are."""
 
     def others(self) -> list[Tool]:
-        """The tools of skills and of MCP servers."""
+        """The tools of skills, of the owner's own files, and of MCP servers."""
         skills = [bound.tool for bound in self.shelf.tools()]
-        return [*skills, *(tool for server in self.servers for tool in server.tools())]
+        servers = [tool for server in self.servers for tool in server.tools()]
+        return [*skills, *self.own().tools(), *servers]
+
+    def problems(self) -> dict[str, str]:
+        """What of these cannot be used, and why."""
+        own = self.own()
+        own.tools()
+        skills = {str(one.path): one.reason for one in self.shelf.problems()}
+        servers = {one.server.name: one.problem for one in self.servers if one.problem}
+        return own.problems | skills | servers
+
+    def own(self) -> OwnTools:
+        """The tools of the owner's own files."""
+        from evoclaw.executors.own_tools import OwnTools
+        from evoclaw.tools.sets import NAMES
+
+        taken = {*NAMES, *(bound.name for bound in self.shelf.tools())}
+        return OwnTools(self.folder, given=self.given, reserved=taken)
 
 
 @asynccontextmanager
@@ -77,12 +97,12 @@ async def open_toolbox(
         skills, servers = shelf(home), await connect_servers(home, env, stack)
         found, reasons = _found(workspace, env, key, stack)
         found |= {SkillTexts: Disclosure(skills), **(given or {})}
-        yield _filled(found, reasons, skills, servers)
+        yield _filled(found, reasons, skills, servers, home / "tools")
 
 
 def refilled(box: Toolbox, given: Mapping[type, object]) -> Toolbox:
     """The same box with more in it."""
-    return _filled({**box.given, **given}, {}, box.shelf, box.servers)
+    return _filled({**box.given, **given}, {}, box.shelf, box.servers, box.folder)
 
 
 def _filled(
@@ -90,13 +110,14 @@ def _filled(
     reasons: Mapping[type, str],
     shelf: Shelf,
     servers: Sequence[McpExecutor],
+    folder: Path,
 ) -> Toolbox:
     from evoclaw.tools.sets import everything, usable
 
     tools = everything()
     offered = with_program(usable(tools, found))
     absent = [_absent(one, found, reasons) for one in tools if one not in offered]
-    return Toolbox(offered, found, tuple(absent), shelf, servers)
+    return Toolbox(offered, found, tuple(absent), shelf, servers, folder)
 
 
 def with_program(tools: tuple[BoundTool, ...]) -> tuple[BoundTool, ...]:
