@@ -57,7 +57,9 @@ from evoclaw.providers.prices import Rate
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.skills.generated import write_desktop_tools
 from evoclaw.store.recordings import encode_record
+from evoclaw.tools.device import device, notify
 from evoclaw.tools.fake import FakeOps
+from evoclaw.tools.jobs import jobs
 from evoclaw.tools.sets import coding, everything, read_only
 
 PLACE = Path(__file__).parent
@@ -169,6 +171,9 @@ def tools() -> str:
             "Sets, in `evoclaw.tools.sets`:",
             listed,
             *(_tool(bound.tool) for bound in everything()),
+            "# Beside the thirty",
+            "`device` and `notify` are tools of an edge; `jobs` is offered with `edge_call`.",
+            *(_tool(bound.tool) for bound in (device, notify, jobs)),
         )
     )
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from evoclaw.core.messages import JSON, ErrorKind
-from evoclaw.core.ports import Progress
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.calls import prepare
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.events import CallFinished, Event
+from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult, user
+from evoclaw.core.ports import Executor, Ports, Progress
+from evoclaw.core.state import new_run
+from evoclaw.core.toolset import Toolset
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.executors.routed import Routed
+from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.jobs import Job, NoJob
 from evoclaw.orchestrator.tidying import MARGIN, Tidying, last_moment
+from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
+from evoclaw.tools.jobs import Jobs, jobs
 from evoclaw.transport.wire import Command, encode
 from tests.fleet.support import QUICK, Ear, House, house, new_id, tool_command, until
 
@@ -31,7 +44,7 @@ async def ended(here: House, job_id: str) -> Job:
     return await here.orchestrator.job("pi", job_id)
 
 
-async def jobs(here: House) -> list[JSON]:
+async def listed_jobs(here: House) -> list[JSON]:
     return (await here.orchestrator.say("pi", "job", {"action": "list"})).result["jobs"]
 
 
@@ -41,13 +54,13 @@ async def test_a_job_is_answered_when_it_has_begun_and_its_result_is_kept(tmp_pa
         running = await here.orchestrator.job("pi", job_id)
         assert (running.state, running.ended) == ("running", False)
         assert running.details["tool"] == "hold"
-        (listed,) = await jobs(here)
+        (listed,) = await listed_jobs(here)
         assert (listed["job_id"], listed["background"]) == (job_id, True)
         here.marks.gate.set()
         done = await ended(here, job_id)
         assert (done.state, done.ended) == ("succeeded", True)
         assert done.result is not None and done.result.text == "held a"
-        assert await jobs(here) == []
+        assert await listed_jobs(here) == []
         assert here.marks.made == ["a"]
 
 
@@ -202,3 +215,89 @@ async def test_what_nobody_waits_for_any_more_is_closed_as_unknown(tmp_path: Pat
         assert (await here.orchestrator.job("pi", old)).state == "unknown"
         assert (await here.orchestrator.job("pi", unsent)).state == "expired"
         assert MARGIN < 500
+
+
+def tools_of(here: House) -> Executor:
+    """What the model of an orchestrator is offered."""
+    given: dict[type, object] = {Jobs: here.orchestrator.jobs()}
+    asking = here.orchestrator.edge_call(frozenset({"*"}))
+    return Routed([asking, LocalExecutor([jobs], given=given)])
+
+
+async def use(here: House, name: str, request_id: str = "", **arguments: JSON) -> ToolResult:
+    executor = tools_of(here)
+    asked = ToolCall("c", name, msgspec.json.encode(arguments).decode())
+    tools = Toolset.of(executor.tools())
+    call = prepare(asked, tools, request_id=request_id or new_id(), resumed=bool(request_id))
+    assert not isinstance(call, ToolResult), call
+    async with asyncio.timeout(20):
+        return await executor.execute(call, lambda text: None)
+
+
+async def test_a_run_begins_a_job_goes_on_and_waits_for_it_at_no_cost(tmp_path: Path) -> None:
+    run_id = "ab" * 16
+    job: dict[str, JSON] = {"agent_id": "pi", "action": "hold", "background": True}
+    model = Scripted(
+        calls(("edge_call", job | {"params": {"text": "a"}})),
+        calls(("jobs", {"action": "list", "node": "pi"})),
+        calls(("jobs", {"action": "wait", "node": "pi", "job_id": f"{run_id}.1.0.1"})),
+        says("It was held."),
+    )
+    async with house(tmp_path) as here:
+        ports = Ports(model, tools_of(here), Permissions(frozenset({"*"})))
+        state = new_run((user("hold a while"),), run_id)
+        running = asyncio.create_task(finished(run_loop(state, ports, LoopSettings())))
+        await until(lambda: len(model.requests) == 3)
+        await here.marks.waiting.wait()
+        assert not running.done()
+        here.marks.gate.set()
+        async with asyncio.timeout(20):
+            results = await running
+    assert len(model.requests) == 4, "nothing was asked of the model while it waited"
+    begun, listed, held = results
+    assert begun.details["job_id"] == f"{run_id}.1.0.1"
+    assert f"{run_id}.1.0.1" in listed.text and "running" in listed.text
+    assert held.text == "held a"
+    assert here.marks.made == ["a"]
+
+
+async def finished(events: AsyncIterator[Event]) -> list[ToolResult]:
+    return [event.result async for event in events if isinstance(event, CallFinished)]
+
+
+async def test_who_waited_before_a_restart_waits_again_and_gets_the_result(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        job_id = await begin(here)
+        waiting = new_id()
+        before = asyncio.create_task(
+            use(here, "jobs", waiting, action="wait", node="pi", job_id=job_id)
+        )
+        await asyncio.sleep(0)
+        await here.crash()
+        before.cancel()
+        await asyncio.wait([before])
+        await here.open()
+        await here.there()
+        again = asyncio.create_task(
+            use(here, "jobs", waiting, action="wait", node="pi", job_id=job_id)
+        )
+        here.marks.gate.set()
+        assert (await again).text == "held a"
+        assert here.marks.made == ["a"]
+
+
+async def test_a_job_is_read_and_cancelled_by_the_model(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        job_id = await begin(here)
+        stands = await use(here, "jobs", action="read", node="pi", job_id=job_id)
+        assert "is running" in stands.text
+        ended_by = await use(here, "jobs", action="cancel", node="pi", job_id=job_id)
+        assert ended_by.details["cancelled"] is True
+        result = await use(here, "jobs", action="wait", node="pi", job_id=job_id)
+        assert result.error is ErrorKind.CANCELLED
+        for action in ("read", "wait", "cancel"):
+            with pytest.raises(ToolFailure) as refused:
+                await use(here, "jobs", action=action, node="pi", job_id="nothing")
+            assert refused.value.kind is ErrorKind.NOT_FOUND
+        with pytest.raises(ToolFailure, match="Only a tool of the agent"):
+            await use(here, "edge_call", agent_id="pi", query="how are you?", background=True)

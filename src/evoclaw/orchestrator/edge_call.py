@@ -145,6 +145,10 @@ class EdgeCall:
         if isinstance(action, str) and member.tools.find(action) is not None:
             given = params if is_object(params) else {}
             return await self._use_tool(member, call, action, given, progress)
+        if call.arguments.get("background"):
+            tools = ", ".join(member.tools.names) or "none"
+            text = f"Error: Only a tool of the agent can go on in the background: {tools}."
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
         query = call.arguments.get("query") or _sentence(action, params)
         if not query:
             text = "Error: Invalid parameters for 'edge_call': give a query, or an action."
@@ -185,6 +189,8 @@ class EdgeCall:
             grants=self._grants,
             queue=QUEUE,
         )
+        if call.arguments.get("background"):
+            return replace(await edge.start(ready), name=call.name)
         return replace(await edge.execute(ready, progress), name=call.name)
 
     async def _prompt(self, member: Member, call: Call, query: str) -> ToolResult:
@@ -226,6 +232,11 @@ def _tool(online: Sequence[Member]) -> Tool:
                     "description": "Instead of a query: the tool of the agent to call.",
                 },
                 "params": {"type": "object", "description": "The arguments of the action."},
+                "background": {
+                    "type": "boolean",
+                    "description": "Begin the action and go on: the answer names a job. The tool "
+                    "`jobs` waits for it, an hour at most.",
+                },
                 "timeout_ms": {"type": "integer", "minimum": 1},
             },
             "required": ["agent_id"],

@@ -1,4 +1,4 @@
-"""Asking after a job: from the store when it has ended, else from the edge that runs it."""
+"""Jobs on edges: how they stand, by the store when they have ended, else by whoever runs them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from secrets import token_hex
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evoclaw.core.errors import EvoClawError, ToolFailure
-from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_object
-from evoclaw.transport.outbox import Outbox
+from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_array, is_object
+from evoclaw.core.tools import Call
+from evoclaw.transport.outbox import CLOSED, Outbox
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import Command, Outcome
@@ -61,3 +63,53 @@ async def _ask(requests: Requests, agent_id: str, job_id: str) -> Job:
     if not isinstance(state, str):
         state = "queued" if outcome.error_type == ErrorKind.NOT_FOUND else "unknown"
     return Job(job_id, agent_id, state, details=found)
+
+
+class FleetJobs:
+    """The jobs of the fleet, as the tool `jobs` sees them."""
+
+    def __init__(self, outbox: Outbox, requests: Requests) -> None:
+        self._outbox, self._requests = outbox, requests
+
+    async def going_on(self, node: str) -> list[dict[str, JSON]]:
+        """Those of one device that have not ended."""
+        found = await self._say(node, {"action": "list"})
+        listed = found.get("jobs")
+        return [one for one in listed if is_object(one)] if is_array(listed) else []
+
+    async def stands(self, node: str, job_id: str, call: Call, *, ended: bool) -> ToolResult:
+        """How one stands; if so asked, when it has ended. To wait costs nothing but time."""
+
+        async def is_closed() -> bool:
+            row = await self._outbox.get(job_id)
+            if row is None or row.agent_id != node:
+                raise _unknown(node, job_id)
+            return row.state in CLOSED
+
+        if ended:
+            await self._requests.closings.wait(job_id, is_closed)
+        try:
+            job = await look_up(self._outbox, self._requests, node, job_id)
+        except NoJob:
+            raise _unknown(node, job_id) from None
+        if job.result is not None:
+            return replace(job.result, call_id=call.id, name=call.name)
+        said = "".join(f"\n{key}: {value}" for key, value in job.details.items())
+        return call.ok(f"Job {job_id} is {job.state}.{said}", state=job.state, ended=job.ended)
+
+    async def cancel(self, node: str, job_id: str, call: Call) -> ToolResult:
+        """End one; how it stood."""
+        found = await self._say(node, {"action": "cancel", "job_id": job_id})
+        state = found.get("state", "unknown")
+        return call.ok(f"Job {job_id} is {state}.", **{str(key): found[key] for key in found})
+
+    async def _say(self, node: str, payload: dict[str, JSON]) -> dict[str, JSON]:
+        outcome = await self._requests.talk(node, Command("job", payload, f"job-{token_hex(8)}"))
+        if outcome.status != "success":
+            raise ToolFailure(ErrorKind.NOT_FOUND, outcome.error or "The device knows no such job.")
+        return outcome.result if is_object(outcome.result) else {}
+
+
+def _unknown(node: str, job_id: str) -> ToolFailure:
+    text = f"There is no job {job_id[:200]!r} of {node[:80]!r}; use `list` to see what goes on."
+    return ToolFailure(ErrorKind.NOT_FOUND, text)

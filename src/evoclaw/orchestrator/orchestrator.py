@@ -23,7 +23,7 @@ from evoclaw.orchestrator.delegation import Delegated
 from evoclaw.orchestrator.edge_call import EdgeCall
 from evoclaw.orchestrator.fetching import fetch
 from evoclaw.orchestrator.fleet import Fleet, Permit, Presence
-from evoclaw.orchestrator.jobs import Job, look_up
+from evoclaw.orchestrator.jobs import FleetJobs, Job, look_up
 from evoclaw.orchestrator.members import Member
 from evoclaw.orchestrator.reception import Ledger, Reception
 from evoclaw.orchestrator.tidying import Shelf, Tidying
@@ -183,6 +183,10 @@ class Orchestrator:
     async def job(self, agent_id: str, job_id: str) -> Job:
         """How a job stands: its result if it has ended, else what its edge says of it."""
         return await look_up(self._store, self.requests, agent_id, job_id)
+
+    def jobs(self) -> FleetJobs:
+        """The jobs of the fleet, as a tool sees them."""
+        return FleetJobs(self._store, self.requests)
 
     async def fetch(self, agent_id: str, handle: str, path: Path) -> int:
         """Copy a big output from an edge to a file; how many bytes it has."""

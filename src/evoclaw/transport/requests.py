@@ -22,6 +22,7 @@ from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
 from evoclaw.transport.acks import Acks
 from evoclaw.transport.clocks import steady_wall
+from evoclaw.transport.closings import Closings
 from evoclaw.transport.endings import Endings, known, too_large
 from evoclaw.transport.lanes import AGAIN, SILENCE, Lanes
 from evoclaw.transport.link import Link, TooLarge
@@ -107,6 +108,7 @@ class Requests:
         self._waiters: dict[str, Waiter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.closings = Closings()
         self.counts: Counter[str] = Counter()
         """Reports that were late, foreign or unreadable."""
         self._acks = Acks(self.send, self.spawn)
@@ -321,6 +323,7 @@ class Requests:
 
     def _landed(self, agent_id: str, request_id: str) -> None:
         self.lanes.landed(agent_id, request_id)
+        self.closings.note(request_id)
 
     def _forget(self, waiter: Waiter) -> None:
         if waiter.timer is not None:

@@ -97,11 +97,12 @@ def _each(orchestrator: Orchestrator, capabilities: frozenset[str]) -> Executor:
     from evoclaw.executors.routed import Routed
     from evoclaw.executors.wrapped import Filtered
     from evoclaw.orchestrator.nodes import FleetNodes
+    from evoclaw.tools.jobs import Jobs, jobs
     from evoclaw.tools.nodes import Nodes, nodes
 
     asking = orchestrator.edge_call(capabilities)
-    seen = {Nodes: FleetNodes(orchestrator.fleet, asking)}
-    return Filtered(Routed([asking, LocalExecutor([nodes], given=seen)]), capabilities)
+    seen = {Nodes: FleetNodes(orchestrator.fleet, asking), Jobs: orchestrator.jobs()}
+    return Filtered(Routed([asking, LocalExecutor([nodes, jobs], given=seen)]), capabilities)
 
 
 def find_broker(home: Path, env: Mapping[str, str]) -> Address:

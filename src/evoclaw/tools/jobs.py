@@ -1,0 +1,58 @@
+"""The tool `jobs`: what was begun on devices and goes on by itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Protocol
+
+from msgspec import Meta
+
+from evoclaw.core.messages import JSON, ToolResult
+from evoclaw.core.tools import Call
+from evoclaw.tools.define import tool
+
+
+class Jobs(Protocol):
+    """Jobs on devices."""
+
+    async def going_on(self, node: str) -> list[dict[str, JSON]]:
+        """Those of one device that have not ended."""
+        ...
+
+    async def stands(self, node: str, job_id: str, call: Call, *, ended: bool) -> ToolResult:
+        """How one stands; if so asked, when it has ended."""
+        ...
+
+    async def cancel(self, node: str, job_id: str, call: Call) -> ToolResult:
+        """End one; how it stood."""
+        ...
+
+
+@tool("device", timeout=600, max_timeout=86_400, idempotent=True, resources=("job_id",))
+async def jobs(
+    fleet: Jobs,
+    call: Call,
+    action: Literal["list", "read", "wait", "cancel"],
+    node: str,
+    job_id: Annotated[str, Meta(max_length=200)] = "",
+    timeout_ms: Annotated[int, Meta(ge=1)] = 600_000,
+) -> ToolResult:
+    """See to jobs: calls that were begun on a device with `background` and go on by themselves.
+
+    `list` names those that go on, `read` tells how one stands, `wait` waits until it has ended and
+    gives its result, `cancel` ends it.
+
+    Args:
+        fleet: The jobs.
+        call: This call.
+        action: What to do.
+        node: The device.
+        job_id: The job; needed for all but `list`.
+        timeout_ms: For `wait`: how many milliseconds at most, a day's worth at most.
+    """
+    if action == "list":
+        found = await fleet.going_on(node)
+        lines = [", ".join(f"{key}: {value}" for key, value in one.items()) for one in found]
+        return call.ok("\n".join(lines) or "No job goes on there.", jobs=list(found))
+    if action == "cancel":
+        return await fleet.cancel(node, job_id, call)
+    return await fleet.stands(node, job_id, call, ended=action == "wait")
