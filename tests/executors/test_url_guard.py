@@ -260,7 +260,9 @@ async def test_an_allowed_network_may_be_reached_and_nothing_else() -> None:
 
     assert (await guard.target("http://inner.example/")).addresses == ("10.1.2.3",)
     assert (await guard.target("http://[::1]/")).addresses == ("::1",)
-    assert (await guard.target("http://[::ffff:10.1.0.1]/")).addresses == ("::ffff:a01:1",)
+    # Python spells it in another way from 3.13 on.
+    (mapped,) = (await guard.target("http://[::ffff:10.1.0.1]/")).addresses
+    assert ipaddress.ip_address(mapped) == ipaddress.ip_address("::ffff:10.1.0.1")
     for url in ("http://10.2.0.1/", "http://127.0.0.1/", "http://[::2]/"):
         assert (await refusal(url, guard)).kind is ErrorKind.PERMISSION_DENIED
 
