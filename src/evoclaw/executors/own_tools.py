@@ -33,7 +33,7 @@ class OwnTools:
             given: What tools may be handed, by Protocol.
             reserved: Names that are taken.
         """
-        self._folder, self._given, self._reserved = folder, dict(given), frozenset(reserved)
+        self.folder, self._given, self._reserved = folder, dict(given), frozenset(reserved)
         self._seen: tuple[tuple[str, int, int], ...] | None = None
         self._executor = LocalExecutor(())
         self.problems: dict[str, str] = {}
@@ -44,7 +44,7 @@ class OwnTools:
         seen = self._look()
         if seen != self._seen:
             self._seen = seen
-            self._load([self._folder / name for name, _, _ in seen])
+            self._load([self.folder / name for name, _, _ in seen])
         return self._executor.tools()
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
@@ -53,7 +53,7 @@ class OwnTools:
 
     def _look(self) -> tuple[tuple[str, int, int], ...]:
         try:
-            files = sorted(self._folder.glob("*.py"))[:MOST_FILES]
+            files = sorted(self.folder.glob("*.py"))[:MOST_FILES]
             stats = [(one.name, one.stat()) for one in files if not one.name.startswith("_")]
         except OSError:
             return ()

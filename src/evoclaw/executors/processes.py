@@ -7,13 +7,13 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed
+from evoclaw.executors.finishing import finish
 from evoclaw.executors.output import STDERR, STDOUT, Watch
 from evoclaw.executors.roots import Roots
 from evoclaw.executors.trees import Job, Namespace, Supervised, Tree, Unshare
@@ -68,7 +68,7 @@ class LocalProcesses:
                 await asyncio.wait([probing])
             except asyncio.CancelledError:
                 # As below: however often we are cancelled, it ends what it started.
-                await _finish(probing)
+                await finish(probing)
                 raise
             self._how = probing.result()
             self._probed = True
@@ -101,7 +101,7 @@ class LocalProcesses:
             await asyncio.wait([living])
         except asyncio.CancelledError:
             watch.wake.set()
-            await _finish(living)
+            await finish(living)
             raise
         try:
             code = living.result()
@@ -153,16 +153,6 @@ class LocalProcesses:
             stderr_bytes=err.total,
             isolation=isolation,
         )
-
-
-async def _finish(living: asyncio.Task[Any]) -> None:
-    """Wait for a task whatever else is cancelled meanwhile; it takes seconds at most."""
-    while not living.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([living])
-    if not living.cancelled():
-        # Seen, so that nobody warns of an error that no longer matters.
-        living.exception()
 
 
 def _clean_environment() -> dict[str, str]:

@@ -54,7 +54,7 @@ async def read(
     """
     about = await ops.stat(path)
     head = await ops.read(path, limit=SNIFFED)
-    media_type = _image_type(head)
+    media_type = image_type(head)
     if media_type is not None:
         return await _picture(ops, about, path, media_type)
     if b"\0" in head or head.startswith(UTF16):
@@ -74,7 +74,8 @@ async def read(
     return Output((TextBlock(_shown(window, offset)),), details)
 
 
-def _image_type(head: bytes) -> str | None:
+def image_type(head: bytes) -> str | None:
+    """What kind of picture begins so; None if it is none that models are shown."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
     return next((name for magic, name in IMAGES if head.startswith(magic)), None)

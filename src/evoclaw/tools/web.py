@@ -14,6 +14,7 @@ from evoclaw.core.bound import Output
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
 from evoclaw.tools.define import tool
+from evoclaw.tools.files import image_type
 from evoclaw.tools.truncate import cut_line
 
 if TYPE_CHECKING:
@@ -28,13 +29,6 @@ LONGEST_SNIPPET = 500
 SHARE = 0.9
 """Of the time a call has: the fetch says best itself what took so long."""
 DEFAULT_MS, MAX_MS = 30_000, 120_000
-PICTURES = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-)
-
 Query = Annotated[str, Meta(min_length=1, max_length=LONGEST_QUERY)]
 Count = Annotated[int, Meta(ge=1, le=20)]
 Format = Literal["markdown", "text", "html"]
@@ -147,7 +141,7 @@ async def webfetch(
     }
     if not 200 <= found.status < 300:
         raise await _refusal(found, media_type, details)
-    picture = _picture_type(found.body)
+    picture = image_type(found.body)
     if picture is not None:
         return _picture(found, picture, details)
     from evoclaw.tools.readable import is_text, readable  # 0.4 MB that most never need
@@ -212,12 +206,6 @@ def _advice(found: Fetched) -> str:
             return ": the server has a problem. Try again later, or another source"
         case _:
             return " and no page"
-
-
-def _picture_type(body: bytes) -> str | None:
-    if body[:4] == b"RIFF" and body[8:12] == b"WEBP":
-        return "image/webp"
-    return next((name for magic, name in PICTURES if body.startswith(magic)), None)
 
 
 def _picture(found: Fetched, picture: str, details: dict[str, JSON]) -> Output:

@@ -22,7 +22,7 @@ from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
 from evoclaw.transport.acks import Acks
 from evoclaw.transport.clocks import steady_wall
-from evoclaw.transport.closings import Closings
+from evoclaw.transport.closings import LOOK, Closings
 from evoclaw.transport.endings import Endings, known, too_large
 from evoclaw.transport.lanes import AGAIN, SILENCE, Lanes
 from evoclaw.transport.link import Link, TooLarge
@@ -42,8 +42,6 @@ from evoclaw.transport.wire import (
 
 GRACE = 10.0
 """Seconds on top of everything before a call is given up as unknown."""
-LOOK = 5.0
-"""Seconds between two looks into the store: another process may have been told the outcome."""
 BRINK = 0.05
 """Seconds after a command had to have begun when that is looked at."""
 LAST_WORDS = 2.0

@@ -86,7 +86,7 @@ def box_executor(
     if names is None:
         processes = cast("ExecOps", box.given[ExecOps])
         skills = SkillExecutor(box.shelf, processes)
-        executor = Routed([executor, skills, box.own(), *box.servers])
+        executor = Routed([executor, skills, box.own, *box.servers])
     return Narrowed(Filtered(executor, capabilities), box.shelf)
 
 

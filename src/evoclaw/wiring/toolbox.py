@@ -42,32 +42,23 @@ class Toolbox:
     absent: tuple[Absent, ...]
     shelf: Shelf
     """The skills, whose tools come and go."""
-    servers: Sequence[McpExecutor] = ()
+    servers: Sequence[McpExecutor]
     """The tools of MCP servers, those that were approved."""
-    folder: Path = Path("tools")
-    """Where tools of the owner's own are."""
+    own: OwnTools
+    """The tools of the owner's own files."""
 
     def others(self) -> list[Tool]:
         """The tools of skills, of the owner's own files, and of MCP servers."""
         skills = [bound.tool for bound in self.shelf.tools()]
         servers = [tool for server in self.servers for tool in server.tools()]
-        return [*skills, *self.own().tools(), *servers]
+        return [*skills, *self.own.tools(), *servers]
 
     def problems(self) -> dict[str, str]:
         """What of these cannot be used, and why."""
-        own = self.own()
-        own.tools()
+        self.own.tools()
         skills = {str(one.path): one.reason for one in self.shelf.problems()}
         servers = {one.server.name: one.problem for one in self.servers if one.problem}
-        return own.problems | skills | servers
-
-    def own(self) -> OwnTools:
-        """The tools of the owner's own files."""
-        from evoclaw.executors.own_tools import OwnTools
-        from evoclaw.tools.sets import NAMES
-
-        taken = {*NAMES, *(bound.name for bound in self.shelf.tools())}
-        return OwnTools(self.folder, given=self.given, reserved=taken)
+        return self.own.problems | skills | servers
 
 
 @asynccontextmanager
@@ -102,7 +93,7 @@ async def open_toolbox(
 
 def refilled(box: Toolbox, given: Mapping[type, object]) -> Toolbox:
     """The same box with more in it."""
-    return _filled({**box.given, **given}, {}, box.shelf, box.servers, box.folder)
+    return _filled({**box.given, **given}, {}, box.shelf, box.servers, box.own.folder)
 
 
 def _filled(
@@ -112,12 +103,15 @@ def _filled(
     servers: Sequence[McpExecutor],
     folder: Path,
 ) -> Toolbox:
-    from evoclaw.tools.sets import everything, usable
+    from evoclaw.executors.own_tools import OwnTools
+    from evoclaw.tools.sets import NAMES, everything, usable
 
     tools = everything()
     offered = with_program(usable(tools, found))
     absent = [_absent(one, found, reasons) for one in tools if one not in offered]
-    return Toolbox(offered, found, tuple(absent), shelf, servers, folder)
+    taken = {*NAMES, *(bound.name for bound in shelf.tools())}
+    own = OwnTools(folder, given=found, reserved=taken)
+    return Toolbox(offered, found, tuple(absent), shelf, servers, own)
 
 
 def with_program(tools: tuple[BoundTool, ...]) -> tuple[BoundTool, ...]:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
+from evoclaw.executors.finishing import finish
 
 if TYPE_CHECKING:
     from asyncssh import SFTPClient, SSHClientConnection, SSHKey
@@ -342,15 +343,3 @@ async def _left(files: SFTPClient) -> None:
 async def _put_away(task: asyncio.Task[T], spare: Callable[[T], Awaitable[object]]) -> None:
     async with asyncio.timeout(PING):
         await spare(await task)
-
-
-async def finish(work: asyncio.Task[Any]) -> None:
-    """Wait for the end of a task whatever else is cancelled meanwhile."""
-    while not work.done():
-        try:
-            await asyncio.wait([work])
-        except asyncio.CancelledError:
-            continue
-    if not work.cancelled():
-        # Seen, so that nobody warns of an error that no longer matters.
-        work.exception()

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed
+from evoclaw.executors.finishing import finish
 from evoclaw.executors.output import STDERR, STDOUT, Watch
 from evoclaw.executors.processes import SHOWN
 from evoclaw.executors.roots import check_path, outside
-from evoclaw.executors.ssh.connection import SshConnection, finish, whole
+from evoclaw.executors.ssh.connection import SshConnection, whole
 from evoclaw.executors.ssh.scripts import Order, boot, probe, script, word
 
 if TYPE_CHECKING:
