@@ -100,6 +100,7 @@ async def test_a_session_remembers_and_its_todos_outlive_the_process(tmp_path: P
         first = await here.type("run", "--yes", "--session", "home", "remember the plants")
         second = await here.type("run", "--yes", "--session", "home", "--json", "what was it?")
     assert (first.code, first.out) == (0, "Noted.\n"), first.err
+    assert "todowrite" in first.err and "question" not in first.err, "nobody is there to be asked"
     assert second.code == 0, second.err
     records = [json.loads(line)["event"] for line in second.out.splitlines()]
     said = json.dumps(records[0]["messages"])

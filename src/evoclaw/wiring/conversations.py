@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.ports import Approver, Ports
+from evoclaw.tools.question import Person
 from evoclaw.wiring.local import (
     box_executor,
     capabilities_at,
     choose_model,
     eyes,
+    for_model,
     open_provider,
     policy,
 )
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from evoclaw.governance.autonomy import Level
     from evoclaw.orchestrator.sessions import Conversations
     from evoclaw.store.sessions import Session
-    from evoclaw.tools.question import Person
 
 AGENT = "evoclaw"
 """Who answers when nobody else was defined."""
@@ -63,7 +64,10 @@ async def open_conversations(
         )
 
         def equip(agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
-            executor = box_executor(refilled(box, given), capabilities, tools)
+            handed = dict(given)
+            if person is None:
+                handed.pop(Person)  # a question that nobody answers is not offered
+            executor = box_executor(refilled(box, handed), capabilities, for_model(name, tools))
             return Ports(provider, executor, rules, approver)
 
         talks = Conversations(

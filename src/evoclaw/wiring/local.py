@@ -35,13 +35,18 @@ async def local_ports(
 
     capabilities = capabilities_at(level)
     name = await choose_model(model, env)
-    if tools is None and name.partition("/")[0] == "local":
-        tools = ONE_TOOL
+    tools = for_model(name, tools)
     async with open_provider(name, env) as provider:
         more = {**eyes(provider), **(given or {})}
         async with open_toolbox(workspace, env, given=more) as box:
             executor = box_executor(box, capabilities, tools)
             yield Ports(provider, executor, policy(level, capabilities), approver)
+
+
+def for_model(name: str, tools: Sequence[str] | None) -> Sequence[str] | None:
+    """The tools asked for, or what this model can cope with; None is all there are."""
+    small = name.partition("/")[0] == "local"
+    return ONE_TOOL if tools is None and small else tools
 
 
 def eyes(provider: Provider) -> dict[type, object]:
