@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.arguments import BadArguments, parse_arguments
@@ -23,19 +24,20 @@ from evoclaw.core.events import (
     CallStarted,
     Event,
 )
+from evoclaw.core.labels import CLEAN
 from evoclaw.core.messages import (
     ErrorBlock,
     ErrorKind,
     Finish,
     ImageBlock,
-    TextBlock,
     ToolCall,
     ToolResult,
+    labelled,
 )
 from evoclaw.core.ports import ALLOW, Allow, Approval, Ask, Decision, Deny, Ports, Verdict
 from evoclaw.core.schema import describe_problems
 from evoclaw.core.state import RunState
-from evoclaw.core.tools import Call, failure
+from evoclaw.core.tools import NOTHING_SEEN, Call, Context, failure
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.truncate import head_and_tail
 from evoclaw.core.wording import (
@@ -63,6 +65,7 @@ class Turn(Struct, frozen=True):
 async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
     """Answer the unanswered calls of the last reply; those that wait for a person stay open."""
     ready: list[Call] = []
+    context = Context(state.history.label, state.history, turn.ports.principal)
     for index, asked in state.unanswered:
         prepared = _put_off(state, index, asked, turn.settings) or prepare(
             asked,
@@ -70,6 +73,7 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
             request_id=f"{state.run_id}.{state.turn}.{index}.1",
             resumed=asked.id in state.running,
             epoch=state.epoch,
+            context=context,
         )
         if isinstance(prepared, ToolResult):
             yield CallFinished(prepared)
@@ -110,7 +114,13 @@ def _put_off(
 
 
 def prepare(
-    asked: ToolCall, tools: Toolset, *, request_id: str, resumed: bool = False, epoch: int = 1
+    asked: ToolCall,
+    tools: Toolset,
+    *,
+    request_id: str,
+    resumed: bool = False,
+    epoch: int = 1,
+    context: Context = NOTHING_SEEN,
 ) -> Call | ToolResult:
     """Check one call: known tool, readable arguments, fitting the schema."""
     found = tools.find(asked.name)
@@ -130,7 +140,7 @@ def prepare(
     wanted = arguments.get("timeout_ms")
     if isinstance(wanted, int | float) and wanted > 0:
         timeout = min(wanted / 1000, tool.max_timeout)
-    return Call(asked.id, tool, arguments, request_id, timeout, resumed, epoch)
+    return Call(asked.id, tool, arguments, request_id, timeout, resumed, epoch, context)
 
 
 async def judge(call: Call, turn: Turn) -> Verdict:
@@ -173,7 +183,7 @@ def _judged(call: Call, verdict: Verdict) -> CallJudged:
     if isinstance(verdict, Allow):
         return CallJudged(call.id, "allow", verdict.code)
     if isinstance(verdict, Ask):
-        return CallJudged(call.id, "ask", verdict.code, verdict.reason)
+        return CallJudged(call.id, "ask", verdict.code, verdict.for_people or verdict.reason)
     return CallJudged(call.id, "deny", verdict.code, verdict.for_people or verdict.reason)
 
 
@@ -231,7 +241,14 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
 
 
 async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
-    """Run one call; whatever happens becomes a result, but for our own cancellation."""
+    """Run one call; whatever happens becomes a result, and says where its content came from."""
+    result = await _perform(call, turn, emit)
+    label = call.tool.label
+    return result if label is CLEAN else replace(result, blocks=labelled(result.blocks, label))
+
+
+async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
+    """Whatever happens becomes a result, but for our own cancellation."""
     said = ""
 
     def progress(text: str) -> None:
@@ -273,9 +290,7 @@ def _capped(call: Call, result: ToolResult, limit: int) -> ToolResult:
     cut = tuple(
         block
         if isinstance(block, ImageBlock)
-        else TextBlock(head_and_tail(block.text, limit))
-        if isinstance(block, TextBlock)
-        else ErrorBlock(block.kind, head_and_tail(block.text, limit))
+        else replace(block, text=head_and_tail(block.text, limit))
         for block in blocks
     )
     return ToolResult(call.id, call.name, cut, result.error, result.details)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Protocol, TypeVar, cast
 
-from evoclaw.core.messages import ImageBlock, Message, Reply, SystemMessage
+from evoclaw.core.labels import CLEAN, Label
+from evoclaw.core.messages import ImageBlock, Message, Reply, SystemMessage, label_of
 
 IMAGE_SIZE = 4_000
 """What a picture counts for, in characters: about a thousand tokens."""
@@ -30,13 +31,15 @@ W = TypeVar("W", bound=Writer)
 class History:
     """The messages of a conversation, in order."""
 
-    __slots__ = ("_messages", "_written", "size")
+    __slots__ = ("_messages", "_written", "label", "size")
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._messages: list[Message] = []
         self._written: dict[str, tuple[Writer, int]] = {}
         self.size = 0
         """In characters; the base of the token estimate."""
+        self.label: Label = CLEAN
+        """Where all of it came from."""
         for message in messages:
             self.append(message)
 
@@ -44,6 +47,9 @@ class History:
         """Add one message at the end."""
         self._messages.append(message)
         self.size += size_of(message)
+        label = label_of(message)
+        if label is not CLEAN:
+            self.label = self.label | label
 
     def written(self, dialect: str, new: Callable[[], W]) -> W:
         """The dialect's writer, told of every message so far and of none twice."""

@@ -10,6 +10,9 @@ from enum import StrEnum
 from typing import Any, TypeAlias, TypeGuard
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.core.labels import CLEAN, Label
 
 JSON: TypeAlias = Any
 """A JSON value; the one place where `Any` is honest."""
@@ -25,17 +28,19 @@ def is_array(value: JSON) -> TypeGuard[list[JSON]]:
     return isinstance(value, list)
 
 
-class TextBlock(Struct, frozen=True, gc=False, tag_field="type", tag="text"):
+class TextBlock(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="text"):
     """A piece of text."""
 
     text: str
+    label: Label = CLEAN
 
 
-class ImageBlock(Struct, frozen=True, gc=False, tag_field="type", tag="image"):
+class ImageBlock(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="image"):
     """A picture, base64-encoded."""
 
     media_type: str
     data: str
+    label: Label = CLEAN
 
 
 class ErrorKind(StrEnum):
@@ -55,14 +60,17 @@ class ErrorKind(StrEnum):
     VERSION_MISMATCH = "version_mismatch"
     SANDBOX_UNAVAILABLE = "sandbox_unavailable"
     TOO_LARGE = "too_large"
+    RESOURCE = "resource"
+    """A limit on memory, processes or disk was met."""
     INTERNAL = "internal"
 
 
-class ErrorBlock(Struct, frozen=True, gc=False, tag_field="type", tag="error"):
+class ErrorBlock(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="error"):
     """A failure, worded for the model: what went wrong and what to do next."""
 
     kind: ErrorKind
     text: str
+    label: Label = CLEAN
 
 
 Block: TypeAlias = TextBlock | ImageBlock | ErrorBlock
@@ -163,6 +171,21 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="r
 
 
 Message: TypeAlias = SystemMessage | UserMessage | Reply | ToolResult
+
+
+def label_of(message: Message) -> Label:
+    """Where the content of a message came from, all its blocks together."""
+    label = CLEAN
+    if isinstance(message, UserMessage | ToolResult):
+        for block in message.blocks:
+            if block.label is not CLEAN:
+                label = label | block.label
+    return label
+
+
+def labelled(blocks: tuple[Block, ...], label: Label) -> tuple[Block, ...]:
+    """The same blocks, each known to have come from there too."""
+    return tuple(replace(block, label=block.label | label) for block in blocks)
 
 
 def join_text(blocks: tuple[Block, ...]) -> str:

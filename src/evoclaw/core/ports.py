@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from evoclaw.core.events import Record, ReplyEvent
 from evoclaw.core.history import History
+from evoclaw.core.labels import LOCAL, Principal
 from evoclaw.core.messages import ToolResult
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Call, Tool
@@ -90,6 +91,8 @@ class Ask(Struct, frozen=True, tag="ask"):
 
     code: str
     reason: str
+    """For the model, should nobody be there; for people too, unless they read something else."""
+    for_people: str = ""
 
 
 Verdict: TypeAlias = Allow | Deny | Ask
@@ -172,3 +175,4 @@ class Ports(Struct, frozen=True):
     executor: Executor
     policy: Policy
     approver: Approver = NobodyThere()
+    principal: Principal = LOCAL

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from evoclaw.core.history import History
+from evoclaw.core.labels import CLEAN, LOCAL, Label, Principal
 from evoclaw.core.messages import JSON, ErrorBlock, ErrorKind, TextBlock, ToolResult
 
 
@@ -48,6 +50,40 @@ class Tool(Struct, frozen=True, omit_defaults=True):
     version: str = "1"
     aliases: tuple[str, ...] = ()
     """Other names by which it may be called; they are not offered."""
+    outside: bool = False
+    """Its results hold what outsiders may have written: pages, mail, other agents' words."""
+    private: bool = False
+    """Its results hold what is not for everybody."""
+    acts: bool | None = None
+    """It changes something, or tells somebody, beyond this conversation and the workspace; None:
+    unless it only reads."""
+    sends: bool = False
+    """Its arguments leave for a place that outsiders may read, though it changes nothing."""
+
+    @property
+    def label(self) -> Label:
+        """Of what its results hold."""
+        if not (self.outside or self.private):
+            return CLEAN
+        return Label(self.outside, self.private, (self.name,))
+
+    @property
+    def presses(self) -> bool:
+        """Whether running it has consequences outside of the conversation."""
+        return self.effect is Effect.WRITE if self.acts is None else self.acts
+
+
+class Context(Struct, frozen=True):
+    """What the model had seen when it asked, and on whose behalf it asks."""
+
+    label: Label = CLEAN
+    """Of everything seen, joined."""
+    history: History | None = None
+    """The messages themselves; not there where the call came over the wire."""
+    principal: Principal = LOCAL
+
+
+NOTHING_SEEN = Context()
 
 
 class Call(Struct, frozen=True):
@@ -65,6 +101,7 @@ class Call(Struct, frozen=True):
     no harm, or if whoever runs it remembers its request id."""
     epoch: int = 1
     """How often its run was taken up, this time included: whoever holds a lower one is out."""
+    context: Context = NOTHING_SEEN
 
     @property
     def run_id(self) -> str:

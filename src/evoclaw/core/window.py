@@ -17,7 +17,8 @@ from evoclaw.core.messages import (
     SystemMessage,
     TextBlock,
     ToolResult,
-    user,
+    UserMessage,
+    label_of,
 )
 from evoclaw.core.truncate import head_and_tail
 
@@ -31,7 +32,8 @@ def view(history: History, trimmed: ContextTrimmed, task: int) -> History:
             shown.append(message)
         elif index < trimmed.drop_before:
             if summary_due:
-                shown.append(user(f"[Earlier turns, summarised]\n{trimmed.summary}"))
+                text = f"[Earlier turns, summarised]\n{trimmed.summary}"
+                shown.append(UserMessage((TextBlock(text, history.label),)))
                 summary_due = False
         elif isinstance(message, ToolResult):
             shown.append(_shown_result(message, index, trimmed))
@@ -45,7 +47,7 @@ def _shown_result(result: ToolResult, index: int, trimmed: ContextTrimmed) -> To
         return _stub(result)
     if trimmed.result_chars and size_of(result) > trimmed.result_chars:
         blocks = tuple(
-            block if isinstance(block, ImageBlock) else TextBlock(cut)
+            block if isinstance(block, ImageBlock) else TextBlock(cut, block.label)
             for block in result.blocks
             for cut in [head_and_tail(getattr(block, "text", ""), trimmed.result_chars)]
         )
@@ -57,7 +59,9 @@ def _stub(result: ToolResult) -> ToolResult:
     note = f"[{size_of(result)} characters left out to save room; call the tool again if needed]"
     if size_of(result) <= len(note):
         return result
-    return ToolResult(result.call_id, result.name, (TextBlock(note),), result.error)
+    return ToolResult(
+        result.call_id, result.name, (TextBlock(note, label_of(result)),), result.error
+    )
 
 
 def plan_trim(

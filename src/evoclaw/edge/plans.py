@@ -14,9 +14,10 @@ from evoclaw.core.calls import Turn, judge, perform, prepare
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import CallOutput, Event
+from evoclaw.core.labels import LOCAL
 from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
 from evoclaw.core.ports import Allow, Ports, Progress
-from evoclaw.core.tools import Call, failure
+from evoclaw.core.tools import Call, Context, failure
 from evoclaw.core.toolset import NO_TOOLS, Toolset
 from evoclaw.core.wording import denied
 from evoclaw.transport.link import MAX_PAYLOAD
@@ -91,7 +92,14 @@ class ToolPlans:
         self._check(command, asked.tool, asked.parameters, needed)
         text = msgspec.json.encode(asked.parameters).decode()
         wanted = ToolCall(command.request_id, asked.tool, text)
-        call = prepare(wanted, tools, request_id=command.request_id, epoch=command.epoch)
+        principal = replace(self._ports.principal, tenant=command.tenant or LOCAL.tenant)
+        call = prepare(
+            wanted,
+            tools,
+            request_id=command.request_id,
+            epoch=command.epoch,
+            context=Context(command.label, principal=principal),
+        )
         if isinstance(call, ToolResult):
             return call
         call = replace(call, timeout=_seconds(asked, call))

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from evoclaw.core.labels import LOCAL
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
@@ -113,6 +114,7 @@ class EdgeExecutor:
         seconds: float,
         progress: Progress | None = None,
     ) -> Outcome:
+        principal = call.context.principal
         command = Command(
             "tool",
             payload,
@@ -121,6 +123,8 @@ class EdgeExecutor:
             epoch=call.epoch,
             args_sha256=digest(call.arguments),
             queue_ttl_ms=round(self._queue * 1000),
+            tenant="" if principal == LOCAL else principal.tenant,
+            label=call.context.label,
         )
         command = replace(command, grant=self._grants(self._agent_id, command, call))
         patience = Patience(seconds, self._queue)

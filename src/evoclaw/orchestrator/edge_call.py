@@ -172,7 +172,13 @@ class EdgeCall:
     ) -> ToolResult:
         """Straight to the tool: checked here like a call of our own, and there again."""
         asked = ToolCall(call.id, action, msgspec.json.encode(params).decode())
-        ready = prepare(asked, member.tools, request_id=call.request_id, epoch=call.epoch)
+        ready = prepare(
+            asked,
+            member.tools,
+            request_id=call.request_id,
+            epoch=call.epoch,
+            context=call.context,
+        )
         if isinstance(ready, ToolResult):
             return replace(ready, name=call.name)
         if missing := missing_permissions(ready.tool, self._held):

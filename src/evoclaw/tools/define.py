@@ -43,13 +43,16 @@ def tool(
     streams: bool = False,
     version: str = "1",
     aliases: Sequence[str] = (),
+    outside: bool = False,
+    private: bool = False,
+    acts: bool | None = None,
+    sends: bool = False,
 ) -> Callable[[Callable[..., object]], BoundTool]:
     """Make a tool of a function.
 
-    The docstring is what the model reads; its `Args:` section describes the parameters.
-    Parameters annotated `Progress`, `Call` or with a Protocol, as `FileOps`, are handed in and
-    never shown to the model. A plain function runs in a thread, which cannot be stopped: write
-    long work as `async`. Return text, a JSON-able value, blocks, or an `Output`.
+    The docstring is what the model reads, with `Args:` for the parameters. Those annotated
+    `Progress`, `Call` or with a Protocol are handed in and never shown to the model. A plain
+    function runs in a thread that cannot be stopped. Return text, JSON, blocks or an `Output`.
 
     Args:
         permissions: What an agent must hold to use it.
@@ -62,20 +65,28 @@ def tool(
         streams: It reports output while it runs.
         version: Raised when its meaning changes.
         aliases: Other names by which it may be called.
+        outside: Its results hold what outsiders may have written.
+        private: Its results hold what is not for everybody.
+        acts: Its doing reaches beyond conversation and workspace; None: unless it only reads.
+        sends: Its arguments leave for a place that outsiders may read.
     """
-    if any(callable(permission) for permission in permissions):
-        raise SchemaError(str(permissions[0]), "write `@tool()`, with the brackets")
+    _check_brackets(permissions)
 
     def define(function: Callable[..., object]) -> BoundTool:
         title = name or getattr(function, "__name__", "")
         made = Tool(
             title, "", {}, frozenset(permissions), _effect(title, effect), tuple(resources),
-            float(timeout), float(max_timeout), idempotent, streams,
-            version=version, aliases=tuple(aliases),
+            float(timeout), float(max_timeout), idempotent, streams, 0.0, version, tuple(aliases),
+            outside, private, acts, sends,
         )  # fmt: skip
         return _bind(made, function)
 
     return define
+
+
+def _check_brackets(permissions: Sequence[object]) -> None:
+    if any(callable(permission) for permission in permissions):
+        raise SchemaError(str(permissions[0]), "write `@tool()`, with the brackets")
 
 
 def _bind(bare: Tool, function: Callable[..., object]) -> BoundTool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from evoclaw.core.labels import CLEAN
 from evoclaw.core.messages import (
     JSON,
     Block,
@@ -36,7 +37,7 @@ def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[s
     }
     if result.error is not None:
         payload |= {"error": join_text(result.blocks), "error_type": str(result.error)}
-    if len(result.blocks) != 1 or not isinstance(result.blocks[0], TextBlock | ErrorBlock):
+    if not _is_plain(result.blocks):
         payload["blocks"] = msgspec.to_builtins(result.blocks)
         payload["result"] = head_and_tail(payload["result"], _BESIDE)
     if details.pop("truncated", False):
@@ -44,6 +45,12 @@ def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[s
     if details:
         payload["details"] = details
     return payload
+
+
+def _is_plain(blocks: tuple[Block, ...]) -> bool:
+    """Whether the text alone says it all: where it came from must not get lost on the way."""
+    first = blocks[0] if len(blocks) == 1 else None
+    return isinstance(first, TextBlock | ErrorBlock) and first.label is CLEAN
 
 
 def failed(request_id: str, tool: str, kind: ErrorKind, text: str, **details: JSON) -> Outcome:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct, field
 
 from evoclaw.core.errors import EvoClawError
+from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import JSON, ErrorKind, is_object
 from evoclaw.core.tools import Tool
 
@@ -58,6 +59,8 @@ class Command(Struct, frozen=True, omit_defaults=True):
     max_output_bytes: int | None = None
     reply_to: str = ""
     traceparent: str = ""
+    label: Label = CLEAN
+    """Of everything that the model had seen when it asked."""
     grant: str = ""
     """Signed by the orchestrator: who may do what with which arguments, and until when."""
 
