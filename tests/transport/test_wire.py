@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evoclaw.core.labels import Label
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.tools import Tool
 from evoclaw.transport.wire import (
@@ -59,6 +60,7 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
         epoch=1,
         args_sha256=digest({"command": "vcgencmd measure_temp"}),
         queue_ttl_ms=60000,
+        label=Label(untrusted=True, sources=("webfetch",)),
         grant="eyJ9.c2ln",
     ),
     "command_prompt": Command("prompt", {"prompt": "How warm is it?"}, "r.1.0.1", hops=1),

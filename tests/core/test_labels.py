@@ -1,0 +1,115 @@
+"""Where a text came from is known for as long as the text is, and for what is made of it."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoclaw.core.bus import Bus
+from evoclaw.core.events import ContextTrimmed, Record
+from evoclaw.core.history import History
+from evoclaw.core.labels import CLEAN, MOST_SOURCES, Label, joined
+from evoclaw.core.messages import (
+    ImageBlock,
+    Message,
+    TextBlock,
+    ToolResult,
+    UserMessage,
+    label_of,
+    labelled,
+    user,
+)
+from evoclaw.core.state import fold, new_run
+from evoclaw.core.tools import Effect
+from evoclaw.core.window import view
+from evoclaw.providers.scripted import Scripted, calls, says
+from tests.core.support import Denying, Table, echo, fail, run, tool
+
+labels = st.builds(
+    Label, st.booleans(), st.booleans(), st.lists(st.sampled_from("abcd"), max_size=3).map(tuple)
+)
+WEB = Label(untrusted=True, sources=("page",))
+page = tool("page", effect=Effect.READ, resources=(), outside=True)
+diary = tool("diary", effect=Effect.READ, resources=(), private=True)
+plain = tool("plain", effect=Effect.READ, resources=())
+
+
+def table() -> Table:
+    return Table((page, echo), (diary, echo), (plain, echo))
+
+
+@given(labels, labels)
+def test_joining_labels_takes_nothing_away(one: Label, two: Label) -> None:
+    both = one | two
+    assert both.untrusted == (one.untrusted or two.untrusted)
+    assert both.private == (one.private or two.private)
+    assert set(one.sources) | set(two.sources) == set(both.sources)
+
+
+def test_a_thousand_sources_stay_bounded_and_untrusted() -> None:
+    label = joined(Label(untrusted=True, sources=(f"tool-{n}",)) for n in range(1_000))
+    assert label.untrusted
+    assert len(label.sources) == MOST_SOURCES
+
+
+async def test_a_result_says_that_outsiders_may_have_written_it() -> None:
+    ran = await run(Scripted(calls(("page", {}), ("plain", {})), says("done")), table())
+    assert [label_of(result) for result in ran.results] == [WEB, CLEAN]
+    assert ran.state.history.label == WEB
+
+
+async def test_what_a_failing_page_said_is_as_untrusted_as_the_page() -> None:
+    ran = await run(Scripted(calls(("page", {})), says("done")), Table((page, fail)))
+    assert ran.results[0].error is not None
+    assert label_of(ran.results[0]) == WEB
+
+
+async def test_a_call_knows_what_the_model_had_seen_when_it_asked() -> None:
+    policy = Denying()
+    script = Scripted(
+        calls(("plain", {})), calls(("page", {})), calls(("diary", {})), calls(("plain", {})),
+        says("done"),
+    )  # fmt: skip
+    await run(script, table(), policy=policy)
+    seen = [call.context.label for call in policy.judged]
+    assert seen[:2] == [CLEAN, CLEAN]
+    assert seen[2] == WEB
+    assert seen[3] == Label(untrusted=True, private=True, sources=("page", "diary"))
+
+
+async def test_a_run_told_again_from_its_records_knows_the_same() -> None:
+    ran = await run(Scripted(calls(("page", {})), says("done")), table())
+    bus = Bus("run")
+    lines = [msgspec.json.encode(bus.publish(event)) for event in ran.events]
+    again = fold(msgspec.json.decode(line, type=Record) for line in lines)
+    assert again.history.label == WEB
+
+
+def test_trimming_a_history_leaves_its_label() -> None:
+    history = History(
+        [
+            user("the task"),
+            UserMessage((TextBlock("x" * 500, WEB),)),
+            ToolResult("1", "page", (TextBlock("y" * 500, WEB), ImageBlock("image/png", "", WEB))),
+        ]
+    )
+    for trimmed in (ContextTrimmed(3), ContextTrimmed(3, 3, "short"), ContextTrimmed(0, 0, "", 50)):
+        assert view(history, trimmed, 0).label == WEB
+
+
+async def test_messages_that_a_run_begins_with_bring_their_labels() -> None:
+    policy = Denying()
+    messages: list[Message] = [UserMessage((TextBlock("from another agent", WEB),))]
+    ran = await run(
+        Scripted(calls(("plain", {})), says("done")), table(), policy=policy, messages=messages
+    )
+    assert policy.judged[0].context.label == WEB
+    assert new_run(messages).opening == tuple(messages)
+    assert ran.state.history.label == WEB
+
+
+def test_a_label_costs_nothing_on_the_wire_until_there_is_one() -> None:
+    assert msgspec.json.encode(TextBlock("hi")) == b'{"type":"text","text":"hi"}'
+    [block] = labelled((TextBlock("hi"),), WEB)
+    assert msgspec.json.decode(msgspec.json.encode(block), type=TextBlock) == block
