@@ -23,6 +23,7 @@ from evoclaw.core.messages import (
     TextBlock,
     ToolResult,
     join_text,
+    label_of,
 )
 from evoclaw.core.ports import Executor, Progress
 from evoclaw.core.tools import Call, Tool
@@ -122,7 +123,8 @@ class Outputs(Wrapper):
 
     def _told(self, result: ToolResult, text: str, details: dict[str, JSON]) -> ToolResult:
         images = tuple(block for block in result.blocks if isinstance(block, ImageBlock))
-        block = TextBlock(text) if result.error is None else ErrorBlock(result.error, text)
+        label, error = label_of(result), result.error
+        block = TextBlock(text, label) if error is None else ErrorBlock(error, text, label)
         return replace(result, blocks=(block, *images), details=details)
 
     async def _without_big_images(self, result: ToolResult) -> ToolResult:
@@ -140,10 +142,11 @@ class Outputs(Wrapper):
         try:
             kept = await self._artifacts.put(b64decode(image.data), image.media_type)
         except (EvoClawError, NotBase64):
-            return TextBlock(f"[a picture ({image.media_type}) is too big to be sent]")
+            return TextBlock(f"[a picture ({image.media_type}) is too big to be sent]", image.label)
         return TextBlock(
             f"[a picture ({image.media_type}, {kept.size:,} bytes) is kept on the device as "
-            f"{kept.handle}; it can be fetched by that handle]"
+            f"{kept.handle}; it can be fetched by that handle]",
+            image.label,
         )
 
 

@@ -9,7 +9,14 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import StopReason
-from evoclaw.core.messages import ErrorKind, Message, SystemMessage, TextBlock, ToolResult, user
+from evoclaw.core.messages import (
+    ErrorKind,
+    Message,
+    SystemMessage,
+    TextBlock,
+    ToolResult,
+    UserMessage,
+)
 from evoclaw.core.ports import Ports, Progress
 from evoclaw.core.run import run
 from evoclaw.core.tools import failure
@@ -59,12 +66,13 @@ class PromptPlans:
         seconds = min(given, self._genome().run_seconds)
 
         async def work(deadline: Deadline, progress: Progress) -> ToolResult:
-            return await self._answer(command.request_id, text, ports, deadline, seconds)
+            asked = UserMessage((TextBlock(text, command.label),))
+            return await self._answer(command.request_id, asked, ports, deadline, seconds)
 
         return Plan("prompt", work)
 
     async def _answer(
-        self, request_id: str, text: str, ports: Ports, deadline: Deadline, seconds: float
+        self, request_id: str, asked: UserMessage, ports: Ports, deadline: Deadline, seconds: float
     ) -> ToolResult:
         genome = self._genome()
         settings = LoopSettings(
@@ -74,9 +82,7 @@ class PromptPlans:
         notes = RunNotes(self._outcomes, settings.tool_error_limit)
         end = asyncio.get_running_loop().call_later(seconds, deadline.expire)
         try:
-            answer = await run(
-                [*task, user(text)], ports, settings, sinks=[notes], deadline=deadline
-            )
+            answer = await run([*task, asked], ports, settings, sinks=[notes], deadline=deadline)
         finally:
             end.cancel()
         details = {"stop": str(answer.stop), "turns": answer.turns, "calls": answer.calls}

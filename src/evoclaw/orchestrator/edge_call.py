@@ -208,6 +208,7 @@ class EdgeCall:
             epoch=call.epoch,
             hops=1,
             queue_ttl_ms=round(QUEUE * 1000),
+            label=call.context.label,
         )
         command = replace(command, grant=self._grants(member.agent_id, command, None))
         patience = Patience(call.timeout, QUEUE)

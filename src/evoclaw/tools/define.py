@@ -281,7 +281,7 @@ def _are_blocks(answer: object) -> TypeGuard[Sequence[Block]]:
 def _clean(blocks: Sequence[Block]) -> tuple[Block, ...]:
     return tuple(
         [
-            TextBlock(encodable(block.text)) if isinstance(block, TextBlock) else block
+            TextBlock(encodable(block.text), block.label) if isinstance(block, TextBlock) else block
             for block in blocks
         ]
     )
