@@ -13,6 +13,8 @@ from evoclaw.core.messages import (
     TextBlock,
     ToolResult,
     join_text,
+    label_of,
+    labelled,
 )
 from evoclaw.core.truncate import head_and_tail
 from evoclaw.transport.wire import Outcome, Report, WireError, convert, message_hash
@@ -37,7 +39,10 @@ def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[s
     }
     if result.error is not None:
         payload |= {"error": join_text(result.blocks), "error_type": str(result.error)}
-    if not _is_plain(result.blocks):
+    label = label_of(result)
+    if label != CLEAN:
+        payload["label"] = msgspec.to_builtins(label)
+    if len(result.blocks) != 1 or not isinstance(result.blocks[0], TextBlock | ErrorBlock):
         payload["blocks"] = msgspec.to_builtins(result.blocks)
         payload["result"] = head_and_tail(payload["result"], _BESIDE)
     if details.pop("truncated", False):
@@ -45,12 +50,6 @@ def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[s
     if details:
         payload["details"] = details
     return payload
-
-
-def _is_plain(blocks: tuple[Block, ...]) -> bool:
-    """Whether the text alone says it all: where it came from must not get lost on the way."""
-    first = blocks[0] if len(blocks) == 1 else None
-    return isinstance(first, TextBlock | ErrorBlock) and first.label is CLEAN
 
 
 def failed(request_id: str, tool: str, kind: ErrorKind, text: str, **details: JSON) -> Outcome:
@@ -84,6 +83,8 @@ def to_result(outcome: Outcome, call_id: str, name: str) -> ToolResult:
         details["truncated"] = True
     error = None if outcome.status == "success" else _kind(outcome.error_type)
     blocks = _blocks(outcome, error)
+    if outcome.label != CLEAN:
+        blocks = labelled(blocks, outcome.label)
     return ToolResult(call_id, name, blocks, error=error, details=details)
 
 

@@ -122,6 +122,8 @@ class Outcome(Struct, frozen=True):
     error_type: str = ""
     truncated: bool = False
     blocks: list[JSON] | None = None
+    label: Label = CLEAN
+    """Where what it says came from."""
     details: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
     refuses: str = ""
     """Of a refusal: the one message that it is about. Others with its id may be welcome; what an
