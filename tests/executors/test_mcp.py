@@ -30,7 +30,7 @@ from evoclaw.executors.mcp.offers import (
     digest,
     tool_name,
 )
-from evoclaw.executors.mcp.pins import PinFile
+from evoclaw.executors.mcp.pins import PinFile, Pinned
 from evoclaw.executors.mcp.servers import McpServer
 from evoclaw.providers.scripted import Scripted
 from tests.executors.mcp_servers import command, tool
@@ -399,3 +399,27 @@ def test_texts_of_a_server_are_one_clean_line() -> None:
 def test_settings_that_cannot_work_are_refused(about: McpServer) -> None:
     with pytest.raises(ConfigError):
         McpExecutor(about, NoPins())
+
+
+def test_an_approval_taken_back_while_a_server_is_looked_at_stays_taken_back(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pins.json"
+    other = PinFile(path)
+    other.approved("s", {"a": "1"})
+    other.approve("s")
+
+    class Slow(PinFile):
+        """Somebody forgets the server right after this one has read the file."""
+
+        reads = 0
+
+        def all(self) -> dict[str, Pinned]:
+            found = super().all()
+            self.reads += 1
+            if self.reads == 1:
+                other.forget("s")
+            return found
+
+    assert Slow(path).approved("s", {"a": "1", "b": "2"}) == set()
+    assert other.all()["s"].approved == {}

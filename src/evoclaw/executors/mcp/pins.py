@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,35 +47,38 @@ class PinFile:
         """The names of those that may be offered as they are now; the others wait."""
         pinned = self.all().get(server)
         if pinned is None and self._trust_first:
-            self._change(server, Pinned(dict(digests)))
-            return digests.keys()
+            pinned = self._change(server, lambda now: now or Pinned(dict(digests)))
         pinned = pinned or Pinned()
-        able = {name for name, found in digests.items() if pinned.approved.get(name) == found}
-        waiting = {name: found for name, found in digests.items() if name not in able}
-        if waiting != pinned.waiting:
-            self._change(server, replace(pinned, waiting=waiting))
-        return able
+        if _waiting(pinned, digests) != pinned.waiting:
+            # Seen anew under the lock: somebody may have approved or forgotten meanwhile.
+            pinned = self._change(server, lambda now: _noted(now or Pinned(), digests))
+        return digests.keys() - _waiting(pinned, digests).keys()
 
     def approve(self, server: str, names: Collection[str] | None = None) -> Pinned:
         """Approve what waits, or of it the named ones, as it was last seen."""
-        pinned = self.all().get(server)
-        if pinned is None:
-            known = ", ".join(sorted(self.all())) or "none"
-            raise ConfigError(f"no MCP server {server!r} was seen yet; seen: {known}")
-        chosen = pinned.waiting if names is None else {n: pinned.waiting.get(n, "") for n in names}
-        if missing := [name for name, found in chosen.items() if not found]:
-            raise ConfigError(f"nothing waits under the name {', '.join(sorted(missing))}")
-        waiting = {n: found for n, found in pinned.waiting.items() if n not in chosen}
-        return self._change(server, Pinned({**pinned.approved, **chosen}, waiting))
+
+        def approve(pinned: Pinned | None) -> Pinned:
+            if pinned is None:
+                known = ", ".join(sorted(self.all())) or "none"
+                raise ConfigError(f"no MCP server {server!r} was seen yet; seen: {known}")
+            waits = pinned.waiting
+            chosen = waits if names is None else {name: waits.get(name, "") for name in names}
+            if missing := [name for name, found in chosen.items() if not found]:
+                raise ConfigError(f"nothing waits under the name {', '.join(sorted(missing))}")
+            left = {name: found for name, found in waits.items() if name not in chosen}
+            return Pinned({**pinned.approved, **chosen}, left)
+
+        return self._change(server, approve)
 
     def forget(self, server: str) -> None:
         """Take every approval of a server back."""
-        self._change(server, Pinned())
+        self._change(server, lambda _: Pinned())
 
-    def _change(self, server: str, pinned: Pinned) -> Pinned:
+    def _change(self, server: str, update: Callable[[Pinned | None], Pinned]) -> Pinned:
         try:
             with self._alone():
-                known = self.all() | {server: pinned}
+                known = self.all()
+                known[server] = pinned = update(known.get(server))
                 draft = self._path.with_suffix(".new")
                 file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
                 with os.fdopen(file, "wb") as opened:
@@ -97,3 +100,12 @@ class PinFile:
             yield
         finally:
             os.close(lock)
+
+
+def _waiting(pinned: Pinned, digests: Mapping[str, str]) -> dict[str, str]:
+    """Of what is there now, what nobody approved as it is."""
+    return {name: found for name, found in digests.items() if pinned.approved.get(name) != found}
+
+
+def _noted(pinned: Pinned, digests: Mapping[str, str]) -> Pinned:
+    return replace(pinned, waiting=_waiting(pinned, digests))
