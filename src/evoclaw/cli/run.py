@@ -144,7 +144,7 @@ async def _drive(
     sinks: Sequence[Sink],
     recording: Recording | None,
 ) -> int:
-    bus = Bus(state.run_id, sinks, seq=recording.seq if recording else 0)
+    bus = Bus(state.run_id, (*ports.sinks, *sinks), seq=recording.seq if recording else 0)
     deadline = Deadline(settings.max_seconds)
     end: RunFinished | None = None
     with interruptible(deadline, sys.stderr):

@@ -176,3 +176,5 @@ class Ports(Struct, frozen=True):
     policy: Policy
     approver: Approver = NobodyThere()
     principal: Principal = LOCAL
+    sinks: tuple[Sink, ...] = ()
+    """Who listens to every run that is given these, beside whoever the caller adds."""

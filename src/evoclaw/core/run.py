@@ -25,7 +25,8 @@ def watch(
 ) -> AsyncGenerator[Record, None]:
     """Run a task and yield its records as they happen; `deadline.cancel()` ends it cleanly."""
     state = new_run((user(task),) if isinstance(task, str) else task)
-    return recorded(run_loop(state, ports, settings, deadline), Bus(state.run_id, sinks))
+    listeners = (*ports.sinks, *sinks)
+    return recorded(run_loop(state, ports, settings, deadline), Bus(state.run_id, listeners))
 
 
 async def run(
