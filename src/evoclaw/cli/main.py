@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from evoclaw.cli import exits
+from evoclaw.cli.oversight import add_oversight
 from evoclaw.core.version import VERSION
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     _add_fleet(commands.add_parser)
     _add_tools(commands.add_parser)
     _add_mcp(commands.add_parser("mcp", help="our tools for MCP clients, and theirs for us"))
+    add_oversight(commands.add_parser)
     again = commands.add_parser("replay", help="play a recorded run again, offline")
     again.add_argument("file", help="a recording, as `evoclaw run` makes them")
     again.add_argument("--json", action="store_true", help="records as lines of JSON")
@@ -187,6 +189,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     how = run.add_mutually_exclusive_group()
     how.add_argument("--yes", action="store_true", help="do not ask before writing or executing")
     how.add_argument("--read-only", action="store_true", help="neither write nor execute")
+    run.add_argument(
+        "--wait",
+        action="store_true",
+        help="stop and wait for `evoclaw approvals` if nobody is here",
+    )
     where = run.add_mutually_exclusive_group()
     where.add_argument("--record", metavar="FILE", help="where to record the run")
     where.add_argument("--no-record", action="store_true", help="do not record the run")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from evoclaw.core.ports import Approver, Ports
     from evoclaw.core.tools import Tool
     from evoclaw.edge.edge import Edge
+    from evoclaw.governance.approvals import ApprovalSettings
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.pairing import Devices
+    from evoclaw.governance.stops import StopFile
+    from evoclaw.orchestrator.approvals import Approvals
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.sessions import Conversations
     from evoclaw.skills.approvals import ApprovalFile
@@ -45,13 +48,28 @@ class Wiring(Protocol):
         workspace: Path,
         level: Level,
         tools: Sequence[str] | None,
-        approver: Approver,
+        approver: Callable[[str], Approver],
         person: Person | None,
         settings: LoopSettings,
         session: str,
         env: Mapping[str, str],
     ) -> AbstractAsyncContextManager[Conversations]:
         """The sessions of this machine."""
+        ...
+
+    def open_approvals(
+        self,
+        env: Mapping[str, str],
+        *,
+        settings: ApprovalSettings | None = None,
+        face: Approver | None = None,
+        absent: str = ...,
+    ) -> AbstractAsyncContextManager[Approvals]:
+        """The approvals of this machine, with whoever is there now."""
+        ...
+
+    def stop_file(self, env: Mapping[str, str]) -> StopFile:
+        """The stops of this machine."""
         ...
 
     async def model_at_hand(self, env: Mapping[str, str]) -> tuple[str, str]:

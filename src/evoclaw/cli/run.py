@@ -23,10 +23,12 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import RunFinished
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import SystemMessage, user
-from evoclaw.core.ports import Approver, NobodyThere, Ports, Sink
+from evoclaw.core.ports import Approver, Ports, Sink
 from evoclaw.core.state import RunState, fold, new_run
-from evoclaw.governance.approvals import Remembered
+from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Level
+from evoclaw.governance.stops import Stops, ended_by
+from evoclaw.orchestrator.approvals import Approvals
 from evoclaw.orchestrator.prompt import system_prompt
 from evoclaw.store.recordings import Recording, reopen_recording
 from evoclaw.tools.question import Person
@@ -48,11 +50,15 @@ async def _run(options: Namespace, workspace: Path, wiring: Wiring) -> int:
     settings = LoopSettings(max_turns=options.turns, max_seconds=seconds)
     if options.session:
         return await _talk(options, workspace, wiring, settings)
-    async with _ports(options, workspace, wiring) as ports:
+    async with (
+        _approvals(options, wiring) as approvals,
+        _ports(options, workspace, wiring, approvals.approver()) as ports,
+    ):
         state, recording = _open(options, workspace, wiring)
         sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
         try:
-            return await _drive(state, ports, settings, sinks, recording)
+            stops = Stops(wiring.stop_file(os.environ))
+            return await _drive(state, ports, settings, sinks, recording, stops)
         finally:
             if recording is not None:
                 recording.close()
@@ -63,18 +69,21 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
     if options.on is not None or options.resume:
         raise ConfigError("a session is on this machine and goes on by itself; no --on or --resume")
     task, person = _task(options), _person(options)
-    opened = wiring.open_conversations(
-        model=options.model,
-        workspace=workspace,
-        level=_level(options),
-        tools=_tools(options),
-        approver=_approver(options),
-        person=person,
-        settings=settings,
-        session=options.session,
-        env=os.environ,
-    )
-    async with opened as talks:
+    stops = Stops(wiring.stop_file(os.environ))
+    async with (
+        _approvals(options, wiring) as approvals,
+        wiring.open_conversations(
+            model=options.model,
+            workspace=workspace,
+            level=_level(options),
+            tools=_tools(options),
+            approver=approvals.approver,
+            person=person,
+            settings=settings,
+            session=options.session,
+            env=os.environ,
+        ) as talks,
+    ):
         run_id = secrets.token_hex(16)
         recording = None if options.no_record else Recording(_record_at(options, run_id))
         sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
@@ -89,7 +98,7 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
                 spoken = talks.say(
                     options.session, task, run_id=run_id, sinks=sinks, deadline=deadline
                 )
-                async with aclosing(spoken) as records:
+                async with ended_by(stops, deadline.cancel), aclosing(spoken) as records:
                     async for record in records:
                         end = record.event if isinstance(record.event, RunFinished) else end
         finally:
@@ -107,14 +116,14 @@ def _person(options: Namespace) -> PersonAtTerminal | None:
 
 
 def _ports(
-    options: Namespace, workspace: Path, wiring: Wiring
+    options: Namespace, workspace: Path, wiring: Wiring, approver: Approver
 ) -> AbstractAsyncContextManager[Ports]:
     if options.on is not None and options.on.startswith("ssh://"):
         return wiring.ssh_ports(
             model=options.model,
             url=options.on,
             level=_level(options),
-            approver=_approver(options),
+            approver=approver,
             env=os.environ,
         )
     if options.on is not None:
@@ -122,7 +131,7 @@ def _ports(
             model=options.model,
             on=options.on,
             level=_level(options),
-            approver=_approver(options),
+            approver=approver,
             env=os.environ,
             wait=WAIT,
         )
@@ -131,7 +140,7 @@ def _ports(
         workspace=workspace,
         level=_level(options),
         tools=_tools(options),
-        approver=_approver(options),
+        approver=approver,
         env=os.environ,
         given={Person: person} if (person := _person(options)) is not None else {},
     )
@@ -143,12 +152,16 @@ async def _drive(
     settings: LoopSettings,
     sinks: Sequence[Sink],
     recording: Recording | None,
+    stops: Stops,
 ) -> int:
     bus = Bus(state.run_id, (*ports.sinks, *sinks), seq=recording.seq if recording else 0)
     deadline = Deadline(settings.max_seconds)
     end: RunFinished | None = None
     with interruptible(deadline, sys.stderr):
-        async with aclosing(recorded(run_loop(state, ports, settings, deadline), bus)) as records:
+        async with (
+            ended_by(stops, deadline.cancel),
+            aclosing(recorded(run_loop(state, ports, settings, deadline), bus)) as records,
+        ):
             async for record in records:
                 if bus.failures:
                     deadline.cancel()  # what cannot be recorded is not done
@@ -175,10 +188,14 @@ def _tools(options: Namespace) -> Sequence[str] | None:
     return [name.strip() for name in options.tools.split(",") if name.strip()]
 
 
-def _approver(options: Namespace) -> Approver:
-    if options.json or not has_keyboard():
-        return NobodyThere("nobody is at the terminal; the user can run it again with --yes")
-    return Remembered(AtTerminal(sys.stdin.fileno(), sys.stderr))
+def _approvals(options: Namespace, wiring: Wiring) -> AbstractAsyncContextManager[Approvals]:
+    here = not options.json and has_keyboard()
+    return wiring.open_approvals(
+        os.environ,
+        settings=ApprovalSettings(nobody="wait") if options.wait else None,
+        face=AtTerminal(sys.stdin.fileno(), sys.stderr) if here else None,
+        absent="nobody is at the terminal; the user can run it again with --yes or --wait",
+    )
 
 
 def _open(options: Namespace, workspace: Path, wiring: Wiring) -> tuple[RunState, Recording | None]:

@@ -17,6 +17,7 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Ask, Decision
 from evoclaw.core.tools import Call
+from evoclaw.governance.approvals import scope_of
 from evoclaw.tools.question import Answer, Question, to_answer
 
 _MOST_LINES = 20
@@ -33,7 +34,9 @@ class AtTerminal:
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Show the whole call and read one line."""
         self.screen.write(f"\n{call.name} wants to run:\n{describe(call.arguments)}\n")
-        self.screen.write(f"Allow? [y]es, [a]lways {call.name}, [n]o, or say why not: ")
+        self.screen.write(f"  ({clean(ask.for_people or ask.reason)})\n")
+        self.screen.write(f"always: {clean(scope_of(call, ask).text)}\n")
+        self.screen.write("Allow? [y]es, [a]lways, [n]o, or say why not: ")
         self.screen.flush()
         answer = (await read_line(self.keyboard)).strip()
         match answer.lower():

@@ -19,12 +19,15 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.edge.advert import default_summary
 from evoclaw.governance.autonomy import Level
+from evoclaw.governance.rates import RateSettings
 
 COMMANDS = (
     "tool", "prompt", "cancel", "ping", "tools_list", "execute", "update_strategy",
     "update_genome", "get_metrics", "evolution", "job", "shutdown",
 )  # fmt: skip
 """What an edge can be told to take or to refuse."""
+
+UNLIMITED = RateSettings(per_minute=0, burst=0)
 
 _AGENT = {
     "id": ("agent_id",), "type": ("agent_type",), "summary": ("summary",),
@@ -110,6 +113,8 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     tools: EdgeTools = EdgeTools()
     limits: EdgeLimits = EdgeLimits()
     model: ModelConfig = ModelConfig()
+    rates: RateSettings = UNLIMITED
+    """Its own, beside those of whoever asks."""
 
     def accepts(self, command: str, signer: str = "") -> bool:
         """Whether one of `COMMANDS` is taken from whoever signed it; `""` is nobody."""

@@ -13,6 +13,8 @@ from evoclaw.config.broker import BrokerConfig, check_broker
 from evoclaw.config.documents import Document
 from evoclaw.config.places import default_data_folder, path_decoder, read_text
 from evoclaw.config.values import Engine, Milliseconds, Word, check_capabilities, check_id
+from evoclaw.governance.approvals import ApprovalSettings
+from evoclaw.governance.rates import RateSettings
 
 _TOOLS = {
     "enabled": ("orchestrator", "tool_loop_enabled"),
@@ -88,6 +90,8 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
     agents: tuple[AgentConfig, ...] = ()
     broker: BrokerConfig = BrokerConfig()
     mcp: tuple[McpConfig, ...] = ()
+    approvals: ApprovalSettings = ApprovalSettings()
+    rates: RateSettings = RateSettings()
     data: Path
 
 

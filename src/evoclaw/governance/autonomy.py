@@ -17,17 +17,37 @@ class Level(StrEnum):
     FULL = "full"
 
 
+class Writes(StrEnum):
+    """What a supervised run may do with writes that stay in its conversation and workspace."""
+
+    ASK = "ask"
+    ALLOW = "allow"
+
+
 @dataclass(frozen=True, slots=True)
 class Autonomy(Policy):
-    """Reading is free; what writes or executes is denied, asked for, or free, by level."""
+    """Looking is free; what changes something is denied, asked for, or free, by level.
+
+    A tool that acts (`Tool.presses`) has consequences beyond the conversation and the workspace.
+    One that writes without acting changes the workspace alone: a supervised run asks for that
+    too, unless it is told that such writes are free.
+    """
 
     level: Level
+    writes: Writes = Writes.ASK
 
     async def judge(self, call: Call) -> Verdict:
-        """Judge by the tool's effect."""
-        if call.tool.effect is Effect.READ or self.level is Level.FULL:
+        """Judge by what the tool does."""
+        tool = call.tool
+        acts, changes = tool.presses, tool.effect is not Effect.READ
+        if self.level is Level.FULL or not (acts or changes):
             return ALLOW
         if self.level is Level.READ_ONLY:
             reason = "this run is read-only. Go on without it or tell the user what you would do."
             return Deny("read_only", reason, "the run is read-only")
-        return Ask("supervised", f"{call.name} writes or executes")
+        if acts:
+            what = "writes or executes" if changes else "tells or sets off something elsewhere"
+            return Ask("supervised", f"{call.name} {what}")
+        if self.writes is Writes.ALLOW:
+            return ALLOW
+        return Ask("supervised_write", f"{call.name} writes in the workspace")

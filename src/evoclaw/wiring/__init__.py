@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from evoclaw.wiring.fleet import fleet_ports, open_fleet
     from evoclaw.wiring.local import local_ports, model_at_hand
     from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
+    from evoclaw.wiring.oversight import open_approvals, stop_file
     from evoclaw.wiring.pairing import devices, invite, join, revoke
     from evoclaw.wiring.servers import mcp_pins
     from evoclaw.wiring.skills import skill_catalogue, skill_places
@@ -31,6 +32,7 @@ __all__ = [
     "mcp_over_stdio",
     "mcp_pins",
     "model_at_hand",
+    "open_approvals",
     "open_conversations",
     "open_edge",
     "open_fleet",
@@ -39,6 +41,7 @@ __all__ = [
     "skill_catalogue",
     "skill_places",
     "ssh_ports",
+    "stop_file",
 ]
 _WHERE = {
     "bring_up": "up",
@@ -51,6 +54,7 @@ _WHERE = {
     "mcp_over_stdio": "mcp",
     "mcp_pins": "servers",
     "model_at_hand": "local",
+    "open_approvals": "oversight",
     "open_conversations": "conversations",
     "open_edge": "edge",
     "open_fleet": "fleet",
@@ -59,6 +63,7 @@ _WHERE = {
     "skill_catalogue": "skills",
     "skill_places": "skills",
     "ssh_ports": "ssh",
+    "stop_file": "oversight",
 }
 
 

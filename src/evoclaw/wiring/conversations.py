@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ async def open_conversations(
     workspace: Path,
     level: Level,
     tools: Sequence[str] | None,
-    approver: Approver,
+    approver: Callable[[str], Approver],
     person: Person | None,
     settings: LoopSettings,
     session: str,
@@ -50,11 +50,12 @@ async def open_conversations(
     from evoclaw.orchestrator.sessions import Conversations
     from evoclaw.skills.disclosure import catalogue
     from evoclaw.store.sessions import SessionStore
+    from evoclaw.wiring.oversight import guards
 
     name = await choose_model(model, env)
     capabilities = capabilities_at(level)
     agent = Agent(AGENT, name, capabilities=capabilities, settings=settings)
-    rules = policy(level, capabilities)
+    rules = policy(level, capabilities, *guards(env, AGENT))
     async with AsyncExitStack() as stack:
         store = await SessionStore.open(default_data_folder(env) / "sessions.db")
         await stack.enter_async_context(store)
@@ -68,7 +69,7 @@ async def open_conversations(
             if person is None:
                 handed.pop(Person)  # a question that nobody answers is not offered
             executor = box_executor(refilled(box, handed), capabilities, for_model(name, tools))
-            return Ports(provider, executor, rules, approver)
+            return Ports(provider, executor, rules, approver(session.id))
 
         talks = Conversations(
             store,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.ports import Executor, Ports
+from evoclaw.core.ports import Executor, Policy, Ports
 
 if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from evoclaw.edge.edge import Edge
     from evoclaw.edge.identity import Limits
     from evoclaw.edge.plans import GrantCheck
+    from evoclaw.governance.stops import Stops
     from evoclaw.transport.link import Link
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.clock import OrchestratorClock
     from evoclaw.edge.identity import Identity
+    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.stops import ended_by
     from evoclaw.store.journal import Journal
     from evoclaw.transport.accounts import client_id
 
@@ -47,9 +50,10 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
                 journal.database.set_aside,
             )
         clock = OrchestratorClock()
-        ports, has_model = await _ports(config, env, stack)
+        stops = _stops(config, env)
+        ports, has_model = await _ports(config, env, stack, (stops, Rates(config.rates)))
         name = client_id(config.agent_id, password) if password else ""
-        yield await assemble(
+        edge = await assemble(
             Identity(config.agent_id, config.agent_type, config.summary, name),
             _link(config, password),
             journal,
@@ -60,6 +64,21 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
             clock=clock,
             accepts=config.accepted,
         )
+
+        def end_calls() -> None:
+            for live in edge.calls.live:
+                edge.calls.cancel(live.request_id)
+
+        await stack.enter_async_context(ended_by(stops, end_calls))
+        yield edge
+
+
+def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:
+    """The stops of this machine, and those of this edge alone."""
+    from evoclaw.governance.stops import FILE, StopFile, Stops
+    from evoclaw.wiring.oversight import stop_file
+
+    return Stops(stop_file(env), StopFile(config.data / FILE), agent=config.agent_id)
 
 
 def _alone(folder: Path) -> int:
@@ -82,14 +101,17 @@ def _link(config: EdgeConfig, password: str) -> Link:
 
 
 async def _ports(
-    config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack
+    config: EdgeConfig,
+    env: Mapping[str, str],
+    stack: AsyncExitStack,
+    guards: tuple[Policy, ...] = (),
 ) -> tuple[Ports, bool]:
     from evoclaw.providers.scripted import Scripted
     from evoclaw.wiring.local import open_provider, policy
 
     config.workspace.mkdir(parents=True, exist_ok=True)
     executor = _executor(config)
-    rules = policy(config.level, config.capabilities)
+    rules = policy(config.level, config.capabilities, *guards)
     if not config.model.name:
         # Tools need no model; the one that is never asked stands where a port must be.
         return Ports(Scripted(), executor, rules), False

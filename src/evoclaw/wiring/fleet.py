@@ -41,11 +41,14 @@ async def open_fleet(env: Mapping[str, str]) -> AsyncGenerator[Orchestrator]:
     from evoclaw.config import default_data_folder
     from evoclaw.governance.grants import Signer
     from evoclaw.governance.pairing import Devices
+    from evoclaw.governance.stops import Stops
     from evoclaw.orchestrator.granting import Granting
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.permitted import Permitted
+    from evoclaw.orchestrator.stopping import Stopping, following
     from evoclaw.store.commands import CommandStore
     from evoclaw.transport.mqtt import MqttLink
+    from evoclaw.wiring.oversight import stop_file
 
     home = default_data_folder(env)
     address = find_broker(home, env)
@@ -55,8 +58,11 @@ async def open_fleet(env: Mapping[str, str]) -> AsyncGenerator[Orchestrator]:
         await stack.enter_async_context(store)
         link = MqttLink(address)
         permit = Permitted(Devices(home / "pairing"))
-        orchestrator = Orchestrator(link, store, grants=Granting(signer), permit=permit)
+        stops = Stops(stop_file(env))
+        grants = Stopping(stops, Granting(signer))
+        orchestrator = Orchestrator(link, store, grants=grants, permit=permit)
         await stack.enter_async_context(orchestrator.connected())
+        await stack.enter_async_context(following(stops, orchestrator, store))
         yield orchestrator
 
 
@@ -72,12 +78,13 @@ async def fleet_ports(
 ) -> AsyncGenerator[Ports]:
     """What a run is given whose calls go to edges: to one, to whichever has the tool, or asked."""
     from evoclaw.wiring.local import capabilities_at, choose_model, open_provider, policy
+    from evoclaw.wiring.oversight import guards
 
     name = await choose_model(model, env)
     capabilities = capabilities_at(level)
     async with open_fleet(env) as orchestrator, open_provider(name, env) as provider:
         executor = await fleet_executor(orchestrator, on, capabilities, wait)
-        yield Ports(provider, executor, policy(level, capabilities), approver)
+        yield Ports(provider, executor, policy(level, capabilities, *guards(env)), approver)
 
 
 async def fleet_executor(
@@ -107,18 +114,19 @@ def _each(orchestrator: Orchestrator, capabilities: frozenset[str]) -> Executor:
 
 def find_broker(home: Path, env: Mapping[str, str]) -> Address:
     """The broker: the one that the settings name, or the one that `evoclaw up` runs here."""
-    from evoclaw.config import BrokerConfig, broker_password, read_evoclaw_toml
+    from evoclaw.config import BrokerConfig, broker_password
     from evoclaw.transport.address import TlsSettings, parse_url
+    from evoclaw.wiring.settings import FILE, orchestrator_settings
 
-    path = home / "evoclaw.toml"
-    config = read_evoclaw_toml(path if path.exists() else None, env)
+    config = orchestrator_settings(env)
     if config.broker != BrokerConfig():
         return config.broker.address(broker_password(config.broker, env, PASSWORD))
     try:
         door = msgspec.json.decode((home / HERE).read_bytes(), type=Door)
     except FileNotFoundError:
         raise ConfigError(
-            f"no broker is known: start one with `evoclaw up`, or name one in {path} under [broker]"
+            "no broker is known: start one with `evoclaw up`, or name one in "
+            f"{home / FILE} under [broker]"
         ) from None
     except (OSError, msgspec.DecodeError) as problem:
         raise ConfigError(f"{home / HERE} cannot be read: {problem}") from None

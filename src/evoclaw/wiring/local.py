@@ -31,6 +31,7 @@ async def local_ports(
     given: Mapping[type, object] | None = None,
 ) -> AsyncGenerator[Ports]:
     """What a run on this machine is given; closed, with all it started, when the block ends."""
+    from evoclaw.wiring.oversight import guards
     from evoclaw.wiring.toolbox import open_toolbox
 
     capabilities = capabilities_at(level)
@@ -40,7 +41,8 @@ async def local_ports(
         more = {**eyes(provider), **(given or {})}
         async with open_toolbox(workspace, env, given=more) as box:
             executor = box_executor(box, capabilities, tools)
-            yield Ports(provider, executor, policy(level, capabilities), approver)
+            rules = policy(level, capabilities, *guards(env))
+            yield Ports(provider, executor, rules, approver)
 
 
 def for_model(name: str, tools: Sequence[str] | None) -> Sequence[str] | None:
@@ -125,13 +127,13 @@ def edge_executor(
     return Filtered(LocalExecutor(tools, files=files, exec=processes, given=given), capabilities)
 
 
-def policy(level: Level, capabilities: frozenset[str]) -> Policy:
+def policy(level: Level, capabilities: frozenset[str], *before: Policy) -> Policy:
     """The rules of an agent."""
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.chain import Chain
     from evoclaw.governance.permissions import Permissions
 
-    return Chain((Permissions(capabilities), Autonomy(level)))
+    return Chain((*before, Permissions(capabilities), Autonomy(level)))
 
 
 async def choose_model(asked: str | None, env: Mapping[str, str]) -> str:

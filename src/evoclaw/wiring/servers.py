@@ -24,16 +24,11 @@ def mcp_pins(env: Mapping[str, str]) -> PinFile:
     return PinFile(default_data_folder(env) / PINS)
 
 
-async def connect_servers(
-    home: Path, env: Mapping[str, str], stack: AsyncExitStack
-) -> Sequence[McpExecutor]:
+async def connect_servers(env: Mapping[str, str], stack: AsyncExitStack) -> Sequence[McpExecutor]:
     """The servers that `evoclaw.toml` names, each connected until the stack is closed."""
-    path = home / "evoclaw.toml"
-    if not path.exists():
-        return ()
-    from evoclaw.config import read_evoclaw_toml
+    from evoclaw.wiring.settings import orchestrator_settings
 
-    config = read_evoclaw_toml(path, env)
+    config = orchestrator_settings(env)
     if not config.mcp:
         return ()
     from evoclaw.executors.mcp.executor import McpExecutor

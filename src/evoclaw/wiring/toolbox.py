@@ -85,7 +85,7 @@ async def open_toolbox(
 
     async with AsyncExitStack() as stack:
         home = default_data_folder(env)
-        skills, servers = shelf(home), await connect_servers(home, env, stack)
+        skills, servers = shelf(home), await connect_servers(env, stack)
         found, reasons = _found(workspace, env, key, stack)
         found |= {SkillTexts: Disclosure(skills), **(given or {})}
         yield _filled(found, reasons, skills, servers, home / "tools")

@@ -1,0 +1,400 @@
+"""Secrets taken out of what is kept or shown: by schema, by name, by shape, and by value.
+
+Linear in the length of the text: each pattern begins where a run of its own letters begins, so that
+no input makes it start over again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from hashlib import blake2b
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from evoclaw.core.messages import JSON, is_array, is_object
+
+Span: TypeAlias = tuple[int, int, str]
+"""Where a secret begins and ends, and what kind it is."""
+
+MOST_DEPTH, MOST_NODES = 32, 5_000
+"""Of a JSON value; what lies deeper, or comes after, is left out."""
+BEYOND = 8_192
+"""Characters looked at beyond a limit: a secret that begins before it is known for one."""
+SHORTEST = 6
+"""Letters of a known value; a shorter one would be found in half of all words."""
+LONGEST_VALUE = 4_096
+"""Letters of a value after a name, such as in `password = "…"`."""
+LEFT_OUT = "[left out]"
+_STRONG = (
+    "password|passwd|passphrase|passwort|secret|api[_-]?key|access[_-]?key|private[_-]?key|"
+    "client[_-]?secret|auth[_-]?token|access[_-]?token|refresh[_-]?token|id[_-]?token|"
+    "bearer[_-]?token|session[_-]?token|webhook[_-]?url|connection[_-]?string"
+)
+"""After these a value is a secret, whatever it looks like."""
+_WEAK = "pwd|pass|token|key|auth|authorization|credentials?|cookie|session[_-]?id|signature|sig|pin"
+"""After these it is one if it looks like one, or stands in an address."""
+_NAME = (
+    rf"(?i)(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]{{0,40}}?"
+    rf"(?:(?P<strong>{_STRONG})|(?P<weak>{_WEAK}))(?:[_-]?[A-Za-z0-9]{{1,12}})?"
+    r"[\\\"'\]]{0,4}[ \t]{0,4}(?:=>|:=|=|:)[ \t]{0,4}(?P<open>\\{0,2}[\"'])?"
+)
+_FLAG = (
+    rf"(?i)(?<![A-Za-z0-9_-])--?[a-z0-9-]{{0,30}}?(?:{_STRONG}|pwd|token|credentials)[ \t]{{1,4}}"
+    r"(?P<open>[\"'])?"
+)
+_BARE = r"[^\s\"'\\&,;<>(){}\[\]|]{1,1024}"
+_FULL_NAME = rf"(?:{_STRONG}|authorization|cookie|credentials?)".replace("[_-]?", "")
+_SHORT_NAMES = frozenset({"pwd", "pass", "pin", "auth", "bearer", "token", "key", "jwt", "otp"})
+_PEM_BEGIN = r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----"
+_PEM_END = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----"
+_TOKEN_START = r"(?<![A-Za-z0-9_-])"
+_SHAPES: tuple[tuple[str, str, str], ...] = (
+    ("aws-key", "a", r"(?<![A-Za-z0-9])(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    ("github-token", "gh", r"(?<![A-Za-z0-9])gh[pousr]_[A-Za-z0-9_]{16,}"),
+    ("github-token", "github_pat_", r"(?<![A-Za-z0-9])github_pat_[A-Za-z0-9_]{16,}"),
+    ("gitlab-token", "gl", _TOKEN_START + r"gl[a-z]{2,6}-[A-Za-z0-9_-]{16,}"),
+    ("slack-token", "xox", _TOKEN_START + r"xox[a-z]-[A-Za-z0-9-]{10,}"),
+    ("slack-token", "xapp-", _TOKEN_START + r"xapp-[A-Za-z0-9-]{10,}"),
+    ("slack-hook", "hooks.", r"hooks\.slack\.com/[a-z]{1,20}/([A-Za-z0-9_/-]{8,})"),
+    ("api-key", "k-", _TOKEN_START + r"(?:sk|rk|pk)-[A-Za-z0-9_-]{16,}"),
+    ("api-key", "k_", _TOKEN_START + r"(?:sk|rk|pk)_[A-Za-z0-9_-]{16,}"),
+    ("google-key", "aiza", _TOKEN_START + r"AIza[A-Za-z0-9_-]{30,}"),
+    ("google-key", "ya29.", _TOKEN_START + r"ya29\.[A-Za-z0-9_-]{20,}"),
+    ("registry-token", "npm_", _TOKEN_START + r"npm_[A-Za-z0-9_-]{16,}"),
+    ("registry-token", "pypi-", _TOKEN_START + r"pypi-[A-Za-z0-9_-]{16,}"),
+    ("registry-token", "hf_", _TOKEN_START + r"hf_[A-Za-z0-9_-]{16,}"),
+    ("bot-token", ":", r"(?<![A-Za-z0-9])[0-9]{8,10}:[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
+    ("sendgrid-key", "sg.", _TOKEN_START + r"SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
+    (
+        "jwt",
+        "eyj",
+        _TOKEN_START + r"eyJ[A-Za-z0-9_-]{6,}(?:\.[A-Za-z0-9_-]{1,}){1,4}\.?",
+    ),
+    (
+        "authorization",
+        "authorization",
+        r"(?i)\bauthorization[\\\"']{0,4}\s{0,4}[:=]\s{0,4}[\\\"']{0,4}"
+        r"((?:[a-z]{4,12}[ \t]{1,4})?[^\s\"'\\,;]{3,})",
+    ),
+    (
+        "cookie",
+        "cookie",
+        r"(?i)\bcookie[\\\"']{0,4}\s{0,4}[:=]\s{0,4}[\\\"']{0,4}([^\r\n\"'\\]{3,})",
+    ),
+    ("login", "-u", r"(?<![^\s])-u[ =]?[\"']?([^\s:\"']{1,256}:[^\s\"']{1,256})"),
+    ("login", "--user", r"(?<![^\s])--user[ =]?[\"']?([^\s:\"']{1,256}:[^\s\"']{1,256})"),
+    ("login", "sshpass", r"\bsshpass\s{1,4}-p[ =]?([^\s]{1,256})"),
+)
+"""Kinds, letters without which one cannot be there (small ones), and what they look like."""
+_MAYBE: tuple[tuple[str, str, str], ...] = (
+    ("bearer", "bearer", r"(?i)\bbearer[ \t]{1,4}([A-Za-z0-9+/=._~-]{8,})"),
+    ("bearer", "basic", r"(?i)\bbasic[ \t]{1,4}([A-Za-z0-9+/=._~-]{8,})"),
+    (
+        "url-login",
+        "://",
+        r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,20}://"
+        r"([^\s/\"'<>?#]{1,})@(?=[^\s@/]|$)",
+    ),
+)
+"""Shapes that ordinary words have too: these must look random, or hold a password."""
+_HINTS = (
+    "pass", "pwd", "secret", "key", "token", "auth", "cred", "cookie", "session", "sig", "pin",
+    "webhook", "connection",
+)  # fmt: skip
+"""Without one of these no name tells of a secret."""
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """When it is first needed: most processes that import this never are."""
+    return re.compile(pattern)
+
+
+class Marks(Struct, frozen=True):
+    """Where a schema says that a value is a secret."""
+
+    here: bool = False
+    fields: dict[str, Marks] = {}
+    others: Marks | None = None
+    """Of fields that are not named, and of the entries of a list."""
+
+
+class Redactor:
+    """Takes secrets out; built once, with those that are known by value."""
+
+    def __init__(self, secrets: Iterable[str] = (), *, key: bytes = b"") -> None:
+        """Take the known values.
+
+        Args:
+            secrets: Values that must appear nowhere, in no usual spelling.
+            key: With one, each replacement says which secret it was, as a short keyed hash: the
+                same secret is known again, and cannot be guessed from it.
+        """
+        given = {one.strip() for one in secrets}
+        found = {form for one in given if len(one) >= SHORTEST for form in _spellings(one)}
+        self._known = tuple(sorted(found, key=len))
+        self._key = key
+
+    def text(self, text: str, limit: int | None = None) -> str:
+        """The text without its secrets; with a limit, no more than about that many letters."""
+        seen = text if limit is None else text[: limit + BEYOND]
+        end = len(seen) if limit is None else min(limit, len(seen))
+        pieces: list[str] = []
+        at = 0
+        for start, stop, kind in _merged(self._spans(seen)):
+            if start >= end:
+                break
+            pieces += (seen[at:start], self._mark(kind, seen[start:stop]))
+            at = stop
+        pieces.append(seen[at : max(at, end)])
+        if limit is not None and len(text) > max(at, end):
+            pieces.append(f"… [{len(text) - max(at, end)} more]")
+        return "".join(pieces) if len(pieces) > 1 else pieces[0]
+
+    def error(self, error: BaseException, limit: int = 1_000) -> str:
+        """An exception in a line: its type, and what it says."""
+        return self.text(f"{type(error).__name__}: {error}", limit)
+
+    def value(self, value: JSON, marks: Marks | None = None, *, limit: int | None = None) -> JSON:
+        """A JSON value without its secrets, names of fields included."""
+        return _Walk(self, limit).value(value, marks, 0)
+
+    def hidden(self, kind: str, value: JSON) -> str:
+        """What stands in the place of a value."""
+        return self._mark(kind, value if isinstance(value, str) else repr(value)[:LONGEST_VALUE])
+
+    def _mark(self, kind: str, secret: str) -> str:
+        if not self._key:
+            return f"[redacted:{kind}]"
+        data = secret.encode("utf-8", "surrogatepass")
+        return f"[redacted:{kind}#{blake2b(data, key=self._key[:64], digest_size=3).hexdigest()}]"
+
+    def _spans(self, text: str) -> Iterator[Span]:
+        for form in self._known:
+            if len(form) > len(text):
+                break
+            at = text.find(form)
+            while at >= 0:
+                yield at, at + len(form), "known"
+                at = text.find(form, at + len(form))
+        if len(text) < SHORTEST:
+            return
+        small = text.lower()
+        yield from _shapes(text, small)
+        if any(hint in small for hint in _HINTS):
+            yield from _named(text)
+        if "PRIVATE KEY" in text:
+            yield from _keys(text)
+
+
+class _Walk:
+    """One value's way through the redactor."""
+
+    def __init__(self, redactor: Redactor, limit: int | None) -> None:
+        self._redactor, self._limit, self._left = redactor, limit, MOST_NODES
+
+    def value(self, value: JSON, marks: Marks | None, depth: int) -> JSON:
+        self._left -= 1
+        if marks is not None and marks.here and value is not None:
+            return self._redactor.hidden("marked", value)
+        if isinstance(value, str):
+            return self._redactor.text(value, self._limit)
+        if self._left < 0 or depth > MOST_DEPTH:
+            return LEFT_OUT
+        if is_object(value):
+            return self._object(value, marks, depth)
+        if is_array(value):
+            return [self.value(one, marks and marks.others, depth + 1) for one in value]
+        if isinstance(value, bool | int | float | None):
+            return value
+        return self._redactor.text(str(value), self._limit)
+
+    def _object(self, value: dict[str, JSON], marks: Marks | None, depth: int) -> dict[str, JSON]:
+        told = value.get("name", value.get("key", value.get("header")))
+        pair = isinstance(told, str) and is_secret_name(told)
+        found: dict[str, JSON] = {}
+        for name, one in value.items():
+            text = str(name)
+            below = None if marks is None else marks.fields.get(text, marks.others)
+            secret = is_secret_name(text) or (pair and text in ("value", "content"))
+            if secret and one is not None and not isinstance(one, bool):
+                found[self._redactor.text(text, 200)] = self._redactor.hidden("named", one)
+            else:
+                found[self._redactor.text(text, 200)] = self.value(one, below, depth + 1)
+        return found
+
+
+def marks_of(schema: Mapping[str, JSON]) -> Marks | None:
+    """Where a JSON Schema says `writeOnly` or `format: password`; None if nowhere."""
+    return _marks(schema, schema, 0)
+
+
+def _marks(node: JSON, root: Mapping[str, JSON], depth: int) -> Marks | None:
+    if not is_object(node) or depth > MOST_DEPTH:
+        return None
+    if node.get("writeOnly") is True or node.get("format") == "password":
+        return Marks(True)
+    found: list[Marks] = []
+    fields = {name: _marks(one, root, depth + 1) for name, one in _object(node, "properties")}
+    kept = {name: marks for name, marks in fields.items() if marks is not None}
+    rest = [_marks(node.get(word), root, depth + 1) for word in ("items", "additionalProperties")]
+    for one in _alternatives(node, root):
+        marks = _marks(one, root, depth + 1)
+        found += [] if marks is None else [marks]
+    others = _joined([one for one in rest if one is not None])
+    if kept or others is not None:
+        found.append(Marks(False, kept, others))
+    return _joined(found)
+
+
+def _object(node: dict[str, JSON], word: str) -> Iterable[tuple[str, JSON]]:
+    value = node.get(word)
+    return value.items() if is_object(value) else ()
+
+
+def _alternatives(node: dict[str, JSON], root: Mapping[str, JSON]) -> Iterator[JSON]:
+    for word in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        value = node.get(word)
+        if is_array(value):
+            yield from value
+    target = node.get("$ref")
+    if isinstance(target, str) and target.startswith("#/"):
+        found: JSON = root
+        for step in target[2:].split("/"):
+            found = found.get(step) if isinstance(found, Mapping) else None  # pyright: ignore
+        yield found
+
+
+def _joined(all_marks: list[Marks]) -> Marks | None:
+    if len(all_marks) < 2:
+        return all_marks[0] if all_marks else None
+    names = {name for marks in all_marks for name in marks.fields}
+    fields = {n: _joined([m.fields[n] for m in all_marks if n in m.fields]) for n in names}
+    return Marks(
+        any(marks.here for marks in all_marks),
+        {name: marks for name, marks in fields.items() if marks is not None},
+        _joined([marks.others for marks in all_marks if marks.others is not None]),
+    )
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a field or variable of this name holds a secret."""
+    if len(name) > 120:
+        return False
+    last = re.split(r"[^A-Za-z0-9]|(?<=[a-z0-9])(?=[A-Z])", name)[-1].lower()
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    if last == "key":  # `primary_key` and the like are none
+        return bool(_compiled(_FULL_NAME).search(plain))
+    return last in _SHORT_NAMES or bool(_compiled(_FULL_NAME).search(plain))
+
+
+def secrets_in(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The values of variables whose names say that they are secrets."""
+    return tuple(
+        value
+        for name, value in env.items()
+        if len(value) >= SHORTEST and (is_secret_name(name) or name.upper().endswith("_KEY"))
+    )
+
+
+def _shapes(text: str, small: str) -> Iterator[Span]:
+    for kind, hint, pattern in _SHAPES:
+        if hint in small:
+            for match in _compiled(pattern).finditer(text):
+                yield (*match.span(match.lastindex or 0), kind)
+    for kind, hint, pattern in _MAYBE:
+        if hint in small:
+            for match in _compiled(pattern).finditer(text):
+                said = match[1]
+                if looks_random(said) or (kind == "url-login" and ":" in said.strip(":")):
+                    yield (*match.span(1), kind)
+
+
+def _named(text: str) -> Iterator[Span]:
+    """Values after names. In an address the name alone tells; what follows a secret is past it."""
+    for pattern in (_NAME, _FLAG):
+        at = 0
+        while match := _compiled(pattern).search(text, at):
+            at = match.end()
+            sure = pattern is _FLAG or match["strong"] is not None
+            sure = sure or text[match.start() - 1 : match.start()] in ("?", "&", "#")
+            stop = _value_end(text, match)
+            said = text[at:stop]
+            if said and not said.startswith("[redacted:") and (sure or looks_random(said)):
+                while more := _compiled(_BARE).match(text, stop):
+                    stop = more.end()
+                yield at, stop, "named"
+                at = stop
+
+
+def _value_end(text: str, match: re.Match[str]) -> int:
+    """Where the value ends that a name opened: at its closing quote, or at the next space."""
+    start, opened = match.end(), match["open"]
+    stop = text.find(opened, start, start + LONGEST_VALUE) if opened else -1
+    if stop < 0:
+        bare = _compiled(_BARE).match(text, start)
+        stop = start if bare is None else bare.end()
+    return stop
+
+
+def _keys(text: str) -> Iterator[Span]:
+    at = 0
+    while begin := _compiled(_PEM_BEGIN).search(text, at):
+        end = _compiled(_PEM_END).search(text, begin.end())
+        at = len(text) if end is None else end.end()
+        yield begin.start(), at, "private-key"
+
+
+def looks_random(text: str) -> bool:
+    """Whether a text is more likely drawn by chance than written by a person."""
+    if len(text) < 8:
+        return False
+    text = text[:256]
+    kinds = sum(any(map(test, text)) for test in (str.isdigit, str.isupper, str.islower))
+    counts = [text.count(one) for one in set(text)]
+    entropy = -sum(count / len(text) * math.log2(count / len(text)) for count in counts)
+    return (kinds >= 2 and entropy >= 2.8) or (len(text) >= 20 and entropy >= 3.7)
+
+
+def _merged(spans: Iterable[Span]) -> Iterator[Span]:
+    """In order, without overlaps; of those that overlap, the kind of the first."""
+    found: Span | None = None
+    for start, stop, kind in sorted(spans):
+        if found is None or start >= found[1]:
+            if found is not None:
+                yield found
+            found = (start, stop, kind)
+        elif stop > found[1]:
+            found = (found[0], stop, found[2])
+    if found is not None:
+        yield found
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """The usual ways to write one value."""
+    from urllib.parse import quote, quote_plus
+
+    yield secret
+    yield quote(secret, safe="")
+    yield quote_plus(secret)
+    yield json.dumps(secret)[1:-1]
+    data = secret.encode("utf-8", "surrogatepass")
+    yield data.hex()
+    yield data.hex().upper()
+    for before in range(3):
+        # In the midst of longer base64: the letters that depend on the secret alone.
+        whole = b64encode(b"\0" * before + data).decode().rstrip("=")
+        skip = (0, 2, 3)[before]
+        stop = len(whole) - (1 if (len(data) + before) % 3 else 0)
+        if stop - skip >= SHORTEST + 2:
+            yield whole[skip:stop]
+            yield whole[skip:stop].translate(_URLSAFE)
+
+
+_URLSAFE = str.maketrans("+/", "-_")

@@ -1,0 +1,86 @@
+"""The emergency stop and the fleet: nothing more is sent to who is stopped, and its work ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from evoclaw.core.errors import EvoClawError, ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.core.tools import Call
+from evoclaw.executors.edge import Grants, ungranted
+from evoclaw.governance.stops import EVERY, Stops
+from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.store.commands import CommandStore
+from evoclaw.transport.wire import Command
+
+WORK = frozenset({"tool", "execute", "prompt"})
+"""What does something; whatever else is said to a device, as `cancel`, still reaches it."""
+ROUNDS = 3
+"""How often the work of a stopped device is ended: another process may just have sent some."""
+
+
+class Stopping:
+    """Grants nothing to who is stopped, whichever way a call came to its device."""
+
+    def __init__(self, stops: Stops, grants: Grants = ungranted) -> None:
+        self._stops, self._grants = stops, grants
+
+    def __call__(self, agent_id: str, command: Command, call: Call | None) -> str:
+        """The grant; `ToolFailure` if the device, the tool or everything is stopped."""
+        if command.command in WORK:
+            stop = self._stops.keeps_from(agent_id, call)
+            if stop is not None:
+                text = f"Error: Nothing was sent to {agent_id!r}: {stop.told}. Tell the user."
+                raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
+        return self._grants(agent_id, command, call)
+
+
+@asynccontextmanager
+async def following(
+    stops: Stops,
+    orchestrator: Orchestrator,
+    store: CommandStore,
+    *,
+    every: float = EVERY,
+    clock: Callable[[], float] = time.time,
+) -> AsyncGenerator[None]:
+    """While the block runs, end the work of every device as soon as it is stopped.
+
+    That is all that the store still wants of it: calls, prompts and jobs, of whichever process.
+    What was not sent yet never is; a device that is away is told when it is back.
+    """
+    done: dict[str, int] = {}
+
+    async def watch() -> None:
+        while True:
+            known = {member.agent_id for member in orchestrator.fleet.members()}
+            stopped = {one for one in known | set(stops.agents()) if stops.keeps_from(one)}
+            for gone in done.keys() - stopped:
+                del done[gone]
+            for agent_id in sorted(stopped):
+                if done.setdefault(agent_id, 0) < ROUNDS:
+                    done[agent_id] += await _end_work(orchestrator, store, agent_id, clock())
+            await asyncio.sleep(every)
+
+    watching = asyncio.create_task(watch(), name="stops of the fleet")
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
+async def _end_work(
+    orchestrator: Orchestrator, store: CommandStore, agent_id: str, now: float
+) -> int:
+    """End it; 0 if the store could not say what there is, so that it is tried again."""
+    try:
+        wanted = await store.wanted(agent_id, now)
+    except EvoClawError:
+        return 0
+    requests = orchestrator.requests
+    await asyncio.gather(*(requests.cancel(agent_id, row.request_id) for row in wanted))
+    return 1

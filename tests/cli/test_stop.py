@@ -1,0 +1,97 @@
+"""`evoclaw stop` as a person types it, against a run in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from evoclaw.governance.stops import Kind, Stop, StopFile
+from tests.cli.governed import main
+from tests.executors.support import alive, token
+
+ROOT = Path(__file__).parents[2]
+
+
+def stops(home: Path) -> list[tuple[str, str]]:
+    return [(str(one.kind), one.name) for one in StopFile(home / "stops.json").stops()]
+
+
+def test_each_kind_is_stopped_listed_and_released(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for what in (("--all",), ("--agent", "pi"), ("--tool", "bash"), ("--network",)):
+        assert main(tmp_path, "stop", *what, "--reason", "drill") == 0
+    assert stops(tmp_path) == [("all", ""), ("agent", "pi"), ("tool", "bash"), ("network", "")]
+    capsys.readouterr()
+    assert main(tmp_path, "stop", "--list", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["reason"] for one in listed] == ["drill"] * 4
+    assert all(one["by"] and one["at"] for one in listed)
+    assert main(tmp_path, "stop", "--list") == 0
+    assert "the agent pi, by " in capsys.readouterr().out
+    assert main(tmp_path, "stop", "--release", "--tool", "bash") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("released: the tool bash (drill)\n")
+    assert "still stopped: everything, the agent pi" in said
+    assert stops(tmp_path) == [("all", ""), ("agent", "pi"), ("network", "")]
+
+
+def test_what_is_not_stopped_cannot_be_released(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(tmp_path, "stop", "--release", "--agent", "pi") == 2
+    assert "the agent pi was not stopped" in capsys.readouterr().err
+    assert main(tmp_path, "stop", "--tool", " ") == 2
+    assert "say which tool" in capsys.readouterr().err
+
+
+def test_one_must_say_what_to_stop(tmp_path: Path) -> None:
+    for wrong in (("--release",), (), ("--all", "--network")):
+        with pytest.raises(SystemExit):
+            main(tmp_path, "stop", *wrong)
+    assert not (tmp_path / "stops.json").exists()
+
+
+def test_a_damaged_file_is_told_and_set_right_by_releasing_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stops.json").write_text("{")
+    assert main(tmp_path, "stop", "--list") == 2
+    assert "evoclaw stop --release --all" in capsys.readouterr().err
+    assert main(tmp_path, "stop", "--release", "--all") == 0
+    assert stops(tmp_path) == []
+    (kept,) = tmp_path.glob("stops.json.unsound-*")
+    assert kept.read_text() == "{"
+
+
+def test_what_is_shown_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    StopFile(tmp_path / "stops.json").put(Stop(Kind.TOOL, "a\x1b[2Jb", "c\x1b]0;d\x07"))
+    assert main(tmp_path, "stop", "--list") == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+async def test_a_stop_ends_a_run_in_another_process_and_all_it_started(tmp_path: Path) -> None:
+    work, mark = tmp_path / "work", token()
+    work.mkdir()
+
+    async def start(*arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        )
+
+    async with asyncio.timeout(60):
+        running = await start("tests.cli.hanging", str(tmp_path), str(work), mark)
+        for _ in range(3_000):
+            if len(alive(f"sleep\0{mark}")) == 3:
+                break
+            await asyncio.sleep(0.01)
+        stopping = await start("tests.cli.governed", str(tmp_path), "stop", "--all")
+        assert len(alive(f"sleep\0{mark}")) == 3
+        assert await stopping.wait() == 0
+        out, _ = await running.communicate()
+    assert out == b"cancelled\n"
+    assert not alive(mark)

@@ -1,0 +1,53 @@
+"""The three levels: what is free, what is asked for, what is denied."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoclaw.core.ports import Ask
+from evoclaw.core.tools import Call, Effect, Tool
+from evoclaw.governance.autonomy import Autonomy, Level, Writes
+
+READS = Tool("read", "", {}, effect=Effect.READ)
+WRITES = Tool("write", "", {}, acts=False)
+"""In the workspace alone."""
+ACTS = Tool("bash", "", {})
+TELLS = Tool("notify", "", {}, effect=Effect.READ, acts=True)
+
+
+async def verdict(level: Level, tool: Tool, writes: Writes = Writes.ASK) -> str:
+    made = await Autonomy(level, writes).judge(Call("1", tool, {}, "r", 1.0))
+    return f"{type(made).__name__} {made.code}".strip()
+
+
+@pytest.mark.parametrize(
+    ("tool", "supervised", "free_writes", "read_only"),
+    [
+        (READS, "Allow", "Allow", "Allow"),
+        (WRITES, "Ask supervised_write", "Allow", "Deny read_only"),
+        (ACTS, "Ask supervised", "Ask supervised", "Deny read_only"),
+        (TELLS, "Ask supervised", "Ask supervised", "Deny read_only"),
+    ],
+)
+async def test_what_each_level_makes_of_a_tool(
+    tool: Tool, supervised: str, free_writes: str, read_only: str
+) -> None:
+    assert await verdict(Level.SUPERVISED, tool) == supervised
+    assert await verdict(Level.SUPERVISED, tool, Writes.ALLOW) == free_writes
+    assert await verdict(Level.READ_ONLY, tool) == read_only
+    assert await verdict(Level.READ_ONLY, tool, Writes.ALLOW) == read_only
+    assert await verdict(Level.FULL, tool) == "Allow"
+
+
+async def test_the_person_is_told_what_kind_of_thing_it_is() -> None:
+    supervised = Autonomy(Level.SUPERVISED)
+    told: list[str] = []
+    for tool in (ACTS, TELLS, WRITES):
+        asked = await supervised.judge(Call("1", tool, {}, "r", 1.0))
+        assert isinstance(asked, Ask)
+        told.append(asked.reason)
+    assert told == [
+        "bash writes or executes",
+        "notify tells or sets off something elsewhere",
+        "write writes in the workspace",
+    ]

@@ -1,0 +1,329 @@
+"""Approvals as a run meets them: waited for, given elsewhere, used once, and after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from evoclaw.core.labels import Principal
+from evoclaw.core.messages import JSON
+from evoclaw.core.ports import Approval, Approver, Ask, Decision
+from evoclaw.core.tools import Call, Context, Tool
+from evoclaw.governance.approvals import HUMAN, Answerer, ApprovalSettings
+from evoclaw.orchestrator.approvals import Approvals, Case
+from evoclaw.store.approvals import ApprovalStore, Standing
+from tests.orchestrator.approving import go_on
+
+BASH = Tool("bash", "Runs a command.", {"type": "object"}, frozenset({"shell"}))
+ASK = Ask("supervised", "bash writes or executes")
+ANN = Answerer("person", "ann", scopes=frozenset({HUMAN}))
+WAIT = ApprovalSettings(nobody="wait")
+ROOT = Path(__file__).parents[2]
+
+
+def call(number: int = 1, tool: Tool = BASH, tenant: str = "local", **arguments: JSON) -> Call:
+    context = Context(principal=Principal(tenant))
+    given = arguments or {"command": f"echo {number}"}
+    return Call(str(number), tool, given, f"run.{number}.0.1", 1.0, context=context)
+
+
+class Keyboard:
+    """Somebody who answers when told to."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[Call] = asyncio.Queue()
+        self.answers: asyncio.Queue[Approval] = asyncio.Queue()
+        self.gone = 0
+
+    async def approve(self, call: Call, ask: Ask) -> Approval:
+        self.asked.put_nowait(call)
+        try:
+            return await self.answers.get()
+        except asyncio.CancelledError:
+            self.gone += 1
+            raise
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def desk(
+    folder: Path,
+    settings: ApprovalSettings = WAIT,
+    face: Approver | None = None,
+    clock: Clock | None = None,
+) -> AsyncGenerator[Approvals]:
+    path = folder / "approvals.db"
+    async with await ApprovalStore.open(path, clock=clock or Clock()) as store, asyncio.timeout(30):
+        yield Approvals(store, settings, face=face)
+
+
+async def waiting_for(approvals: Approvals, count: int) -> Sequence[Case]:
+    """So many that wait, as soon as there are."""
+    for _ in range(3_000):
+        if len(found := await approvals.waiting()) == count:
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"there were never {count}")
+
+
+async def one_waiting(approvals: Approvals, tenant: str = "local") -> str:
+    (case,) = await approvals.waiting(tenant)
+    return case.asking.id
+
+
+async def test_nobody_there_is_a_denial_by_default(tmp_path: Path) -> None:
+    async with desk(tmp_path, ApprovalSettings()) as approvals:
+        said = await approvals.approver().approve(call(), ASK)
+        assert said == Approval(Decision.DENY, "nobody is there to approve it")
+        assert await approvals.waiting() == []
+
+
+async def test_a_waiting_call_says_how_it_is_answered_and_runs_once_approved(
+    tmp_path: Path,
+) -> None:
+    async with desk(tmp_path) as approvals:
+        said = await approvals.approver().approve(call(), ASK)
+        id_ = await one_waiting(approvals)
+        assert said.decision is Decision.PENDING
+        assert f"evoclaw approvals approve {id_}" in said.reason
+        assert "24 h" in said.reason
+        assert await approvals.answer(id_, Decision.ONCE, ANN, "fine") == ""
+        assert await approvals.approver().approve(call(), ASK) == Approval(Decision.ONCE, "fine")
+        case = await approvals.look(id_)
+        assert case is not None
+        assert case.standing is Standing.USED
+        assert case.answered is not None
+        assert case.answered.by == ANN
+
+
+async def test_a_denial_and_its_reason_reach_the_model(tmp_path: Path) -> None:
+    async with desk(tmp_path) as approvals:
+        await approvals.approver().approve(call(), ASK)
+        await approvals.answer(await one_waiting(approvals), Decision.DENY, ANN, "not on Friday")
+        said = await approvals.approver().approve(call(), ASK)
+        assert said == Approval(Decision.DENY, "not on Friday")
+
+
+async def test_fault_54_an_approval_is_not_for_other_arguments_or_another_tool(
+    tmp_path: Path,
+) -> None:
+    async with desk(tmp_path) as approvals:
+        for number, tool, arguments in (
+            (1, BASH, {"command": "rm -rf /"}),
+            (2, replace(BASH, version="2"), {"command": "echo 2"}),
+            (3, replace(BASH, parameters={}), {"command": "echo 3"}),
+        ):
+            await approvals.approver().approve(call(number), ASK)
+            id_ = await one_waiting(approvals)
+            assert await approvals.answer(id_, Decision.ONCE, ANN) == ""
+            said = await approvals.approver().approve(call(number, tool, **arguments), ASK)
+            assert said.decision is Decision.PENDING
+            await approvals.withdraw(await one_waiting(approvals), ANN)
+            # Nor does it come back when the call is what it was.
+            said = await approvals.approver().approve(call(number), ASK)
+            assert said == Approval(Decision.DENY, "its approval was withdrawn")
+
+
+async def test_fault_54_approving_after_it_expired_is_refused(tmp_path: Path) -> None:
+    clock = Clock()
+    async with desk(tmp_path, ApprovalSettings(nobody="wait", expires_s=60), clock=clock) as there:
+        await there.approver().approve(call(), ASK)
+        id_ = await one_waiting(there)
+        clock.now += 60
+        assert "expired" in await there.answer(id_, Decision.ONCE, ANN)
+        said = await there.approver().approve(call(), ASK)
+        assert said == Approval(Decision.DENY, "it was not approved and begun within 1 min")
+
+
+async def test_fault_54_the_agents_own_token_approves_nothing(tmp_path: Path) -> None:
+    human = frozenset({HUMAN})
+    async with desk(tmp_path) as approvals:
+        await approvals.approver().approve(call(), ASK)
+        id_ = await one_waiting(approvals)
+        for by, why in (
+            (Answerer("agent", "bot", scopes=human), "only a person"),
+            (Answerer("person", "token of the agent"), "only a person"),
+            (Answerer("person", "eve", "other", human), "there is no such approval"),
+        ):
+            assert why in await approvals.answer(id_, Decision.ONCE, by)
+            assert await approvals.withdraw(id_, by)
+        said = await approvals.approver().approve(call(), ASK)
+        assert said.decision is Decision.PENDING
+
+
+async def test_tenants_do_not_see_each_others(tmp_path: Path) -> None:
+    async with desk(tmp_path) as approvals:
+        await approvals.approver().approve(call(tenant="a"), ASK)
+        await approvals.approver().approve(call(tenant="b"), ASK)
+        theirs = await one_waiting(approvals, "a")
+        assert theirs != await one_waiting(approvals, "b")
+        assert await approvals.look(theirs, "b") is None
+        assert await approvals.waiting() == []
+
+
+async def test_for_the_session_covers_the_same_tool_and_reason_and_can_be_taken_back(
+    tmp_path: Path,
+) -> None:
+    async with desk(tmp_path) as approvals:
+        mine, other = approvals.approver("mine"), approvals.approver("other")
+        await mine.approve(call(1), ASK)
+        id_ = await one_waiting(approvals)
+        await approvals.answer(id_, Decision.SESSION, ANN)
+        for number in (1, 2, 3):
+            assert (await mine.approve(call(number), ASK)).decision is Decision.SESSION
+        flow = Ask("flow", "a web page was read")
+        assert (await mine.approve(call(4), flow)).decision is Decision.PENDING
+        assert (await other.approve(call(5), ASK)).decision is Decision.PENDING
+        (case,) = await approvals.in_force()
+        assert case.uses == 3
+        assert await approvals.withdraw(id_, ANN) == ""
+        assert (await mine.approve(call(6), ASK)).decision is Decision.PENDING
+
+
+async def test_fifty_at_once_are_never_mixed_up(tmp_path: Path) -> None:
+    settings = ApprovalSettings(nobody="wait", patience_s=20)
+    async with desk(tmp_path, settings) as approvals, asyncio.TaskGroup() as group:
+        asked = [
+            group.create_task(approvals.approver().approve(call(number), ASK))
+            for number in range(50)
+        ]
+        for case in reversed(await waiting_for(approvals, 50)):
+            number = int(case.asking.request_id.split(".")[1])
+            assert case.asking.arguments == {"command": f"echo {number}"}
+            said = Decision.ONCE if number % 3 else Decision.DENY
+            assert await approvals.answer(case.asking.id, said, ANN, f"number {number}") == ""
+    for number, task in enumerate(asked):
+        wanted = Decision.ONCE if number % 3 else Decision.DENY
+        assert task.result() == Approval(wanted, f"number {number}")
+
+
+async def test_the_keyboard_and_the_store_are_asked_at_once_and_the_first_counts(
+    tmp_path: Path,
+) -> None:
+    keyboard = Keyboard()
+    async with desk(tmp_path, ApprovalSettings(), keyboard) as approvals:
+        asked = asyncio.create_task(approvals.approver().approve(call(1), ASK))
+        assert await keyboard.asked.get() == call(1)
+        await approvals.answer(await one_waiting(approvals), Decision.ONCE, ANN, "by hand")
+        assert await asked == Approval(Decision.ONCE, "by hand")
+        assert keyboard.gone == 1
+        asked = asyncio.create_task(approvals.approver().approve(call(2), ASK))
+        await keyboard.asked.get()
+        id_ = await one_waiting(approvals)
+        keyboard.answers.put_nowait(Approval(Decision.DENY, "the user said no"))
+        assert await asked == Approval(Decision.DENY, "the user said no")
+        assert "denied already" in await approvals.answer(id_, Decision.ONCE, ANN)
+
+
+async def test_the_keyboard_is_asked_about_one_call_at_a_time(tmp_path: Path) -> None:
+    keyboard = Keyboard()
+    settings = ApprovalSettings()
+    async with desk(tmp_path, settings, keyboard) as approvals, asyncio.TaskGroup() as group:
+        for number in (1, 2):
+            group.create_task(approvals.approver().approve(call(number), ASK))
+        for _ in range(2):
+            await keyboard.asked.get()
+            assert keyboard.asked.empty()
+            keyboard.answers.put_nowait(Approval(Decision.ONCE))
+
+
+async def test_an_answer_by_another_process_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evoclaw.orchestrator.approvals.POLL", 0.01)
+    clock = Clock()
+    settings = ApprovalSettings(patience_s=20)
+    async with desk(tmp_path, settings, clock=clock) as here, desk(tmp_path, clock=clock) as there:
+        asked = asyncio.create_task(here.approver().approve(call(), ASK))
+        (case,) = await waiting_for(there, 1)
+        assert await there.answer(case.asking.id, Decision.ONCE, ANN, "from there") == ""
+        assert await asked == Approval(Decision.ONCE, "from there")
+
+
+async def test_patience_ends_and_nobody_can_answer_a_call_that_was_denied(tmp_path: Path) -> None:
+    async with desk(tmp_path, ApprovalSettings(patience_s=0.01)) as approvals:
+        assert (await approvals.approver().approve(call(), ASK)).decision is Decision.DENY
+        assert await approvals.waiting() == []
+    keyboard = Keyboard()
+    async with desk(tmp_path, ApprovalSettings(), keyboard) as approvals:
+        asked = asyncio.create_task(approvals.approver().approve(call(2), ASK))
+        await keyboard.asked.get()
+        id_ = await one_waiting(approvals)
+        keyboard.answers.put_nowait(Approval(Decision.PENDING))
+        assert await asked == Approval(Decision.DENY, "nobody is there to approve it")
+        problem = await approvals.answer(id_, Decision.ONCE, ANN)
+        assert problem == "nobody waits for the answer any more"
+
+
+async def test_one_who_is_cancelled_while_waiting_leaves_nothing_behind(tmp_path: Path) -> None:
+    keyboard = Keyboard()
+    async with desk(tmp_path, WAIT, keyboard) as approvals:
+        before = asyncio.all_tasks()
+        asked = asyncio.create_task(approvals.approver().approve(call(), ASK))
+        await keyboard.asked.get()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert asyncio.all_tasks() == before
+        assert len(await approvals.waiting()) == 1  # the run may be taken up again
+
+
+async def test_a_run_stops_as_waiting_and_goes_on_once_approved(tmp_path: Path) -> None:
+    records = await go_on(tmp_path, WAIT)
+    assert "waiting" in str(records[-1].event)
+    records = await go_on(tmp_path, WAIT)
+    assert "waiting" in str(records[-1].event)
+    assert not (tmp_path / "marker").exists()
+    async with await ApprovalStore.open(tmp_path / "approvals.db") as store:
+        approvals = Approvals(store)
+        assert await approvals.answer(await one_waiting(approvals), Decision.ONCE, ANN) == ""
+    records = await go_on(tmp_path, WAIT)
+    assert "completed" in str(records[-1].event)
+    assert (tmp_path / "marker").read_text() == "once\n"
+
+
+async def test_a_killed_run_waits_on_is_approved_by_the_command_and_runs_it_once(
+    tmp_path: Path,
+) -> None:
+    async def start(*arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        )
+
+    async def run(*arguments: str) -> tuple[int | None, str]:
+        process = await start(*arguments)
+        out, _ = await process.communicate()
+        return process.returncode, out.decode()
+
+    home, command = str(tmp_path), ("tests.cli.governed", str(tmp_path), "approvals")
+    async with asyncio.timeout(60):
+        running = await start("tests.orchestrator.approving", home, "50")
+        async with await ApprovalStore.open(tmp_path / "approvals.db") as store:
+            (case,) = await waiting_for(Approvals(store), 1)
+        os.kill(running.pid, signal.SIGKILL)
+        await running.wait()
+        assert not (tmp_path / "marker").exists()
+        id_ = case.asking.id
+        code, said = await run(*command)
+        assert code == 0
+        assert id_ in said
+        assert await run(*command, "approve", id_) == (0, f"{id_}: approved, once\n")
+        code, said = await run("tests.orchestrator.approving", home, "0")
+        assert (code, said) == (0, "completed: done\n")
+        assert (tmp_path / "marker").read_text() == "once\n"
+        assert (await run(*command, "approve", id_))[0] == 2

@@ -1,0 +1,121 @@
+"""The emergency stop on the fleet: dispatch refused, work ended, and edges that obey their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.core.tools import Call, Tool
+from evoclaw.governance.chain import Chain
+from evoclaw.governance.stops import FILE, Kind, Stop, StopFile, Stops, ended_by
+from evoclaw.orchestrator.stopping import Stopping, following
+from evoclaw.transport.wire import Command
+from tests.fleet.support import EVERYTHING, house, new_id, until
+
+SMOKE = Stop(Kind.AGENT, "pi", "it smokes")
+
+
+def file(folder: Path) -> StopFile:
+    return StopFile(folder / FILE)
+
+
+async def test_nothing_is_granted_to_a_stopped_device_but_what_ends_its_work(
+    tmp_path: Path,
+) -> None:
+    granting = Stopping(Stops(file(tmp_path)), lambda agent_id, command, call: "grant")
+    bash = Call("1", Tool("bash", "", {}, frozenset({"shell"})), {}, "r.1.0.1", 1.0)
+    tool, cancel = Command("tool", {}, "r.1.0.1"), Command("cancel", {}, "c")
+    assert granting("pi", tool, bash) == "grant"
+    file(tmp_path).put(SMOKE)
+    for command in (tool, Command("prompt", {}, "p"), Command("execute", {}, "e")):
+        with pytest.raises(ToolFailure, match="it smokes") as refused:
+            granting("pi", command, None)
+        assert refused.value.kind is ErrorKind.PERMISSION_DENIED
+    assert granting("pi", cancel, None) == "grant"
+    assert granting("other", tool, bash) == "grant"
+    file(tmp_path).put(Stop(Kind.TOOL, "bash"))
+    with pytest.raises(ToolFailure):
+        granting("other", tool, bash)
+
+
+async def test_a_stopped_device_is_sent_nothing_and_is_used_again_when_released(
+    tmp_path: Path,
+) -> None:
+    grants = Stopping(Stops(file(tmp_path)))
+    async with house(tmp_path, "pi", "other", grants=grants) as here:
+        file(tmp_path).put(SMOKE)
+        refused = await here.ask("mark", text="a")
+        assert refused.error is ErrorKind.PERMISSION_DENIED
+        assert "a person stopped the agent pi (it smokes)" in refused.text
+        with pytest.raises(ToolFailure, match="it smokes"):
+            await here.orchestrator.start_job("pi", "mark", {"text": "b"})
+        assert (await here.ask("mark", "other", text="c")).error is None
+        file(tmp_path).release(Kind.AGENT, "pi")
+        assert (await here.ask("mark", text="d")).error is None
+        assert here.marks.made == ["c", "d"]
+
+
+async def test_calls_and_jobs_on_a_stopped_device_end_and_others_go_on(tmp_path: Path) -> None:
+    stops = Stops(file(tmp_path))
+    async with (
+        house(tmp_path, "pi", "other", grants=Stopping(stops)) as here,
+        following(stops, here.orchestrator, here.store, every=0.01),
+    ):
+        job = await here.orchestrator.start_job("pi", "hold", {"text": "job"})
+        asked = here.asked("look", text="call", hold=True)
+        spared = here.asked("look", "other", text="spared", hold=True)
+        await until(lambda: len(here.marks.made) == 3)
+        file(tmp_path).put(SMOKE)
+        assert (await asked).error is ErrorKind.CANCELLED
+        job_id = str(job.details["job_id"])
+        await here.reached(job_id, "settled")
+        ended = await here.orchestrator.job("pi", job_id)
+        assert ended.state == "cancelled"
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: edge.calls.in_flight == 0)
+        assert not spared.done()
+        here.marks.gate.set()
+        assert (await spared).error is None
+
+
+async def test_what_waits_for_a_device_that_is_away_is_never_sent_once_it_is_stopped(
+    tmp_path: Path,
+) -> None:
+    stops = Stops(file(tmp_path))
+    async with house(tmp_path, grants=Stopping(stops)) as here:
+        await here.pi.stop()
+        await until(lambda: not here.orchestrator.fleet.online())
+        request_id = new_id()
+        asked = here.asked("mark", text="a", request_id=request_id)
+        await here.reached(request_id, "queued")
+        file(tmp_path).put(Stop(Kind.ALL))
+        async with following(stops, here.orchestrator, here.store, every=0.01):
+            assert (await asked).error is ErrorKind.CANCELLED
+        await here.pi.start()
+        await here.there("pi")
+        assert here.marks.made == []
+
+
+async def test_an_edge_obeys_a_stop_of_its_own_whoever_asks(tmp_path: Path) -> None:
+    own = Stops(file(tmp_path), agent="pi")
+    async with house(tmp_path, policy=Chain((own, EVERYTHING))) as here:
+        edge = here.pi.edge
+        assert edge is not None
+
+        def end_calls() -> None:
+            for live in edge.calls.live:
+                edge.calls.cancel(live.request_id)
+
+        async with ended_by(own, end_calls, every=0.01):
+            asked = here.asked("hold", text="a")
+            await here.marks.waiting.wait()
+            file(tmp_path).put(SMOKE)
+            assert (await asked).error is ErrorKind.CANCELLED
+            refused = await here.ask("mark", text="b")
+            assert refused.error is ErrorKind.PERMISSION_DENIED
+            assert "it smokes" in refused.text
+        assert here.marks.made == ["a"]

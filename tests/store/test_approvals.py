@@ -1,0 +1,281 @@
+"""Askings and answers on the disk: used once, in time, and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from evoclaw.store.approvals import KEPT, ApprovalStore, Claim, Standing, StoredApproval
+from evoclaw.store.opening import DamagedStore
+
+DAY = 86_400.0
+ROOT = Path(__file__).parents[2]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def opened(folder: Path, clock: Clock | None = None) -> AsyncGenerator[ApprovalStore]:
+    async with await ApprovalStore.open(folder / "approvals.db", clock=clock or Clock()) as store:
+        yield store
+
+
+def claim(
+    number: int = 1,
+    *,
+    sha: str = "digest",
+    tenant: str = "local",
+    scope: str = "scope",
+    epoch: int = 1,
+    holder: str = "us",
+    resumed: bool = False,
+    keep: bool = True,
+    most: int = 1_000,
+) -> Claim:
+    row = StoredApproval(
+        f"{tenant}-{number}-{sha}",
+        tenant,
+        f"run.{number}.0.1",
+        sha,
+        scope,
+        b"asked",
+        1_000_000.0 + DAY,
+    )
+    return Claim(row, epoch, holder, resumed, keep, most)
+
+
+async def approve(store: ApprovalStore, one: Claim, decision: str = "once") -> bool:
+    return (await store.answer(one.row.id, one.row.tenant, decision, b"said"))[1]
+
+
+async def standing(store: ApprovalStore, one: Claim) -> Standing:
+    return (await store.claim(one))[0]
+
+
+async def test_an_asking_waits_until_it_is_answered_and_the_first_answer_counts(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as store:
+        assert await standing(store, claim()) is Standing.WAITING
+        assert await standing(store, claim()) is Standing.WAITING
+        assert [row.id for row in await store.waiting("local")] == [claim().row.id]
+        assert await approve(store, claim())
+        assert await store.answer(claim().row.id, "local", "deny", b"no") == (Standing.ONCE, False)
+        assert await store.waiting("local") == []
+        assert await standing(store, claim()) is Standing.ONCE
+
+
+async def test_an_answer_outlives_the_process(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.claim(claim())
+    async with opened(tmp_path) as store:
+        assert await approve(store, claim())
+    async with opened(tmp_path) as store:
+        found, row = await store.claim(claim(epoch=2))
+        assert found is Standing.ONCE
+        assert row is not None
+        assert row.answer == b"said"
+
+
+async def test_fault_54_of_fifty_who_claim_one_approval_one_gets_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.claim(claim())
+        await approve(store, claim())
+        each = [claim(holder=f"holder {number}") for number in range(50)]
+        found = await asyncio.gather(*(standing(store, one) for one in each))
+    assert found.count(Standing.ONCE) == 1
+    assert found.count(Standing.USED) == 49
+
+
+async def test_the_same_call_gone_on_with_is_the_same_use(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.claim(claim())
+        await approve(store, claim())
+        assert await standing(store, claim()) is Standing.ONCE
+        assert await standing(store, claim()) is Standing.ONCE
+        assert await standing(store, claim(epoch=2, holder="after a restart")) is Standing.ONCE
+        # Two that take the run up at the same time: the second is out, as is who had it before.
+        assert await standing(store, claim(epoch=2, holder="a twin")) is Standing.USED
+        assert await standing(store, claim(epoch=1)) is Standing.USED
+        row = await store.get(claim().row.id, "local")
+        assert row is not None
+        assert row.uses == 1
+
+
+async def test_fault_54_what_was_asked_with_other_arguments_is_asked_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.claim(claim(sha="one"))
+        await approve(store, claim(sha="one"))
+        assert await standing(store, claim(sha="two")) is Standing.WAITING
+        assert await standing(store, claim(sha="one")) is Standing.CLOSED
+
+
+async def test_fault_54_nothing_is_approved_or_used_after_it_expired(tmp_path: Path) -> None:
+    clock = Clock()
+    async with opened(tmp_path, clock) as store:
+        for number in (1, 2, 3):
+            await store.claim(claim(number))
+        await approve(store, claim(1))
+        await approve(store, claim(3))
+        assert await standing(store, claim(3)) is Standing.ONCE
+        clock.now += DAY
+        assert await store.answer(claim(2).row.id, "local", "once", b"") == (
+            Standing.EXPIRED,
+            False,
+        )
+        assert await standing(store, claim(2)) is Standing.EXPIRED
+        assert await standing(store, claim(1)) is Standing.EXPIRED
+        # Approved in time but never begun: too late. Begun in time: its end is another matter.
+        assert await standing(store, claim(3, epoch=2)) is Standing.EXPIRED
+        assert await standing(store, claim(3, epoch=2, resumed=True)) is Standing.ONCE
+        assert await store.waiting("local") == []
+
+
+async def test_an_approval_for_the_session_covers_its_scope_until_it_expires(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    async with opened(tmp_path, clock) as store:
+        await store.claim(claim(1))
+        await store.claim(claim(2))
+        await approve(store, claim(1), "session")
+        assert await standing(store, claim(2)) is Standing.SESSION
+        assert await store.waiting("local") == []
+        assert await standing(store, claim(3, sha="other")) is Standing.SESSION
+        assert await standing(store, claim(4, scope="other")) is Standing.WAITING
+        assert await standing(store, claim(5, tenant="other")) is Standing.WAITING
+        assert [row.uses for row in await store.in_force("local")] == [2]
+        clock.now += DAY
+        assert await standing(store, claim(6)) is Standing.WAITING
+        assert await store.in_force("local") == []
+
+
+async def test_a_denial_of_one_call_stays_though_the_session_was_approved(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.claim(claim(1))
+        await store.claim(claim(2))
+        await approve(store, claim(1), "deny")
+        await approve(store, claim(2), "session")
+        assert await standing(store, claim(1)) is Standing.DENIED
+
+
+async def test_an_approval_that_was_taken_back_covers_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        for number in (1, 2, 3):
+            await store.claim(claim(number, scope=str(number)))
+        await approve(store, claim(1), "session")
+        await approve(store, claim(2))
+        await approve(store, claim(3))
+        await store.claim(claim(3, scope="3"))
+        assert await store.close(claim(1).row.id, "local")
+        assert await store.close(claim(2).row.id, "local")
+        assert not await store.close(claim(3).row.id, "local")  # it runs already
+        assert not await store.close(claim(2).row.id, "other")
+        assert await standing(store, claim(4, scope="1")) is Standing.WAITING
+        assert await standing(store, claim(2, scope="2")) is Standing.CLOSED
+
+
+async def test_a_tenant_neither_sees_nor_answers_what_another_asked(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.claim(claim())
+        id_ = claim().row.id
+        assert await store.answer(id_, "other", "once", b"") == (Standing.UNKNOWN, False)
+        assert await store.get(id_, "other") is None
+        assert await store.waiting("other") == []
+        assert not await store.close(id_, "other")
+
+
+async def test_only_so_many_wait(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        found = [await standing(store, claim(n, most=3)) for n in range(5)]
+        assert found == [*[Standing.WAITING] * 3, Standing.FULL, Standing.FULL]
+        assert await standing(store, claim(9, tenant="other", most=3)) is Standing.WAITING
+
+
+async def test_nothing_is_kept_that_nobody_is_to_answer(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        assert await store.claim(claim(keep=False)) == (Standing.UNKNOWN, None)
+        assert await store.waiting("local") == []
+
+
+async def test_a_run_that_ended_waits_for_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.claim(claim())
+        await store.give_up("ru")
+        assert await store.waiting("local") != []
+        await store.give_up("run")
+        assert await store.waiting("local") == []
+        assert not await approve(store, claim())
+
+
+async def test_what_is_long_over_is_forgotten(tmp_path: Path) -> None:
+    clock = Clock()
+    async with opened(tmp_path, clock) as store:
+        await store.claim(claim())
+    clock.now += DAY + KEPT - 1
+    async with opened(tmp_path, clock) as store:
+        assert await store.get(claim().row.id, "local") is not None
+    clock.now += 2
+    async with opened(tmp_path, clock) as store:
+        assert await store.get(claim().row.id, "local") is None
+
+
+async def test_a_changed_answer_is_noticed(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.claim(claim())
+        await approve(store, claim())
+    connection = sqlite3.connect(tmp_path / "approvals.db")
+    connection.execute("UPDATE approvals SET answer = ?", (b"sai_" + b"1234",))
+    connection.commit()
+    connection.close()
+    with pytest.raises(DamagedStore):
+        await ApprovalStore.open(tmp_path / "approvals.db")
+
+
+async def test_two_processes_claim_and_answer_at_the_same_time(tmp_path: Path) -> None:
+    script = """
+import asyncio, sys
+from pathlib import Path
+from tests.store.test_approvals import approve, claim, opened, standing
+
+async def main():
+    async with opened(Path(sys.argv[1])) as store:
+        for number in range(40):
+            one = claim(number, holder=sys.argv[2])
+            while not await approve(store, one):
+                row = await store.get(one.row.id, "local")
+                if row is not None and row.decision is not None:
+                    break
+                await asyncio.sleep(0.001)
+            print(number, await standing(store, one))
+
+asyncio.run(main())
+"""
+    async with opened(tmp_path) as store:
+        command = [sys.executable, "-c", script, str(tmp_path)]
+        children = [
+            await asyncio.create_subprocess_exec(
+                *command, name, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+            )
+            for name in ("one", "two")
+        ]
+        for number in range(40):
+            await store.claim(claim(number, scope=str(number)))
+            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            said = [(await child.communicate())[0].decode().splitlines() for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    for number in range(40):
+        assert sorted((said[0][number], said[1][number])) == [f"{number} once", f"{number} used"]
