@@ -105,7 +105,7 @@ class Browser(Protocol):
         ...
 
 
-@tool("network", timeout=30, max_timeout=120, effect="write")
+@tool("network", timeout=30, max_timeout=120, effect="write", outside=True, sends=True)
 async def browser(
     web: Browser,
     ops: FileOps,

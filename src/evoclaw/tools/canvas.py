@@ -40,7 +40,7 @@ class Canvas(Protocol):
         ...
 
 
-@tool("ui", timeout=10, max_timeout=60, resources=())
+@tool("ui", timeout=10, max_timeout=60, resources=(), acts=False)
 async def canvas(
     board: Canvas,
     action: Literal["show", "snapshot", "clear"],

@@ -192,6 +192,7 @@ def _shown(window: _Window, offset: int) -> str:
     effect="write",
     resources=("path",),
     idempotent=True,
+    acts=False,
 )
 async def write(ops: FileOps, path: str, content: str) -> Output:
     """Create a file or replace all of it. Missing folders are made. To change a part, use edit.
@@ -213,7 +214,7 @@ async def write(ops: FileOps, path: str, content: str) -> Output:
     return Output((TextBlock(said),), {"path": path, "bytes": len(data), "lines": lines})
 
 
-@tool("file_write", timeout=5, max_timeout=30, effect="write", resources=("path",))
+@tool("file_write", timeout=5, max_timeout=30, effect="write", resources=("path",), acts=False)
 async def edit(
     ops: FileOps, path: str, old_string: str, new_string: str, replace_all: bool = False
 ) -> Output:

@@ -62,7 +62,14 @@ class TodosInMemory:
         self._todos = tuple(todos)
 
 
-@tool("file_write", timeout=10, max_timeout=60, resources=(EVERYTHING,), idempotent=True)
+@tool(
+    "file_write",
+    timeout=10,
+    max_timeout=60,
+    resources=(EVERYTHING,),
+    idempotent=True,
+    acts=False,
+)
 async def todowrite(notes: Todos, todos: Annotated[list[Todo], Meta(max_length=MOST)]) -> Output:
     """Write down what is to be done in this session, as a list that outlives this run.
 

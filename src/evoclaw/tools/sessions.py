@@ -117,7 +117,14 @@ class Sessions(Protocol):
 
 # A sub-run judges its own calls against each other; two sub-runs asked for in one reply are meant
 # to go on side by side, so these touch nothing as far as other calls are concerned.
-@tool("session", timeout=USUAL, max_timeout=LONGEST, resources=(), idempotent=True)
+@tool(
+    "session",
+    timeout=USUAL,
+    max_timeout=LONGEST,
+    resources=(),
+    idempotent=True,
+    acts=False,
+)
 async def task(
     sessions: Sessions,
     call: Call,
@@ -148,7 +155,7 @@ async def task(
     return _answer(await sessions.start(call, brief, wait=True))
 
 
-@tool("session", timeout=10, max_timeout=60, resources=(), idempotent=True)
+@tool("session", timeout=10, max_timeout=60, resources=(), idempotent=True, acts=False)
 async def sessions_spawn(
     sessions: Sessions,
     call: Call,
@@ -182,7 +189,14 @@ async def sessions_spawn(
     return Output((TextBlock(text),), _details(told))
 
 
-@tool("session", timeout=USUAL, max_timeout=LONGEST, resources=("session_id",), idempotent=True)
+@tool(
+    "session",
+    timeout=USUAL,
+    max_timeout=LONGEST,
+    resources=("session_id",),
+    idempotent=True,
+    acts=False,
+)
 async def sessions_send(
     sessions: Sessions,
     call: Call,
@@ -205,7 +219,7 @@ async def sessions_send(
     return _answer(await sessions.send(call, session_id, message))
 
 
-@tool("session", timeout=10, max_timeout=60, effect="read", resources=())
+@tool("session", timeout=10, max_timeout=60, effect="read", resources=(), outside=True)
 async def sessions_list(
     sessions: Sessions,
     agent: str = "",
@@ -282,7 +296,7 @@ async def session_status(
     return Output((TextBlock("\n".join(part for part in parts if part)),), _details(told))
 
 
-@tool("session", timeout=10, max_timeout=60, effect="read", resources=())
+@tool("session", timeout=10, max_timeout=60, effect="read", resources=(), outside=True)
 async def agents_list(sessions: Sessions) -> Output:
     """List the agents that can be asked, and with which tool.
 

@@ -116,6 +116,8 @@ class CodeSearcher(Protocol):
     effect="read",
     resources=(),
     aliases=("web_fetch",),
+    outside=True,
+    sends=True,
 )
 async def webfetch(
     fetcher: Fetcher,
@@ -222,7 +224,15 @@ def _picture(found: Fetched, picture: str, details: dict[str, JSON]) -> Output:
     return Output((TextBlock(about), block), details | {"media_type": picture})
 
 
-@tool("network", timeout=30, max_timeout=120, effect="read", resources=())
+@tool(
+    "network",
+    timeout=30,
+    max_timeout=120,
+    effect="read",
+    resources=(),
+    outside=True,
+    sends=True,
+)
 async def websearch(
     searcher: Searcher, query: Query, count: Count = 10, timeout_ms: Milliseconds = DEFAULT_MS
 ) -> Output:
@@ -238,7 +248,15 @@ async def websearch(
     return _listed(query, found[:count])
 
 
-@tool("network", timeout=30, max_timeout=120, effect="read", resources=())
+@tool(
+    "network",
+    timeout=30,
+    max_timeout=120,
+    effect="read",
+    resources=(),
+    outside=True,
+    sends=True,
+)
 async def codesearch(
     searcher: CodeSearcher,
     query: Query,

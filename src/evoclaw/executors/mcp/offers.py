@@ -172,6 +172,9 @@ def _tool(listed: Listed, terms: Terms) -> Tool:
         idempotent=hints.get("idempotentHint") is True,
         streams=True,
         slack=SLACK,
+        outside=True,
+        # Whatever it says of itself, what it is asked leaves this machine's rules behind.
+        sends=True,
     )
 
 

@@ -37,7 +37,14 @@ from evoclaw.tools.git.safety import (
 from evoclaw.tools.truncate import to_text
 
 
-@tool("git", "file_write", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="write")
+@tool(
+    "git",
+    "file_write",
+    timeout=SECONDS,
+    max_timeout=MOST_SECONDS,
+    effect="write",
+    acts=False,
+)
 async def git_commit(
     exec: ExecOps,
     files: FileOps,
@@ -144,7 +151,7 @@ async def _committed(repository: Repository, note: list[str]) -> Output:
     return said([text, *note], {"commit": full, "subject": subject, "summary": counts.strip()})
 
 
-@tool("git", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="write")
+@tool("git", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="write", acts=False)
 async def git_branch(
     exec: ExecOps,
     files: FileOps,

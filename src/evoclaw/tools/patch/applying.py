@@ -23,7 +23,7 @@ MOST_SHOWN = 50
 LETTERS = {Action.ADD: "A", Action.UPDATE: "M", Action.MOVE: "R", Action.DELETE: "D"}
 
 
-@tool("file_write", timeout=5, max_timeout=30, effect="write")
+@tool("file_write", timeout=5, max_timeout=30, effect="write", acts=False)
 async def apply_patch(ops: FileOps, patch: str, dry_run: bool = False) -> Output:
     """Change several places or files at once, all or nothing.
 

@@ -1,0 +1,122 @@
+"""Whether the user asked for this kind of action: the tool's verb, or one that means the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Set
+
+_MEANINGS = (
+    # telling somebody
+    "send write post message mail email reply respond answer tell notify inform forward share text "
+    "submit announce publish remind broadcast",
+    # handing over
+    "send give pay transfer refund wire reimburse return remit settle donate",
+    # making
+    "create add make new write set schedule book plan put insert append generate draft open save "
+    "register record note copy",
+    # reserving
+    "book reserve reservation rent order schedule",
+    # buying
+    "buy purchase order subscribe",
+    # repeating
+    "schedule recurring plan",
+    # changing
+    "update change adjust edit modify set correct fix rename replace amend increase decrease",
+    # moving in time or place
+    "reschedule move postpone shift delay",
+    # removing
+    "delete remove cancel drop clear erase purge discard uninstall revoke unsubscribe",
+    # letting in
+    "invite add include enrol enroll join admit grant share allow",
+    # running
+    "run execute start launch restart stop install build deploy test",
+    # switching
+    "turn switch toggle open close lock unlock enable disable activate set",
+    "commit push merge",
+    "upload publish attach",
+    "press click type fill navigate",
+)
+_ODD = {
+    "sent": "send", "wrote": "write", "written": "write", "told": "tell", "paid": "pay",
+    "gave": "give", "given": "give", "made": "make", "making": "make", "bought": "buy",
+    "ran": "run", "built": "build", "payment": "pay", "reservation": "reserve",
+    "booking": "book", "invitation": "invite", "removal": "remove", "deletion": "delete",
+    "cancellation": "cancel", "reply": "reply", "replies": "reply", "replied": "reply",
+    "modified": "modify", "notified": "notify", "copied": "copy", "e-mail": "email",
+}  # fmt: skip
+_BREAK = re.compile(r"[^a-z0-9]+")
+_SHORT = 2
+_SUFFIXES = ("ing", "ed", "es", "s", "d")
+
+
+def _meanings() -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for line in _MEANINGS:
+        words = line.split()
+        for word in words:
+            found.setdefault(word, set()).update(words)
+    return {word: frozenset(same) for word, same in found.items()}
+
+
+class Asking:
+    """Knows which words ask for which tool."""
+
+    __slots__ = ("_extra", "_kinds", "_meanings", "_verbs")
+
+    def __init__(self, extra: dict[str, tuple[str, ...]]) -> None:
+        """Begin with the words that integrators gave."""
+        self._extra = extra
+        self._meanings = _meanings()
+        self._verbs: dict[str, frozenset[str]] = {}
+        self._kinds: dict[str, frozenset[str]] = {}
+
+    def verbs(self, tool: str) -> frozenset[str]:
+        """The words of which one must have been said by the user; none is in vain."""
+        if tool not in self._verbs:
+            self._verbs[tool] = self._find(tool) | frozenset(self._extra.get(tool, ()))
+        return self._verbs[tool]
+
+    def _find(self, tool: str) -> frozenset[str]:
+        words = _parts(tool)
+        for word in words:
+            if word in self._meanings:
+                return self._meanings[word]
+        return frozenset(words[:1])
+
+    def kinds(self, tool: str) -> frozenset[str]:
+        """The words for what it acts on: what is left of its name."""
+        if tool not in self._kinds:
+            words = _parts(tool)
+            verb = next((word for word in words if word in self._meanings), words[0])
+            rest = [word for word in words if word != verb and len(word) > _SHORT]
+            self._kinds[tool] = frozenset(form for word in rest for form in (word, word + "s"))
+        return self._kinds[tool]
+
+    def stems(self, words: Iterable[str]) -> set[str]:
+        """The words as they stand in a dictionary, as far as that matters here."""
+        found: set[str] = set()
+        for word in words:
+            found.update(self._stem(word))
+        return found
+
+    def _stem(self, word: str) -> Iterable[str]:
+        yield word
+        if word in _ODD:
+            yield _ODD[word]
+        for suffix in _SUFFIXES:
+            if word.endswith(suffix):
+                root = word[: -len(suffix)]
+                for whole in (root, root + "e", root[:-1] if root[-2:-1] == root[-1:] else root):
+                    if whole in self._meanings:
+                        yield whole
+
+
+def _parts(tool: str) -> list[str]:
+    own = tool.rpartition("__")[2] or tool
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", own).lower()
+    return [word for word in _BREAK.split(split) if word] or [tool]
+
+
+def says_one(verbs: Set[str], said: Set[str]) -> bool:
+    """Whether one of the verbs was said."""
+    return not verbs.isdisjoint(said)

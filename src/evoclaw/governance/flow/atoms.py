@@ -1,0 +1,171 @@
+"""Text as what can be compared: atoms, numbers, dates, times, lengths of time."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+_EDGES = "\"'`“”‘’«»()[]{}<>.,;:!?*_…|\\"
+_SPLIT = re.compile(r"[\"“”«»()\[\]{}<>;|—–]+|,(?=\D)|(?<=\D),")
+_UNUSUAL = re.compile(r"[\"“”«»()\[\]{}<>;|—–,]")
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = (
+    r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|"
+    r"sep(?:t(?:ember)?)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
+)
+_DAY = r"\b(\d{1,2})(?:st|nd|rd|th)?\b"
+_YEAR = r"((?:19|20)\d\d)\b"
+_ISO = re.compile(rf"\b{_YEAR}-(\d\d)-(\d\d)(?!\d)")
+_MONTH_FIRST = re.compile(rf"\b{_MONTH}\s+{_DAY}(?!:)(?:,?\s+{_YEAR})?")
+_DAY_FIRST = re.compile(rf"{_DAY}\s+(?:of\s+)?{_MONTH}(?:,?\s+{_YEAR})?")
+_YEAR_ALONE = re.compile(rf"\b{_YEAR}(?![-\d])")
+_CLOCK = re.compile(
+    r"\b(\d{1,2})[:.](\d\d)(?::\d\d)?\s*([ap])\.?m\b|\b(\d{1,2}):(\d\d)(?::\d\d)?\b"
+)
+_HOUR = re.compile(r"\b(\d{1,2})\s*([ap])\.?m\b")
+_LENGTH = re.compile(
+    r"\b(\d{1,6}(?:\.\d{1,6})?|an?|one|two|three|four|five|six|seven|eight|nine|ten|half an)[\s-]*"
+    r"(minute|min|hour|hr|h)s?\b"
+)
+_COUNTED: dict[str, float] = dict(
+    zip(
+        ("half an", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+        (0.5, *range(1, 11)),
+        strict=True,
+    )
+)
+_MOMENT = re.compile(
+    r"(?:((?:19|20)\d\d)-(\d\d)-(\d\d))?[ t]?(?:(\d{1,2}):(\d\d)(?::\d\d(?:\.\d+)?)?)?z?"
+)
+_NUMBER = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?")
+_CURRENCY = "$€£¥%#"
+_DOMAIN = re.compile(r"[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9-]+(?:[/:?#].*)?")
+_ANY_DIGIT = re.compile(r"\d")
+_LONG_DIGITS = 6
+
+Date = tuple[int, int, int | None]
+"""Month, day, and the year if it was said."""
+
+
+def plain(text: str) -> str:
+    """Text in one spelling: composed, one kind of letter width, no capitals."""
+    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+
+
+def atoms(text: str) -> list[str]:
+    """The words, numbers, addresses and links of a text that is `plain`, without punctuation."""
+    if _UNUSUAL.search(text):
+        text = _SPLIT.sub(" ", text)
+    return [atom for piece in text.split() if (atom := piece.strip(_EDGES))]
+
+
+def bare(atom: str) -> str:
+    """A word without the `'s` of an owner."""
+    return atom[:-2] if atom.endswith(("'s", "’s")) else atom
+
+
+def number(atom: str) -> float | None:
+    """What an atom says if it is a number, with or without its currency."""
+    digits = atom.strip(_CURRENCY)
+    return float(digits.replace(",", "")) if _NUMBER.fullmatch(digits) else None
+
+
+def is_address(atom: str) -> bool:
+    """Whether an atom leads somewhere: a link, a host, a mail address, a file."""
+    return "@" in atom or "://" in atom or (bool(_DOMAIN.fullmatch(atom)) and number(atom) is None)
+
+
+def is_code(atom: str) -> bool:
+    """Whether an atom may be a secret or an account: digits in it, and long."""
+    if len(atom) < _LONG_DIGITS or atom.isalpha():
+        return False
+    digits = sum(char.isdigit() for char in atom)
+    if not digits or moment(atom) is not None:
+        return False
+    mixed = any(char.isalpha() for char in atom)
+    return digits >= _LONG_DIGITS or (mixed and digits > 1)
+
+
+def moment(value: str) -> tuple[Date | None, int | None] | None:
+    """What a `plain` value says if it is a date, a time or both; the time in minutes."""
+    found = _MOMENT.fullmatch(value)
+    if found is None or not value:
+        return None
+    year, month, day, hour, minute = found.groups()
+    if year is None and hour is None:
+        return None
+    date = None if year is None else (int(month), int(day), int(year))
+    return date, None if hour is None else int(hour) * 60 + int(minute)
+
+
+class Moments:
+    """The dates, times and lengths of time that were said."""
+
+    __slots__ = ("days", "lengths", "times", "years")
+
+    def __init__(self) -> None:
+        self.days: set[tuple[int, int]] = set()
+        self.years: set[int] = set()
+        self.times: set[int] = set()
+        self.lengths: set[int] = set()
+        """Both in minutes."""
+
+    def add(self, text: str) -> str:
+        """Take in a text that is `plain`; what is left has no dates and times in it."""
+        if not _ANY_DIGIT.search(text):
+            return _LENGTH.sub(self._note, text) if "hour" in text else text
+        for pattern in (_ISO, _MONTH_FIRST, _DAY_FIRST, _YEAR_ALONE, _LENGTH, _CLOCK, _HOUR):
+            text = pattern.sub(self._note, text)
+        return text
+
+    def _note(self, found: re.Match[str]) -> str:
+        groups = found.groups()
+        if found.re is _ISO:
+            self._date(int(groups[1]), int(groups[2]), groups[0])
+        elif found.re is _MONTH_FIRST:
+            self._date(MONTHS.index(groups[0][:3]) + 1, int(groups[1]), groups[2])
+        elif found.re is _DAY_FIRST:
+            self._date(MONTHS.index(groups[1][:3]) + 1, int(groups[0]), groups[2])
+        elif found.re is _YEAR_ALONE:
+            self.years.add(int(groups[0]))
+        elif found.re is _LENGTH:
+            much = _COUNTED.get(groups[0]) or (1 if groups[0] in ("a", "an") else float(groups[0]))
+            self.lengths.add(round(much * (60 if groups[1].startswith("h") else 1)))
+        elif found.re is _CLOCK:
+            hour, minute, half, plain_hour, plain_minute = groups
+            self._time(int(hour or plain_hour), int(minute or plain_minute), half)
+        else:
+            self._time(int(groups[0]), 0, groups[1])
+        return " "
+
+    def _date(self, month: int, day: int, year: str | None) -> None:
+        self.days.add((month, day))
+        if year:
+            self.years.add(int(year))
+
+    def _time(self, hour: int, minute: int, half: str | None) -> None:
+        if half:
+            hour = hour % 12 + (12 if half == "p" else 0)
+        self.times.add(hour * 60 + minute)
+
+    def has_date(self, date: Date) -> bool:
+        """Whether a date was said, or left open: any will do when none was named at all."""
+        month, day, year = date
+        if self.days and (month, day) not in self.days:
+            return False
+        return year is None or not self.years or year in self.years
+
+    def has_time(self, time: int) -> bool:
+        """Whether a time was said, follows from a length that was said, or was left open."""
+        if not self.times or time in (0, 23 * 60 + 59) or time in self.times:
+            return True
+        return any((time - length) % (24 * 60) in self.times for length in self.lengths)
+
+
+def numbers(found: list[str]) -> Iterator[float]:
+    """The numbers among atoms."""
+    for atom in found:
+        value = None if atom.isalpha() else number(atom)
+        if value is not None:
+            yield value

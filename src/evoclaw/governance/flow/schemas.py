@@ -1,0 +1,51 @@
+"""What a tool's schema says of one parameter's values."""
+
+from __future__ import annotations
+
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.core.tools import Tool
+
+DEEPEST = 8
+
+
+def default_of(tool: Tool, name: str) -> JSON:
+    """What a parameter is when it is not given."""
+    node = _property(tool, name)
+    return node.get("default")
+
+
+def choices(tool: Tool, name: str) -> tuple[JSON, ...]:
+    """The values between which the tool's author lets one choose."""
+    return tuple(_choices(tool, _property(tool, name), 0))
+
+
+def _property(tool: Tool, name: str) -> dict[str, JSON]:
+    properties = tool.parameters.get("properties")
+    node = properties.get(name) if is_object(properties) else None
+    return node if is_object(node) else {}
+
+
+def _choices(tool: Tool, node: JSON, depth: int) -> list[JSON]:
+    if not is_object(node) or depth > DEEPEST:
+        return []
+    found: list[JSON] = []
+    if is_array(listed := node.get("enum")):
+        found.extend(listed)
+    if "const" in node:
+        found.append(node["const"])
+    for word in ("anyOf", "oneOf", "allOf"):
+        if is_array(parts := node.get(word)):
+            for part in parts:
+                found.extend(_choices(tool, part, depth + 1))
+    found.extend(_choices(tool, node.get("items"), depth + 1))
+    found.extend(_choices(tool, _referred(tool, node.get("$ref")), depth + 1))
+    return found
+
+
+def _referred(tool: Tool, ref: JSON) -> JSON:
+    if not isinstance(ref, str) or not ref.startswith("#/"):
+        return None
+    node: JSON = tool.parameters
+    for step in ref[2:].split("/"):
+        node = node.get(step) if is_object(node) else None
+    return node
