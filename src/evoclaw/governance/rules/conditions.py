@@ -1,0 +1,269 @@
+"""The conditions of one rule, made ready: what they hit for certain, and what they may hit."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from fnmatch import translate
+
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON
+from evoclaw.governance.effects.hosts import canonical
+from evoclaw.governance.effects.shapes import Host, Program, Word, escape
+from evoclaw.governance.rules.patterns import covers, is_plain, meet
+
+_CLUSTER = re.compile(r"-[A-Za-z0-9]+")
+
+
+class Hit(IntEnum):
+    """How sure it is that a rule speaks about something."""
+
+    NO = 0
+    MAYBE = 1
+    YES = 2
+
+
+class Names:
+    """Globs for names."""
+
+    def __init__(self, globs: Sequence[str], *, fold: bool) -> None:
+        self._fold = fold
+        shown = [one.casefold() if fold else one for one in globs]
+        self._plain = frozenset(one for one in shown if not any(sign in one for sign in "*?["))
+        rest = [translate(one) for one in shown if one not in self._plain]
+        self._globs = re.compile("|".join(rest)) if rest else None
+
+    def fit(self, name: str) -> bool:
+        """Whether one of them fits."""
+        if self._fold:
+            name = name.casefold()
+        return name in self._plain or (
+            self._globs is not None and self._globs.match(name) is not None
+        )
+
+
+class Argument:
+    """One entry of `arguments`: some word must fit it."""
+
+    def __init__(self, text: str) -> None:
+        self._patterns = tuple(text.split("|"))
+        self._flags = tuple(one[1] for one in self._patterns if re.fullmatch(r"-[A-Za-z0-9]", one))
+
+    def fits(self, word: Word) -> Hit:
+        """Whether a word fits it."""
+        text = word.text
+        if text is None:
+            if word.loose:
+                return Hit.MAYBE
+            return Hit.MAYBE if any(meet(word.pattern, one) for one in self._widened()) else Hit.NO
+        if any(meet(escape(text), one) for one in self._patterns):
+            return Hit.YES
+        if self._flags and _CLUSTER.fullmatch(text) and any(one in text for one in self._flags):
+            return Hit.YES
+        return Hit.NO
+
+    def _widened(self) -> Iterable[str]:
+        yield from self._patterns
+        for flag in self._flags:
+            yield f"-*{flag}*"
+
+
+def words_fit(arguments: Sequence[Argument], words: Sequence[Word]) -> Hit:
+    """Whether every argument of a rule fits some word."""
+    if not arguments:
+        return Hit.YES
+    maybe: list[set[int]] = []
+    for argument in arguments:
+        hits = [argument.fits(word) for word in words]
+        if Hit.YES in hits:
+            continue
+        possible = {index for index, hit in enumerate(hits) if hit is Hit.MAYBE}
+        if not possible:
+            return Hit.NO
+        maybe.append(possible)
+    if not maybe:
+        return Hit.YES
+    # One word that is not known yet cannot be two things, unless it becomes several words.
+    if any(words[index].many for possible in maybe for index in possible):
+        return Hit.MAYBE
+    return Hit.MAYBE if len(set[int]().union(*maybe)) >= len(maybe) else Hit.NO
+
+
+def program_hit(names: Names, arguments: Sequence[Argument], program: Program) -> Hit:
+    """Whether a rule speaks about a program."""
+    if not program.name:
+        return Hit.MAYBE
+    if names.fit(program.name):
+        return words_fit(arguments, program.words)
+    if program.plain:
+        return Hit.NO
+    # A program that we do not know may run the one that it is given the name of.
+    for index, word in enumerate(program.words):
+        if word.text is not None and names.fit(word.text.rpartition("/")[2]):
+            return min(Hit.MAYBE, words_fit(arguments, program.words[index + 1 :]))
+    return Hit.NO
+
+
+class Paths:
+    """Globs for paths."""
+
+    def __init__(self, paths: Sequence[str], workspace: str, home: str) -> None:
+        self._exact = tuple(_absolute(path, workspace, home) for path in paths)
+        self._folded = tuple(tuple(part.casefold() for part in one) for one in self._exact)
+        # Most rules are plain paths and most calls, too: these meet in a set.
+        plain = [one for one in self._folded if all(map(is_plain, one))]
+        self._plain = frozenset(plain)
+        self._above = frozenset(one[:length] for one in plain for length in range(len(one)))
+        odd = [one for one in self._folded if one not in self._plain]
+        self._anywhere = tuple(one for one in odd if not is_plain(one[0]))
+        self._below: dict[str, tuple[tuple[str, ...], ...]] = {
+            first: tuple(one for one in odd if one[0] == first)
+            for first in {one[0] for one in odd if is_plain(one[0])}
+        }
+
+    def hit(self, way: Way, *, tree: bool) -> Hit:
+        """Whether a path is one of them, or below one; of a tree, or above one."""
+        names = way.folded
+        if not way.plain:
+            return self._slow(self._folded, names, tree=tree)
+        if tree and names in self._above:
+            return Hit.YES
+        for length in range(len(names) + 1):
+            if names[:length] in self._plain:
+                return Hit.YES
+        if not names:
+            return self._slow(self._folded, names, tree=tree)
+        odd = self._below.get(names[0], ()) + self._anywhere
+        return self._slow(odd, names, tree=tree) if odd else Hit.NO
+
+    def _slow(self, rules: Sequence[tuple[str, ...]], names: tuple[str, ...], *, tree: bool) -> Hit:
+        found = Hit.NO
+        for rule in rules:
+            if covers(rule, names, tree=tree):
+                if _certainly(rule, names):
+                    return Hit.YES
+                found = Hit.MAYBE
+        return found
+
+    def contain(self, way: Way) -> bool:
+        """Whether a path is certainly one of them, or below one."""
+        return any(
+            _certainly(rule, way.names) and covers(rule, way.names, tree=False)
+            for rule in self._exact
+        )
+
+
+class Way(Struct, frozen=True, gc=False):
+    """One path that a place may be."""
+
+    names: tuple[str, ...]
+    folded: tuple[str, ...]
+    plain: bool
+    """Nothing in it stands for something else."""
+
+
+def way(names: tuple[str, ...]) -> Way:
+    """Make a path ready."""
+    text = "/".join(names)
+    folded = text.casefold()
+    return Way(
+        names, names if folded == text else tuple(folded.split("/")), is_plain(text) or not names
+    )
+
+
+def _certainly(rule: Sequence[str], route: Sequence[str]) -> bool:
+    """Whether what is met is met for sure: up to where the path is plain, or the rule's is."""
+    plain = 0
+    while plain < len(route) and _is_name(route[plain]):
+        plain += 1
+    if plain < len(route):
+        return covers(rule, route[:plain], tree=False) and not all(one == "**" for one in rule)
+    if covers(rule, route, tree=False):
+        return True
+    return all(is_plain(part) for part in rule[: len(route) + 1])
+
+
+def _is_name(part: str) -> bool:
+    return is_plain(part) or not any(sign in re.sub(r"\\.", "", part) for sign in "*?[\0")
+
+
+def _absolute(path: str, workspace: str, home: str) -> tuple[str, ...]:
+    if path == "~" or path.startswith("~/"):
+        path = escape(home) + path[1:]
+    elif not path.startswith(("/", "**")):
+        path = f"{escape(workspace)}/{path}"
+    made: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            raise ConfigError(f"a rule's path may not have `..` in it: {path!r}")
+        if part not in ("", "."):
+            made.append(part)
+    return tuple(made)
+
+
+class Domains:
+    """Names of hosts, suffixes, and networks."""
+
+    def __init__(self, domains: Sequence[str]) -> None:
+        self._names: set[str] = set()
+        self._suffixes: list[str] = []
+        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        for one in domains:
+            self._add(one)
+
+    def _add(self, text: str) -> None:
+        try:
+            self._networks.append(ipaddress.ip_network(text.strip("[]"), strict=False))
+            return
+        except ValueError:
+            pass  # a name, then
+        if text == "*":
+            self._suffixes.append("")
+            return
+        name = canonical(text.removeprefix("*."))
+        if not name or "*" in name:
+            raise ConfigError(
+                f"{text!r} is no domain: say example.org, *.example.org or an address"
+            )
+        if text.startswith("*."):
+            self._suffixes.append(f".{name}")
+        else:
+            self._names.add(name)
+
+    def hit(self, host: Host) -> Hit:
+        """Whether a host is one of them."""
+        name = host.name
+        if not name:
+            return Hit.MAYBE if host.sure else Hit.NO
+        if name in self._names or any(name.endswith(suffix) for suffix in self._suffixes):
+            return Hit.YES
+        if not self._networks or not (name[-1].isdecimal() or ":" in name):
+            return Hit.NO
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return Hit.NO
+        return Hit.YES if any(address in network for network in self._networks) else Hit.NO
+
+
+class Where(Struct, frozen=True):
+    """Globs for arguments of a tool, by their names."""
+
+    globs: dict[str, str]
+
+    def hit(self, arguments: dict[str, JSON]) -> bool:
+        """Whether all of them fit."""
+        return all(
+            key in arguments and re.match(translate(glob), _said(arguments[key])) is not None
+            for key, glob in self.globs.items()
+        )
+
+
+def _said(value: JSON) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else str(value)

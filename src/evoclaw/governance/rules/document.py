@@ -1,0 +1,152 @@
+"""A file of rules, as it is written: TOML, checked key by key."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import cast
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON
+from evoclaw.core.toml import MAX_BYTES, parse_toml
+
+
+class Then(StrEnum):
+    """What becomes of a call, from the weakest to the strongest."""
+
+    ALLOW = "allow"
+    ASK = "ask"
+    DENY = "deny"
+
+    @property
+    def weight(self) -> int:
+        """Deny beats ask beats allow."""
+        return _WEIGHTS[self]
+
+
+_WEIGHTS = {Then.ALLOW: 0, Then.ASK: 1, Then.DENY: 2}
+
+
+class Reach(StrEnum):
+    """What a rule's paths are about."""
+
+    READ = "read"
+    WRITE = "write"
+    ANY = "any"
+
+
+class CallExample(Struct, frozen=True, forbid_unknown_fields=True):
+    """A call of any tool, as an example."""
+
+    tool: str
+    arguments: dict[str, JSON] = {}
+
+
+class Rule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One rule. What it names must all be there for it to hit."""
+
+    name: str
+    then: Then
+    tools: tuple[str, ...] = ()
+    """Names of tools, or globs; none is every tool."""
+    programs: tuple[str, ...] = ()
+    """Names of programs without their folders, or globs."""
+    arguments: tuple[str, ...] = ()
+    """Each must fit a word of the program: globs, `a|b` for either, `-f` also within `-rf`."""
+    paths: tuple[str, ...] = ()
+    """Absolute, below `~/`, or relative to the workspace; each covers what is below it."""
+    access: Reach = Reach.ANY
+    domains: tuple[str, ...] = ()
+    """`example.org`, `*.example.org`, an address, or a network such as `10.0.0.0/8`."""
+    env: tuple[str, ...] = ()
+    """Names of variables, or globs."""
+    where: dict[str, str] = {}
+    """Arguments of the tool by name, and the globs that they must fit."""
+    reason: str = ""
+    """For the model."""
+    for_people: str = ""
+    allows: tuple[str | CallExample, ...] = ()
+    """Commands or calls that it must leave alone; for an allow rule, that must be allowed."""
+    denies: tuple[str | CallExample, ...] = ()
+    """Commands or calls that it must hit; for an allow rule, that must not be allowed."""
+
+
+class Document(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A whole file."""
+
+    default: Then = Then.ALLOW
+    """For programs that no rule speaks about; `deny` makes the allow rules an allowlist."""
+    other_tools: Then = Then.ALLOW
+    """For calls of tools other than the shell that no rule speaks about."""
+    unreadable: Then = Then.ASK
+    """For commands that cannot be told by reading them; never `allow`."""
+    code: Then = Then.ASK
+    """For programs that are given code of another language, which is not looked into."""
+    environment: Then = Then.ASK
+    """For variables that let programs load or run something else."""
+    rules: tuple[Rule, ...] = ()
+
+
+def parse_rules(text: str, name: str) -> Document:
+    """Read rules; whatever is wrong with them is a `ConfigError`."""
+    table = parse_toml(text, name)
+    try:
+        found = msgspec.convert(table, Document)
+    except msgspec.ValidationError as problem:
+        raise ConfigError(f"{name}: {_located(str(problem), table)}") from None
+    _check(found, name)
+    return found
+
+
+def read_rules(path: Path) -> Document:
+    """Read a file of rules."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        return parse_rules(data.decode(), str(path))
+    except OSError as problem:
+        raise ConfigError(f"cannot read the rules {path}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+
+
+def shipped_rules() -> Document:
+    """The rules that come with this package."""
+    return read_rules(Path(__file__).with_name("default.toml"))
+
+
+def _located(problem: str, table: dict[str, JSON]) -> str:
+    """Name the rule, where the problem says only its number."""
+    head, _, tail = problem.partition("$.rules[")
+    number, _, rest = tail.partition("]")
+    rules = table.get("rules")
+    if not number.isdecimal() or not isinstance(rules, list):
+        return problem
+    found = cast("list[JSON]", rules)[int(number)]
+    named = cast("dict[str, JSON]", found).get("name") if isinstance(found, dict) else None
+    return f"rule {named or int(number) + 1}: {head}{rest}".replace(" - at `", ", at `")
+
+
+def _check(found: Document, name: str) -> None:
+    if found.unreadable is Then.ALLOW:
+        raise ConfigError(f"{name}: `unreadable` may be ask or deny, never allow")
+    seen: set[str] = set()
+    for rule in found.rules:
+        where = f"{name}, rule {rule.name!r}"
+        if not rule.name or not rule.name.replace("-", "").replace("_", "").isalnum():
+            raise ConfigError(f"{where}: a name has letters, digits and hyphens")
+        if rule.name in seen:
+            raise ConfigError(f"{where}: there are two of this name")
+        seen.add(rule.name)
+        named = (rule.tools, rule.programs, rule.arguments, rule.paths, rule.domains, rule.env)
+        if not any(named) and not rule.where:
+            raise ConfigError(f"{where}: it names nothing, and would hit every call")
+        if rule.arguments and not rule.programs:
+            raise ConfigError(f"{where}: `arguments` are those of `programs`; name these, too")
+        if rule.access is not Reach.ANY and not rule.paths:
+            raise ConfigError(f"{where}: `access` is about `paths`; name these, too")
+        if not rule.allows and not rule.denies:
+            raise ConfigError(f"{where}: it has no examples; give `allows` or `denies`")

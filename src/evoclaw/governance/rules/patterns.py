@@ -1,0 +1,131 @@
+r"""Patterns of paths and words: whether one text fits, and whether two patterns can meet.
+
+`*` and `?` stand for letters of one name, `**` for any number of folders, `\x` for x itself, and
+NUL for anything at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+from evoclaw.governance.effects.shapes import unescape
+
+_TOKEN = re.compile(r"\\(.)|\[!?\]?(?:[^\]\\]|\\.)*\]|(.)", re.DOTALL)
+_ODD = re.compile(r"[\\*?\[\0]")
+Tokens: TypeAlias = tuple[str, ...]
+"""A letter each; `any` for one letter, `some` for any number."""
+ONE, SOME = "one letter", "some letters"
+
+
+@lru_cache(4096)
+def tokens(pattern: str) -> Tokens:
+    """Read a pattern."""
+    made: list[str] = []
+    for found in _TOKEN.finditer(pattern):
+        escaped, plain = found[1], found[2]
+        if escaped is not None:
+            made.append(escaped)
+        elif plain is None or plain == "?":
+            made.append(ONE)
+        elif plain in "*\0":
+            made.append(SOME)
+        else:
+            made.append(plain)
+    return tuple(made)
+
+
+def is_plain(pattern: str) -> bool:
+    """Whether a pattern is just itself."""
+    return _ODD.search(pattern) is None
+
+
+@lru_cache(8192)
+def meet(one: str, two: str) -> bool:
+    """Whether there is a text that fits both patterns."""
+    if is_plain(one) and is_plain(two):
+        return one == two
+    return _meet(tokens(one), tokens(two))
+
+
+def _meet(one: Tokens, two: Tokens) -> bool:
+    """Walk both at once, keeping every pair of places that can be reached."""
+    reached = {(0, 0)}
+    waiting = [(0, 0)]
+    while waiting:
+        i, j = waiting.pop()
+        if i == len(one) and j == len(two):
+            return True
+        for step in _steps(one, two, i, j):
+            if step not in reached:
+                reached.add(step)
+                waiting.append(step)
+    return False
+
+
+def _steps(one: Tokens, two: Tokens, i: int, j: int) -> list[tuple[int, int]]:
+    a = one[i] if i < len(one) else None
+    b = two[j] if j < len(two) else None
+    steps: list[tuple[int, int]] = []
+    if a == SOME:
+        steps.append((i + 1, j))
+        if b is not None and b != SOME:
+            steps.append((i, j + 1))
+    if b == SOME:
+        steps.append((i, j + 1))
+        if a is not None and a != SOME:
+            steps.append((i + 1, j))
+    if a is None or b is None or SOME in (a, b):
+        return steps
+    if a == b or ONE in (a, b):
+        steps.append((i + 1, j + 1))
+    return steps
+
+
+def _simplest(part: str) -> str:
+    """Without escapes that mean nothing, so that equal names are equal."""
+    text = unescape(part)
+    return text if text is not None and is_plain(text) else part
+
+
+def covers(rule: Sequence[str], path: Sequence[str], *, tree: bool) -> bool:
+    """Whether a rule's path, or something below it, can be this path or, of a tree, below it."""
+    return _covers(tuple(rule), tuple(path), 0, 0, tree)
+
+
+def _covers(rule: Tokens, path: Tokens, j: int, i: int, tree: bool) -> bool:
+    while True:
+        if j == len(rule):
+            return True
+        wide = rule[j] == "**"
+        if i == len(path):
+            return tree or all(part == "**" for part in rule[j:])
+        if path[i] == "**":
+            return _covers(rule, path, j, i + 1, tree) or _covers(rule, path, j + 1, i, tree)
+        if wide:
+            return _covers(rule, path, j + 1, i, tree) or _covers(rule, path, j, i + 1, tree)
+        if rule[j] != path[i] and not meet(rule[j], path[i]):
+            return False
+        i, j = i + 1, j + 1
+
+
+def parts(path: str) -> tuple[str, ...] | None:
+    """The names of an absolute path or pattern, without `.` and `..`; None if it can be any."""
+    made: list[str] = []
+    for part in path.split("/"):
+        if part in ("", ".", "\\."):
+            continue
+        if part == "..":
+            if made and made[-1] == "**":
+                return None
+            del made[-1:]
+        elif part.startswith(".") and not is_plain(part) and meet(part, ".."):
+            return None
+        else:
+            made.append(_simplest(part) if "\\" in part else part)
+    if made[:1] == ["proc"] and len(made) > 2 and not re.fullmatch(r"sys|net|bus|irq|fs", made[1]):
+        # Below a process there are other ways to everything.
+        return None
+    return tuple(made)
