@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from evoclaw.core.bound import BoundTool, Machine
 from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
@@ -24,6 +24,7 @@ class LocalExecutor:
         files: FileOps | None = None,
         exec: ExecOps | None = None,
         given: Mapping[type, object] | None = None,
+        exec_for: Callable[[Call], ExecOps] | None = None,
     ) -> None:
         """Take the tools and what they work with.
 
@@ -32,7 +33,9 @@ class LocalExecutor:
             files: The files of the machine.
             exec: The processes of the machine.
             given: Whatever else tools are handed, by its Protocol.
+            exec_for: The processes for one call, where they are not the same for all.
         """
+        self._exec_for = exec_for
         self._given = dict(given or {})
         if files is not None:
             self._given[FileOps] = files
@@ -59,7 +62,10 @@ class LocalExecutor:
         if call.resumed and not call.harmless:
             # This process keeps no journal: what it started before a crash, it cannot know.
             raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
-        return await bound.run(call, Machine(self._given, progress))
+        given = self._given
+        if self._exec_for is not None and ExecOps in bound.needs:
+            given = {**given, ExecOps: self._exec_for(call)}
+        return await bound.run(call, Machine(given, progress))
 
 
 _HOW = {FileOps: "`files=LocalFiles(…)`", ExecOps: "`exec=LocalProcesses(…)`"}

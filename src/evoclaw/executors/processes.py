@@ -8,11 +8,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed
+from evoclaw.executors.caged.limits import limits_met
+from evoclaw.executors.caged.vigil import Vigil
 from evoclaw.executors.finishing import finish
 from evoclaw.executors.output import STDERR, STDOUT, Watch
 from evoclaw.executors.roots import Roots
@@ -24,12 +26,40 @@ SHOWN = 2_000
 """Bytes of a stopped command's output that are shown in the refusal."""
 
 
+class Cage(Protocol):
+    """What confines the processes of this machine."""
+
+    name: str
+    """What results say they were isolated by."""
+
+    async def ready(self) -> None:
+        """Raise `ToolFailure` (`sandbox_unavailable`) unless it was tried out and holds."""
+        ...
+
+    def environment(self) -> Mapping[str, str]:
+        """What every command in it finds in its environment."""
+        ...
+
+    def tree(self) -> Tree:
+        """A place for one command."""
+        ...
+
+    def vigil(self, watch: Watch) -> Vigil:
+        """Watch from outside while a command runs."""
+        ...
+
+    async def settle(self, vigil: Vigil) -> None:
+        """Take into account what a command left."""
+        ...
+
+
 class LocalProcesses:
     """Processes of this machine.
 
     They start in a clean environment (nothing of ours but PATH, HOME and LANG), without a
     terminal and with nothing to read. When a call ends, however it ends, everything it started
-    is dead. This is tidiness, not a cage: what a command may reach is the sandbox's to decide.
+    is dead. This is tidiness, not a cage: what a command may reach is the `cage`'s to decide, and
+    without one it may reach what we may.
     """
 
     def __init__(
@@ -41,6 +71,7 @@ class LocalProcesses:
         isolation: Literal["auto", "pid-namespace", "none"] = "auto",
         max_bytes: int = 128 << 20,
         grace: float = 0.3,
+        cage: Cage | None = None,
     ) -> None:
         """Choose where and how.
 
@@ -52,6 +83,7 @@ class LocalProcesses:
                 it got; `none` does not try, for programs that bring their own.
             max_bytes: A command that writes more than this is stopped.
             grace: Seconds between asking a command to end and killing it.
+            cage: What confines them; `isolation` then means nothing.
         """
         self._roots = Roots(root, writable=roots, mounts=True)
         self._env = dict(env or {})
@@ -59,9 +91,13 @@ class LocalProcesses:
         self._max_bytes, self._grace = max_bytes, grace
         self._how: Unshare | None = None
         self._probed = isolation == NONE
+        self._cage = cage
 
     async def isolation(self) -> str:
-        """What commands here really run in: `pid-namespace` or `none`."""
+        """What commands here really run in: a cage's name, `pid-namespace` or `none`."""
+        if self._cage is not None:
+            await self._cage.ready()
+            return self._cage.name
         if not self._probed:
             probing = asyncio.create_task(_probe(self._roots.workspace.path))
             try:
@@ -91,10 +127,12 @@ class LocalProcesses:
         max_output: int = 1 << 20,
     ) -> Completed:
         """Run a program to its end, its leftovers included."""
-        job = await asyncio.to_thread(self._job, tuple(argv), cwd, env or {}, stdin)
+        # Not in a thread: a few looks at folders that starting a program looks at anyway.
+        job = self._job(tuple(argv), cwd, env or {}, stdin)
         isolation = await self.isolation()
-        tree = Supervised() if self._how is None else Namespace(self._how)
+        tree = self._tree()
         watch = Watch(max_output, self._max_bytes, on_output)
+        vigil = None if self._cage is None else self._cage.vigil(watch)
         # A task of its own: cancelling the caller must not cut the clean-up short.
         living = asyncio.create_task(self._live(tree, job, watch))
         try:
@@ -103,14 +141,27 @@ class LocalProcesses:
             watch.wake.set()
             await finish(living)
             raise
+        finally:
+            met = [] if vigil is None else vigil.stop()
         try:
             code = living.result()
         except OSError as problem:
             raise _refused(problem, job.argv[0]) from None
+        if vigil is not None and self._cage is not None:
+            await self._cage.settle(vigil)
+            _check_made(vigil.made, isolation)
         if watch.overflowed:
             raise self._too_much(watch, isolation)
+        said = watch.kept[STDERR].content()
+        if met := limits_met(code, said, met + tree.met(), caged=self._cage is not None):
+            raise _limited(met, code, watch, isolation)
         out, err = watch.kept[STDOUT], watch.kept[STDERR]
         return Completed(code, out.content(), err.content(), out.total, err.total, isolation)
+
+    def _tree(self) -> Tree:
+        if self._cage is not None:
+            return self._cage.tree()
+        return Supervised() if self._how is None else Namespace(self._how)
 
     async def _live(self, tree: Tree, job: Job, watch: Watch) -> int:
         try:
@@ -127,7 +178,10 @@ class LocalProcesses:
         self, argv: tuple[str, ...], cwd: str, env: Mapping[str, str], stdin: bytes | None
     ) -> Job:
         folder = self._roots.real_folder(cwd)
-        whole = _clean_environment() | self._env | dict(env)
+        whole = _clean_environment()
+        if self._cage is not None:
+            whole |= self._cage.environment()
+        whole |= self._env | dict(env)
         for text in (*argv, *whole.keys(), *whole.values()):
             _check_text(text)
         if not argv or not argv[0]:
@@ -153,6 +207,30 @@ class LocalProcesses:
             stderr_bytes=err.total,
             isolation=isolation,
         )
+
+
+def _check_made(made: list[str], isolation: str) -> None:
+    if made:
+        raise ToolFailure(
+            ErrorKind.PERMISSION_DENIED,
+            f"The command ran, but made what is protected: {', '.join(made)}. It was set aside. "
+            "Do not make it again; explain to the user what should be in it.",
+            isolation=isolation,
+        )
+
+
+def _limited(met: list[str], code: int, watch: Watch, isolation: str) -> ToolFailure:
+    out, err = watch.kept[STDOUT], watch.kept[STDERR]
+    tail = (out.content()[-SHOWN:] + err.content()[-SHOWN:]).decode(errors="replace").strip()
+    what = " and ".join(met)
+    return ToolFailure(
+        ErrorKind.RESOURCE,
+        f"The command met the limit on {what} and was stopped or failed. Do it in smaller pieces, "
+        f"or tell the user that it needs more. It ended with {code} and wrote last:\n{tail}",
+        limits=list(met),
+        exit_code=code,
+        isolation=isolation,
+    )
 
 
 def _clean_environment() -> dict[str, str]:

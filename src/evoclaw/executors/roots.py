@@ -52,6 +52,10 @@ class Place:
             os.close(descriptor)
 
 
+CLOSED = ".evoclaw"
+"""Our own folder, wherever it lies."""
+
+
 class Roots:
     """The workspace and whatever else is allowed."""
 
@@ -75,11 +79,13 @@ class Roots:
         """Say where a path is; refuse one that cannot be a path or is in no root."""
         check_path(path)
         if not path.startswith("/"):
+            check_closed(path, path)
             return Place(self.workspace, path, posixpath.normpath(path))
         for root in self._all:
             inside = _inside(root, path)
             if inside is None:
                 continue
+            check_closed(path, inside)
             if write and not root.writable:
                 raise ToolFailure(
                     ErrorKind.PERMISSION_DENIED,
@@ -125,6 +131,15 @@ class Roots:
             os.close(descriptor)
         found = difflib.get_close_matches(name, names, n=3)
         return [posixpath.join(posixpath.dirname(place.shown), one) for one in found]
+
+
+def check_closed(path: str, inside: str) -> None:
+    """Refuse a path into our own folder: keys, approvals and stops are not for tools to see."""
+    if CLOSED in inside.casefold().split("/"):
+        raise ToolFailure(
+            ErrorKind.PERMISSION_DENIED,
+            f"'{path}' is in EvoClaw's own folder, which no tool may open. Go on without it.",
+        )
 
 
 def _root(path: str | Path, *, writable: bool) -> Root:

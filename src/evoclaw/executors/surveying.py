@@ -12,7 +12,7 @@ from itertools import chain, islice
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.beneath import FOLDER, open_beneath
-from evoclaw.executors.roots import Place, Roots, explained
+from evoclaw.executors.roots import CLOSED, Place, Roots, explained
 from evoclaw.executors.walk import DEEPEST, WIDEST
 
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -123,7 +123,7 @@ class Survey:
 
 def _entries(descriptor: int) -> list[tuple[str, str]]:
     with os.scandir(descriptor) as found:
-        entries = ((entry.name, _kind(entry)) for entry in found)
+        entries = ((entry.name, _kind(entry)) for entry in found if entry.name != CLOSED)
         first = list(islice(entries, WIDEST))
         beyond = next(entries, None)
         if beyond is not None:

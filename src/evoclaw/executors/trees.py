@@ -52,6 +52,10 @@ class Tree(Protocol):
         """Kill whatever is left, see that it is dead, and say how the command ended."""
         ...
 
+    def met(self) -> list[str]:
+        """The limits that the command met, as far as the kernel tells."""
+        ...
+
 
 class Holder(asyncio.SubprocessProtocol):
     """The first process of a namespace: `cat`, which echoes when ready and ends with its input."""
@@ -140,6 +144,10 @@ class Namespace:
             self._held.close()
         return await _close(self._main, self._watch)
 
+    def met(self) -> list[str]:
+        """None: it had no limits."""
+        return []
+
     async def _emptied(self) -> None:
         # The kernel waits until nsenter has reaped the command, and nsenter stops itself when
         # the command does: wake it until it is done.
@@ -205,18 +213,30 @@ class Supervised:
                     await self._watch.exited.wait()
         return await _close(self._main, self._watch)
 
+    def met(self) -> list[str]:
+        """None: it had no limits."""
+        return []
+
+
+def memory_file(data: bytes) -> int:
+    """Something to read from that is no pipe: nothing to feed, nothing to block on."""
+    held = os.memfd_create("given")
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(held, rest) :]
+        os.lseek(held, 0, os.SEEK_SET)
+    except OSError:
+        os.close(held)
+        raise
+    return held
+
 
 async def _spawn(
     argv: tuple[str, ...], job: Job, watch: Watch, *keep: int
 ) -> asyncio.SubprocessTransport:
-    # A memory file, not a pipe: nothing to feed, nothing to block on.
-    given = os.memfd_create("stdin") if job.stdin is not None else None
+    given = memory_file(job.stdin) if job.stdin is not None else None
     try:
-        if given is not None and job.stdin is not None:
-            rest = memoryview(job.stdin)
-            while rest:
-                rest = rest[os.write(given, rest) :]
-            os.lseek(given, 0, os.SEEK_SET)
         transport, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: watch,
             *argv,

@@ -26,6 +26,8 @@ Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """A name and a port to all its addresses; `OSError` if it has none."""
+MayReach: TypeAlias = Callable[[str], bool]
+"""Whether a host may be reached; its name is ASCII, lower case, without a dot at the end."""
 
 ANYWHERE = ("0.0.0.0/0", "::/0")
 """For an address that the operator configured: nothing a model says can change it."""
@@ -86,13 +88,22 @@ class Target(Struct, frozen=True):
 class Guard:
     """Judges URLs by the addresses that they lead to."""
 
-    def __init__(self, allowed: Iterable[str] = (), *, resolve: Resolve | None = None) -> None:
-        """Set what may be reached beyond the public internet.
+    def __init__(
+        self,
+        allowed: Iterable[str] = (),
+        *,
+        resolve: Resolve | None = None,
+        may: MayReach | None = None,
+    ) -> None:
+        """Set what may be reached beyond the public internet, and what not even of it.
 
         Args:
             allowed: Addresses or networks that may be reached although they are not public.
             resolve: How names become addresses; the system's way if not given.
+            may: Which hosts may be reached at all; every one if not given. It is asked before a
+                name is resolved, for each redirect and each part of a page anew.
         """
+        self._may = may
         self._allowed = tuple(_network(one) for one in allowed)
         self._resolve = resolve or resolve_by_system
 
@@ -100,6 +111,12 @@ class Guard:
         """Read a URL, resolve its host once and judge all it has; raise `ToolFailure`."""
         read = read_url(url)
         host, port = read.raw_host or "", read.port or 0
+        if self._may is not None and not self._may(host):
+            raise ToolFailure(
+                ErrorKind.PERMISSION_DENIED,
+                f"'{host}' was not contacted: it may not be reached from here, by rule. Do not try "
+                "another way to it; use another source or explain this to the user.",
+            )
         literal = _literal(host)
         found = [str(literal)] if literal else await self._look_up(host, port)
         addresses = [_address(one) for one in found]

@@ -15,7 +15,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
 from evoclaw.executors.beneath import FOLDER, open_beneath
-from evoclaw.executors.roots import Place, Roots, explained
+from evoclaw.executors.roots import CLOSED, Place, Roots, explained
 
 BATCH = 512
 """Files looked at per trip to a thread."""
@@ -129,7 +129,7 @@ class Walk:
 
 def _sorted_names(descriptor: int) -> list[str]:
     with os.scandir(descriptor) as entries:
-        names = (entry.name for entry in entries)
+        names = (entry.name for entry in entries if entry.name != CLOSED)
         first = list(islice(names, WIDEST))
         beyond = next(names, None)
         if beyond is None:

@@ -9,28 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
+from evoclaw.executors.egress import carrying
+from evoclaw.executors.egress.carrying import END, HEAD_SECONDS, LONGEST_HEAD
 from evoclaw.executors.url_guard import Guard, Target
 
 MayVisit: TypeAlias = Callable[[str], Awaitable[str | None]]
 """Why a URL may not be visited; None if it may."""
 
-LONGEST_HEAD = 64 << 10
-PIECE = 64 << 10
-CONNECT_SECONDS = 10.0
-HEAD_SECONDS = 30.0
 MOST_BYTES = 256 << 20
 """What one session may bring in before it has to be closed."""
 MOST_REFUSALS = 100
-
-# What is between us and one neighbour only, and what we say anew.
-_OURS = (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization")
-_END = b"\r\n\r\n"
 
 
 class GuardedProxy:
@@ -109,7 +102,7 @@ class GuardedProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(HEAD_SECONDS):
-            head = await reader.readuntil(_END)
+            head = await reader.readuntil(END)
         method, _, rest = head.partition(b" ")
         place = rest.partition(b" ")[0].decode("latin-1")
         tunnel = method == b"CONNECT"
@@ -117,104 +110,32 @@ class GuardedProxy:
             target = await self.judge(f"https://{place}/" if tunnel else place)
         except ToolFailure:
             # Without a body, so that a browser shows its own error and no page of ours.
-            await _answer(writer, b"403 Forbidden")
+            await carrying.answer(writer, "403 Forbidden")
             return
         try:
-            there, back = await _connect(target)
+            there, back = await carrying.connect(target)
         except OSError:
-            await _answer(writer, b"502 Bad Gateway")
+            await carrying.answer(writer, "502 Bad Gateway")
             return
         try:
             if tunnel:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             else:
-                back.write(_for_the_server(head))
-            await self._join(reader, writer, there, back, tunnel=tunnel)
+                back.write(carrying.for_the_server(head))
+            up = asyncio.create_task(carrying.carry(reader, back, _uncounted))
+            bring = carrying.carry if tunnel else carrying.bring_answer
+            down = asyncio.create_task(bring(there, writer, self._count))
+            await carrying.join(up, down, back)
         finally:
             back.close()
 
-    async def _join(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        there: asyncio.StreamReader,
-        back: asyncio.StreamWriter,
-        *,
-        tunnel: bool,
-    ) -> None:
-        """Carry bytes both ways until the server, or in a tunnel either side, has no more."""
-        up = asyncio.create_task(self._carry(reader, back))
-        down = asyncio.create_task(self._bring(there, writer, tunnel=tunnel))
-        try:
-            await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-            if not down.done():
-                # The browser has said all; the server may still have something to say.
-                with suppress(OSError, RuntimeError):
-                    back.write_eof()
-                await asyncio.wait((down,))
-            down.result()
-        finally:
-            for task in (up, down):
-                task.cancel()
-            await asyncio.gather(up, down, return_exceptions=True)
-
-    async def _bring(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, tunnel: bool
-    ) -> None:
-        if not tunnel:
-            head = await reader.readuntil(_END)
-            while head[9:10] == b"1":  # `HTTP/1.1 100 Continue` and its like
-                writer.write(head)
-                head = await reader.readuntil(_END)
-            # Otherwise the browser would send what is meant for another host along this way.
-            writer.write(_closing(head))
-        await self._carry(reader, writer, count=True)
-
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, count: bool = False
-    ) -> None:
-        while piece := await reader.read(PIECE):
-            if count:
-                self._received += len(piece)
-                if self._received > MOST_BYTES:
-                    return
-            writer.write(piece)
-            await writer.drain()
+    def _count(self, size: int) -> bool:
+        self._received += size
+        return self._received <= MOST_BYTES
 
 
-async def _connect(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    split = urlsplit(target.url)
-    port = split.port or (443 if split.scheme == "https" else 80)
-    problem: OSError = OSError("no address")
-    for address in target.addresses:
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                return await asyncio.open_connection(address, port, limit=LONGEST_HEAD)
-        except (OSError, TimeoutError) as error:
-            problem = OSError(str(error))
-    raise problem
-
-
-def _for_the_server(head: bytes) -> bytes:
-    """A request as a server expects it: only the path, and nothing kept open."""
-    line, _, _ = head.partition(b"\r\n")
-    method, url, version = line.split(b" ", 2)
-    path = b"/" + url.partition(b"://")[2].partition(b"/")[2]
-    if b"/" not in url.partition(b"://")[2]:
-        query = url.partition(b"?")
-        path = b"/" + query[1] + query[2]
-    return _closing(b" ".join((method, path, version)) + head[len(line) :])
-
-
-def _closing(head: bytes) -> bytes:
-    lines = head.removesuffix(_END).split(b"\r\n")
-    kept = [one for one in lines[1:] if one.partition(b":")[0].strip().lower() not in _OURS]
-    return b"\r\n".join((lines[0], *kept, b"Connection: close")) + _END
-
-
-async def _answer(writer: asyncio.StreamWriter, status: bytes) -> None:
-    writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\nConnection: close" + _END)
-    await writer.drain()
+def _uncounted(_size: int) -> bool:
+    return True
 
 
 def place_of(url: str) -> str:

@@ -1,0 +1,108 @@
+"""What a cage costs: a bare start of `true`, a cold bubblewrap, and a warm worker inside one.
+
+The three are taken in turn, so that a busy machine is busy for all of them. Between two commands
+is a pause, as between two calls of a model. The last line is the result as JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from statistics import median
+
+from evoclaw.core.cages import Confines
+from evoclaw.executors.caged.cage import EngineCage
+from evoclaw.executors.caged.groups import find_groups
+from evoclaw.executors.processes import LocalProcesses
+from evoclaw.governance.sandbox.bubblewrap import Bubblewrap
+from evoclaw.governance.sandbox.canary import Canary
+
+TRUE = "/usr/bin/true"
+PAUSE = 0.03
+MOST_RATIO = 0.64
+"""Of a bare bubblewrap start: the aim is 3 ms where that takes 4.7."""
+MOST_CANARY = 32
+"""Bare bubblewrap starts that the canary may take: 150 ms where one takes 4.7."""
+PLAIN = (
+    *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib"),
+    *("--symlink", "usr/lib64", "/lib64", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"),
+    *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+    *("--die-with-parent", "--new-session"),
+)
+
+
+async def spawned(*argv: str) -> None:
+    """Start a program and wait for its end, and for that of its output, as we do."""
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+    )
+    await process.communicate()
+    assert process.returncode == 0, argv
+
+
+async def took(way: Callable[[], Awaitable[object]]) -> float:
+    began = time.perf_counter()
+    await way()
+    return time.perf_counter() - began
+
+
+async def main(times: int) -> None:
+    if missing := Bubblewrap().missing():
+        raise SystemExit(missing)
+    with tempfile.TemporaryDirectory() as folder:
+        place = folder
+        canary = Canary()
+        warm = EngineCage(Bubblewrap(), Confines(place), prover=canary, groups=find_groups())
+        inside = LocalProcesses(place, cage=warm)
+        drop = ("setpriv", "--reuid=64000", "--clear-groups") if os.geteuid() == 0 else ()
+        bwrap = (*drop, shutil.which("bwrap") or "bwrap", *PLAIN, TRUE)
+        try:
+            first = await took(lambda: inside.run((TRUE,)))
+            song = await took(lambda: canary.sing(Confines(place), inside))
+            ways: dict[str, Callable[[], Awaitable[object]]] = {
+                "bare spawn": lambda: spawned(TRUE),
+                "cold bubblewrap": lambda: spawned(*bwrap),
+                "warm worker": lambda: inside.run((TRUE,)),
+            }
+            taken: dict[str, list[float]] = {name: [] for name in ways}
+            for _ in range(times):
+                for name, way in ways.items():
+                    taken[name].append(await took(way))
+                    await asyncio.sleep(PAUSE)
+            began = time.perf_counter()
+            for _ in range(times):
+                await inside.run((TRUE,))
+            burst = (time.perf_counter() - began) / times
+        finally:
+            await warm.close()
+    report(taken, first=first, song=song, burst=burst)
+
+
+def report(taken: dict[str, list[float]], *, first: float, song: float, burst: float) -> None:
+    middle = {name: median(values) for name, values in taken.items()}
+    for name, seconds in middle.items():
+        print(f"{name:16} {seconds * 1000:7.2f} ms   ×{seconds / middle['bare spawn']:.1f} bare")
+    print(f"{'without a pause':16} {burst * 1000:7.2f} ms   (a cell is made for each)")
+    print(f"{'canary':16} {song * 1000:7.2f} ms   (first command, cage and canary {first:.3f} s)")
+    ratio = middle["warm worker"] / middle["cold bubblewrap"]
+    result = {
+        "bare_ms": round(middle["bare spawn"] * 1000, 3),
+        "cold_bubblewrap_ms": round(middle["cold bubblewrap"] * 1000, 3),
+        "warm_ms": round(middle["warm worker"] * 1000, 3),
+        "warm_to_cold": round(ratio, 3),
+        "warm_to_bare": round(middle["warm worker"] / middle["bare spawn"], 3),
+        "without_pause_ms": round(burst * 1000, 3),
+        "canary_ms": round(song * 1000, 1),
+        "passed": ratio <= MOST_RATIO and song <= MOST_CANARY * middle["cold bubblewrap"],
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=150)
+    asyncio.run(main(parser.parse_args().times))

@@ -1,0 +1,199 @@
+"""A program of its own: prepare what an engine needs, give up being root, become the engine.
+
+`python -I -S entry.py PLAN PROGRAM ARGUMENT...`, where PLAN is a JSON object (`Plan` in
+`entering.py` writes it). As root it shows the folders of the cage in a staging folder that nobody
+else sees, each mounted so that its owner appears as the service user and the other way round:
+what the command makes there belongs to the owner of the folder, yet it runs as nobody. What cannot
+be mounted so ends the start: nothing is ever run as root instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import stat
+import struct
+import sys
+
+# The modules for types and for paths would cost more than all the rest.
+# ruff: noqa: PTH101, PTH102, PTH123
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NEWNS, NEWUSER = 0x00020000, 0x10000000
+NOSUID, NODEV, REC, SLAVE = 2, 4, 0x4000, 1 << 19
+OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
+"""System calls, the same on every architecture."""
+AT_FDCWD, EMPTY_PATH, RECURSIVE = -100, 0x1000, 0x8000
+CLONE_TREE, FROM_EMPTY = 1, 0x4
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_IDMAP = 1, 2, 4, 0x00100000
+LARGEST_ID = 65536
+KEYCTL = {"x86_64": 250, "aarch64": 219}
+JOIN_SESSION_KEYRING = 1
+NOT_POSSIBLE = 125
+"""How it ends when the cage cannot be prepared."""
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Prepare, then become the program."""
+    plan, program = json.loads(sys.argv[1]), sys.argv[2:]
+    number = KEYCTL.get(os.uname().machine)
+    if number is not None:
+        # Whoever holds our session's keyring holds its keys.
+        libc.syscall(number, JOIN_SESSION_KEYRING, None)
+    try:
+        for place, text in plan["files"].items():
+            hand_over(int(place), text)
+        if plan["uid"] is not None:
+            stage(plan)
+            become(plan["uid"], plan["gid"], plan["keep_root"])
+        os.execvpe(program[0], program, os.environ)
+    except OSError as problem:
+        os.write(2, f"the cage could not be prepared: {problem}\n".encode())
+        os._exit(NOT_POSSIBLE)
+
+
+def check(answer: int, what: str) -> int:
+    """Raise what went wrong in a system call."""
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)} ({what})")
+    return answer
+
+
+def hand_over(place: int, text: str) -> None:
+    """Leave a text behind a descriptor for the engine to read."""
+    held = os.memfd_create("cage")
+    os.write(held, text.encode())
+    os.lseek(held, 0, os.SEEK_SET)
+    os.dup2(held, place, inheritable=True)
+
+
+def stage(plan: dict[str, Any]) -> None:
+    """Show the folders of the cage, owners exchanged, where only this process sees them."""
+    check(libc.unshare(NEWNS), "a mount namespace of our own")
+    check(libc.mount(None, b"/", None, ctypes.c_ulong(REC | SLAVE), None), "the mounts as our own")
+    trees = [
+        (tree["place"], clone(tree, plan["uid"], plan["gid"]), tree["path"])
+        for tree in plan["trees"]
+    ]
+    if plan["over"]:
+        cover(plan["stage"], plan["over"])
+    if plan["staged"]:
+        mount_empty(plan["stage"])
+    for place, tree, path in trees:
+        if plan["staged"]:
+            make_place(place, tree)
+        move(tree, place, path)
+
+
+def mount_empty(folder: str) -> None:
+    """Mount an empty folder over one that is there."""
+    flags = ctypes.c_ulong(NOSUID | NODEV)
+    done = libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, b"mode=755,size=1m")
+    check(done, f"a tmpfs on {folder}")
+
+
+def move(tree: int, place: str, path: str) -> None:
+    """Mount a copied tree somewhere."""
+    done = libc.syscall(MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(place), FROM_EMPTY)
+    check(done, f"mounting {path}")
+    os.close(tree)
+
+
+def cover(folder: str, texts: dict[str, str]) -> None:
+    """Mount texts over files; the folder is only borrowed to write them in."""
+    mount_empty(folder)
+    for number, (path, text) in enumerate(texts.items()):
+        written = f"{folder}/{number}"
+        with open(written, "w") as file:
+            file.write(text)
+        os.chmod(written, 0o644)
+        flags = CLONE_TREE | os.O_CLOEXEC
+        tree = libc.syscall(OPEN_TREE, AT_FDCWD, os.fsencode(written), flags)
+        move(check(tree, f"looking at {written}"), path, path)
+    check(libc.umount2(os.fsencode(folder), 0), f"giving back {folder}")
+
+
+def make_place(place: str, tree: int) -> None:
+    """What a folder or a file can be mounted on."""
+    if stat.S_ISDIR(os.fstat(tree).st_mode):
+        os.mkdir(place, 0o755)
+    else:
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
+
+
+def clone(tree: dict[str, Any], uid: int, gid: int) -> int:
+    """Take a copy of what is mounted at a path, with its owner exchanged for the service user."""
+    flags = CLONE_TREE | RECURSIVE | os.O_CLOEXEC
+    held = libc.syscall(OPEN_TREE, AT_FDCWD, os.fsencode(tree["path"]), flags)
+    check(held, f"looking at {tree['path']}")
+    owner = os.fstat(held)
+    space = user_namespace((owner.st_uid, uid), (owner.st_gid, gid))
+    attributes = ATTR_NOSUID | ATTR_NODEV | (0 if tree["writable"] else ATTR_RDONLY)
+    told = struct.pack("QQQQ", attributes | ATTR_IDMAP, 0, 0, space)
+    done = libc.syscall(MOUNT_SETATTR, held, b"", EMPTY_PATH | RECURSIVE, told, len(told))
+    os.close(space)
+    if done < 0 and not tree["writable"]:
+        # To be read only: what others may read is then all that can be read.
+        told = struct.pack("QQQQ", attributes, 0, 0, 0)
+        done = libc.syscall(MOUNT_SETATTR, held, b"", EMPTY_PATH | RECURSIVE, told, len(told))
+    check(done, f"exchanging the owner of {tree['path']}")
+    return held
+
+
+def user_namespace(*pairs: tuple[int, int]) -> int:
+    """A user namespace that maps the owner on the disk to the service user, the rest to itself."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        done = libc.unshare(NEWUSER)
+        os.write(tell, b"1" if done == 0 else b"0")
+        signal.pause()
+        os._exit(0)
+    try:
+        if os.read(told, 1) != b"1":
+            raise OSError(1, "user namespaces are not allowed")
+        for name, (owner, service) in zip(("uid_map", "gid_map"), pairs, strict=True):
+            with open(f"/proc/{pid}/{name}", "w") as file:
+                file.write(mapping(owner, service))
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(told)
+        os.close(tell)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def mapping(owner: int, service: int) -> str:
+    """Lines that exchange two ids and leave the others as they are."""
+    lines = [f"{owner} {service} 1"]
+    if owner != service:
+        lines.append(f"{service} {owner} 1")
+    edges = sorted({owner, service})
+    starts = [0, *(edge + 1 for edge in edges)]
+    ends = [*edges, LARGEST_ID]
+    lines += [
+        f"{start} {start} {end - start}"
+        for start, end in zip(starts, ends, strict=True)
+        if end > start
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def become(uid: int, gid: int, keep_root: bool) -> None:
+    """Stop being root, for good."""
+    if keep_root:
+        return
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+"""A program of its own, run inside a cage: it settles commands there, one or many.
+
+`python -I -S inside.py once LIMITS PROGRAM ARGUMENT...` takes on the limits and becomes the
+program. `python -I -S inside.py nursery LIMITS` stays: asked over the socket that is its input, it
+makes cells. A cell is the first process of a pid namespace, with mounts, shared memory and a
+temporary folder of its own; it runs one command, and the kernel ends with it whatever the command
+started. No cell is used twice, and the nursery never runs a command itself: it is warm, and knows
+nothing. LIMITS is a JSON object (`Limits` in `system.py` writes it). Standard library only: our
+packages need not be there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import marshal
+import os
+import platform
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+
+# The modules for types and for paths would cost more than all the rest.
+# ruff: noqa: PTH103, PTH112, PTH120, PTH123
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NEWNS, NEWUTS, NEWIPC, NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
+NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
+DUMPABLE, CAPBSET_DROP, PDEATHSIG, NO_NEW_PRIVS, SUBREAPER, AMBIENT = 4, 24, 1, 38, 36, 47
+SECCOMP, FILTER, CLEAR_ALL = 22, 2, 4
+LAST_CAPABILITY = 63
+JOIN_SESSION_KEYRING = 1
+KEYCTL = {"x86_64": 250, "aarch64": 219}
+FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
+"""Of sockets: local, the two of the internet, netlink. Others (vsock) know no namespaces."""
+ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+SOCKET = {"x86_64": 41, "aarch64": 198}
+REFUSED = {
+    "x86_64": (
+        *(155, 165, 166, 167, 168, 169, 175, 176, 246, 248, 249, 250, 272, 298, 304, 308, 310),
+        *(311, 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432, 433, 442),
+    ),
+    "aarch64": (
+        *(39, 40, 41, 97, 104, 105, 106, 142, 217, 218, 219, 224, 225, 241, 265, 268, 270, 271),
+        *(273, 280, 282, 294, 425, 426, 427, 428, 429, 430, 431, 432, 433, 442),
+    ),
+}
+"""Calls that change mounts, namespaces, keys or the kernel, or watch other processes' insides."""
+EVEN_32_BIT = 0x40000000
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Do as the first argument says."""
+    mode, limits = sys.argv[1], json.loads(sys.argv[2])
+    if mode == "nursery":
+        nursery(limits)
+        return
+    confine(limits)
+    program = sys.argv[3:]
+    try:
+        os.execvpe(program[0], program, os.environ)
+    except OSError as problem:
+        os.write(2, f"{program[0]}: {problem.strerror}\n".encode())
+        os._exit(127 if isinstance(problem, FileNotFoundError) else 126)
+
+
+def check(answer: int, what: str) -> None:
+    """Raise what went wrong in a call of the C library."""
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def prctl(option: int, *more: int) -> int:
+    """Change something of this process."""
+    rest = [ctypes.c_ulong(one) for one in (*more, 0, 0, 0, 0)[:4]]
+    return libc.prctl(option, *rest)
+
+
+def confine(limits: dict[str, Any]) -> None:
+    """Give up every right and take on the limits, for good."""
+    for number in range(LAST_CAPABILITY + 1):
+        prctl(CAPBSET_DROP, number)
+    prctl(AMBIENT, CLEAR_ALL)
+    check(prctl(NO_NEW_PRIVS, 1), "no new privileges")
+    for name, most in limits["rlimits"].items():
+        set_limit(getattr(resource, name), most)
+    machine = platform.machine()
+    if machine in KEYCTL:
+        # A kernel without keys has none to leak.
+        libc.syscall(KEYCTL[machine], JOIN_SESSION_KEYRING, None)
+    drop_capabilities()
+    if machine in ARCHITECTURE:
+        check(install_filter(machine), "system call filter")
+    os.umask(0o022)
+
+
+def set_limit(kind: int, most: int) -> None:
+    """Lower one limit, never raise it."""
+    _, hard = resource.getrlimit(kind)
+    value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def drop_capabilities() -> None:
+    """Empty all three sets."""
+    header = struct.pack("II", 0x20080522, 0)
+    check(libc.capset(header, bytes(24)), "capabilities")
+
+
+def install_filter(machine: str) -> int:
+    """Have the kernel refuse the calls that no command here has business with."""
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
+    refuse, allow = 0x00050000 | 1, 0x7FFF0000
+    numbers, kinds = REFUSED[machine], FAMILIES
+    # Jumps count from the next instruction; the two answers stand at the end.
+    body: list[tuple[int, int, str, str]] = [
+        (load, 4, "", ""),
+        (equal, ARCHITECTURE[machine], "", "refuse"),
+        (load, 0, "", ""),
+        (at_least, EVEN_32_BIT, "refuse", ""),
+        *((equal, number, "refuse", "") for number in numbers),
+        (equal, SOCKET[machine], "", "allow"),
+        (load, 16, "", ""),
+        *((equal, kind, "allow", "") for kind in kinds),
+    ]
+    places = {"refuse": len(body), "allow": len(body) + 1}
+    steps = [
+        (
+            code,
+            places[yes] - index - 1 if yes else 0,
+            places[no] - index - 1 if no else 0,
+            value,
+        )
+        for index, (code, value, yes, no) in enumerate(body)
+    ]
+    steps += [(give, 0, 0, refuse), (give, 0, 0, allow)]
+    code = b"".join(struct.pack("HBBI", *step) for step in steps)
+    program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(text := buffer(code)))
+    done = libc.prctl(
+        SECCOMP, ctypes.c_ulong(FILTER), program, ctypes.c_ulong(0), ctypes.c_ulong(0)
+    )
+    del text
+    return done
+
+
+def buffer(data: bytes) -> ctypes.Array[ctypes.c_char]:
+    """Bytes that stay where they are."""
+    return ctypes.create_string_buffer(data, len(data))
+
+
+def nursery(limits: dict[str, Any]) -> None:
+    """Make a cell for each request, and tell when one is dead."""
+    control = socket.socket(fileno=os.dup(0))
+    # The first three stay taken, so that what is handed to a cell never lands on them.
+    os.dup2(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
+    prctl(PDEATHSIG, signal.SIGKILL)
+    prctl(SUBREAPER, 1)
+    prctl(DUMPABLE, 0)
+    forbid_user_namespaces()
+    # What the collector touches it would copy, in every cell.
+    gc.disable()
+    woken = wake_pipe()
+    graves: dict[int, int] = {}
+    control.send(b"up")
+    while True:
+        readable, _, _ = select.select([control, woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+            bury(graves)
+        if control in readable:
+            given = receive(control, 2)
+            if not given:
+                # Whoever asked is gone: with us goes everything here.
+                os._exit(0)
+            line, grave = given
+            pid = make_cell(limits, line, [control.fileno(), woken, grave, *graves.values()])
+            os.close(line)
+            graves[pid] = grave
+
+
+def forbid_user_namespaces() -> None:
+    """Let nothing in here begin a user namespace, in which it would hold all rights."""
+    with open("/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")
+
+
+def wake_pipe() -> int:
+    """A descriptor that becomes readable when a child ends."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    return woken
+
+
+def receive(line: socket.socket, most: int) -> list[int]:
+    """The descriptors of the next message; none: the other side is gone."""
+    room = socket.CMSG_SPACE(most * 4)
+    data, extra, _, _ = line.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
+    found: list[int] = []
+    for level, kind, body in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found += struct.unpack(f"{len(body) // 4}i", body[: len(body) // 4 * 4])
+    return found if data else []
+
+
+def bury(graves: dict[int, int]) -> None:
+    """Reap what ended; the closing of its grave says that a cell and all in it are dead."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        grave = graves.pop(pid, None)
+        if grave is not None:
+            os.close(grave)
+
+
+def make_cell(limits: dict[str, Any], line: int, foreign: list[int]) -> int:
+    """Fork the first process of a new pid namespace; its pid here."""
+    told, tell = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            check(libc.unshare(NEWPID), "pid namespace")
+            pid = os.fork()
+            if pid == 0:
+                for one in (*foreign, told, tell):
+                    os.close(one)
+                live(limits, socket.socket(fileno=line))
+            os.write(tell, struct.pack("i", pid))
+        finally:
+            os._exit(0)
+    os.close(tell)
+    data = os.read(told, 4)
+    os.close(told)
+    os.waitpid(between, 0)
+    # Nobody has the pid 0: the grave of what could not be made is closed with the next one.
+    return struct.unpack("i", data)[0] if data else 0
+
+
+def live(limits: dict[str, Any], line: socket.socket) -> None:
+    """Be a cell: make it a place of its own, run one command, say how it ended."""
+    try:
+        os.setsid()
+        furnish(limits)
+        confine(limits)
+        prctl(DUMPABLE, 0)
+        woken = wake_pipe()
+        line.send(b"R")
+        given = receive(line, 4)
+        if given:
+            run(line, woken, given)
+    except OSError as problem:
+        line.send(f"X{problem}".encode()[:4096])
+    finally:
+        os._exit(0)
+
+
+def furnish(limits: dict[str, Any]) -> None:
+    """Mount what no two commands may share."""
+    check(libc.unshare(NEWNS | NEWIPC | NEWUTS), "namespaces")
+    for place, size in limits["fresh"].items():
+        within = [path for path in limits["keep"] if path.startswith(place + "/")]
+        kept = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in within]
+        mount(b"tmpfs", place, b"tmpfs", NOSUID | NODEV, f"mode=1777,size={size}".encode())
+        for held, path in kept:
+            put_back(held, path)
+    mount(b"proc", "/proc", b"proc", NOSUID | NODEV | NOEXEC, None)
+
+
+def put_back(held: int, path: str) -> None:
+    """Show again what the new folder hid."""
+    source = f"/proc/self/fd/{held}"
+    if os.path.isdir(source):
+        os.makedirs(path, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+    mount(source.encode(), path, None, BIND | REC, None)
+    os.close(held)
+
+
+def mount(source: bytes, place: str, kind: bytes | None, flags: int, options: bytes | None) -> None:
+    """Mount one thing."""
+    check(libc.mount(source, os.fsencode(place), kind, ctypes.c_ulong(flags), options), place)
+
+
+def run(line: socket.socket, woken: int, given: list[int]) -> None:
+    """Start the command, and serve who asked until it ends."""
+    job, *streams = given
+    size = os.fstat(job).st_size
+    argv, cwd, env = marshal.loads(os.pread(job, size, 0))
+    os.close(job)
+    try:
+        os.chdir(cwd)
+        actions = [(os.POSIX_SPAWN_DUP2, one, place) for place, one in enumerate(streams)]
+        pid = os.posix_spawn(
+            *(argv[0], argv, env),
+            file_actions=actions,
+            setpgroup=0,
+            setsigmask=(),
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+        )
+    except OSError as problem:
+        line.send(b"E" + struct.pack("i", problem.errno or 0))
+        return
+    for one in streams:
+        os.close(one)
+    status = watch(line, woken, pid)
+    if status is not None:
+        kind = b"S" if alone() else b"L"
+        line.send(kind + struct.pack("i", os.waitstatus_to_exitcode(status)))
+
+
+def alone() -> bool:
+    """Kill what the command left; whether there was nothing, and so nothing is there now.
+
+    Everything in a pid namespace descends from its first process, which is us: without children
+    there is nobody else.
+    """
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def watch(line: socket.socket, woken: int, pid: int) -> int | None:
+    """The command's status; none if we were told to end, or nobody is there to tell."""
+    while True:
+        readable, _, _ = select.select([line, woken], [], [])
+        if line in readable:
+            if line.recv(16) != b"T":
+                return None
+            # All here but ourselves; what is stopped must wake to hear it.
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                try:
+                    os.kill(-1, number)
+                except ProcessLookupError:
+                    break
+        if woken in readable:
+            os.read(woken, 4096)
+            found = reap(pid)
+            if found is not None:
+                return found
+
+
+def reap(pid: int) -> int | None:
+    """Take the status of everything that ended; the command's if it is among them."""
+    found = None
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if ended == 0:
+            return found
+        if ended == pid:
+            found = status
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The engine that needs no package: Landlock, seccomp, limits, and namespaces where allowed."""

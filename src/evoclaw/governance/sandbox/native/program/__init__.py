@@ -1,0 +1,1 @@
+"""The launcher: it runs with the standard library alone, and starts quickly."""

@@ -1,0 +1,58 @@
+"""Processes in a cage keep every promise of those outside one; the tests are the same."""
+
+from __future__ import annotations
+
+from tests.executors import test_process_ends, test_processes
+
+test_output_exit_code_and_isolation_are_reported = (
+    test_processes.test_output_exit_code_and_isolation_are_reported
+)
+test_an_end_by_a_signal_is_told_apart_from_an_exit_code = (
+    test_processes.test_an_end_by_a_signal_is_told_apart_from_an_exit_code
+)
+test_input_is_what_was_given_and_else_nothing = (
+    test_processes.test_input_is_what_was_given_and_else_nothing
+)
+test_fault_34_reading_stdin_or_the_terminal_ends_at_once = (
+    test_processes.test_fault_34_reading_stdin_or_the_terminal_ends_at_once
+)
+test_no_descriptor_of_ours_is_inherited = test_processes.test_no_descriptor_of_ours_is_inherited
+test_what_cannot_be_started_is_refused_in_words = (
+    test_processes.test_what_cannot_be_started_is_refused_in_words
+)
+test_fault_41_arguments_are_never_read_as_options_of_ours = (
+    test_processes.test_fault_41_arguments_are_never_read_as_options_of_ours
+)
+test_output_is_streamed_and_characters_are_never_torn = (
+    test_processes.test_output_is_streamed_and_characters_are_never_torn
+)
+test_long_output_keeps_head_and_tail_and_counts_the_rest = (
+    test_processes.test_long_output_keeps_head_and_tail_and_counts_the_rest
+)
+test_fault_28_a_hundred_megabytes_leave_memory_flat = (
+    test_processes.test_fault_28_a_hundred_megabytes_leave_memory_flat
+)
+test_fault_29_any_bytes_come_through = test_processes.test_fault_29_any_bytes_come_through
+test_fault_30_four_hundred_forks_are_gone_after_a_cancel = (
+    test_process_ends.test_fault_30_four_hundred_forks_are_gone_after_a_cancel
+)
+test_fault_30_a_tree_that_keeps_forking_is_gone_after_a_cancel = (
+    test_process_ends.test_fault_30_a_tree_that_keeps_forking_is_gone_after_a_cancel
+)
+test_fault_32_grandchildren_in_other_sessions_do_not_survive_a_cancel = (
+    test_process_ends.test_fault_32_grandchildren_in_other_sessions_do_not_survive_a_cancel
+)
+test_fault_32_what_is_left_running_ends_with_the_command = (
+    test_process_ends.test_fault_32_what_is_left_running_ends_with_the_command
+)
+test_a_command_that_is_asked_to_end_may_clean_up = (
+    test_process_ends.test_a_command_that_is_asked_to_end_may_clean_up
+)
+test_a_timeout_leaves_nothing_running = test_process_ends.test_a_timeout_leaves_nothing_running
+test_a_second_cancel_does_not_cut_the_clean_up_short = (
+    test_process_ends.test_a_second_cancel_does_not_cut_the_clean_up_short
+)
+test_cancelling_at_any_moment_of_the_start_leaves_nothing = (
+    test_process_ends.test_cancelling_at_any_moment_of_the_start_leaves_nothing
+)
+test_many_commands_run_side_by_side = test_process_ends.test_many_commands_run_side_by_side
