@@ -10,13 +10,24 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, RunEnded
 from evoclaw.core.events import ReplyEvent, StopReason
 from evoclaw.core.messages import Reply, ToolCall
-from evoclaw.core.ports import Ask, Deny, Ports, Provider
+from evoclaw.core.ports import Ask, Decision, Deny, Ports, Provider
+from evoclaw.core.tools import Call, Context, Effect, Tool
 
 _MARKER = re.compile(r"\A[\s*_#>`]*(COMPLETED|CONTINUE)[*_`]*\s*:[*_`]*[ \t]*", re.IGNORECASE)
 
+ONE_MORE = Tool(
+    "one_more_reply", "Ask the model for one more reply.", {"type": "object"},
+    effect=Effect.READ, resources=(),
+)  # fmt: skip
+"""What a person is asked about when a policy is in doubt about a reply; no model is offered it."""
 
-async def admit(ports: Ports, deadline: Deadline, turn: int) -> None:
-    """Ask the policy for one more reply; raise `RunEnded` when there is to be none."""
+
+async def admit(ports: Ports, deadline: Deadline, turn: int, run_id: str = "") -> None:
+    """Ask the policy for one more reply; raise `RunEnded` when there is to be none.
+
+    What the policy leaves to a person is asked as if it were a call, always with the same request
+    id: a run that ended as waiting asks the same again when it is resumed.
+    """
     try:
         verdict = await deadline.bound(ports.policy.admit(turn))
     except TimeoutError:
@@ -30,7 +41,25 @@ async def admit(ports: Ports, deadline: Deadline, turn: int) -> None:
     if isinstance(verdict, Deny):
         raise RunEnded(StopReason.BUDGET_EXCEEDED, verdict.for_people or verdict.reason)
     if isinstance(verdict, Ask):
-        raise RunEnded(StopReason.WAITING, verdict.reason)
+        await _approve(ports, deadline, f"{run_id}.{turn}.reply.1", verdict)
+
+
+async def _approve(ports: Ports, deadline: Deadline, request_id: str, ask: Ask) -> None:
+    """Ask a person for one more reply; raise `RunEnded` if there is no yes."""
+    context = Context(principal=ports.principal)
+    about = Call(request_id, ONE_MORE, {}, request_id, ONE_MORE.timeout, context=context)
+    try:
+        approval = await deadline.bound(ports.approver.approve(about, ask))
+    except TimeoutError:
+        raise interrupted(deadline) from None
+    except Exception as error:
+        text = f"{ask.reason}, and asking failed ({type(error).__name__})"
+        raise RunEnded(StopReason.BUDGET_EXCEEDED, text) from error
+    if approval.decision is Decision.PENDING:
+        raise RunEnded(StopReason.WAITING, approval.reason or ask.reason)
+    if approval.decision is Decision.DENY:
+        text = f"{ask.reason}: {approval.reason or 'the user refused to go on'}"
+        raise RunEnded(StopReason.BUDGET_EXCEEDED, text)
 
 
 async def next_piece(

@@ -1,4 +1,4 @@
-"""A session's run: kept as it happens, never wider than the run above, out of one purse."""
+"""A session's run: kept as it happens, never wider than the run above, out of one budget."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
@@ -15,22 +16,24 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import (
     CallOutput,
-    ContextTrimmed,
     ReasoningDelta,
     Record,
-    Replied,
-    ReplyFailed,
     RunFinished,
     StopReason,
     TextDelta,
 )
+from evoclaw.core.labels import joined
+from evoclaw.core.ledgers import CALLS, DOLLARS, TOKENS, TURNS
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import JSON, ErrorKind, ToolResult, Usage
-from evoclaw.core.ports import ALLOW, Deny, Executor, Policy, Ports, Progress, Sink, Verdict
+from evoclaw.core.messages import ErrorKind, ToolResult, label_of, labelled
+from evoclaw.core.ports import Executor, Policy, Ports, Progress, Sink
 from evoclaw.core.state import RunState
 from evoclaw.core.tools import ALL, Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import tool_not_found
+from evoclaw.governance.budget.foresight import micros
+from evoclaw.governance.budget.policy import Budget
+from evoclaw.governance.budget.settings import BudgetSettings
 from evoclaw.store.sessions import Session, SessionStore, Spent, StoredRun
 
 GRACE = 5.0
@@ -40,13 +43,9 @@ PASSING = TextDelta | ReasoningDelta | CallOutput
 
 
 class Limits(Struct, frozen=True):
-    """What a run and all its sub-runs may use together."""
+    """What a run and all its sub-runs may use together, and how they may stand."""
 
-    turns: int = 100
-    calls: int = 200
-    tokens: int | None = None
-    cost: float | None = None
-    """In US dollars. With it, a model without a known price gets one reply and no more."""
+    budget: BudgetSettings = BudgetSettings()
     depth: int = 3
     """How many sub-runs may stand one above the other."""
     side_by_side: int = 4
@@ -55,95 +54,24 @@ class Limits(Struct, frozen=True):
     """Sub-runs of all together; more are refused."""
 
 
-class Purse(Policy):
-    """What is left for a run and all its sub-runs: shared, never copied. Also a sink."""
+@dataclass(eq=False, slots=True)
+class Family:
+    """The sub-runs of a run and of those below it."""
 
-    def __init__(self, limits: Limits, spent: Spent) -> None:
-        """Begin with what was spent before a restart."""
-        self.limits = limits
-        self.under_way = 0
-        """Sub-runs that were begun and have not ended."""
-        self._turns, self._tokens = spent.turns, spent.tokens_in + spent.tokens_out
-        self._calls_before, self._calls = spent.calls, set[str]()
-        self._cost = spent.cost
-
-    async def judge(self, call: Call) -> Verdict:
-        """Count a call, once for all its attempts to be judged."""
-        if call.request_id not in self._calls:
-            if self._calls_before + len(self._calls) >= self.limits.calls:
-                return Deny("budget", f"{_used('calls')}. Answer with what you have.")
-            self._calls.add(call.request_id)
-        return ALLOW
-
-    async def admit(self, turn: int) -> Verdict:
-        """Count a turn before it is taken, so that runs side by side cannot take one too many."""
-        limits = self.limits
-        if self._turns >= limits.turns:
-            return Deny("budget", _used("turns"))
-        if limits.tokens is not None and self._tokens >= limits.tokens:
-            return Deny("budget", _used("tokens"))
-        if limits.cost is not None and self._cost is None:
-            return Deny("budget", "a reply had no known price, so what is left is not known")
-        if limits.cost is not None and self._cost is not None and self._cost >= limits.cost:
-            return Deny("budget", _used("money"))
-        self._turns += 1
-        return ALLOW
-
-    def receive(self, record: Record) -> None:
-        """Count what a reply took."""
-        match record.event:
-            case Replied(reply):
-                self._spend(reply.usage, reply.cost)
-            case ReplyFailed(usage=usage):
-                self._spend(usage, None)
-            case ContextTrimmed(usage=usage, cost=cost):
-                self._spend(usage, cost)
-            case _:
-                pass
-
-    def _spend(self, usage: Usage, cost: float | None) -> None:
-        if usage != Usage():
-            self._tokens += usage.input + usage.output
-            self._cost = None if cost is None or self._cost is None else self._cost + cost
-
-    @property
-    def turns_left(self) -> int:
-        """Turns that may still be taken."""
-        return max(0, self.limits.turns - self._turns)
-
-    def left(self) -> dict[str, JSON]:
-        """What may still be spent, of what is bounded."""
-        limits = self.limits
-        calls = limits.calls - self._calls_before - len(self._calls)
-        found: dict[str, JSON] = {"turns": self.turns_left, "calls": max(0, calls)}
-        if limits.tokens is not None:
-            found["tokens"] = max(0, limits.tokens - self._tokens)
-        if limits.cost is not None and self._cost is not None:
-            found["dollars"] = round(max(0.0, limits.cost - self._cost), 6)
-        return found
+    limits: Limits
+    under_way: int = 0
+    """Sub-runs that were begun and have not ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance(Policy):
-    """What one run may take of the purse: it leaves a turn to each run above it, to answer with."""
-
-    purse: Purse
-    above: int
-    """How many runs stand above."""
-
-    async def judge(self, call: Call) -> Verdict:
-        """Count a call."""
-        return await self.purse.judge(call)
-
-    async def admit(self, turn: int) -> Verdict:
-        """Count a turn."""
-        if self.purse.turns_left <= self.above:
-            return Deny("budget", _used("turns"))
-        return await self.purse.admit(turn)
-
-
-def _used(what: str) -> str:
-    return f"the {what} that this run and its sub-runs have together are used up"
+def spent_before(spent: Spent, settings: BudgetSettings) -> dict[str, int]:
+    """What a run used before a restart, for a ledger that does not know it."""
+    found = {TURNS: spent.turns, CALLS: spent.calls, TOKENS: spent.tokens_in + spent.tokens_out}
+    if spent.cost is not None:
+        found[DOLLARS] = micros(spent.cost)
+    elif settings.dollars is not None and settings.unpriced == "refuse":
+        # A reply had no known price: nobody can say that anything is left.
+        found[DOLLARS] = micros(settings.dollars)
+    return found
 
 
 def narrowed(wanted: frozenset[str], held: frozenset[str]) -> frozenset[str]:
@@ -191,6 +119,33 @@ class Within:
         return await self._inner.execute(call, progress)
 
 
+class Heard:
+    """Results about a session bear the label of all that was said there."""
+
+    def __init__(self, inner: Executor, store: SessionStore, names: frozenset[str]) -> None:
+        """`names` are the tools whose results say in their details which session it is."""
+        self._inner, self._store, self._names = inner, store, names
+
+    def tools(self) -> Sequence[Tool]:
+        """The same tools."""
+        return self._inner.tools()
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Hand the call on."""
+        if call.name not in self._names:
+            return await self._inner.execute(call, progress)
+        try:
+            result = await self._inner.execute(call, progress)
+        except ToolFailure as error:
+            result = call.failed(error.kind, error.message, **error.details)
+        session_id = result.details.get("session_id")
+        if not isinstance(session_id, str):
+            return result
+        messages = await self._store.messages(session_id)
+        label = joined(label_of(message) for _, message in messages)
+        return replace(result, blocks=labelled(result.blocks, label))
+
+
 @dataclass(eq=False, slots=True)
 class Child:
     """A sub-run that goes on beside the run that began it."""
@@ -225,7 +180,7 @@ class LiveRun:
     state: RunState
     settings: LoopSettings
     deadline: Deadline
-    purse: Purse
+    family: Family
     capabilities: frozenset[str]
     places: asyncio.Semaphore
     seq: int = 0
@@ -235,12 +190,16 @@ class LiveRun:
     children: list[Child] = field(default_factory=list[Child])
     ports: Ports = field(init=False)
     """Given last: its tools are handed this run."""
+    budget: Budget = field(init=False)
+    """Out of which it is paid, as is everything that it begins."""
     rules: tuple[Policy, ...] = ()
     """What judges it; judges its sub-runs too."""
+    sinks: tuple[Sink, ...] = ()
+    """Who listens to it, whoever runs it."""
 
     async def records(self, sinks: Sequence[Sink] = ()) -> AsyncGenerator[Record, None]:
         """Run, or go on; each record that matters is on the disk before the next thing happens."""
-        bus = Bus(self.stored.id, (self.purse, *sinks), seq=self.seq)
+        bus = Bus(self.stored.id, (self.budget, *self.sinks, *sinks), seq=self.seq)
         events = run_loop(self.state, self.ports, self.settings, self.deadline)
         held: list[Record] = []
         stop: StopReason | None = None

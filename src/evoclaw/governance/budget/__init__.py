@@ -1,0 +1,1 @@
+"""What a run may use, counted before it is used: nothing is overspent, not even side by side."""

@@ -1,0 +1,194 @@
+"""Where a run may go: the files, commands and hosts that its budget names (EF-01 to EF-04)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.core.ports import ALLOW, Ask, Deny, Verdict
+from evoclaw.core.tools import Call, Effect
+from evoclaw.governance.budget.measuring import clean_path, named_files, writes_files
+from evoclaw.governance.budget.settings import Allowed
+
+
+class EnforcementResult(StrEnum):
+    """What an enforcement point says."""
+
+    ALLOWED = "allowed"
+    BLOCKED = "blocked"
+    WARNED = "warned"
+    """It may go on, if a person agrees."""
+    ESCALATED = "escalated"
+    """Nobody but a person can say."""
+
+
+class Finding(Struct, frozen=True, gc=False):
+    """What was found at one enforcement point."""
+
+    result: EnforcementResult
+    point: str = ""
+    """`EF-01` to `EF-08`."""
+    reason: str = ""
+
+
+FINE = Finding(EnforcementResult.ALLOWED)
+CommandCheck = Callable[[str], Finding]
+"""Judges a command line: EF-03."""
+_HOST_KEYS = frozenset({"url", "urls", "uri", "address", "domain", "host", "hostname"})
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def verdict_of(finding: Finding) -> Verdict:
+    """Allow, deny, or have a person asked."""
+    match finding.result:
+        case EnforcementResult.ALLOWED:
+            return ALLOW
+        case EnforcementResult.BLOCKED:
+            return Deny("budget_" + finding.point.lower().replace("-", ""), finding.reason)
+        case EnforcementResult.WARNED | EnforcementResult.ESCALATED:
+            return Ask("budget_" + finding.point.lower().replace("-", ""), finding.reason)
+
+
+class Boundaries:
+    """Judges where a call goes, by what it says."""
+
+    def __init__(self, allowed: Allowed, commands: CommandCheck | None = None) -> None:
+        self._read = None if allowed.read is None else _patterns(allowed.read)
+        self._write = None if allowed.write is None else _patterns(allowed.write)
+        self._domains = None if allowed.domains is None else tuple(map(_host, allowed.domains))
+        self._commands = commands
+        self._anywhere = self._read is self._write is self._domains is None and commands is None
+
+    def check(self, call: Call) -> Finding:
+        """The first point that does not let it pass."""
+        if self._anywhere:
+            return FINE
+        for finding in self._findings(call):
+            if finding.result is not EnforcementResult.ALLOWED:
+                return finding
+        return FINE
+
+    def _findings(self, call: Call) -> Iterator[Finding]:
+        held = call.tool.permissions
+        if "shell" in held:
+            yield self._shell(call)
+        if writes_files(call):
+            yield from (self.check_file_write(path) for path in named_files(call) or (".",))
+        elif "file_read" in held and call.tool.effect is Effect.READ:
+            yield from (self.check_file_read(path) for path in _places(call))
+        if "network" in held:
+            yield from self._network(call)
+
+    def check_file_read(self, path: str) -> Finding:
+        """EF-01: may this be read?"""
+        return _within(self._read, path, "EF-01", "read")
+
+    def check_file_write(self, path: str) -> Finding:
+        """EF-02: may this be written?"""
+        return _within(self._write, path, "EF-02", "written")
+
+    def check_command(self, command: str) -> Finding:
+        """EF-03: may this command run?"""
+        if self._commands is not None:
+            return self._commands(command)
+        if self._read is self._write is self._domains is None:
+            return FINE
+        # A command goes wherever it likes; nobody here can tell that it stays inside.
+        text = "a command is not bound by the paths and hosts of this budget"
+        return Finding(EnforcementResult.ESCALATED, "EF-03", text)
+
+    def check_network(self, domain: str) -> Finding:
+        """EF-04: may this host be reached?"""
+        if self._domains is None or _covered(_host(domain), self._domains):
+            return FINE
+        there = ", ".join(self._domains) or "none"
+        text = f"the host {domain[:100]!r} is not one that this run may reach (allowed: {there})"
+        return Finding(EnforcementResult.BLOCKED, "EF-04", text)
+
+    def _shell(self, call: Call) -> Finding:
+        command = call.arguments.get("command")
+        return self.check_command(command if isinstance(command, str) else "")
+
+    def _network(self, call: Call) -> Iterator[Finding]:
+        if self._domains is None:
+            return
+        hosts = list(_hosts(call.arguments))
+        if not hosts:
+            text = f"{call.name} does not say which host it reaches"
+            yield Finding(EnforcementResult.ESCALATED, "EF-04", text)
+        yield from (self.check_network(host) for host in hosts)
+
+
+def _places(call: Call) -> tuple[str, ...]:
+    """What a call reads; the workspace itself if it does not say."""
+    if not call.tool.resources:
+        return ()
+    return named_files(call) or (".",)
+
+
+def _within(
+    patterns: tuple[re.Pattern[str], ...] | None, path: str, point: str, done: str
+) -> Finding:
+    if patterns is None:
+        return FINE
+    clean = clean_path(path)
+    if any(pattern.fullmatch(clean) for pattern in patterns):
+        return FINE
+    text = f"{path[:200]!r} is outside of what may be {done} in this run; name a path inside"
+    return Finding(EnforcementResult.BLOCKED, point, text)
+
+
+def _patterns(given: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(_translated(clean_path(one)), re.DOTALL) for one in given)
+
+
+def _translated(pattern: str) -> str:
+    """A path pattern as an expression; one that names a folder covers all below."""
+    if pattern in ("**", "."):
+        return r"(?!\.\./|/)(?!\.\.$).*"
+    parts: list[str] = []
+    for token in re.split(r"(\*\*/|/\*\*$|\*\*|\*|\?)", pattern):
+        known = {
+            "**/": "(?:.*/)?", "/**": "(?:/.*)?", "**": ".*", "*": "[^/]*", "?": "[^/]",
+        }  # fmt: skip
+        parts.append(known.get(token) or re.escape(token))
+    below = "" if "*" in pattern or "?" in pattern else "(?:/.*)?"
+    return "".join(parts) + below
+
+
+def _hosts(value: JSON, named: bool = False) -> Iterator[str]:
+    """Every host that arguments name, at any depth."""
+    if is_object(value):
+        for key, inner in value.items():
+            yield from _hosts(inner, key.lower() in _HOST_KEYS)
+    elif is_array(value):
+        for inner in value:
+            yield from _hosts(inner, named)
+    elif isinstance(value, str) and (found := _SCHEME.match(value.strip())):
+        yield _host_of_url(value.strip()[found.end() - 2 :])
+    elif isinstance(value, str) and named and value.strip():
+        yield _host_of_url("//" + value.strip())
+
+
+def _host_of_url(text: str) -> str:
+    try:
+        return urlsplit(text).hostname or "?"
+    except ValueError:
+        return "?"  # no host is called so: it is blocked
+
+
+def _host(name: str) -> str:
+    name = name.strip().rstrip(".").lower()
+    try:
+        return name if name.isascii() else name.encode("idna").decode()
+    except UnicodeError:
+        return "?"
+
+
+def _covered(host: str, domains: Iterable[str]) -> bool:
+    return any(host.endswith(one[1:]) if one.startswith("*.") else host == one for one in domains)

@@ -1,0 +1,150 @@
+"""A device's own budget: what may be done here, whoever asks, however often we restart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.ledgers import FILES, NOTHING, Ledger, Limit, Path, Refusal
+from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.core.ports import Deny, Executor, Policy, Progress, Verdict
+from evoclaw.core.tools import Call, Tool
+from evoclaw.core.wording import denied
+from evoclaw.governance.budget import wordings
+from evoclaw.governance.budget.boundaries import Boundaries, CommandCheck, verdict_of
+from evoclaw.governance.budget.measuring import Measured, file_id, matcher, measure, really
+from evoclaw.governance.budget.settings import BudgetSettings, limits_of
+
+DEVICE = "device"
+"""The account of all who ask: physical actions are bounded here."""
+MOST_RUNS = 256
+"""Runs whose accounts are kept open."""
+
+
+class Reserved(Struct, frozen=True):
+    """What is set aside for a call."""
+
+    id: str
+    path: Path
+    measured: Measured
+    files: dict[str, bool]
+    """The ids of its files, and whether this call was the first to want each."""
+
+
+class DeviceBudget(Policy):
+    """Refuses early what cannot be paid; `Metered` counts what really runs."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: BudgetSettings | None = None,
+        *,
+        commands: CommandCheck | None = None,
+    ) -> None:
+        """Choose the parts; physical actions need a ledger that outlives the process."""
+        self.settings = settings or BudgetSettings()
+        self._ledger = ledger
+        self._boundaries = Boundaries(self.settings.allowed, commands)
+        self._actions = matcher(self.settings.actions)
+        self._open: dict[str, None] = {}
+        """Accounts that were opened, the one used last at the end."""
+
+    async def judge(self, call: Call) -> Verdict:
+        """Deny what goes outside, or what there is not enough for already."""
+        verdict = verdict_of(self._boundaries.check(call))
+        if isinstance(verdict, Deny):
+            return verdict
+        path, measured = await self._path(call), self._measured(call)
+        left = self._ledger.left(path)
+        for kind, wanted in measured.amounts.items():
+            one = left.get(kind)
+            if one is not None and wanted > one.left:
+                short = Refusal(kind, one.account, one.left, wanted, self._per(kind))
+                return Deny("budget", wordings.refused(short), wordings.for_people(short))
+        return verdict
+
+    async def reserve(self, call: Call) -> Reserved:
+        """Set aside what a call takes, now that it begins; raise `ToolFailure` if it may not."""
+        path, measured = await self._path(call), self._measured(call)
+        files = [file_id(path[-1], name) for name in measured.files]
+        also = {id: (path, {FILES: 1}) for id in files}
+        found = await self._ledger.reserve(path, measured.amounts, _id(call), also=also)
+        if isinstance(found, Refusal):
+            text = denied(call, wordings.refused(found))
+            raise ToolFailure(ErrorKind.PERMISSION_DENIED, text, budget=found.kind)
+        return Reserved(_id(call), path, measured, {id: id in found.also for id in files})
+
+    def settle(self, reserved: Reserved, result: ToolResult | None) -> None:
+        """Count what a call took; all that was set aside if nobody knows."""
+        real, changed = reserved.measured.amounts, True
+        if result is not None:
+            real, changed = really(reserved.measured, result)
+        self._ledger.settle(reserved.id, real)
+        for id, first in reserved.files.items():
+            if changed:
+                self._ledger.settle(id, {FILES: 1}, reserved.path)
+            elif first:
+                self._ledger.release(id)
+
+    def _measured(self, call: Call) -> Measured:
+        found = measure(call)
+        actions = self._actions(call)
+        return Measured({**found.amounts, **actions}, found.files) if actions else found
+
+    def _per(self, kind: str) -> float:
+        return self.settings.of_actions().get(kind, Limit(0)).per
+
+    async def _path(self, call: Call) -> Path:
+        tenant = f"{DEVICE}/tenant:{quote(call.context.principal.tenant, safe='')}"
+        run = f"{tenant}/run:{call.run_id}"
+        if run not in self._open:
+            if DEVICE not in self._open:
+                await self._ledger.open(DEVICE, self.settings.of_actions(), NOTHING)
+                self._open[DEVICE] = None
+            if tenant not in self._open:
+                await self._ledger.open(tenant, limits_of(self.settings.tenant), NOTHING)
+                self._open[tenant] = None
+            await self._ledger.open(run, self.settings.of_run(), NOTHING)
+        self._open.pop(run, None)
+        self._open[run] = None
+        self._let_go()
+        return DEVICE, tenant, run
+
+    def _let_go(self) -> None:
+        if len(self._open) > 2 * MOST_RUNS:
+            runs = [name for name in self._open if "/run:" in name]
+            for name in runs[:-MOST_RUNS]:
+                del self._open[name]
+                self._ledger.close(name)
+
+
+class Metered:
+    """Runs calls that the device's budget has enough for, and counts what they took."""
+
+    def __init__(self, inner: Executor, budget: DeviceBudget) -> None:
+        self._inner, self._budget = inner, budget
+
+    def tools(self) -> Sequence[Tool]:
+        """Those of the executor inside."""
+        return self._inner.tools()
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Set aside, run, settle."""
+        reserved = await self._budget.reserve(call)
+        result: ToolResult | None = None
+        try:
+            result = await self._inner.execute(call, progress)
+            return result
+        except ToolFailure as failure:
+            result = call.failed(failure.kind, failure.message)
+            raise
+        finally:
+            self._budget.settle(reserved, result)
+
+
+def _id(call: Call) -> str:
+    """Of the device's reservation, which is another than the orchestrator's."""
+    return f"{DEVICE}.{call.request_id}"

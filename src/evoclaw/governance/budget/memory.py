@@ -1,0 +1,135 @@
+"""A ledger in memory: as exact as the one on disk, and forgotten with the process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from evoclaw.core.ledgers import (
+    NO_MORE,
+    NOTHING,
+    Account,
+    Amounts,
+    Hold,
+    Left,
+    Limit,
+    Path,
+    Refusal,
+    Reservation,
+    found_again,
+    least,
+    weigh,
+)
+
+
+class MemoryLedger:
+    """Accounts of one process."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._accounts: dict[str, Account] = {}
+        self._holds: dict[str, Hold] = {}
+        self._owned: dict[str, list[str]] = {}
+        """The ids of each account, for when it is closed."""
+
+    async def open(self, account: str, limits: Mapping[str, Limit], spent: Amounts) -> None:
+        """Make sure an account is there, with these limits."""
+        known = self._accounts.get(account)
+        if known is None:
+            known = self._account(account)
+            known.limits = dict(limits)
+            known.spend(spent, self._clock())
+        known.limits, known.closed = dict(limits), False
+
+    async def reserve(
+        self,
+        path: Path,
+        amounts: Amounts,
+        id: str,
+        *,
+        leaving: Amounts = NOTHING,
+        also: Mapping[str, tuple[Path, Amounts]] = NO_MORE,
+    ) -> Reservation | Refusal:
+        """Set an amount aside in every account of a path, or in none."""
+        now = self._clock()
+        found = self._reserve(path, amounts, id, leaving, now)
+        if isinstance(found, Refusal) or not also:
+            return found
+        taken, more_taken = [id] if found.fresh else [], list[str]()
+        for other, (where, more) in also.items():
+            one = self._reserve(where, more, other, NOTHING, now)
+            if isinstance(one, Refusal):
+                for undone in (*taken, *more_taken):
+                    self.release(undone)
+                return one
+            more_taken += [other] if one.fresh else []
+        return replace(found, also=tuple(more_taken))
+
+    def _reserve(
+        self, path: Path, amounts: Amounts, id: str, leaving: Amounts, now: float
+    ) -> Reservation | Refusal:
+        known = self._holds.get(id)
+        if known is not None:
+            return found_again(known, [self._accounts[name] for name in known.path], now)
+        if min(amounts.values(), default=0) < 0:
+            raise ValueError(f"an amount below nothing: {amounts}")
+        accounts = [self._accounts.get(name) or self._account(name) for name in path]
+        before = weigh(accounts, amounts, leaving, now)
+        if isinstance(before, Refusal):
+            return before
+        for account in accounts:
+            account.hold(amounts)
+        self._keep(Hold(id, path, dict(amounts), now))
+        return Reservation(id, before=before)
+
+    def settle(self, id: str, real: Amounts, path: Path = ()) -> None:
+        """Say what was really spent; the first time counts."""
+        hold = self._holds.get(id)
+        if hold is None:
+            if not path:
+                return
+            hold = Hold(id, path, {}, self._clock())
+            self._keep(hold)
+        if not hold.settled:
+            hold.settled = True
+            now = self._clock()
+            for name in hold.path:
+                account = self._accounts.get(name) or self._account(name)
+                account.let_go(hold.amounts)
+                account.spend(real, now)
+
+    def release(self, id: str) -> None:
+        """Set aside no longer."""
+        hold = self._holds.get(id)
+        if hold is None or hold.settled:
+            return
+        del self._holds[id]
+        self._owned[hold.owner].remove(id)
+        for name in hold.path:
+            self._accounts[name].let_go(hold.amounts)
+
+    def close(self, account: str) -> None:
+        """What it still has set aside is spent; nothing of it is remembered."""
+        for id in self._owned.pop(account, []):
+            self.settle(id, self._holds[id].amounts)
+            del self._holds[id]
+        self._accounts.pop(account, None)
+
+    def left(self, path: Path) -> dict[str, Left]:
+        """What is left where there is least."""
+        found = [self._accounts[name] for name in path if name in self._accounts]
+        return least(found, self._clock())
+
+    async def accounts(self) -> Sequence[Account]:
+        """All that are open, by name."""
+        return [self._accounts[name] for name in sorted(self._accounts)]
+
+    def _account(self, name: str) -> Account:
+        made = self._accounts[name] = Account(name)
+        return made
+
+    def _keep(self, hold: Hold) -> None:
+        self._holds[hold.id] = hold
+        self._owned.setdefault(hold.owner, []).append(hold.id)

@@ -1,0 +1,360 @@
+"""The budget of a run: reserves before a reply or a call, settles by what the records say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from evoclaw.core.events import (
+    ApprovalAnswered,
+    CallFinished,
+    CallJudged,
+    CallStarted,
+    ContextTrimmed,
+    Record,
+    Replied,
+    ReplyFailed,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    StopReason,
+    TurnStarted,
+)
+from evoclaw.core.labels import LOCAL, Principal
+from evoclaw.core.ledgers import (
+    ACTION,
+    DOLLARS,
+    FILES,
+    NOTHING,
+    PARTS,
+    SECONDS,
+    TOKENS,
+    TURNS,
+    Amounts,
+    Ledger,
+    Left,
+    Limit,
+    Path,
+    Refusal,
+)
+from evoclaw.core.messages import JSON, ToolResult, Usage
+from evoclaw.core.ports import ALLOW, Allow, Ask, Deny, Policy, Verdict
+from evoclaw.core.tools import Call
+from evoclaw.governance.budget import wordings
+from evoclaw.governance.budget.boundaries import Boundaries, verdict_of
+from evoclaw.governance.budget.foresight import Foresight, micros, used
+from evoclaw.governance.budget.measuring import Measured, file_id, matcher, measure, really
+from evoclaw.governance.budget.settings import BudgetSettings, limits_of
+from evoclaw.governance.budget.terms import USUAL, Terms, denied, path_of
+
+WARNED = "budget_warned"
+"""The code of a verdict that a limit is near."""
+UNPRICED = "a reply of {model} has no known price, and money is bounded; give it one, or allow it"
+FREE_FAILURES = frozenset(
+    {"rate_limited", "quota_exhausted", "auth_error", "model_not_found", "context_too_long"}
+)
+"""Refusals that no server charges for."""
+Level = tuple[str, int]
+"""A kind, and how near its end."""
+
+
+class _Open(Struct):
+    """A call that was judged."""
+
+    request_id: str
+    measured: Measured
+    files: dict[str, bool]
+    """The ids of its files, and whether this call was the first to want each."""
+    seconds: int
+    started: bool = False
+    asked: frozenset[Level] = frozenset()
+
+
+class Budget(Policy):
+    """What one run may use, with all runs above it. Also a sink: it must see the run's records."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        run_id: str,
+        settings: BudgetSettings | None = None,
+        terms: Terms = USUAL,
+        *,
+        principal: Principal = LOCAL,
+        above: Budget | None = None,
+        spent: Amounts = NOTHING,
+    ) -> None:
+        """Choose the parts.
+
+        Args:
+            ledger: Where it is written down.
+            run_id: Of the run.
+            settings: What it may use; the usual budget if not given. A sub-run has its root's.
+            terms: How it is kept to.
+            principal: On whose behalf it runs; its accounts stand above the run's.
+            above: The budget of the run that this one is a part of.
+            spent: What the run is known to have used, if the ledger does not know it.
+        """
+        self.settings = settings or (BudgetSettings() if above is None else above.settings)
+        own = path_of(principal, run_id)
+        self.path: Path = own if above is None else (*above.path, own[-1])
+        self._root: Path = own if above is None else above._root
+        self._above_it: int = 0 if above is None else above._above_it + 1
+        """How many runs stand above: a turn is left to each, to answer with."""
+        self._ledger, self._run_id, self._above, self._spent = ledger, run_id, above, spent
+        self._terms, self._foresight = terms, Foresight(terms.price)
+        self._boundaries = Boundaries(self.settings.allowed, terms.commands)
+        self._actions = matcher(self.settings.actions)
+        self._is_open = False
+        self._counted_to = terms.clock()
+        self._calls: dict[str, _Open] = {}
+        """By call id."""
+        self._turn: tuple[str, dict[str, int], frozenset[Level]] | None = None
+        """The reply that is asked for: its id, what is set aside, what a person was asked."""
+        self._turn_began = False
+        self._segment = 0
+        self._cleared: set[Level] = set()
+        """What a person said may go on."""
+        self._told: set[Level] = set()
+        self._below: list[str] = []
+        """The accounts of its sub-runs; one that was cut off did not close its own."""
+        if above is not None:
+            above._below.append(self.path[-1])
+
+    async def judge(self, call: Call) -> Verdict:
+        """Set aside what a call says it will use."""
+        stopped = await self._begin()
+        if stopped is not None:
+            return stopped
+        verdict = verdict_of(self._boundaries.check(call))
+        if isinstance(verdict, Deny):
+            return verdict
+        measured, seconds = measure(call), self._elapsed()
+        wanted = {**measured.amounts, **self._actions(call), SECONDS: seconds}
+        files = [file_id(self._root[-1], path) for path in measured.files]
+        also = {id: (self._root, {FILES: 1}) for id in files}
+        found = await self._ledger.reserve(self.path, wanted, call.request_id, also=also)
+        if isinstance(found, Refusal):
+            return denied(found)
+        seconds = self._count(seconds, found.fresh)
+        measured = Measured({k: v for k, v in wanted.items() if k != SECONDS}, measured.files)
+        known = self._calls[call.id] = _Open(
+            call.request_id, measured, {id: id in found.also for id in files}, seconds
+        )
+        near, asked = self._near(found.before)
+        if isinstance(verdict, Ask) or not near:
+            return verdict
+        known.asked = asked
+        return self._warned(near, asked)
+
+    async def admit(self, turn: int) -> Verdict:
+        """Set aside a turn, and what the reply takes in the worst case."""
+        stopped = await self._begin()
+        if stopped is not None:
+            return stopped
+        seconds = self._elapsed()
+        wanted = {TURNS: 1, TOKENS: self._foresight.tokens(), SECONDS: seconds}
+        bounded = self._ledger.left(self.path)
+        if DOLLARS in bounded:
+            cost = self._foresight.dollars()
+            if cost is None and self.settings.unpriced == "refuse":
+                text = UNPRICED.format(model=self._foresight.model or "the model")
+                return Deny("budget_unpriced", text)
+            wanted[DOLLARS] = cost or 0
+        id = f"{self._run_id}.turn.{turn}.{self._segment}"
+        leaving = {TURNS: self._above_it} if self._above_it else NOTHING
+        found = await self._ledger.reserve(self.path, wanted, id, leaving=leaving)
+        if isinstance(found, Refusal):
+            return denied(found)
+        wanted[SECONDS] = self._count(seconds, found.fresh)
+        near, asked = self._near(found.before)
+        self._turn, self._turn_began = (id, wanted, asked), False
+        return self._warned(near, asked) if near else ALLOW
+
+    def receive(self, record: Record) -> None:
+        """Settle what a record tells of."""
+        event = record.event
+        match event:
+            case RunStarted() | RunResumed():
+                self._segment = record.seq
+            case TurnStarted():
+                self._turn_began = True
+                if self._turn is not None:
+                    self._cleared |= self._turn[2]
+            case Replied(reply):
+                self._settle_turn(reply.usage, reply.cost)
+            case ReplyFailed(kind, usage=usage):
+                self._settle_turn(usage, None, free=kind in FREE_FAILURES)
+            case ContextTrimmed(usage=usage, cost=cost) if usage != Usage():
+                real = used(usage) | {DOLLARS: self._cost(usage, cost, 0)}
+                self._ledger.settle(f"{self._run_id}.trim.{record.seq}", real, self.path)
+            case CallJudged() | ApprovalAnswered() | CallStarted():
+                self._note(event)
+            case CallFinished(result):
+                self.finished(result)
+            case RunFinished(stop):
+                self._finish(stop)
+            case _:
+                pass
+        self._foresight.see(event)
+
+    def recall(self, records: Iterable[Record]) -> None:
+        """Take in what happened before the run is gone on with; nothing is counted."""
+        for record in records:
+            self._foresight.see(record.event)
+
+    def finished(self, result: ToolResult) -> None:
+        """Settle one call by its result."""
+        call = self._calls.pop(result.call_id, None)
+        if call is None:
+            return
+        if not call.started:
+            self._ledger.settle(call.request_id, {SECONDS: call.seconds})
+            for id in [id for id, first in call.files.items() if first]:
+                self._ledger.release(id)
+            return
+        real, changed = really(call.measured, result)
+        self._ledger.settle(call.request_id, real | {SECONDS: call.seconds}, self.path)
+        for id, first in call.files.items():
+            if changed:
+                self._ledger.settle(id, {FILES: 1}, self._root)
+            elif first:
+                self._ledger.release(id)
+
+    def left(self) -> dict[str, Left]:
+        """What is left of each bounded kind, where there is least."""
+        return self._ledger.left(self.path)
+
+    def figures(self) -> dict[str, JSON]:
+        """What is left, in units that people use."""
+        return wordings.figures(self.left())
+
+    @property
+    def turns_left(self) -> int:
+        """Turns that may still be taken."""
+        return left.left if (left := self.left().get(TURNS)) is not None else sys.maxsize
+
+    def share(self) -> float:
+        """How much of the money and tokens is left: the smaller of the two shares."""
+        left = self.left()
+        return min([left[kind].share for kind in (DOLLARS, TOKENS) if kind in left], default=1.0)
+
+    def news(self) -> str:
+        """What the model should know, once for each threshold; empty if nothing is new."""
+        found: list[Left] = []
+        for one in self.left().values():
+            share, steps = one.share, self.settings.tell_at
+            level = (
+                0 if share >= steps else 1 if share >= steps / 2 else 2 if share >= steps / 4 else 3
+            )
+            if level and (one.kind, level) not in self._told:
+                self._told.update((one.kind, below) for below in range(1, level + 1))
+                found.append(one)
+        return wordings.told(found) if found else ""
+
+    async def _begin(self) -> Deny | None:
+        """Open the accounts, and see whether the run must stop."""
+        if not self._is_open:
+            await self.open()
+        for stop in self._terms.stops:
+            if reason := stop():
+                return Deny("budget_stop", reason)
+        return None
+
+    async def open(self) -> None:
+        """Open the accounts; done by itself before the first reservation."""
+        settings, limits = self.settings, dict[str, Mapping[str, Limit]]()
+        if self._above is not None and not self._above._is_open:
+            await self._above.open()  # resumed, a sub-run may be quicker than its root
+        if self._above is None:
+            for name in self.path[:-1]:
+                level = name.rpartition("/")[2].partition(":")[0]
+                limits[name] = limits_of(getattr(settings, level))
+            limits[self.path[0]] = {**limits[self.path[0]], **settings.of_actions()}
+            limits[self.path[-1]] = settings.of_run()
+        for name, these in limits.items():
+            spent = self._spent if name == self.path[-1] else NOTHING
+            await self._ledger.open(name, these, spent)
+        self._is_open = True
+
+    def _near(self, before: Iterable[Left]) -> tuple[list[Left], frozenset[Level]]:
+        """The limits that are near, and that no person has said may be gone on to."""
+        settings, near, asked = self.settings, list[Left](), set[Level]()
+        for one in before:
+            gone = 1 - one.share
+            if gone < settings.warn_at or one.kind.startswith(ACTION) or not one.most:
+                continue
+            level = (one.kind, 2 if gone >= settings.ask_at else 1)
+            if level not in self._cleared:
+                near.append(one)
+                asked.update((one.kind, step) for step in range(1, level[1] + 1))
+        return near, frozenset(asked)
+
+    def _warned(self, near: list[Left], asked: frozenset[Level]) -> Verdict:
+        text = wordings.nearly(near)
+        if self._terms.attended:
+            return Ask(WARNED, text)
+        if self.settings.unattended == "refuse":
+            return Deny(WARNED, f"{text}, and nobody is there to say whether to go on")
+        self._cleared |= asked
+        return Allow(WARNED)
+
+    def _elapsed(self) -> int:
+        """The time since it was last counted; a sub-run's is within its root's."""
+        if self._above is not None:
+            return 0
+        return max(0, round((self._terms.clock() - self._counted_to) * PARTS[SECONDS]))
+
+    def _count(self, seconds: int, fresh: bool) -> int:
+        """What of the time is counted with this reservation."""
+        if not fresh:
+            return 0
+        self._counted_to += seconds / PARTS[SECONDS]
+        return seconds
+
+    def _note(self, event: CallJudged | ApprovalAnswered | CallStarted) -> None:
+        call = self._calls.get(event.call_id)
+        if call is None:
+            return
+        if isinstance(event, CallStarted):
+            call.started = True
+        elif isinstance(event, CallJudged):
+            # Whoever asked first asked about something else.
+            call.asked = call.asked if event.code == WARNED else frozenset()
+        elif event.decision in ("once", "session"):
+            self._cleared |= call.asked
+
+    def _settle_turn(self, usage: Usage, cost: float | None, *, free: bool = False) -> None:
+        if self._turn is None:
+            return
+        id, held, _ = self._turn
+        self._turn = None
+        if usage == Usage():
+            real = {**held, TOKENS: 0, DOLLARS: 0} if free else held
+        else:
+            worst = held.get(DOLLARS, 0)
+            real = {**held, **used(usage), DOLLARS: self._cost(usage, cost, worst)}
+        self._ledger.settle(id, real, self.path)
+
+    def _cost(self, usage: Usage, cost: float | None, worst: int) -> int:
+        if cost is not None:
+            return micros(cost)
+        if DOLLARS not in self.left():
+            return 0
+        known = self._foresight.cost_of(usage)
+        return worst if known is None else known
+
+    def _finish(self, stop: StopReason) -> None:
+        if self._turn is not None:
+            id, held, _ = self._turn
+            if self._turn_began:
+                self._ledger.settle(id, held)
+            else:
+                self._ledger.settle(id, {SECONDS: held[SECONDS]})
+            self._turn = None
+        if stop is not StopReason.WAITING:
+            self._calls.clear()
+            for account in (*self._below, self.path[-1]):
+                self._ledger.close(account)

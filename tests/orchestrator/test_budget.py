@@ -1,0 +1,188 @@
+"""Sub-runs and what they may use: one budget for all, however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from evoclaw.core.agent import Agent
+from evoclaw.core.labels import Principal
+from evoclaw.core.ledgers import Account
+from evoclaw.core.messages import Reply, Usage
+from evoclaw.core.ports import Decision, Ports
+from evoclaw.core.profile import Profile
+from evoclaw.governance.budget.foresight import Price
+from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.settings import BudgetSettings, Kinds
+from evoclaw.orchestrator.subruns import Limits
+from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from evoclaw.store.ledger import StoredLedger
+from evoclaw.store.sessions import Session
+from tests.governance.budget.support import Person, account
+from tests.orchestrator.support import House, agent, ended, house, results
+
+MANY = 12
+
+
+def ask(prompt: str = "do it", who: str = "help") -> tuple[str, dict[str, str]]:
+    return "task", {"prompt": prompt, "agent": who}
+
+
+def digs(asked: Asked) -> Reply:
+    return calls(("work", {"what": str(len(asked.messages))}))
+
+
+def costing(dollars: float) -> Price:
+    def price(model: str, usage: Usage) -> float | None:
+        return dollars
+
+    return price
+
+
+async def spent(home: House) -> Account:
+    return await account(home.talks.ledger, "tenant:local")
+
+
+async def test_fault_57_sub_runs_side_by_side_never_take_more_than_there_is_together(
+    tmp_path: Path,
+) -> None:
+    lead_agent = agent("lead", max_calls_per_turn=MANY, max_parallel=MANY)
+    help_agent = agent("help", max_turns=40)
+    for limits, kind, most in (
+        (BudgetSettings(calls=20), "calls", 20),
+        (BudgetSettings(turns=20), "turns", 20),
+    ):
+        lead = Scripted(calls(*[ask(str(n)) for n in range(MANY)]), says("so be it"))
+        help_ = Scripted(*[digs] * 500)
+        async with house(
+            tmp_path / kind,
+            agents=(lead_agent, help_agent),
+            limits=Limits(budget=limits, side_by_side=MANY, at_once=MANY),
+            lead=lead,
+            help=help_,
+        ) as home:
+            records = await home.say("go")
+            found = await spent(home)
+            assert found.spent[kind] == most, "all of it, and not one more"
+            assert not found.held
+            if kind == "calls":
+                assert len(home.ran) == most - MANY
+            assert len(results(records)) == MANY
+
+
+async def test_fault_57_tokens_are_shared_and_set_aside_before_each_reply(tmp_path: Path) -> None:
+    profile = Profile(context_tokens=50, max_output_tokens=10)
+
+    def costly(asked: Asked) -> Reply:
+        found = digs(asked)
+        return Reply("", found.calls, found.finish, Usage(50, 10), "m", 0.0)
+
+    lead = Scripted(calls(*[ask(str(n)) for n in range(4)]), says("ok"), profile=profile)
+    help_ = Scripted(*[costly] * 200, profile=profile)
+    limits = Limits(budget=BudgetSettings(tokens=1_000))
+    async with house(tmp_path, limits=limits, lead=lead, help=help_) as home:
+        await home.say("go")
+        used = (await spent(home)).spent["tokens"]
+        assert 900 < used <= 1_000
+
+
+async def test_fault_57_sub_runs_go_three_deep_and_no_deeper(tmp_path: Path) -> None:
+    def deeper(asked: Asked) -> Reply:
+        if len(asked.messages) > 2 or "task" not in asked.tools:
+            return says("up")
+        return calls(("task", {"prompt": "deeper"}))
+
+    lead = Scripted(calls(ask()), says("ok"))
+    async with house(tmp_path, lead=lead, help=Scripted(*[deeper] * 20)) as home:
+        await home.say("go")
+        depths = [one.session.depth for one in await home.store.sessions("")]
+        assert max(depths) == 3 and len(depths) == 4
+
+
+async def test_fault_57_an_agent_never_hands_work_back_to_one_that_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    lead = Scripted(calls(ask()), says("thanks"))
+    help_ = Scripted(calls(ask("you do it", "lead")), says("I did it myself"))
+    async with house(tmp_path, lead=lead, help=help_) as home:
+        records = await home.say("go")
+        assert results(records)[0].text.startswith("I did it myself")
+        assert "waiting for this very work" in str(help_.requests[1].messages[-1])
+        assert len(await home.store.sessions("")) == 2
+
+
+async def test_one_of_its_own_kind_may_be_asked(tmp_path: Path) -> None:
+    def speak(asked: Asked) -> Reply:
+        last = asked.messages[-1]
+        return calls(ask("part", "lead")) if str(last).count("'go'") else says("done")
+
+    async with house(tmp_path, lead=Scripted(*[speak] * 5)) as home:
+        (result,) = results(await home.say("go"))
+        assert result.error is None and result.text.startswith("done")
+
+
+async def test_what_a_sub_run_is_told_is_left_is_what_all_have_left(tmp_path: Path) -> None:
+    status = calls(("session_status", {}))
+    limits = Limits(budget=BudgetSettings(turns=50, calls=10))
+    lead, help_ = Scripted(calls(ask()), says("ok")), Scripted(status, says("done"))
+    async with house(tmp_path, limits=limits, lead=lead, help=help_) as home:
+        await home.say("go")
+        told = str(help_.requests[1].messages[-1])
+        assert "left for all together: turns 48, calls 8" in told
+
+
+async def test_the_budget_of_a_tenant_outlives_the_process_and_bounds_every_session(
+    tmp_path: Path,
+) -> None:
+    settings = BudgetSettings(tenant=Kinds(turns=3, per="1d"))
+    for number, stop in enumerate(["completed", "budget_exceeded"]):
+        model = Scripted(digs, says("ok"))
+        async with (
+            await StoredLedger.open_file(tmp_path / "budget.db") as ledger,
+            house(tmp_path, limits=Limits(budget=settings), lead=model) as home,
+        ):
+            home.talks.ledger = ledger
+            records = await home.say("go", session=f"s{number}")
+            assert ended(records).stop == stop
+
+
+async def test_money_is_bounded_by_the_price_of_the_model_and_without_one_nothing_is_asked(
+    tmp_path: Path,
+) -> None:
+    limits = Limits(budget=BudgetSettings(dollars=1.0))
+    async with house(tmp_path, limits=limits, lead=Scripted(says("hi"), says("hi"))) as home:
+        assert "no known price" in ended(await home.say("go", session="one")).reason
+        home.talks.price = costing(0.25)
+        assert ended(await home.say("go", session="two")).stop == "completed"
+        home.talks.price = costing(1.01)
+        assert "$1.0100" in ended(await home.say("go", session="three")).reason
+
+
+async def test_each_user_and_agent_has_an_account_by_who_asks(tmp_path: Path) -> None:
+    class Asking(House):
+        def equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+            ports = super().equip(agent, session, given)
+            who = Principal("acme", "bob", agent.name)
+            return Ports(ports.provider, ports.executor, ports.policy, ports.approver, who)
+
+    async with house(tmp_path, lead=Scripted(says("hi"))) as plain:
+        home = Asking(plain.store, (agent("lead"),), Limits())
+        home.models = plain.models
+        home.talks.ledger = ledger = MemoryLedger()
+        await home.say("go")
+        names = [one.name for one in await ledger.accounts()]
+        assert names == ["tenant:acme", "tenant:acme/user:bob", "tenant:acme/user:bob/agent:lead"]
+        found = await account(ledger, names[-1])
+        assert found.spent["turns"] == 1
+
+
+async def test_a_person_is_asked_when_a_limit_is_near_and_the_session_goes_on_with_a_yes(
+    tmp_path: Path,
+) -> None:
+    limits, person = Limits(budget=BudgetSettings(turns=5)), Person(Decision.PENDING, Decision.ONCE)
+    async with house(tmp_path, limits=limits, lead=Scripted(*[digs] * 4, says("done"))) as home:
+        home.talks.attended, home.approver = True, person
+        assert ended(await home.say("go")).stop == "waiting"
+        records = [record async for record in home.talks.resume("main")]
+        assert ended(records).text == "done"
+        assert len(person.asked) == 2 and (await spent(home)).spent["turns"] == 5

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.ledgers import Limit, Refusal, Reservation
+from evoclaw.store.ledger import BEHIND, FORGOTTEN, KEPT, StoredLedger
+from evoclaw.store.opening import DamagedStore
+from evoclaw.store.sqlite import StoreError
+from tests.governance.budget.support import Clock, account
+from tests.store.support import ROOT
+
+RUN = ("tenant", "run")
+RACER = """
+import asyncio, sys
+from pathlib import Path
+from evoclaw.core.ledgers import Limit, Reservation
+from evoclaw.store.ledger import StoredLedger
+
+async def main(path, name, most):
+    async with await StoredLedger.open_file(Path(path)) as ledger:
+        await ledger.open("run", {"calls": Limit(int(most))}, {})
+        print("ready", flush=True)
+        sys.stdin.readline()
+        racing = [ledger.reserve(("tenant", "run"), {"calls": 1}, f"{name}.{n}") for n in range(10)]
+        found = await asyncio.gather(*racing)
+        passed = [one.id for one in found if isinstance(one, Reservation)]
+        for id in passed:
+            ledger.settle(id, {"calls": 1})
+    print(len(passed), flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+DYING = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from evoclaw.core.ledgers import Limit
+from evoclaw.store.ledger import StoredLedger
+
+async def main(path):
+    ledger = await StoredLedger.open_file(Path(path))
+    await ledger.open("run", {"calls": Limit(10), "action.relay": Limit(3, 3600.0)}, {})
+    for n in range(4):
+        await ledger.reserve(("tenant", "run"), {"calls": 1, "action.relay": n % 2}, f"r.{n}")
+    ledger.settle("r.0", {"calls": 1})
+    ledger.settle("r.1", {"calls": 1, "action.relay": 1})
+    await ledger.flush()
+    ledger.settle("r.2", {"calls": 1})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("most", [1, 17])
+async def test_fault_50_five_processes_racing_one_budget_pass_exactly_as_often_as_it_says(
+    most: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "budget.db"
+    racers = [start(RACER, str(path), str(number), str(most)) for number in range(5)]
+    try:
+        for racer in racers:
+            assert racer.stdout is not None
+            assert await asyncio.to_thread(racer.stdout.readline) == "ready\n"
+        outs = await asyncio.gather(
+            *(asyncio.to_thread(racer.communicate, "go\n", 30) for racer in racers)
+        )
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.wait()
+    assert sum(int(out) for out, _ in outs) == most
+    async with await StoredLedger.open_file(path) as ledger:
+        assert (await account(ledger, "run")).spent == {"calls": most}
+
+
+async def test_after_kill_9_nothing_is_forgotten_and_what_was_open_is_found_by_its_id(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "budget.db"
+    dying = start(DYING, str(path))
+    await asyncio.to_thread(dying.communicate, None, 30)
+    assert dying.returncode == -signal.SIGKILL
+    async with await StoredLedger.open_file(path) as ledger:
+        found = await account(ledger, "run")
+        assert found.spent == {"calls": 2, "action.relay": 1}
+        assert found.held == {"calls": 2, "action.relay": 1}, "one was settled too late to be kept"
+        again = await ledger.reserve(RUN, {"calls": 1, "action.relay": 1}, "r.3")
+        assert isinstance(again, Reservation) and not again.fresh
+        late = await ledger.reserve(RUN, {"action.relay": 2}, "more")
+        assert isinstance(late, Refusal) and late.left == 1
+    async with await StoredLedger.open_file(path, alone=True) as ledger:
+        found = await account(ledger, "run")
+        assert (found.spent, found.held) == ({"calls": 4, "action.relay": 2}, {})
+        again = await ledger.reserve(RUN, {"calls": 1, "action.relay": 1}, "r.3")
+        assert isinstance(again, Reservation) and not again.fresh, "it is not paid for twice"
+
+
+async def test_what_nobody_settled_for_a_day_is_taken_for_spent(tmp_path: Path) -> None:
+    clock = Clock()
+    async with await StoredLedger.open_file(tmp_path / "b.db", clock=clock) as ledger:
+        await ledger.open("tenant", {"action.relay": Limit(1, 3_600.0)}, {})
+        await ledger.reserve(("tenant",), {"action.relay": 1}, "lost")
+    clock.now += FORGOTTEN - 1
+    async with await StoredLedger.open_file(tmp_path / "b.db", clock=clock) as ledger:
+        assert (await account(ledger, "tenant")).held == {"action.relay": 1}
+    clock.now += 2
+    async with await StoredLedger.open_file(tmp_path / "b.db", clock=clock) as ledger:
+        found = await ledger.reserve(("tenant",), {"action.relay": 1}, "next")
+        assert isinstance(found, Refusal), "it counts from when it was given up"
+        clock.now += 3_600
+        found = await ledger.reserve(("tenant",), {"action.relay": 1}, "next")
+        assert isinstance(found, Reservation)
+
+
+async def test_time_in_a_ledger_never_goes_back(tmp_path: Path) -> None:
+    clock = Clock()
+    async with await StoredLedger.open_file(tmp_path / "b.db", clock=clock) as ledger:
+        await ledger.open("tenant", {"action.relay": Limit(1, 3_600.0)}, {})
+        await ledger.reserve(("tenant",), {"action.relay": 1}, "a")
+        ledger.settle("a", {"action.relay": 1})
+    before, clock.now = clock.now, 0.0
+    async with await StoredLedger.open_file(tmp_path / "b.db", clock=clock) as ledger:
+        # A board without a battery wakes up in 1970, and learns the time a little later.
+        assert isinstance(await ledger.reserve(("tenant",), {"action.relay": 1}, "b"), Refusal)
+        clock.now = before + 3_600
+        assert isinstance(await ledger.reserve(("tenant",), {"action.relay": 1}, "b"), Reservation)
+        clock.now = 0.0
+        ledger.settle("b", {"action.relay": 1})
+        await ledger.flush()
+        assert (await account(ledger, "tenant")).touched == before + 3_600
+
+
+async def test_accounts_of_runs_that_ended_are_kept_a_while_and_then_gone(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "b.db"
+    async with await StoredLedger.open_file(path, clock=clock) as ledger:
+        await ledger.open("tenant", {}, {})
+        await ledger.reserve(RUN, {"calls": 1}, "a")
+        ledger.close("run")
+    for later, there in ((KEPT - 1, True), (2, False)):
+        clock.now += later
+        async with await StoredLedger.open_file(path, clock=clock) as ledger:
+            assert ("run" in [one.name for one in await ledger.accounts()]) is there
+            assert (await account(ledger, "tenant")).spent == {"calls": 1}
+
+
+async def test_what_was_settled_is_seen_by_whoever_asks_next_and_written_soon(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "b.db"
+    first = await StoredLedger.open_file(path)
+    async with first, await StoredLedger.open_file(path) as second:
+        await first.open("run", {"calls": Limit(2)}, {})
+        await first.reserve(RUN, {"calls": 2}, "a")
+        first.settle("a", {"calls": 1})
+        assert isinstance(await first.reserve(RUN, {"calls": 1}, "b"), Reservation)
+        first.release("b")
+        assert isinstance(await second.reserve(RUN, {"calls": 1}, "c"), Refusal)
+        due = asyncio.Event()
+        asyncio.get_running_loop().call_later(2 * BEHIND, due.set)
+        await due.wait()
+        assert isinstance(await second.reserve(RUN, {"calls": 1}, "c"), Reservation)
+
+
+async def test_a_ledger_that_cannot_be_written_refuses_and_loses_nothing(tmp_path: Path) -> None:
+    ledger = await StoredLedger.open_file(tmp_path / "b.db")
+    await ledger.reserve(RUN, {"calls": 1}, "a")
+    await ledger.database.close()
+    ledger.settle("a", {"calls": 1})
+    for _ in range(2):
+        with pytest.raises(StoreError, match="closed"):
+            await ledger.reserve(RUN, {"calls": 1}, "b")
+    with pytest.raises(StoreError, match="closed"):
+        await ledger.__aexit__()
+    async with await StoredLedger.open_file(tmp_path / "b.db") as again:
+        assert (await account(again, "run")).held == {"calls": 1}
+
+
+async def test_a_ledger_with_a_changed_figure_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "b.db"
+    async with await StoredLedger.open_file(path) as ledger:
+        await ledger.open("tenant", {"calls": Limit(77)}, {})
+
+        def forge(connection: object) -> None:
+            connection.execute(  # pyright: ignore
+                "UPDATE accounts SET state = CAST(replace(hex(state), '4D', '7F') AS BLOB)"
+            )
+
+        await ledger.database.write(forge)
+    with pytest.raises(DamagedStore, match="checksum"):
+        await StoredLedger.open_file(path)
+
+
+async def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    async with await StoredLedger.open_file(tmp_path / "b.db"):
+        assert (tmp_path / "b.db").stat().st_mode & 0o077 == 0
