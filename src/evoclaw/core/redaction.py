@@ -11,7 +11,7 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import TypeAlias
 
@@ -50,7 +50,7 @@ _FLAG = (
 )
 _BARE = r"[^\s\"'\\&,;<>(){}\[\]|]{1,1024}"
 _FULL_NAME = rf"(?:{_STRONG}|authorization|cookie|credentials?)".replace("[_-]?", "")
-_SHORT_NAMES = frozenset({"pwd", "pass", "pin", "auth", "bearer", "token", "key", "jwt", "otp"})
+_SHORT_NAMES = frozenset({"pwd", "pass", "pin", "auth", "bearer", "token", "jwt", "otp"})
 _PEM_BEGIN = r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----"
 _PEM_END = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----"
 _TOKEN_START = r"(?<![A-Za-z0-9_-])"
@@ -147,7 +147,10 @@ class Redactor:
         end = len(seen) if limit is None else min(limit, len(seen))
         pieces: list[str] = []
         at = 0
-        for start, stop, kind in _merged(self._spans(seen)):
+        found = sorted(self._spans(seen))
+        if not found and end == len(text):
+            return text
+        for start, stop, kind in _merged(found):
             if start >= end:
                 break
             pieces += (seen[at:start], self._mark(kind, seen[start:stop]))
@@ -155,7 +158,7 @@ class Redactor:
         pieces.append(seen[at : max(at, end)])
         if limit is not None and len(text) > max(at, end):
             pieces.append(f"… [{len(text) - max(at, end)} more]")
-        return "".join(pieces) if len(pieces) > 1 else pieces[0]
+        return "".join(pieces)
 
     def error(self, error: BaseException, limit: int = 1_000) -> str:
         """An exception in a line: its type, and what it says."""
@@ -217,12 +220,12 @@ class _Walk:
 
     def _object(self, value: dict[str, JSON], marks: Marks | None, depth: int) -> dict[str, JSON]:
         told = value.get("name", value.get("key", value.get("header")))
-        pair = isinstance(told, str) and is_secret_name(told)
+        pair = isinstance(told, str) and is_secret_name(told[-120:])
         found: dict[str, JSON] = {}
         for name, one in value.items():
             text = str(name)
             below = None if marks is None else marks.fields.get(text, marks.others)
-            secret = is_secret_name(text) or (pair and text in ("value", "content"))
+            secret = is_secret_name(text[-120:]) or (pair and text in ("value", "content"))
             if secret and one is not None and not isinstance(one, bool):
                 found[self._redactor.text(text, 200)] = self._redactor.hidden("named", one)
             else:
@@ -283,14 +286,11 @@ def _joined(all_marks: list[Marks]) -> Marks | None:
     )
 
 
+@lru_cache(4096)
 def is_secret_name(name: str) -> bool:
     """Whether a field or variable of this name holds a secret."""
-    if len(name) > 120:
-        return False
     last = re.split(r"[^A-Za-z0-9]|(?<=[a-z0-9])(?=[A-Z])", name)[-1].lower()
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    if last == "key":  # `primary_key` and the like are none
-        return bool(_compiled(_FULL_NAME).search(plain))
     return last in _SHORT_NAMES or bool(_compiled(_FULL_NAME).search(plain))
 
 
@@ -363,9 +363,9 @@ def looks_random(text: str) -> bool:
 
 
 def _merged(spans: Iterable[Span]) -> Iterator[Span]:
-    """In order, without overlaps; of those that overlap, the kind of the first."""
+    """Without overlaps; of those that overlap, the kind of the first."""
     found: Span | None = None
-    for start, stop, kind in sorted(spans):
+    for start, stop, kind in spans:
         if found is None or start >= found[1]:
             if found is not None:
                 yield found

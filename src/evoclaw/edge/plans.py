@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
@@ -16,10 +17,11 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import CallOutput, Event
 from evoclaw.core.labels import LOCAL
 from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
-from evoclaw.core.ports import Allow, Ports, Progress
+from evoclaw.core.ports import Allow, Ask, Deny, Ports, Progress
 from evoclaw.core.tools import Call, Context, failure
 from evoclaw.core.toolset import NO_TOOLS, Toolset
 from evoclaw.core.wording import denied
+from evoclaw.edge.noting import CallNotes
 from evoclaw.transport.link import MAX_PAYLOAD
 from evoclaw.transport.wire import (
     JOB_TIME,
@@ -76,14 +78,37 @@ def no_grants(
 class ToolPlans:
     """Plans for the command `tool`."""
 
-    def __init__(self, ports: Ports, *, check: GrantCheck = no_grants, whole: bool = False) -> None:
-        """`whole` leaves results as they are: somebody else sees to their size."""
-        self._ports, self._check = ports, check
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        check: GrantCheck = no_grants,
+        whole: bool = False,
+        notes: CallNotes | None = None,
+    ) -> None:
+        """Choose how.
+
+        Args:
+            ports: What judges calls and runs them.
+            check: Whether the orchestrator stands behind a command.
+            whole: Leave results as they are: somebody else sees to their size.
+            notes: Puts on record what becomes of each.
+        """
+        self._ports, self._check, self._notes = ports, check, notes
         self._settings = LoopSettings(max_result_chars=MAX_PAYLOAD) if whole else LoopSettings()
 
     async def plan(self, command: Command) -> Plan | ToolResult:
         """Read a call, see that it was granted, and judge it by this device's own rules."""
         asked = read_tool_payload(command)
+        try:
+            return await self._plan(command, asked)
+        except ToolFailure as problem:
+            if self._notes is not None:
+                result = refused(command, problem.kind, problem.message)
+                self._notes.refused(result, asked.parameters)
+            raise
+
+    async def _plan(self, command: Command, asked: ToolPayload) -> Plan | ToolResult:
         tools = Toolset.of(self._ports.executor.tools())
         found = tools.find(asked.tool)
         needed = frozenset[str]() if found is None else found[0].permissions
@@ -101,16 +126,25 @@ class ToolPlans:
             context=Context(command.label, principal=principal),
         )
         if isinstance(call, ToolResult):
+            if self._notes is not None:
+                self._notes.refused(call, asked.parameters)
             return call
         call = replace(call, timeout=_seconds(asked, call))
         verdict = await judge(call, Turn(self._ports, self._settings, tools, Deadline()))
         if not isinstance(verdict, Allow):
             # Nobody is at the device to be asked: what would need a person is refused.
-            said = verdict.reason
-            text = said if said.startswith("Error:") else denied(call, said)
-            return call.failed(ErrorKind.PERMISSION_DENIED, text)
+            return self._denied(call, verdict)
         idle = asked.idle_ms / 1000 if asked.idle_ms and asked.idle_ms > 0 else None
         return Plan(call.name, self._work(call), asked.stream, asked.background, idle)
+
+    def _denied(self, call: Call, verdict: Deny | Ask) -> ToolResult:
+        said = verdict.reason
+        text = said if said.startswith("Error:") else denied(call, said)
+        result = call.failed(ErrorKind.PERMISSION_DENIED, text)
+        if self._notes is not None:
+            word = "deny" if isinstance(verdict, Deny) else "ask"
+            self._notes.denied(call, result, word, verdict.code)
+        return result
 
     def _work(self, call: Call) -> Work:
         async def work(deadline: Deadline, progress: Progress) -> ToolResult:
@@ -119,7 +153,11 @@ class ToolPlans:
                     progress(event.text)
 
             turn = Turn(self._ports, self._settings, NO_TOOLS, deadline)
-            return await perform(call, turn, emit)
+            began = time.monotonic()
+            result = await perform(call, turn, emit)
+            if self._notes is not None:
+                self._notes.ran(call, result, time.monotonic() - began)
+            return result
 
         return work
 

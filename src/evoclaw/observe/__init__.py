@@ -1,0 +1,1 @@
+"""Who watches: sinks that keep, count and show what happened."""

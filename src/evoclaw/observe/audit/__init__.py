@@ -1,0 +1,1 @@
+"""Who did what, where, and who allowed it: kept in a chain that shows when it was touched."""

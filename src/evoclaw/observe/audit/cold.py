@@ -1,0 +1,233 @@
+"""The cold tier: everything, for good, in a database; the same tables in each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+from evoclaw.observe.audit.checkpoints import Checkpoint, decode, encode
+from evoclaw.observe.audit.records import Sealed, canonical
+from evoclaw.observe.audit.settings import AuditError
+
+Value: TypeAlias = str | int | float | None
+ROWS = 100
+"""Records in one statement, which is taken whole or not at all."""
+PAGE = 200
+"""Records read at once."""
+
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS evoclaw_audit (
+        chain TEXT NOT NULL, seq BIGINT NOT NULL, hash TEXT NOT NULL, at DOUBLE PRECISION,
+        kind TEXT, tenant TEXT, person TEXT, agent TEXT, run TEXT, tool TEXT, verdict TEXT,
+        line TEXT NOT NULL, PRIMARY KEY (chain, seq))""",
+    "CREATE INDEX IF NOT EXISTS evoclaw_audit_run ON evoclaw_audit (chain, run)",
+    "CREATE INDEX IF NOT EXISTS evoclaw_audit_at ON evoclaw_audit (chain, at)",
+    """CREATE TABLE IF NOT EXISTS evoclaw_audit_checkpoints (
+        chain TEXT NOT NULL, n BIGINT NOT NULL, line TEXT NOT NULL, PRIMARY KEY (chain, n))""",
+)
+_COLUMNS = "chain, seq, hash, at, kind, tenant, person, agent, run, tool, verdict, line"
+_NAMES = ("kind", "tenant", "user", "agent_id", "run_id", "tool", "verdict")
+
+
+class Query(Struct, frozen=True, kw_only=True):
+    """Which records are wanted; what is empty does not matter."""
+
+    kind: str = ""
+    tenant: str = ""
+    user: str = ""
+    agent_id: str = ""
+    run_id: str = ""
+    tool: str = ""
+    verdict: str = ""
+    since: float | None = None
+    """Unix seconds."""
+    until: float | None = None
+    text: str = ""
+    """Anywhere in the record, large or small letters alike."""
+    limit: int = 100
+    """The newest so many."""
+
+
+class Cold(Protocol):
+    """Where records are kept for good."""
+
+    @property
+    def name(self) -> str:
+        """Which one it is, without secrets."""
+        ...
+
+    async def prepare(self) -> None:
+        """Make the tables if they are not there."""
+        ...
+
+    async def put(self, chain: str, records: Sequence[Sealed]) -> None:
+        """Keep records; one that is there already is left as it is."""
+        ...
+
+    async def lines(self, chain: str, first: int, last: int) -> list[tuple[int, bytes]]:
+        """The records of a span, in order, as they are kept; at most `PAGE` of them."""
+        ...
+
+    async def put_checkpoints(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Keep checkpoints, likewise."""
+        ...
+
+    async def checkpoints(self, chain: str) -> list[Checkpoint]:
+        """Those that are kept, in order."""
+        ...
+
+    async def find(self, chain: str, query: Query) -> list[bytes]:
+        """The newest records that fit, the newest first."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class Database(Protocol):
+    """What can run one statement; it raises `AuditError` if it cannot."""
+
+    @property
+    def name(self) -> str:
+        """Which one it is, without secrets."""
+        ...
+
+    async def run(self, sql: str, *values: Value) -> list[tuple[Value, ...]]:
+        """Run a statement with `?` for each value; it is done, for good, when this returns."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class SqlCold:
+    """A cold tier in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._ready = False
+
+    @property
+    def name(self) -> str:
+        """Which one it is, without secrets."""
+        return self._database.name
+
+    async def prepare(self) -> None:
+        """Make the tables if they are not there."""
+        if not self._ready:
+            for table in _TABLES:
+                await self._database.run(table)
+            self._ready = True
+
+    async def put(self, chain: str, records: Sequence[Sealed]) -> None:
+        """Keep records; one that is there already is left as it is."""
+        for start in range(0, len(records), ROWS):
+            some = records[start : start + ROWS]
+            places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(some))
+            await self._database.run(
+                f"INSERT INTO evoclaw_audit ({_COLUMNS}) VALUES {places} "
+                "ON CONFLICT (chain, seq) DO NOTHING",
+                *(value for one in some for value in _row(chain, one)),
+            )
+
+    async def lines(self, chain: str, first: int, last: int) -> list[tuple[int, bytes]]:
+        """The records of a span, in order, as they are kept; at most `PAGE` of them."""
+        rows = await self._database.run(
+            "SELECT seq, line FROM evoclaw_audit WHERE chain = ? AND seq >= ? AND seq <= ? "
+            f"ORDER BY seq LIMIT {PAGE}",
+            chain,
+            first,
+            last,
+        )
+        return [(int(seq or 0), str(line).encode()) for seq, line in rows]
+
+    async def put_checkpoints(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Keep checkpoints, likewise."""
+        for start in range(0, len(checkpoints), ROWS):
+            some = checkpoints[start : start + ROWS]
+            places = ", ".join(["(?, ?, ?)"] * len(some))
+            await self._database.run(
+                f"INSERT INTO evoclaw_audit_checkpoints (chain, n, line) VALUES {places} "
+                "ON CONFLICT (chain, n) DO NOTHING",
+                *(value for one in some for value in (one.chain, one.n, encode(one).decode())),
+            )
+
+    async def checkpoints(self, chain: str) -> list[Checkpoint]:
+        """Those that are kept, in order."""
+        found: list[Checkpoint] = []
+        while True:
+            rows = await self._database.run(
+                "SELECT line FROM evoclaw_audit_checkpoints WHERE chain = ? AND n > ? "
+                f"ORDER BY n LIMIT {PAGE}",
+                chain,
+                found[-1].n if found else 0,
+            )
+            for (line,) in rows:
+                one = decode(str(line).encode())
+                if one is None:
+                    raise AuditError(f"{self.name} holds a checkpoint that cannot be read")
+                found.append(one)
+            if len(rows) < PAGE:
+                return found
+
+    async def find(self, chain: str, query: Query) -> list[bytes]:
+        """The newest records that fit, the newest first."""
+        where, values = ["chain = ?"], list[Value]([chain])
+        for condition, value in _wanted(query):
+            where.append(condition)
+            values.append(value)
+        rows = await self._database.run(
+            f"SELECT line FROM evoclaw_audit WHERE {' AND '.join(where)} "
+            f"ORDER BY seq DESC LIMIT {int(query.limit)}",
+            *values,
+        )
+        return [str(line).encode() for (line,) in rows]
+
+    async def close(self) -> None:
+        """Let go of it."""
+        await self._database.close()
+
+
+def _row(chain: str, one: Sealed) -> tuple[Value, ...]:
+    at = one.fields.get("at")
+    named = (one.fields.get(name) for name in _NAMES)
+    texts = (value if isinstance(value, str) else None for value in named)
+    return (
+        chain,
+        one.seq,
+        one.hash,
+        at if isinstance(at, float) else None,
+        *texts,
+        one.line.decode(),
+    )
+
+
+def _wanted(query: Query) -> list[tuple[str, Value]]:
+    """Conditions and their values."""
+    pairs: list[tuple[str, Value]] = [
+        ("kind = ?", query.kind),
+        ("tenant = ?", query.tenant),
+        ("person = ?", query.user),
+        ("agent = ?", query.agent_id),
+        ("run = ?", query.run_id),
+        ("tool = ?", query.tool),
+        ("verdict = ?", query.verdict),
+    ]
+    found = [pair for pair in pairs if pair[1]]
+    if query.since is not None:
+        found.append(("at >= ?", query.since))
+    if query.until is not None:
+        found.append(("at < ?", query.until))
+    if query.text:
+        escaped = "".join(f"!{c}" if c in "!%_" else c for c in in_line(query.text).lower())
+        found.append(("lower(line) LIKE ? ESCAPE '!'", f"%{escaped}%"))
+    return found
+
+
+def in_line(text: str) -> str:
+    """A text as it stands in a line of JSON."""
+    return canonical({"": text}).decode()[5:-2]

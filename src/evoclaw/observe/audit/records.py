@@ -1,0 +1,108 @@
+"""One line of the audit: canonical JSON, chained to the line before by its hash."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.messages import JSON, is_array, is_object
+
+Fields: TypeAlias = dict[str, JSON]
+"""Of a record, but for its place in the chain."""
+
+EXACT = 1 << 53
+"""Whole numbers from here on are kept as text: not every reader of JSON keeps them exact."""
+FORGETTING = (TypeError, ValueError, OverflowError, RecursionError)
+"""What a value raises that cannot be written as JSON."""
+_ENCODER = msgspec.json.Encoder(order="sorted")
+
+
+class Sealed(Struct, frozen=True):
+    """A record in its place."""
+
+    seq: int
+    hash: str
+    line: bytes
+    """Without the line's end."""
+    fields: Fields
+
+
+class Broken(Exception):
+    """A line that is no record, or not the one that was written."""
+
+
+def genesis(chain: str) -> str:
+    """What the first record of a chain follows."""
+    return sha256(b"evoclaw audit chain " + chain.encode()).hexdigest()
+
+
+def canonical(fields: Mapping[str, JSON]) -> bytes:
+    """The one way to write a record: sorted names, no spaces, one line."""
+    return _ENCODER.encode(fields)
+
+
+def seal(fields: Fields, seq: int, prev: str) -> Sealed:
+    """Give a record its place after the one with the hash `prev`."""
+    try:
+        body = canonical(fields := {**fields, "seq": seq, "prev": prev})
+    except FORGETTING:
+        body = canonical(fields := {**plain(fields), "seq": seq, "prev": prev})
+    digest = sha256(body).hexdigest()
+    fields["hash"] = digest
+    return Sealed(seq, digest, canonical(fields), fields)
+
+
+def unseal(line: bytes) -> Sealed:
+    """Read a line back; `Broken` says what is wrong with it."""
+    try:
+        fields: JSON = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise Broken("it is not JSON") from None
+    if not is_object(fields):
+        raise Broken("it is not a record")
+    seq, digest = fields.get("seq"), fields.get("hash")
+    if not isinstance(seq, int) or not isinstance(digest, str) or seq < 1:
+        raise Broken("it has no number or no hash")
+    if canonical(fields) != line:
+        raise Broken("it is not written as the audit writes")
+    body = {name: value for name, value in fields.items() if name != "hash"}
+    if sha256(canonical(body)).hexdigest() != digest:
+        raise Broken("its hash is not that of its content")
+    return Sealed(seq, digest, line, fields)
+
+
+def plain(value: JSON) -> JSON:
+    """Make what JSON cannot say into text."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, bool | None):
+        return value
+    if isinstance(value, int):
+        return value if -EXACT < value < EXACT else f"{value:#x}"[:100]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if is_object(value):
+        return {plain(str(name)): plain(one) for name, one in value.items()}
+    if is_array(value):
+        return [plain(one) for one in value]
+    return plain(str(value))
+
+
+def stamp(at: float) -> str:
+    """A time as people and machines read it, in UTC, to the millisecond."""
+    try:
+        moment = datetime.fromtimestamp(at, UTC)
+    except (OverflowError, ValueError, OSError):
+        return "unknown"
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def day_of(at: float) -> str:
+    """The day of a time, in UTC."""
+    return stamp(at)[:10]

@@ -1,0 +1,343 @@
+"""The warm tier: a folder with one file a day, which several processes append to in turn.
+
+`head.json` says where the chain ends, `checkpoints.jsonl` holds the signed checkpoints; both lie
+outside the day files, so that a file that was cut or put back from yesterday does not fit them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.observe.audit.checkpoints import FIRST, Checkpoint, Key, decode, encode
+from evoclaw.observe.audit.records import (
+    Broken,
+    Fields,
+    Sealed,
+    day_of,
+    genesis,
+    seal,
+    stamp,
+    unseal,
+)
+from evoclaw.observe.audit.settings import AuditError
+
+HEAD, CHECKPOINTS, LOCK, SHIPPED = "head.json", "checkpoints.jsonl", "lock", "shipped.json"
+HEAD_SIZE = 511
+"""Bytes of the head, filled up with spaces: it never shrinks, and lies in one page."""
+_DAY = re.compile(r"(\d{4}-\d\d-\d\d)\.(\d{12})\.jsonl")
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """Where the chain ends."""
+
+    chain: str
+    seq: int = 0
+    hash: str
+    file: str = ""
+    size: int = 0
+    """Bytes of the file."""
+    checkpoints: int = 0
+    checkpoint: str = FIRST
+    """The hash of the last."""
+    signed: int = 0
+    """The record that it speaks of."""
+
+
+class DayFile(Struct, frozen=True, order=True):
+    """One file of the warm tier; in order by its first record, whatever the clock did."""
+
+    first: int
+    day: str
+    path: Path
+
+
+def day_files(folder: Path) -> list[DayFile]:
+    """The files there are, in the order of their records."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    found = [(match, name) for name in names if (match := _DAY.fullmatch(name))]
+    return sorted(DayFile(int(match[2]), match[1], folder / name) for match, name in found)
+
+
+def read_head(folder: Path) -> Head | None:
+    """The head; None if there is none, or none that can be read."""
+    try:
+        return msgspec.json.decode((folder / HEAD).read_bytes(), type=Head)
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+class Shipped(Struct, frozen=True):
+    """What a cold tier was given, and has shown that it has."""
+
+    chain: str
+    cold: str
+    """Which one; another one has nothing yet."""
+    seq: int = 0
+    checkpoints: int = 0
+
+
+def read_shipped(folder: Path) -> Shipped | None:
+    """How far the cold tier is; None if nothing is known."""
+    try:
+        return msgspec.json.decode((folder / SHIPPED).read_bytes(), type=Shipped)
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def spool_size(folder: Path) -> int:
+    """Bytes of the files of which the cold tier does not have everything."""
+    shipped, files = read_shipped(folder), day_files(folder)
+    have = 0 if shipped is None else shipped.seq
+    ends = [*(file.first - 1 for file in files[1:]), None][: len(files)]
+    return sum(
+        _size(file.path) for file, end in zip(files, ends, strict=True) if end is None or end > have
+    )
+
+
+class Warm:
+    """Appends to the folder."""
+
+    def __init__(self, folder: Path, key: Key, *, checkpoint_every: int = 1000) -> None:
+        self.folder, self._key, self._every = folder, key, checkpoint_every
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._unsynced: set[Path] = set()
+        self._before: dict[Path, int] = {}
+        """How long the files were before what is being written."""
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Alone among all processes; what a killed one held is free."""
+        descriptor = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def append(self, records: Sequence[Fields], now: float) -> list[Sealed]:
+        """Add records; all of them are in the system's hands when this returns, or none."""
+        with self.locked(), self._undone_on_failure():
+            head, notes = self._current(now)
+            head = self._turn_page(head, now)
+            sealed = list(_chained([*notes, *records], head))
+            head = self._write(head, sealed)
+            if head.seq - head.signed >= self._every:
+                head = self._sign(head, now)
+            self._keep(head)
+        return sealed
+
+    def checkpoint(self, now: float) -> Checkpoint | None:
+        """Sign where the chain ends, unless that is signed already; and see it onto the disk."""
+        with self.locked(), self._undone_on_failure():
+            head, notes = self._current(now)
+            if notes:
+                head = self._turn_page(head, now)
+                head = self._write(head, list(_chained(notes, head)))
+            if head.seq > head.signed:
+                head = self._sign(head, now)
+            if head.seq:
+                self._keep(head)
+        self.sync()
+        return self.last_checkpoint()
+
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint."""
+        lines = read_lines(self.folder / CHECKPOINTS)
+        found = [one for line in lines if (one := decode(line)) is not None]
+        return found[-1] if found else None
+
+    def sync(self) -> None:
+        """Wait until the disk has what was written."""
+        while self._unsynced:
+            path = self._unsynced.pop()
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # shipped and deleted meanwhile
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _current(self, now: float) -> tuple[Head, list[Fields]]:
+        """Where the chain ends, and what is to be noted of how it was found."""
+        head, files = read_head(self.folder), day_files(self.folder)
+        if head is None:
+            return self._without_head(files, now)
+        if files and files[-1].first == head.seq + 1 and files[-1].path.name != head.file:
+            head = replace(head, file=files[-1].path.name, size=0)  # see below
+        path = self.folder / head.file
+        size = _size(path) if head.file else 0
+        if size == head.size:
+            return head, []
+        if size > head.size and (adopted := _adopt(head, path)) is not None:
+            # A writer was killed between its records and the head.
+            adopted, torn = adopted
+            return adopted, [_found(now, f"{torn} bytes of a torn line")] if torn else []
+        said = f"{head.file} has {size} bytes and the head speaks of {head.size}"
+        return replace(head, file="", size=0), [_found(now, said)]
+
+    def _without_head(self, files: list[DayFile], now: float) -> tuple[Head, list[Fields]]:
+        if not files and not (self.folder / CHECKPOINTS).exists():
+            chain = token_hex(16)
+            return Head(chain=chain, hash=genesis(chain)), []
+        checkpoint = self.last_checkpoint()
+        chain = checkpoint.chain if checkpoint else token_hex(16)
+        head = Head(chain=chain, hash=genesis(chain))
+        if checkpoint is not None:
+            head = replace(_with(head, checkpoint), seq=checkpoint.seq, hash=checkpoint.head)
+        for file in reversed(files):
+            for line in reversed(read_lines(file.path)):
+                try:
+                    sealed = unseal(line)
+                except Broken:
+                    continue
+                if sealed.seq >= head.seq:
+                    head = replace(head, seq=sealed.seq, hash=sealed.hash)
+                return head, [_found(now, "the head was missing")]
+        return head, [_found(now, "the head was missing")]
+
+    def _turn_page(self, head: Head, now: float) -> Head:
+        """Begin a file if there is none for today; the day before is signed."""
+        today = day_of(now)
+        if head.file.startswith(today):
+            return head
+        if head.seq > head.signed:
+            head = self._sign(head, now)
+        name = f"{today}.{head.seq + 1:012d}.jsonl"
+        self._unsynced.add(self.folder)
+        return replace(head, file=name, size=_size(self.folder / name))
+
+    def _write(self, head: Head, sealed: Sequence[Sealed]) -> Head:
+        if not sealed:
+            return head
+        data = b"".join(one.line + b"\n" for one in sealed)
+        self._append(self.folder / head.file, data)
+        return replace(head, seq=sealed[-1].seq, hash=sealed[-1].hash, size=head.size + len(data))
+
+    def _sign(self, head: Head, now: float) -> Head:
+        path = self.folder / CHECKPOINTS
+        head = self._settled(head, path)
+        if head.seq <= head.signed:
+            return head
+        unsigned = Checkpoint(
+            head.chain, head.checkpoints + 1, head.seq, head.hash, now, head.checkpoint, ""
+        )
+        signed = self._key.sign(unsigned)
+        self._append(path, encode(signed) + b"\n")
+        return _with(head, signed)
+
+    def _settled(self, head: Head, path: Path) -> Head:
+        """Take up checkpoints that a writer signed before it was killed, and cut off half a one."""
+        lines = read_lines(path)
+        whole = sum(len(line) + 1 for line in lines)
+        if _size(path) > whole:
+            os.truncate(path, whole)
+        for line in lines[head.checkpoints :]:
+            found = decode(line)
+            if found is not None and found.prev == head.checkpoint and found.seq <= head.seq:
+                head = _with(head, found)
+        return head
+
+    def _append(self, path: Path, data: bytes) -> None:
+        """Append all of it; a full disk shows here."""
+        descriptor = os.open(path, _APPEND, 0o600)
+        try:
+            self._before.setdefault(path, os.fstat(descriptor).st_size)
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        finally:
+            os.close(descriptor)
+        self._unsynced.add(path)
+
+    @contextmanager
+    def _undone_on_failure(self) -> Generator[None]:
+        """Leave the files as they were: the same records are tried again, and are there once."""
+        self._before.clear()
+        try:
+            yield
+        except (OSError, AuditError):
+            for path, size in self._before.items():
+                os.truncate(path, size)
+            raise
+
+    def _keep(self, head: Head) -> None:
+        """Write the head over the old one: replacing the file would wait for the disk."""
+        path = self.folder / HEAD
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            data = msgspec.json.encode(head).ljust(HEAD_SIZE) + b"\n"
+            if os.pwrite(descriptor, data, 0) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        finally:
+            os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """The whole lines of a file; none if it is not there."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as problem:
+        raise AuditError(f"cannot read {path}: {problem.strerror}") from None
+    return data.split(b"\n")[:-1]
+
+
+def _chained(records: Iterable[Fields], head: Head) -> Iterator[Sealed]:
+    seq, prev = head.seq, head.hash
+    for fields in records:
+        seq += 1
+        sealed = seal(fields, seq, prev)
+        prev = sealed.hash
+        yield sealed
+
+
+def _found(now: float, what: str) -> Fields:
+    return {"kind": "recovered", "timestamp": stamp(now), "at": now, "reason": what}
+
+
+def _adopt(head: Head, path: Path) -> tuple[Head, int] | None:
+    """Go on from records that the head does not know, if they follow it; a torn line is cut off."""
+    data = path.read_bytes()[head.size :]
+    *lines, torn = data.split(b"\n")
+    for line in lines:
+        try:
+            sealed = unseal(line)
+        except Broken:
+            return None
+        if sealed.seq != head.seq + 1 or sealed.fields.get("prev") != head.hash:
+            return None
+        head = replace(head, seq=sealed.seq, hash=sealed.hash, size=head.size + len(line) + 1)
+    if torn:
+        os.truncate(path, head.size)
+    return head, len(torn)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _with(head: Head, checkpoint: Checkpoint) -> Head:
+    return replace(
+        head, checkpoints=checkpoint.n, checkpoint=checkpoint.hash, signed=checkpoint.seq
+    )

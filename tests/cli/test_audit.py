@@ -1,0 +1,206 @@
+"""`evoclaw audit` finds, proves, exports and delivers."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evoclaw.cli import exits
+from evoclaw.cli.audit import audit, when
+from evoclaw.cli.audit_options import add_audit
+from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.observe.audit.settings import NORMAL, AuditSettings
+from evoclaw.observe.audit.warm import CHECKPOINTS, day_files
+from tests.observe.support import ANN, Clock, audit_in, draft
+
+TOKEN = "ghp_" + "C4n4ryC4n4ryC4n4ryC4n4ryC4n4ryC4n4ry"
+
+
+@dataclass
+class Place:
+    """What the composition root would say."""
+
+    data: Path
+    settings: AuditSettings = NORMAL
+
+    def audit_place(self, env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
+        return self.data, self.settings
+
+
+Typing = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(name="data")
+def _data(tmp_path: Path) -> Path:
+    data = tmp_path / "home"
+    clock = Clock()
+    with audit_in(data, clock) as opened:
+        for number in range(5):
+            opened.note(draft(clock, number, text=f"say \x1b[2J {TOKEN}"))
+            clock.go(60)
+        opened.tell("emergency_stop", ANN, reason="all of it")
+    return data
+
+
+@pytest.fixture(name="typed")
+def _typed(data: Path, capsys: pytest.CaptureFixture[str]) -> Typing:
+    def typed(*words: str, place: Path | None = None, **settings: Any) -> tuple[int, str]:
+        top = ArgumentParser()
+        add_audit(top)
+        chosen = AuditSettings(**settings)
+        code = audit(top.parse_args(words), Place(place or data, chosen))
+        return code, capsys.readouterr().out
+
+    return typed
+
+
+def test_records_are_shown_on_a_line_each_clean_and_without_secrets(typed: Typing) -> None:
+    code, out = typed("search")
+
+    assert code == exits.OK
+    lines = out.splitlines()
+    assert len(lines) == 6
+    assert lines[0].startswith("2026-10-26T12:00:00.000Z desktop-agent bash success")
+    assert "echo 0" in lines[0] and "[redacted:github-token#" in lines[0]
+    assert "emergency_stop" in lines[5] and "all of it" in lines[5]
+    assert "\x1b" not in out and TOKEN not in out
+
+
+def test_as_json_each_record_is_whole(typed: Typing) -> None:
+    _, out = typed("search", "--tool", "bash", "--text", "echo 3", "--json")
+
+    (record,) = [json.loads(line) for line in out.splitlines()]
+    assert (record["seq"], record["user"], record["tenant"]) == (4, "ann", "acme")
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (("--user", "ann"), 6),
+        (("--user", "bob"), 0),
+        (("--kind", "call", "--limit", "2"), 2),
+        (("--agent", "desktop-agent", "--run", "run"), 5),
+        (("--since", "2026-10-26T12:02"), 4),
+        (("--until", "2026-10-26T12:02:00+00:00"), 2),
+        (("--since", "2026-10-27"), 0),
+        (("--verdict", "deny"), 0),
+        (("--tenant", "acme"), 6),
+    ],
+)
+def test_filters(typed: Typing, words: tuple[str, ...], count: int) -> None:
+    assert len(typed("search", *words)[1].splitlines()) == count
+
+
+def test_the_newest_are_shown_last(typed: Typing) -> None:
+    out = typed("tail", "-n", "2", "--json")[1]
+    assert [json.loads(line)["seq"] for line in out.splitlines()] == [5, 6]
+
+
+def test_what_nobody_touched_is_said_to_be_as_written(typed: Typing) -> None:
+    code, out = typed("verify")
+    assert code == exits.OK
+    assert out == "as written: 6 records, 1 to 6; 1 checkpoints, signed up to 6\n"
+    assert json.loads(typed("verify", "--json")[1])["ok"] is True
+
+
+def test_what_somebody_touched_is_named_and_fails(typed: Typing, data: Path) -> None:
+    path = day_files(data / "audit")[0].path
+    path.write_bytes(path.read_bytes().replace(b"echo 2", b"echo 9"))
+
+    code, out = typed("verify")
+
+    assert code == exits.FAILED
+    assert out.splitlines()[0].startswith(f"{path.name}:3: edited: record ")
+    assert "NOT as written" in out
+    report = json.loads(typed("verify", "--json")[1])
+    assert (report["ok"], report["findings"][0]["line"]) == (False, 3)
+
+
+def test_delivered_records_are_compared_with_those_here(typed: Typing, data: Path) -> None:
+    code, out = typed("ship")
+    assert (code, out.split(": ")[1]) == (exits.OK, "6 records delivered, it has them up to 6\n")
+    assert typed("verify")[0] == exits.OK
+    for path in (data / "audit").glob("2*"):
+        path.unlink()
+    code, out = typed("verify")
+    assert code == exits.FAILED and "6 records were written" not in out.splitlines()[-1]
+    assert len(typed("search")[1].splitlines()) == 6, "the cold tier still has them"
+
+
+def test_an_export_is_checked_elsewhere_with_the_public_key(
+    typed: Typing, data: Path, tmp_path: Path
+) -> None:
+    key = typed("key")[1].strip()
+    out = typed("export", str(tmp_path / "out.jsonl"), "--since", "2026-10-26")[1]
+    assert "records 1 to 6" in out
+    pin = out.splitlines()[1].partition(": ")[2]
+    elsewhere = tmp_path / "elsewhere"
+
+    verify = ("verify", str(tmp_path / "out.jsonl"), "--key", key)
+    assert typed(*verify, place=elsewhere)[0] == exits.OK
+    assert typed(*verify, "--at-least", pin, place=elsewhere)[0] == exits.OK
+    assert typed(*verify, "--at-least", str(data / "audit" / CHECKPOINTS))[0] == exits.OK
+    with pytest.raises(ConfigError, match="--key"):
+        typed("verify", str(tmp_path / "out.jsonl"), place=elsewhere)
+    lines = (tmp_path / "out.jsonl").read_bytes().split(b"\n")
+    (tmp_path / "out.jsonl").write_bytes(b"\n".join(lines[:-2]) + b"\n")
+    assert typed(*verify, place=elsewhere)[0] == exits.FAILED
+    assert not elsewhere.exists(), "checking makes nothing"
+
+
+def test_a_pin_finds_out_that_an_older_audit_was_put_back(typed: Typing, data: Path) -> None:
+    import shutil
+
+    shutil.copytree(data / "audit", data / "old")
+    clock = Clock()
+    with audit_in(data, clock) as opened:
+        opened.note(draft(clock, 7))
+    pin = (data / "audit" / CHECKPOINTS).read_text().splitlines()[-1]
+    shutil.rmtree(data / "audit")
+    (data / "old").rename(data / "audit")
+
+    assert typed("verify")[0] == exits.OK
+    code, out = typed("verify", "--at-least", pin)
+    assert code == exits.FAILED
+    assert "old: the checkpoint asked for speaks of record 7" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("search", "--since", "yesterday"), "is no time"),
+        (("verify", "--key", "abc"), "no public key"),
+        (("verify", "--at-least", "/no/such/file"), "cannot read"),
+        (("verify", "--at-least", "{}"), "wants a checkpoint"),
+        (("verify", "/no/such/file"), "cannot read"),
+        (("export", "/no/such/folder/x"), "choose another file"),
+        (("export", "x", "--until", "1999-01-01"), "no record"),
+    ],
+)
+def test_what_cannot_work_is_said(typed: Typing, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(EvoClawError, match=said):
+        typed(*words)
+
+
+def test_without_an_audit_that_is_said(typed: Typing, tmp_path: Path) -> None:
+    for words in (("verify",), ("export", str(tmp_path / "x"))):
+        with pytest.raises(ConfigError, match="there is no audit"):
+            typed(*words, place=tmp_path / "none")
+    assert typed("search", place=tmp_path / "none") == (exits.OK, "")
+    with pytest.raises(ConfigError, match="no cold tier"):
+        typed("ship", cold="none")
+
+
+def test_times_are_read_as_people_write_them() -> None:
+    now = time.time()
+    assert when("2h", now) == now - 7200
+    assert when("1970-01-02", now) == 86_400
+    assert when("1970-01-01T01:00+01:00", now) == 0
+    assert when(None, now) is None

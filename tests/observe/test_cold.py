@@ -1,0 +1,260 @@
+"""Every kind of cold tier behaves the same: SQLite, a real libSQL server, a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.observe.audit.checkpoints import Checkpoint, Key
+from evoclaw.observe.audit.cold import Query, SqlCold
+from evoclaw.observe.audit.libsql import LibsqlDatabase
+from evoclaw.observe.audit.opening import open_cold
+from evoclaw.observe.audit.postgres import PostgresDatabase
+from evoclaw.observe.audit.records import Sealed, genesis, seal
+from evoclaw.observe.audit.settings import AuditError, AuditSettings
+from evoclaw.observe.audit.sqlite import SqliteDatabase
+from tests.observe.servers import postgres, sqld, sqld_program, why_no_postgres
+from tests.observe.support import NOON, fields
+
+
+@pytest.fixture(name="sqld_url", scope="module")
+def _sqld_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    program = sqld_program()
+    if program is None:
+        pytest.skip("there is no sqld: python -m tests.observe.servers .venv/sqld")
+    with sqld(tmp_path_factory.mktemp("sqld"), program) as server:
+        yield server.url
+
+
+@pytest.fixture(name="postgres_url", scope="module")
+def _postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if why := why_no_postgres():
+        pytest.skip(why)
+    with postgres(tmp_path_factory.mktemp("pg")) as url:
+        yield url
+
+
+@pytest_asyncio.fixture(name="cold", params=["sqlite", "libsql", "postgresql"])
+async def _cold(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqlCold]:
+    match request.param:
+        case "sqlite":
+            database = SqliteDatabase(tmp_path / "cold.sqlite")
+        case "libsql":
+            database = LibsqlDatabase(request.getfixturevalue("sqld_url"))
+        case _:
+            database = PostgresDatabase(request.getfixturevalue("postgres_url"))
+    await SqlCold(database).prepare()
+    cold = SqlCold(database)
+    await cold.prepare()  # making the tables again harms nothing
+    yield cold
+    await cold.close()
+
+
+@pytest.fixture(name="chain")
+def _chain() -> str:
+    return os.urandom(8).hex()
+
+
+def chained(chain: str, count: int, **more: object) -> list[Sealed]:
+    prev, found = genesis(chain), list[Sealed]()
+    for number in range(1, count + 1):
+        one = seal({**fields(number, NOON + number), **more}, number, prev)
+        prev = one.hash
+        found.append(one)
+    return found
+
+
+async def test_what_was_put_comes_back_byte_for_byte_a_page_at_a_time(
+    cold: SqlCold, chain: str
+) -> None:
+    records = chained(chain, 450, text='naughty \x00 \u2028 "quotes" % _ ? é 🦀 \\', big=2**53 - 1)
+
+    await cold.put(chain, records)
+
+    page = await cold.lines(chain, 1, 450)
+    assert len(page) == 200
+    rest = await cold.lines(chain, 201, 450)
+    last = await cold.lines(chain, 401, 10**15)
+    assert [*page, *rest, *last] == [(one.seq, one.line) for one in records]
+    assert await cold.lines("another", 1, 450) == []
+
+
+async def test_the_same_put_twice_is_there_once(cold: SqlCold, chain: str) -> None:
+    records = chained(chain, 150)
+
+    await cold.put(chain, records[:100])
+    await cold.put(chain, records)
+    await cold.put(chain, records)
+
+    assert [seq for seq, _ in await cold.lines(chain, 1, 1000)] == list(range(1, 151))
+
+
+async def test_a_record_that_is_there_is_never_changed(cold: SqlCold, chain: str) -> None:
+    await cold.put(chain, chained(chain, 3))
+    await cold.put(chain, chained(chain, 3, user="mallory"))
+
+    assert all(b"mallory" not in line for _, line in await cold.lines(chain, 1, 3))
+
+
+async def test_checkpoints_come_back_in_order_and_once(cold: SqlCold, chain: str) -> None:
+    key, prev, signed = Key(b"k" * 32), "", list[Checkpoint]()
+    for number in range(1, 251):
+        one = key.sign(Checkpoint(chain, number, number * 10, "h", 1.5, prev, ""))
+        prev = one.hash
+        signed.append(one)
+
+    await cold.put_checkpoints(signed)
+    await cold.put_checkpoints(signed[:20])
+
+    assert await cold.checkpoints(chain) == signed
+
+
+async def test_records_are_found_by_each_field(cold: SqlCold, chain: str) -> None:
+    await cold.put(chain, chained(chain, 30))
+
+    async def seqs(query: Query) -> list[int]:
+        from evoclaw.observe.audit.records import unseal
+
+        return [unseal(line).seq for line in await cold.find(chain, query)]
+
+    assert await seqs(Query(run_id="run1", limit=3)) == [28, 25, 22]
+    assert await seqs(Query(since=NOON + 5, until=NOON + 8)) == [7, 6, 5]
+    assert await seqs(Query(text="ECHO 1", limit=100)) == [*range(19, 9, -1), 1]
+    assert await seqs(Query(text="100% _")) == []
+    assert await seqs(Query(user="ann", tenant="acme", tool="bash", verdict="allow", limit=1)) == [
+        30
+    ]
+    assert await seqs(Query(tool="bash' OR 1=1 --")) == []
+    assert await seqs(Query(agent_id="desktop-agent", kind="call", limit=2)) == [30, 29]
+
+
+Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def answering(answer: Answering) -> AsyncGenerator[str]:
+    app = web.Application()
+    app.router.add_post("/v2/pipeline", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+OK = '{"results":[{"type":"ok","response":{"type":"execute","result":{"rows":[]}}}]}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (500, "oops", "answered 500: oops"),
+        (401, "who are you", "answered 401"),
+        (302, "", "answered 302"),
+        (200, "not json", "cannot be read"),
+        (200, "[]", "cannot be read"),
+        (200, "{}", "no answer"),
+        (200, '{"results":[]}', "no answer"),
+        (
+            200,
+            '{"results":[{"type":"error","error":{"message":"no such table"}}]}',
+            "no such table",
+        ),
+        (200, '{"results":[{"type":"ok","response":{}}]}', "cannot be read"),
+        (200, '{"results":[{"type":"ok","response":{"result":{"rows":[[{"x":1}]]}}}]}', "be read"),
+        (200, '{"results":[{"type":"ok","response":{"result":{"rows":[[1]]}}}]}', "be read"),
+    ],
+)
+async def test_a_libsql_server_that_answers_badly_is_an_error_that_says_so(
+    status: int, body: str, said: str
+) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        headers = {"Location": "http://127.0.0.1:1/"} if status == 302 else {}
+        return web.Response(status=status, text=body, headers=headers)
+
+    async with answering(answer) as url:
+        database = LibsqlDatabase(url)
+        with pytest.raises(AuditError, match=said):
+            await database.run("SELECT 1")
+        await database.close()
+
+
+async def test_the_token_goes_into_a_header_and_nowhere_else(tmp_path: Path) -> None:
+    seen: list[tuple[str, str]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append((request.headers.get("Authorization", ""), await request.text()))
+        return web.Response(text=OK, content_type="application/json")
+
+    token = tmp_path / "token"
+    token.write_text("t0ken-from-file\n")
+    async with answering(answer) as url:
+        for env, file in (({"EVOCLAW_AUDIT_TOKEN": "t0ken"}, ""), ({}, str(token))):
+            cold = open_cold(tmp_path, AuditSettings(cold=url, cold_token_file=file), env)
+            assert cold is not None
+            await cold.prepare()
+            assert "t0ken" not in cold.name
+            await cold.close()
+    assert {header for header, _ in seen} == {"Bearer t0ken", "Bearer t0ken-from-file"}
+    assert not any("t0ken" in body for _, body in seen)
+
+
+async def test_a_libsql_server_that_is_slow_or_gone_is_an_error_in_time() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response(text=OK)
+
+    async with answering(answer) as url:
+        database = LibsqlDatabase(url, seconds=0.2)
+        with pytest.raises(AuditError, match="cannot be reached"):
+            await database.run("SELECT 1")
+        await database.close()
+    gone = LibsqlDatabase(url)
+    with pytest.raises(AuditError, match="cannot be reached"):
+        await gone.run("SELECT 1")
+    await gone.close()
+
+
+async def test_an_answer_that_breaks_off_is_an_error() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b'{"results":[')
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with answering(answer) as url:
+        database = LibsqlDatabase(url)
+        with pytest.raises(AuditError):
+            await database.run("SELECT 1")
+        await database.close()
+
+
+async def test_postgresql_without_its_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        await PostgresDatabase("postgresql://h/db").run("SELECT 1")
+
+
+async def test_a_sqlite_file_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cold.sqlite").write_text("this is no database, and long enough to be seen as none")
+    database = SqliteDatabase(tmp_path / "cold.sqlite")
+    with pytest.raises(AuditError, match="cannot be used"):
+        await database.run("SELECT 1")
+    await database.close()
