@@ -257,9 +257,15 @@ async def test_a_policy_may_ask_before_another_turn_and_the_run_waits() -> None:
         async def admit(self, turn: int) -> Verdict:
             return Ask("warned", "half of the budget is used")
 
-    ran = await run(Scripted(says("never")), policy=AskFirst())
+    class Later:
+        async def approve(self, call: Call, ask: Ask) -> Approval:
+            return Approval(Decision.PENDING)
+
+    ran = await run(Scripted(says("never")), policy=AskFirst(), approver=Later())
     assert ran.end.stop is StopReason.WAITING
     assert "half of the budget" in ran.end.text
+    ran = await run(Scripted(says("never")), policy=AskFirst())
+    assert ran.end.stop is StopReason.BUDGET_EXCEEDED, "nobody is there to say yes"
 
 
 async def test_a_policy_that_fails_before_a_turn_ends_the_run_honestly() -> None:

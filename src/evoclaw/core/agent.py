@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class LoopSettings(Struct, frozen=True):
@@ -28,6 +28,9 @@ class LoopSettings(Struct, frozen=True):
     """Confirm also when no tool was used."""
     output_fields: tuple[str, ...] = ()
     """Names of the output's fields; plain text goes under the first, or under `result`."""
+    evidence: bool | UnsetType = UNSET
+    """Send an answer back that does not cite the receipts of what was done. Not recorded where it
+    was not said: older recordings stay the same to the byte."""
 
 
 ITERATIVE = LoopSettings(max_turns=20, confirm=True)

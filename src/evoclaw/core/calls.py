@@ -167,7 +167,8 @@ async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, 
             reason, verdict = approval.reason or ask.reason, ask
         case Decision.DENY:
             reason = approval.reason or "the user refused it"
-            verdict = Deny("refused", reason)
+            # What it was asked for, too: the model should know what to do without.
+            verdict = Deny("refused", f"{ask.reason} ({reason})")
         case Decision.ONCE | Decision.SESSION:
             reason, verdict = approval.reason, ALLOW
     return ApprovalAnswered(call.id, approval.decision, reason), verdict

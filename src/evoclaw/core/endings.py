@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from evoclaw.core import wording
+from evoclaw.core import evidence, wording
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import RunEnded
 from evoclaw.core.events import Prompted, StopReason
-from evoclaw.core.messages import Finish, Reply, user
+from evoclaw.core.messages import Finish, Reply, TextBlock, UserMessage, user
 from evoclaw.core.replies import Confirmation, interrupted, read_confirmation
 from evoclaw.core.state import RunState
 from evoclaw.core.toolset import Toolset
@@ -45,6 +45,8 @@ def _answered(state: RunState, settings: LoopSettings, tools: Toolset) -> RunEnd
             return RunEnded(StopReason.MAX_ITERATIONS)
         if state.turn < settings.max_turns and follow_up(state, settings, tools) is not None:
             return None
+        if settings.evidence and (problem := evidence.lacking(state, tools)):
+            return RunEnded(StopReason.ERROR, f"the answer lacks evidence: {problem}")
         cut = reply.finish is Finish.LENGTH
         why = "the answer was cut off at the output limit" if cut else ""
         return RunEnded(StopReason.COMPLETED, why)
@@ -54,17 +56,27 @@ def _answered(state: RunState, settings: LoopSettings, tools: Toolset) -> RunEnd
 
 
 def follow_up(state: RunState, settings: LoopSettings, tools: Toolset) -> Prompted | None:
-    """What is said to a text-only reply that is not accepted yet: double confirmation."""
-    if not settings.confirm or not tools:
-        return None
-    reply = state.last
-    if not isinstance(reply, Reply) or not reply.text.strip() or state.closing:
+    """What is said to a text-only reply that is not accepted yet."""
+    if isinstance(state.last, Reply) and settings.confirm and tools:
+        prompt = _confirmation(state, state.last, settings)
+        if prompt is not None:
+            return prompt
+    if settings.evidence and (text := evidence.wanted(state, tools)):
+        # It quotes what the model wrote, who may have it from an outsider.
+        return Prompted(UserMessage((TextBlock(text, state.history.label),)), "evidence")
+    return None
+
+
+def _confirmation(state: RunState, reply: Reply, settings: LoopSettings) -> Prompted | None:
+    """Double confirmation."""
+    if not reply.text.strip() or state.closing:
         return None
     if state.confirms:  # the model knows the two words by now, asked for or not
         answer, left = read_confirmation(reply.text)
         if answer is Confirmation.CONTINUE:
-            return Prompted(user(wording.go_on(left)), "continue")
-        if answer is Confirmation.COMPLETED or state.confirming:
+            said = TextBlock(wording.go_on(left), state.history.label)
+            return Prompted(UserMessage((said,)), "continue")
+        if answer is Confirmation.COMPLETED or state.confirming or evidence.was_asked(state):
             return None
     if state.confirms >= settings.confirm_limit:
         return None

@@ -144,7 +144,7 @@ class Prompted(Struct, frozen=True, gc=False, omit_defaults=True, tag="prompted"
 
     message: UserMessage
     why: str = ""
-    """`confirm`, `continue`, `closing` or `steer`."""
+    """`confirm`, `continue`, `evidence`, `closing` or `steer`."""
 
 
 class ContextTrimmed(Struct, frozen=True, gc=False, omit_defaults=True, tag="context_trimmed"):

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from evoclaw.core import wording
+from evoclaw.core import evidence, wording
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.calls import Turn, run_calls
 from evoclaw.core.context import FULL, room_for, trim
@@ -113,12 +113,14 @@ class _Loop:
             return self.close(end)
         if self.state.asked is None:
             return self.ask(offer_tools=True)
-        return run_calls(self.state, Turn(self.ports, self.settings, self.tools, self.deadline))
+        turn = Turn(self.ports, self.settings, self.tools, self.deadline)
+        calls = run_calls(self.state, turn)
+        return evidence.shown(calls, self.state, self.tools) if self.settings.evidence else calls
 
     async def ask(self, *, offer_tools: bool) -> AsyncGenerator[Event, None]:
         """Ask the model for one reply."""
         state, settings, provider = self.state, self.settings, self.ports.provider
-        await admit(self.ports, self.deadline, state.turn + 1)
+        await admit(self.ports, self.deadline, state.turn + 1, state.run_id)
         if offer_tools and (prompt := follow_up(state, settings, self.tools)) is not None:
             yield prompt
         if state.window.size > FULL * room_for(state, provider, settings, self.tools.size):
@@ -187,10 +189,14 @@ class _Loop:
         if end.stop in answers and isinstance(reply, Reply):
             text = read_confirmation(reply.text)[1] if state.confirms else reply.text
         text = text if text.strip() else wording.ending(end.stop, end.reason)
+        output = parse_output(text, self.settings.output_fields)
+        if self.settings.evidence:
+            output = parse_output(evidence.answer(text), self.settings.output_fields)
+            text = evidence.told(text, state, self.tools, answered=end.stop in answers)
         return RunFinished(
             end.stop,
             text,
-            parse_output(text, self.settings.output_fields),
+            output,
             end.reason,
             state.turn,
             state.calls,

@@ -20,6 +20,54 @@ CONTINUE: <what is left to do>"""
 CLOSING = "Answer the user now with what you have. Do not call any tool; say what is left undone."
 
 
+EVIDENCE = "Your answer cannot be accepted as it is: "
+EVIDENCE_FORM = """
+Answer again, and end with one line:
+EVIDENCE: <the receipt ids of everything that was done, as the results show them>
+or, if nothing was done:
+EVIDENCE: none
+Claim nothing as done that has no receipt."""
+
+
+def receipt(id: str, *, done: bool, acts: bool) -> str:
+    """Show the model a receipt's id, and what to do with it."""
+    if not done:
+        return f"[receipt {id}: this was not done]"
+    if not acts:
+        return f"[receipt {id}]"
+    return f"[receipt {id}: done. End your final answer with the line EVIDENCE: and all such ids]"
+
+
+def not_receipts(ids: Sequence[str]) -> str:
+    """Word receipts that this run has not."""
+    return f"{_some(ids)} is no valid receipt of this run."
+
+
+def not_done(ids: Sequence[str]) -> str:
+    """Word receipts that prove a failure."""
+    return f"{_some(ids)} is the receipt of a call that did not succeed."
+
+
+def not_cited(ids: Sequence[str]) -> str:
+    """Word receipts that are missing in an answer."""
+    return f"its EVIDENCE line does not have {_some(ids)}, which was done."
+
+
+def unproven(problem: str) -> str:
+    """Tell the user that an answer was not accepted."""
+    return f"I do not pass on the model's answer, because it lacks evidence: {problem}"
+
+
+def proven(done: Sequence[str], failed: Sequence[str], unproven: Sequence[str]) -> str:
+    """Tell the user what the receipts of a run prove, whatever its answer says."""
+    lines = ["Proven by receipts: " + (_some(done) if done else "no action") + "."]
+    if failed:
+        lines.append(f"Did not succeed: {_some(failed)}.")
+    if unproven:
+        lines.append(f"Without a receipt: {_some(unproven)}.")
+    return "\n".join(lines)
+
+
 def go_on(left: str) -> str:
     """Answer a CONTINUE."""
     return f"Go on: {left}" if left else "Go on with what is left."
@@ -82,6 +130,14 @@ def outcome_unknown(name: str) -> str:
     )
 
 
+def receipt_refused(name: str, problem: str) -> str:
+    """Word a result that was not taken, as it is not proven to be the device's."""
+    return (
+        f"Error: The device's answer to {name!r} was refused: {problem}.\n"
+        "The call may have happened. Look first, then decide, or ask the user."
+    )
+
+
 def crashed(name: str, error: BaseException) -> str:
     """Word a fault of ours inside a tool; the traceback goes to the details, not to the model."""
     return (
@@ -110,3 +166,8 @@ def ending(stop: StopReason, reason: str) -> str:
 
 def _short(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else text[:limit] + "…"
+
+
+def _some(names: Sequence[str], most: int = 50) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -27,16 +27,8 @@ Action = Literal["read", "tail", "grep", "fetch"]
 def artifact_tool(artifacts: Artifacts) -> BoundTool:
     """The tool for the artifacts of this device."""
 
-    # Whose output was kept is not: so it is taken for anybody's.
-    @tool(
-        name=NAME,
-        effect="read",
-        resources=(),
-        timeout=10,
-        max_timeout=30,
-        outside=True,
-        private=True,
-    )
+    # Whose output it was is not kept: so it is taken for anybody's.
+    @tool(name=NAME, effect="read", resources=(), max_timeout=30, outside=True, private=True)
     async def artifact(
         handle: str,
         action: Action = "read",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec.structs import replace
 
 from evoclaw.core.ports import Executor, Ports
@@ -12,11 +10,14 @@ from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.identity import Identity, Limits
+from evoclaw.edge.noting import CallNotes
 from evoclaw.edge.outputs import Outputs
 from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, no_grants
 from evoclaw.edge.prompts import PromptPlans
+from evoclaw.edge.receipts import Receipts
 from evoclaw.edge.tuned import Tuned
+from evoclaw.governance.receipts import DeviceKey
 from evoclaw.store.artifacts import Artifacts
 from evoclaw.store.journal import Journal
 from evoclaw.transport.link import Link
@@ -36,10 +37,13 @@ async def assemble(
     clock: OrchestratorClock | None = None,
     accepts: frozenset[str] | None = None,
     artifacts: Artifacts | None = None,
+    key: DeviceKey | None = None,
+    notes: CallNotes | None = None,
 ) -> Edge:
     """An edge that runs these ports' tools; its prompts too, if their provider is a real one.
 
-    With artifacts, what is too much to be sent is kept there.
+    With artifacts, what is too much to send is kept there; with a key, every result is signed; with
+    notes, every call is put on record.
     """
     genomes, outcomes = Genomes(journal), Outcomes()
     await genomes.load()
@@ -47,16 +51,12 @@ async def assemble(
     if artifacts is not None:
         executor = Outputs(executor, artifacts, limit=limits.output_bytes)
     ports = replace(ports, executor=executor)
-    tools = ToolPlans(ports, check=check, whole=artifacts is not None)
-    prompts = PromptPlans(
-        ports if has_model else None, genomes.current, check=check, outcomes=outcomes
-    )
-    planners: Mapping[str, Planner] = {
-        "tool": tools.plan,
-        "execute": tools.plan,
-        "prompt": prompts.plan,
-    }
-    return Edge(
+    tools = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes)
+    model = ports if has_model else None
+    prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes)
+    planners: dict[str, Planner] = {"prompt": prompts.plan}
+    planners |= {"tool": tools.plan, "execute": tools.plan}
+    edge = Edge(
         Parts(
             who,
             link,
@@ -73,3 +73,6 @@ async def assemble(
             artifacts=artifacts,
         )
     )
+    if key is not None:
+        edge.reports.receipts = Receipts(key, who, ports.executor)
+    return edge

@@ -117,7 +117,7 @@ class Calls:
         elif known.digest == fingerprint(command):
             self._spawn(self._tell(known))
         else:
-            self._spawn(self._refuse(message, refusals.conflict(command)))
+            self._spawn(self._refuse(command, message, refusals.conflict(command)))
 
     async def recover(self) -> None:
         """Take up what the journal says was open when this device stopped."""
@@ -145,9 +145,10 @@ class Calls:
         if received.kind is not Kind.NEW:
             return received.row
         text = "The call was cancelled before it came here."
-        result = refused(Command("", {}, request_id), ErrorKind.CANCELLED, text)
+        unseen = Command("", {}, request_id)
+        result = refused(unseen, ErrorKind.CANCELLED, text)
         payload = to_payload(result, request_id, 0)
-        await self._reports.finish(request_id, CallState.CANCELLED, payload)
+        await self._reports.finish(unseen, CallState.CANCELLED, payload)
         return None
 
     async def close(self) -> None:
@@ -208,7 +209,7 @@ class Calls:
         """Plan, journal, and run or say why not."""
         before = self._refused.get(message_hash(live.message)) if self._refused else None
         if before is not None:
-            return await self._say(live.message, before)
+            return await self._say(live.command, live.message, before)
         full = refusals.queue_full(live.command, self._limits.queue) if self._is_full else None
         try:
             plan = full or await self._plan(live)
@@ -263,7 +264,8 @@ class Calls:
         if await self._reports.repeat(live.request_id):
             return
         if row.state.terminal:
-            await self._say(live.message, refusals.told_before(live.command, row))
+            before = refusals.told_before(live.command, row)
+            await self._say(live.command, live.message, before)
         else:  # it had begun, and what ran it is gone
             await self._interrupted(live)
 
@@ -332,7 +334,7 @@ class Calls:
         self._noted(result, elapsed)
         state = _STATES.get(result.error, CallState.FAILED)
         payload = to_payload(result, live.request_id, elapsed or 0.0)
-        await self._reports.finish(live.request_id, state, payload)
+        await self._reports.finish(live.command, state, payload, elapsed)
 
     async def _turn_away(self, live: Live, result: ToolResult) -> None:
         """Refuse what is not journaled, unless the journal knows better."""
@@ -342,22 +344,22 @@ class Calls:
             row = None
         if row is not None and row.digest == live.digest:
             return await self._tell_again(live, row)
-        return await self._refuse(live.message, result)
+        return await self._refuse(live.command, live.message, result)
 
-    async def _refuse(self, message: bytes, result: ToolResult) -> None:
+    async def _refuse(self, command: Command, message: bytes, result: ToolResult) -> None:
         """Say no to one message, and the same if it comes again."""
         self._refused[message_hash(message)] = result
         while len(self._refused) > REMEMBERED:
             self._refused.popitem(last=False)
-        await self._say(message, result)
+        await self._say(command, message, result)
 
-    async def _say(self, message: bytes, result: ToolResult) -> None:
+    async def _say(self, command: Command, message: bytes, result: ToolResult) -> None:
         """Refuse: it is said which message this is about, as it says nothing about others."""
         details = dict(result.details)
         fenced = details.pop("fenced", False)
         payload = to_payload(replace(result, details=details), result.call_id, 0)
         payload |= {"refuses": message_hash(message)} | ({"fenced": True} if fenced else {})
-        await self._reports.say(ReportType.ERROR, payload)
+        await self._reports.refuse(command, payload)
 
     async def _tell(self, live: Live) -> None:
         """Say that a call is here and has not ended, if it is sure to be here after a crash."""

@@ -44,8 +44,9 @@ class Joined(Struct, frozen=True):
 class Guest:
     """Who is not a member yet; a link's party."""
 
-    def __init__(self, agent_id: str, token: str, link: Link) -> None:
-        self._agent_id, self._token, self._link = agent_id, token, link
+    def __init__(self, agent_id: str, token: str, link: Link, *, key: str = "") -> None:
+        """`key` is the public key that its receipts will be signed with."""
+        self._agent_id, self._token, self._link, self._key = agent_id, token, link, key
         self._nonce = secrets.token_hex(16)
         self._answer: asyncio.Queue[Joined] = asyncio.Queue()
         self._up = asyncio.Event()
@@ -101,6 +102,7 @@ class Guest:
 
     async def _ask(self, *, kept: bool) -> Joined:
         said: dict[str, JSON] = {"token": self._token, "nonce": self._nonce, "kept": kept}
+        said |= {"key": self._key} if self._key else {}
         report = encode(Report(self._agent_id, "", ReportType.JOIN, said))
         while True:
             try:

@@ -12,10 +12,11 @@ import msgspec
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.edge.identity import Identity, Limits
+from evoclaw.edge.receipts import ReceiptDraft, Receipts
 from evoclaw.store.journal import CallState, Journal
 from evoclaw.transport.link import Link, LinkDown, TooLarge
 from evoclaw.transport.topics import Kind, topic
-from evoclaw.transport.wire import Report, ReportType
+from evoclaw.transport.wire import Command, Report, ReportType
 
 SLOWER, SLOWEST = 16.0, 300.0
 """How many times slower a result is sent again after some tries; and, in times the first wait,
@@ -44,8 +45,10 @@ class Reports:
         self._who, self._link, self._journal, self._limits = who, link, journal, limits
         self._topic = topic(who.agent_id, Kind.REPORTS)
         self._untold: dict[str, _Untold] = {}
-        self._unsaved: dict[str, tuple[CallState, bytes]] = {}
+        self._unsaved: dict[str, tuple[CallState, bytes | ReceiptDraft]] = {}
         """Results the journal could not take, as on a full disk; tried again."""
+        self.receipts: Receipts | None = None
+        """Who signs what is said of how calls ended; nobody unless this device has a key."""
         self._wake = asyncio.Event()
         self._next = math.inf
         """When what is untold is looked through next."""
@@ -74,19 +77,37 @@ class Reports:
             return False
         return await self._publish(report)
 
-    async def finish(self, request_id: str, state: CallState, payload: dict[str, JSON]) -> None:
-        """Record how a call ended, then say so, until it is acknowledged."""
-        report = self._encode_end(payload)
+    async def refuse(self, command: Command, payload: dict[str, JSON]) -> None:
+        """Say once that a call is not run; signed, but nowhere kept: strangers may ask for it."""
+        report = self._end(command, payload, None)
+        await self._publish(report if isinstance(report, bytes) else report.outside())
+
+    async def finish(
+        self,
+        command: Command,
+        state: CallState,
+        payload: dict[str, JSON],
+        elapsed_ms: float | None = None,
+    ) -> None:
+        """Record how a call ended, then say so, until it is acknowledged.
+
+        `elapsed_ms` is how long it ran; None if this process never began it.
+        """
+        request_id = command.request_id
+        report = self._end(command, payload, elapsed_ms)
         try:
             if not await self._journal.finish(request_id, state, report):
                 return  # it had ended before: the first word stands and is said by `resend`
+            said = report if isinstance(report, bytes) else report.report
         except EvoClawError:
             # It did run, so the result is worth telling even if a crash now would make it unknown.
+            # Its receipt has no place yet: what is not written could be given away again.
+            said = report if isinstance(report, bytes) else report.outside()
             self._unsaved[request_id] = state, report
         one = self._untold[request_id] = _Untold(time.monotonic() + self._limits.resend)
         if one.due < self._next:
             self._wake.set()
-        await self._publish(report)
+        await self._publish(said)
 
     async def repeat(self, request_id: str) -> bool:
         """Say again how a call ended; False if that is not kept any more."""
@@ -163,7 +184,8 @@ class Reports:
 
     async def _report(self, request_id: str) -> bytes | None:
         if request_id in self._unsaved:
-            return self._unsaved[request_id][1]
+            report = self._unsaved[request_id][1]
+            return report if isinstance(report, bytes) else report.report
         row = await self._journal.get(request_id)
         return None if row is None else row.report
 
@@ -185,16 +207,28 @@ class Reports:
             self.given_up += too_many
             await self.acknowledged(oldest)
 
-    def _encode_end(self, payload: dict[str, JSON]) -> bytes:
-        kind = ReportType.RESULT if payload["status"] == "success" else ReportType.ERROR
+    def _end(
+        self, command: Command, payload: dict[str, JSON], elapsed_ms: float | None
+    ) -> bytes | ReceiptDraft:
+        """What is said of how a call ended: always something that can be said."""
         try:
-            report = self._encode(kind, payload)
+            report, size = self._ended(command, payload, elapsed_ms)
         except UNSAYABLE as problem:
             # A tool's own words or values: what it did is done, and must be told somehow.
-            return self._encode(ReportType.ERROR, _unsayable(payload, problem))
-        if len(report) > self._link.max_payload:
-            return self._encode(ReportType.ERROR, _too_large(payload, len(report)))
+            report, size = self._ended(command, _unsayable(payload, problem), elapsed_ms)
+        if size > self._link.max_payload:
+            report, _ = self._ended(command, _too_large(payload, size), elapsed_ms)
         return report
+
+    def _ended(
+        self, command: Command, payload: dict[str, JSON], elapsed_ms: float | None
+    ) -> tuple[bytes | ReceiptDraft, int]:
+        if self.receipts is None:
+            kind = ReportType.RESULT if payload["status"] == "success" else ReportType.ERROR
+            report = self._encode(kind, payload)
+            return report, len(report)
+        draft = self.receipts.draft(command, payload, elapsed_ms)
+        return draft, draft.size
 
     def _encode(self, kind: ReportType, payload: dict[str, JSON]) -> bytes:
         who = self._who

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.calls import prepare
 from evoclaw.core.errors import ToolFailure
+from evoclaw.core.labels import Label
 from evoclaw.core.messages import (
     JSON,
     ErrorBlock,
@@ -19,6 +20,7 @@ from evoclaw.core.messages import (
     ToolCall,
     ToolResult,
     is_object,
+    labelled,
 )
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool, missing_permissions
@@ -214,7 +216,10 @@ class EdgeCall:
         patience = Patience(call.timeout, QUEUE)
         outcome = await self._requests.ask(member.agent_id, command, patience)
         result = to_result(outcome, call.id, call.name)
-        return replace(result, details={**result.details, "agent": member.agent_id})
+        # The words of another model, whatever it had read; a tool's own answer says so itself.
+        blocks = labelled(result.blocks, Label(untrusted=True, sources=(member.agent_id,)))
+        details = {**result.details, "agent": member.agent_id}
+        return replace(result, blocks=blocks, details=details)
 
 
 def _tool(online: Sequence[Member]) -> Tool:
@@ -255,6 +260,8 @@ def _tool(online: Sequence[Member]) -> Tool:
         max_timeout=LONGEST,
         streams=True,
         slack=QUEUE + EXTRA,
+        acts=True,
+        sends=True,
     )
 
 
@@ -311,6 +318,9 @@ def _together(call: Call, results: Mapping[str, ToolResult]) -> ToolResult:
     said = [f"[{name}]\n{result.text}" for name, result in results.items()]
     outcomes = {name: str(result.error or "ok") for name, result in results.items()}
     details: dict[str, JSON] = {"agents": outcomes}
+    receipts = [one.details["receipt"] for one in results.values() if "receipt" in one.details]
+    if receipts:
+        details["receipts"] = receipts
     errors = [result.error for result in results.values() if result.error is not None]
     if len(errors) == len(results):
         block = ErrorBlock(errors[0], "\n\n".join(said))

@@ -35,6 +35,8 @@ class Join(Struct, frozen=True):
     """Of the one who joins: another one with the same token is somebody else."""
     kept: bool = False
     """The new password was written down: the token may go."""
+    key: str = ""
+    """The public key that its receipts will be signed with."""
 
 
 class _Guest(Struct, frozen=True):
@@ -52,9 +54,11 @@ class Joining:
         accounts: Accounts,
         send: Callable[[str, Command], Awaitable[bool]],
         public_key: str,
+        pin: Callable[[str, str], Awaitable[None]] | None = None,
     ) -> None:
+        """`pin` is told the key of each device that joined."""
         self._pairings, self._devices, self._accounts = pairings, devices, accounts
-        self._send, self._public_key = send, public_key
+        self._send, self._public_key, self._pin = send, public_key, pin
         self._guests: dict[str, _Guest] = {}
         self.counts: Counter[str] = Counter()
 
@@ -90,6 +94,8 @@ class Joining:
             self._devices.invite(agent_id, now)
             self._accounts.renew(agent_id, password=guest.password)
             del self._guests[agent_id]
+            if self._pin is not None and join.key:
+                await self._pin(agent_id, join.key)
 
     async def _answer(self, agent_id: str, payload: dict[str, JSON]) -> None:
         await self._send(agent_id, Command("joined", payload))

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from secrets import token_hex
 from typing import Protocol
 
+from evoclaw.core.eager import begin
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.fleet import Fleet
 from evoclaw.orchestrator.surveying import Surveying
 from evoclaw.transport.link import Incoming, Link, LinkDown, Will
-from evoclaw.transport.outbox import CLOSED, Backlog, Wanted
+from evoclaw.transport.outbox import CLOSED, Backlog, Kept, Wanted
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.topics import BROADCAST, Kind, every, read_topic
 from evoclaw.transport.wire import (
@@ -55,6 +56,18 @@ class Ledger(Backlog, Protocol):
         """The commands that an edge is to end."""
         ...
 
+    async def get(self, request_id: str) -> Kept | None:
+        """What is known of a command."""
+        ...
+
+
+class Inspector(Protocol):
+    """Who checks and keeps receipts."""
+
+    async def inspect(self, report: Report, asked: Kept | None) -> Report:
+        """The report with what its receipt is worth, or in its place that it is refused."""
+        ...
+
 
 class Reception:
     """The orchestrator's end of the link."""
@@ -68,6 +81,8 @@ class Reception:
         self._survey = Surveying(fleet, requests, self.counts)
         self.guests: Callable[[Report], Coroutine[object, object, None]] | None = None
         """Who is told of edges that want to join; nobody unless this orchestrator lets them in."""
+        self.receipts: Inspector | None = None
+        """Who checks the receipts of results; without one they are handed on unchecked."""
 
     async def run(self) -> None:
         """Be there until cancelled; leaves nothing running."""
@@ -145,8 +160,29 @@ class Reception:
             case ReportType.JOIN:
                 if self.guests is not None:
                     self._spawn(self.guests(report))
+            case ReportType.RESULT | ReportType.ERROR:
+                self._end(report)
             case _:
                 self._requests.deliver(report)
+
+    def _end(self, report: Report) -> None:
+        """How a command ended. What a receipt is worth is for us to say, never for an edge."""
+        report.payload.pop("checked", None)
+        if self.receipts is None:
+            self._requests.deliver(report)
+            return
+        left = begin(self._inspect(self.receipts, report))
+        if left is not None:
+            self._spawn(left)
+
+    async def _inspect(self, receipts: Inspector, report: Report) -> None:
+        try:
+            asked = await self._ledger.get(report.request_id)
+            report = await receipts.inspect(report, asked)
+        except EvoClawError:
+            self.counts["the store failed"] += 1  # not acknowledged, so it is told again
+            return
+        self._requests.deliver(report)
 
     def _beat(self, agent_id: str, heartbeat: Heartbeat) -> None:
         if not self._fleet.beat(agent_id, heartbeat):

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from evoclaw.store.receipts import Draft, finish_in_chain
 from evoclaw.store.sqlite import Database, Schema, sealed, unsealed
 
 
@@ -267,12 +268,15 @@ class Journal:
         values = (sealed(boot_id.encode()), self._clock(), request_id)
         return await self._changed(START, values)
 
-    async def finish(self, request_id: str, state: CallState, report: bytes) -> bool:
+    async def finish(self, request_id: str, state: CallState, report: bytes | Draft) -> bool:
         """Note how a call ended; False if it had ended already, and then nothing changes."""
         if not state.terminal:
             raise ValueError(f"{state} is not an end")
-        values = (state, sealed(report), self._clock(), request_id)
-        return await self._changed(FINISH, values)
+        if isinstance(report, bytes):
+            values = (state, sealed(report), self._clock(), request_id)
+            return await self._changed(FINISH, values)
+        end, path = (state, self._clock(), request_id), self._path
+        return await self.database.write(lambda c: finish_in_chain(c, FINISH, end, report, path))
 
     async def acknowledge(self, request_ids: Iterable[str]) -> None:
         """Note that the ends of calls arrived: reports are dropped, ids are kept."""

@@ -75,6 +75,11 @@ def to_result(outcome: Outcome, call_id: str, name: str) -> ToolResult:
     """What an edge reported as the result of a call; an older edge's bare words are enough."""
     details = dict(outcome.details)
     details["elapsed_ms"] = outcome.elapsed_ms
+    # Only our own word on a receipt counts, whatever the device says of it.
+    for name in ("receipt", "receipts"):
+        details.pop(name, None)
+    if outcome.checked:
+        details["receipt"] = outcome.checked
     if outcome.exit_code is not None:
         details["exit_code"] = outcome.exit_code
     if outcome.stderr:

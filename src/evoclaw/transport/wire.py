@@ -130,6 +130,10 @@ class Outcome(Struct, frozen=True):
     edge has written down is about the id, and has no such mark."""
     fenced: bool = False
     """Of a refusal: the run was taken over by somebody else."""
+    receipt: JSON = None
+    """The device's signed word on all of this: an object with `body` and `signature`."""
+    checked: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
+    """What the orchestrator makes of that. Never from the wire: it is dropped where that ends."""
 
 
 class Chunk(Struct, frozen=True):
@@ -303,6 +307,15 @@ def fingerprint(command: Command) -> str:
     """What two askings with one id must have in common: the same thing, with the same arguments."""
     asked = {key: value for key, value in command.payload.items() if key not in _LOOSE}
     return digest([command.command, asked])
+
+
+def arguments_of(command: Command) -> JSON:
+    """What a command asks with: a tool's arguments, or else all that it says."""
+    named = {"tool": "parameters", "execute": "params"}.get(command.command)
+    if named is None:
+        return command.payload
+    given = command.payload.get(named, command.payload.get("parameters"))
+    return given if is_object(given) else {}
 
 
 def message_hash(data: bytes) -> str:

@@ -1,0 +1,178 @@
+"""Evidence-bound completion: a final answer cites the receipts of what was done, or is sent back.
+
+Nothing is guessed from prose. The rules are: what is cited must be a valid receipt of this run; the
+receipt of every call that acted and succeeded must be cited; and what the receipts prove is written
+under the answer by the loop itself, so that a claim without proof can be seen as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.core import wording
+from evoclaw.core.events import CallFinished, Event
+from evoclaw.core.messages import (
+    JSON,
+    Reply,
+    TextBlock,
+    ToolResult,
+    UserMessage,
+    is_array,
+    is_object,
+)
+from evoclaw.core.state import RunState
+from evoclaw.core.toolset import Toolset
+
+ASKS = 2
+"""How often an answer without evidence is sent back."""
+_LINE = re.compile(r"^[\s*_#>`-]*EVIDENCE[*_`]*\s*:(.*)$", re.IGNORECASE | re.MULTILINE)
+_ID = re.compile(r"\br\d+-[0-9a-f]{8}\b")
+_INLINE = re.compile(r"\[(?:receipt\s+)?(r\d+-[0-9a-f]{8})\b[^\]\n]*\]")
+
+
+class Proof(Struct, frozen=True):
+    """One receipt, as far as an answer can lean on it."""
+
+    id: str
+    tool: str
+    agent: str
+    done: bool
+    """The device signed that it succeeded."""
+
+
+class Account(Struct, frozen=True):
+    """What a run did, by its receipts."""
+
+    proofs: dict[str, Proof]
+    """All valid receipts of this run, by id."""
+    acted: tuple[Proof, ...]
+    """Those of calls that had consequences, and succeeded."""
+    failed: tuple[str, ...]
+    """Tools that should have had consequences, and did not succeed: each with why."""
+    unproven: tuple[str, ...]
+    """Tools that had consequences, and no receipt that holds."""
+
+
+async def shown(
+    events: AsyncGenerator[Event, None], state: RunState, tools: Toolset
+) -> AsyncGenerator[Event, None]:
+    """The same events, but results show the model the ids of their receipts."""
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, CallFinished):
+                event = CallFinished(_with_ids(event.result, state.run_id, tools))
+            yield event
+
+
+def _with_ids(result: ToolResult, run_id: str, tools: Toolset) -> ToolResult:
+    acts = _acts(result, tools)
+    lines = [wording.receipt(p.id, done=p.done, acts=acts) for p in _proofs(result, run_id)]
+    block = TextBlock("\n".join(lines))
+    # A run that is played again has them already.
+    if not lines or result.blocks[-1:] == (block,):
+        return result
+    return replace(result, blocks=(*result.blocks, block))
+
+
+def account(state: RunState, tools: Toolset) -> Account:
+    """What this run did, and what is proven of it."""
+    proofs: dict[str, Proof] = {}
+    acted: list[Proof] = []
+    failed: list[str] = []
+    unproven: list[str] = []
+    for result in _results(state):
+        found = _proofs(result, state.run_id)
+        proofs |= {proof.id: proof for proof in found}
+        if not _acts(result, tools):
+            continue
+        done = [proof for proof in found if proof.done]
+        acted += done
+        if result.error is not None:
+            failed.append(f"{result.name} ({result.error})")
+        elif not done:
+            unproven.append(result.name)
+    return Account(proofs, tuple(acted), tuple(failed), tuple(unproven))
+
+
+def lacking(state: RunState, tools: Toolset) -> str:
+    """What an answer lacks, in words; empty if it can stand."""
+    reply = state.last
+    if not isinstance(reply, Reply) or not reply.text.strip():
+        return ""
+    known = account(state, tools)
+    listed = {id_ for line in _LINE.findall(reply.text) for id_ in _ID.findall(line)}
+    cited = listed | set(_INLINE.findall(reply.text))
+    if invented := sorted(cited - known.proofs.keys()):
+        return wording.not_receipts(invented)
+    if undone := sorted(id_ for id_ in listed if not known.proofs[id_].done):
+        return wording.not_done(undone)
+    if missing := [proof.id for proof in known.acted if proof.id not in listed]:
+        return wording.not_cited(missing)
+    return ""
+
+
+def wanted(state: RunState, tools: Toolset) -> str:
+    """What is said to an answer that lacks evidence; empty if nothing, or not any more."""
+    problem = lacking(state, tools)
+    if not problem or state.closing or asked(state) >= ASKS:
+        return ""
+    return wording.EVIDENCE + problem + wording.EVIDENCE_FORM
+
+
+def asked(state: RunState) -> int:
+    """How often an answer of this run was sent back."""
+    return sum(
+        isinstance(message, UserMessage) and message.text.startswith(wording.EVIDENCE)
+        for message in list(state.history)[len(state.opening) :]
+    )
+
+
+def was_asked(state: RunState) -> bool:
+    """Whether the last reply answers such a sending back."""
+    before = state.history[len(state.history) - 2] if len(state.history) > 1 else None
+    return isinstance(before, UserMessage) and before.text.startswith(wording.EVIDENCE)
+
+
+def answer(text: str) -> str:
+    """An answer without the line that is for us."""
+    return _LINE.sub("", text).strip()
+
+
+def told(text: str, state: RunState, tools: Toolset, *, answered: bool) -> str:
+    """What the user reads: the answer, and under it what the receipts prove."""
+    known = account(state, tools)
+    problem = lacking(state, tools) if answered else ""
+    text = wording.unproven(problem) if problem else answer(text)
+    proven = [f"{proof.tool} on {proof.agent} ({proof.id})" for proof in known.acted]
+    return f"{text}\n\n{wording.proven(proven, known.failed, known.unproven)}"
+
+
+def _results(state: RunState) -> Iterator[ToolResult]:
+    for message in list(state.history)[len(state.opening) :]:
+        if isinstance(message, ToolResult):
+            yield message
+
+
+def _proofs(result: ToolResult, run_id: str) -> list[Proof]:
+    """The receipts of a result that hold, and are of this run."""
+    many: JSON = result.details.get("receipts")
+    given: list[JSON] = [result.details.get("receipt"), *(many if is_array(many) else ())]
+    found: list[Proof] = []
+    for one in given:
+        if not is_object(one) or one.get("state") != "valid":
+            continue
+        id_, agent = str(one.get("id", "")), str(one.get("agent", ""))
+        if _ID.fullmatch(id_) and str(one.get("request_id", "")).startswith(f"{run_id}."):
+            found.append(Proof(id_, result.name, agent, one.get("status") == "success"))
+    return found
+
+
+def _acts(result: ToolResult, tools: Toolset) -> bool:
+    """Whether a call had consequences; of a tool that is gone, so it is taken."""
+    found = tools.find(result.name)
+    return found is None or found[0].presses

@@ -1,0 +1,129 @@
+"""Signing each result on the device: what was asked, how it ended, and what was said before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from evoclaw.core.messages import JSON
+from evoclaw.core.ports import Executor
+from evoclaw.core.tools import Tool
+from evoclaw.edge.identity import Identity
+from evoclaw.governance.receipts import Facts, Receipt, describe, write
+from evoclaw.store.receipts import Place
+from evoclaw.transport.wire import (
+    Command,
+    Report,
+    ReportType,
+    arguments_of,
+    encode,
+    tool_hash,
+)
+
+if TYPE_CHECKING:
+    from evoclaw.governance.receipts import DeviceKey, Signed
+
+_LONGEST = Place("f" * 16, 2**53, "f" * 64)
+_SIGNATURE = 150
+"""Letters of a signature, and of what stands around it and the body."""
+
+
+class Receipts:
+    """Makes the receipts of one device."""
+
+    def __init__(self, key: DeviceKey, who: Identity, executor: Executor) -> None:
+        """Sign in this device's name; the executor says which tools it has."""
+        self._key, self._who, self._executor = key, who, executor
+        self._tools: Sequence[Tool] | None = None
+        self._hashes: dict[str, str] = {}
+
+    def draft(
+        self, command: Command, payload: dict[str, JSON], elapsed_ms: float | None
+    ) -> ReceiptDraft:
+        """A report with a receipt to come; raises what a payload that is no JSON raises.
+
+        Args:
+            command: What was asked.
+            payload: How it ended, as it is to be reported.
+            elapsed_ms: How long it ran; None if this process never began it.
+        """
+        now = time.time()
+        tool = payload.get("tool")
+        tool = tool if isinstance(tool, str) else ""
+        facts = Facts(
+            agent_id=self._who.agent_id,
+            boot_id=self._who.boot_id,
+            request_id=command.request_id,
+            run_id=command.run_id,
+            tenant=command.tenant,
+            epoch=command.epoch,
+            tool=tool,
+            tool_hash=self._tool_hash(tool),
+            # Without a name it never came: somebody only asked that it should not begin.
+            arguments=arguments_of(command) if command.command else None,
+            started_at=None if elapsed_ms is None else now - elapsed_ms / 1000,
+            ended_at=now,
+            grant=command.grant,
+        )
+        receipt = describe(facts, payload, self._key.public_key)
+        return ReceiptDraft(self._key, self._who, payload, receipt, round(now, 3))
+
+    def _tool_hash(self, name: str) -> str:
+        tools = self._executor.tools()
+        if tools is not self._tools:
+            self._tools, self._hashes = tools, {tool.name: tool_hash(tool) for tool in tools}
+        return self._hashes.get(name, "")
+
+
+class ReceiptDraft:
+    """A report that is complete but for its receipt's place, which its writing decides."""
+
+    def __init__(
+        self,
+        key: DeviceKey,
+        who: Identity,
+        payload: dict[str, JSON],
+        receipt: Receipt,
+        timestamp: float,
+    ) -> None:
+        self._key, self._who, self._payload = key, who, payload
+        self._receipt, self._timestamp = receipt, timestamp
+        self.report = b""
+        """As it was signed last; that is the one that was written."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that the report has at most."""
+        body = write(self._placed(_LONGEST))
+        # Inside the report the body is a text, in which every quotation mark takes two letters.
+        return len(self._encoded(None)) + len(msgspec.json.encode(body.decode())) + _SIGNATURE
+
+    def signed_after(self, place: Place) -> tuple[bytes, Place]:
+        """The report with the next receipt of the chain; under another key a new chain begins."""
+        key = self._key.public_key
+        if not place.chain or place.key != key:
+            place = Place(token_hex(8))
+        signed = self._key.sign(self._placed(place))
+        self.report = self._encoded(signed)
+        return self.report, Place(place.chain, place.counter + 1, signed.hash, key)
+
+    def outside(self) -> bytes:
+        """The report with a receipt that stands outside the chain: nothing of it is kept here."""
+        self.report = self._encoded(self._key.sign(self._receipt))
+        return self.report
+
+    def _placed(self, place: Place) -> Receipt:
+        return replace(self._receipt, chain=place.chain, counter=place.counter + 1, prev=place.hash)
+
+    def _encoded(self, signed: Signed | None) -> bytes:
+        payload = self._payload
+        if signed is not None:
+            payload = {**payload, "receipt": {"body": signed.body, "signature": signed.signature}}
+        kind = ReportType.RESULT if payload["status"] == "success" else ReportType.ERROR
+        who = self._who
+        return encode(Report(who.agent_id, who.agent_type, kind, payload, self._timestamp))

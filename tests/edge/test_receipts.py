@@ -1,0 +1,352 @@
+"""A device signs how each call ended: once, in one chain, whatever dies in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from evoclaw import verify
+from evoclaw.core.messages import JSON, ErrorKind
+from evoclaw.core.ports import Ports
+from evoclaw.edge.assemble import assemble
+from evoclaw.edge.edge import Edge
+from evoclaw.edge.identity import Identity
+from evoclaw.edge.receipts import Receipts
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.governance.permissions import Permissions
+from evoclaw.governance.receipts import DeviceKey, Receipt, hash_of, read, result_hash
+from evoclaw.providers.scripted import Scripted
+from evoclaw.store.journal import CallState, Entry, Journal
+from evoclaw.store.receipts import Place
+from evoclaw.store.sqlite import StoreError
+from evoclaw.tools.define import tool
+from evoclaw.transport.link import MAX_PAYLOAD
+from evoclaw.transport.memory import MemoryBroker, MemoryLink
+from evoclaw.transport.wire import Command, read_report, tool_hash
+from tests.fleet.support import (
+    EVERYTHING,
+    TOLD_ONCE,
+    Device,
+    Ear,
+    House,
+    house,
+    new_id,
+    tool_command,
+    until,
+)
+
+KEY = DeviceKey(bytes(range(32)))
+
+
+@tool("shell")
+async def broken(text: str) -> str:
+    """Fail."""
+    raise RuntimeError(text)
+
+
+def sign(device: Device, key: DeviceKey = KEY) -> None:
+    """Give a device that was just started its key, before it takes anything up."""
+    assert device.edge is not None
+    who = device.edge.parts.who
+    device.edge.reports.receipts = Receipts(key, who, device.executor)
+
+
+@asynccontextmanager
+async def signing(folder: Path, **settings: JSON) -> AsyncGenerator[tuple[House, Ear]]:
+    """One device that signs, and somebody who hears what it says."""
+    async with (
+        house(folder, limits=TOLD_ONCE, start=False, **settings) as here,
+        Ear(here.broker) as ear,
+    ):
+        await here.pi.start()
+        sign(here.pi)
+        await here.there()
+        yield here, ear
+
+
+async def end_of(ear: Ear, request_id: str) -> JSON:
+    await until(lambda: bool(ear.ends(request_id)))
+    return ear.ends(request_id)[0]
+
+
+def signed(end: JSON) -> Receipt:
+    found, _ = read(end["receipt"], key=KEY.public_key)
+    assert found.result_sha256 == result_hash(end) == verify.result_digest(end)
+    return found
+
+
+async def test_a_result_comes_with_a_receipt_that_says_what_was_asked_and_how_it_ended(
+    tmp_path: Path,
+) -> None:
+    async with signing(tmp_path) as (here, ear):
+        command = tool_command("mark", text="a", epoch=3)
+        here.tell(msgspec.structs.replace(command, tenant="acme", grant="g"))
+        found = signed(await end_of(ear, command.request_id))
+        assert (found.agent_id, found.key) == ("pi", KEY.public_key)
+        assert (found.request_id, found.run_id) == (command.request_id, command.run_id)
+        assert (found.tenant, found.epoch) == ("acme", 3)
+        assert (found.tool, found.tool_hash) == ("mark", tool_hash(here.tool("mark")))
+        assert found.args_sha256 == hash_of({"text": "a"})
+        assert (found.status, found.exit_code, found.error_type) == ("success", 0, "")
+        assert (found.counter, found.prev) == (1, "")
+        assert found.started_at is not None
+        assert found.started_at <= found.ended_at
+        assert len(found.grant_sha256) == 64
+
+
+async def test_receipts_form_one_chain_in_which_failures_and_refusals_stand_too(
+    tmp_path: Path,
+) -> None:
+    async with signing(tmp_path, tools=(broken,)) as (here, ear):
+        commands = [
+            tool_command("mark", text="a"),
+            tool_command("broken", text="b"),
+            tool_command("mark", wrong=1),
+            tool_command("nothing"),
+            tool_command("mark", text="late", expires_at=1.0),
+        ]
+        receipts: list[Receipt] = []
+        hashes = [""]
+        for command in commands:
+            here.tell(command)
+            end = await end_of(ear, command.request_id)
+            receipts.append(signed(end))
+            hashes.append(read(end["receipt"])[1].hash)
+        assert [one.counter for one in receipts] == [1, 2, 3, 4, 5]
+        assert [one.prev for one in receipts] == hashes[:-1]
+        assert len({one.chain for one in receipts}) == 1
+        assert [one.error_type for one in receipts] == [
+            "", "internal", "invalid_params", "not_found", "expired",
+        ]  # fmt: skip
+        assert receipts[4].started_at is None, "it never began"
+
+
+async def test_a_denied_call_is_signed_as_such(tmp_path: Path) -> None:
+    async with signing(tmp_path, policy=Permissions(frozenset({"file_read"}))) as (here, ear):
+        command = tool_command("mark", text="a")
+        here.tell(command)
+        assert signed(await end_of(ear, command.request_id)).error_type == "permission_denied"
+        assert here.marks.made == []
+
+
+async def test_a_call_that_was_cancelled_before_it_came_has_a_receipt_without_arguments(
+    tmp_path: Path,
+) -> None:
+    async with signing(tmp_path) as (here, ear):
+        request_id = new_id()
+        here.tell(Command("cancel", {"request_id": request_id}, "cancel-1"))
+        found = signed(await end_of(ear, request_id))
+        assert (found.error_type, found.args_sha256, found.counter) == ("cancelled", "", 1)
+
+
+async def test_a_refusal_that_is_not_journaled_is_signed_outside_the_chain(tmp_path: Path) -> None:
+    async with signing(tmp_path) as (here, ear):
+        command = tool_command("mark", text="a")
+        here.tell(command)
+        await end_of(ear, command.request_id)
+        here.tell(tool_command("mark", command.request_id, text="other"))
+        await until(lambda: len(ear.ends(command.request_id)) == 2)
+        found = signed(ear.ends(command.request_id)[1])
+        assert (found.counter, found.chain, found.prev) == (0, "", "")
+        assert found.error_type == "conflict"
+        later = tool_command("mark", text="b")
+        here.tell(later)
+        assert signed(await end_of(ear, later.request_id)).counter == 2
+
+
+async def test_report_and_receipt_fit_into_one_message_whatever_the_size_of_the_result(
+    tmp_path: Path,
+) -> None:
+    async with await Journal.open(tmp_path / "j.db", durable=False) as journal:
+        edge = await assembled(journal)
+        kinds: set[str] = set()
+        for many in [10, *range(MAX_PAYLOAD - 2400, MAX_PAYLOAD, 60)]:
+            command = tool_command("mark", run="\n" * 300)
+            await journal.receive(Entry(command.request_id, "run", 0, "d", b"c"))
+            end: dict[str, JSON] = {
+                "status": "success",
+                "tool": "mark",
+                "result": '"' * (many // 2),
+            }
+            end |= {"request_id": command.request_id, "elapsed_ms": 0.5}
+            await edge.reports.finish(command, CallState.SUCCEEDED, end, 0.5)
+            row = await journal.get(command.request_id)
+            assert row is not None
+            assert row.report is not None
+            assert len(row.report) <= MAX_PAYLOAD
+            kinds.add(signed(msgspec.json.decode(row.report)["payload"]).error_type)
+        assert kinds == {"", "too_large"}
+
+
+async def test_the_same_result_said_again_has_the_same_receipt(tmp_path: Path) -> None:
+    async with signing(tmp_path) as (here, ear):
+        command = tool_command("mark", text="a")
+        here.tell(command)
+        first = await end_of(ear, command.request_id)
+        here.tell(command)
+        await until(lambda: len(ear.ends(command.request_id)) == 2)
+        assert ear.ends(command.request_id)[1] == first
+
+
+async def test_a_restart_goes_on_with_the_chain_and_resends_the_same_receipt(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, limits=TOLD_ONCE, start=False) as here, Ear(here.broker) as ear:
+        here.link.unplug()  # nobody acknowledges
+        await here.pi.start()
+        sign(here.pi)
+        await until(lambda: any(one["report_type"] == "hello" for one in ear.reports()))
+        command = tool_command("mark", text="a")
+        here.tell(command)
+        first = await end_of(ear, command.request_id)
+        await here.pi.crash()
+        await here.pi.start()
+        sign(here.pi)
+        await until(lambda: len(ear.ends(command.request_id)) == 2)
+        assert ear.ends(command.request_id)[1]["receipt"] == first["receipt"]
+        other = tool_command("mark", text="b")
+        here.tell(other)
+        found = signed(await end_of(ear, other.request_id))
+        assert (found.counter, found.prev) == (2, read(first["receipt"])[1].hash)
+
+
+async def test_a_call_that_was_cut_off_is_signed_as_unknown_after_the_restart(
+    tmp_path: Path,
+) -> None:
+    async with signing(tmp_path) as (here, ear):
+        command = tool_command("hold", text="a")
+        here.tell(command)
+        await here.marks.waiting.wait()
+        await here.pi.crash()
+        await here.pi.start()
+        sign(here.pi)
+        found = signed(await end_of(ear, command.request_id))
+        assert (found.error_type, found.started_at) == ("unknown", None)
+        assert found.args_sha256 == hash_of({"text": "a"})
+
+
+async def test_another_key_begins_another_chain(tmp_path: Path) -> None:
+    async with signing(tmp_path) as (here, ear):
+        command = tool_command("mark", text="a")
+        here.tell(command)
+        before = signed(await end_of(ear, command.request_id))
+        await here.pi.crash()
+        await here.pi.start()
+        other = DeviceKey(bytes(32))
+        sign(here.pi, other)
+        await here.there()
+        command = tool_command("mark", text="b")
+        here.tell(command)
+        after, _ = read((await end_of(ear, command.request_id))["receipt"], key=other.public_key)
+        assert (after.counter, after.prev) == (1, "")
+        assert after.chain != before.chain
+
+
+class Flaky(Journal):
+    """A journal whose disk is full for a while."""
+
+    full = False
+
+    async def finish(self, request_id: str, state: CallState, report: JSON) -> bool:
+        if self.full:
+            raise StoreError("no room")
+        return await super().finish(request_id, state, report)
+
+
+async def test_a_result_that_could_not_be_written_uses_up_no_number(tmp_path: Path) -> None:
+    journal = await Flaky.open(tmp_path / "j.db", durable=False)
+    assert isinstance(journal, Flaky)
+    edge = await assembled(journal)
+    reports = edge.reports
+    assert reports.receipts is not None
+    payload: dict[str, JSON] = {"status": "success", "tool": "mark", "request_id": "", "result": ""}
+    for name in ("a", "b"):
+        await journal.receive(Entry(name, name, 0, "d", b"c"))
+    journal.full = True
+    first = Command("tool", {"tool": "mark"}, "a")
+    await reports.finish(first, CallState.SUCCEEDED, {**payload, "request_id": "a"}, 1.0)
+    journal.full = False
+    other = Command("tool", {"tool": "mark"}, "b")
+    await reports.finish(other, CallState.SUCCEEDED, {**payload, "request_id": "b"}, 1.0)
+    row = await journal.get("b")
+    assert row is not None
+    assert row.report is not None
+    assert signed(msgspec.json.decode(row.report)["payload"]).counter == 1
+    await vars(type(reports))["_save"](reports)
+    row = await journal.get("a")
+    assert row is not None
+    assert row.report is not None
+    assert signed(msgspec.json.decode(row.report)["payload"]).counter == 2
+    await journal.close()
+
+
+async def test_a_second_end_of_a_call_uses_up_no_number(tmp_path: Path) -> None:
+    async with await Journal.open(tmp_path / "j.db", durable=False) as journal:
+        await journal.receive(Entry("a", "a", 0, "d", b"c"))
+        draft = Numbered()
+        assert await journal.finish("a", CallState.SUCCEEDED, draft)
+        assert not await journal.finish("a", CallState.FAILED, draft)
+        assert not await journal.finish("never", CallState.FAILED, draft)
+        assert draft.asked == [Place()]
+        await journal.receive(Entry("b", "b", 0, "d", b"c"))
+        assert await journal.finish("b", CallState.FAILED, draft)
+        assert draft.asked[1] == Place("c", 1, "h1", "k")
+
+
+class Numbered:
+    """A draft that says its number."""
+
+    def __init__(self) -> None:
+        self.asked: list[Place] = []
+
+    def signed_after(self, place: Place) -> tuple[bytes, Place]:
+        self.asked.append(place)
+        n = place.counter + 1
+        return f"report {n}".encode(), Place("c", n, f"h{n}", "k")
+
+
+async def assembled(journal: Journal) -> Edge:
+    return await assemble(
+        Identity("pi"),
+        MemoryLink(MemoryBroker()),
+        journal,
+        Ports(Scripted(), LocalExecutor([broken]), EVERYTHING),
+        key=KEY,
+    )
+
+
+async def test_a_device_without_a_key_signs_nothing(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, Ear(here.broker) as ear:
+        command = tool_command("mark", text="a")
+        here.tell(command)
+        assert "receipt" not in await end_of(ear, command.request_id)
+
+
+async def test_arguments_nested_beyond_reason_do_not_keep_a_call_from_being_answered(
+    tmp_path: Path,
+) -> None:
+    async with signing(tmp_path) as (here, ear):
+        deep: JSON = "x"
+        for _ in range(600):
+            deep = [deep]
+        command = tool_command("mark", text=deep)
+        here.tell(command)
+        end = await end_of(ear, command.request_id)
+        assert end["error_type"] in (ErrorKind.INVALID_PARAMS, ErrorKind.INTERNAL)
+        assert signed(end).args_sha256 == "", "nobody can prove what nobody can read"
+
+
+async def test_a_receipt_that_was_once_sent_can_always_be_checked() -> None:
+    """The format is a promise: this one was signed by an older version."""
+    path = Path(__file__).parent.parent / "transport" / "golden" / "report_receipt.json"
+    end = read_report("living-room-pi", path.read_bytes()).payload
+    found = signed(end)
+    assert found.args_sha256 == hash_of({"command": "vcgencmd measure_temp"})
+    lines: list[JSON] = [
+        {"type": "key", "agent_id": "living-room-pi", "key": KEY.public_key},
+        {"type": "receipt", **end["receipt"], "result": end},
+    ]
+    assert verify.verify(verify.read_bundle(msgspec.json.encode(lines)), {})[1] == []

@@ -1,0 +1,408 @@
+"""The book of receipts: what is checked, what is noticed, what is kept and handed out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evoclaw import verify
+from evoclaw.core.messages import JSON, ErrorKind, ToolResult
+from evoclaw.core.tools import Call, Tool
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.executors.receipted import Receipted
+from evoclaw.governance.receipts import DeviceKey, Signed, read
+from evoclaw.orchestrator.archive import ReceiptArchive
+from evoclaw.orchestrator.receipts import Breach, ReceiptBook
+from evoclaw.orchestrator.signing import HERE, LocalReceipts
+from evoclaw.store.receipts import Kept, ReceiptStore, settled_since
+from evoclaw.tools.define import tool
+from evoclaw.transport.topics import Kind
+from tests.edge.test_receipts import KEY, broken, sign
+from tests.fleet.support import Fault, House, house, new_id, until
+
+OTHER = DeviceKey(bytes(32))
+
+
+@dataclass
+class Kit:
+    """A fleet whose orchestrator has a book."""
+
+    here: House
+    book: ReceiptBook
+    breaches: list[Breach]
+
+    @property
+    def store(self) -> ReceiptStore:
+        return self.book.store
+
+    @property
+    def kinds(self) -> list[str]:
+        return [one.kind for one in self.breaches]
+
+    async def kept(self) -> list[Kept]:
+        await self.book.close()
+        return await self.store.listed()
+
+    async def ask(self, name: str = "mark", agent_id: str = "pi", **given: JSON) -> ToolResult:
+        return await self.here.ask(name, agent_id, **given)
+
+
+@asynccontextmanager
+async def kit(
+    folder: Path, *agents: str, required: bool = False, keys: bool = True, **settings: JSON
+) -> AsyncGenerator[Kit]:
+    breaches: list[Breach] = []
+    async with (
+        await ReceiptStore.open(folder / "receipts.db", durable=False) as store,
+        house(folder, *agents, start=False, **settings) as here,
+    ):
+        book = ReceiptBook(store, required=required, noted=breaches.append)
+        here.orchestrator.reception.receipts = book
+        for n, device in enumerate(here.devices.values()):
+            await device.start()
+            if keys:
+                sign(device, KEY if n == 0 else OTHER)
+        await here.there(*here.devices)
+        yield Kit(here, book, breaches)
+        await book.close()
+
+
+def forged(kit: Kit, change: Callable[[dict[str, JSON]], None]) -> None:
+    """Have somebody on the way change what the device reports."""
+    link = kit.here.pi.link
+    plain = link.publish
+
+    async def publish(topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if b'"exit_code"' in payload:
+            report = msgspec.json.decode(payload)
+            change(report["payload"])
+            payload = msgspec.json.encode(report)
+        await plain(topic, payload, retain=retain)
+
+    link.publish = publish
+
+
+async def test_a_sound_receipt_is_said_to_be_one_beside_the_result_and_kept(
+    tmp_path: Path,
+) -> None:
+    async with kit(tmp_path) as found:
+        request_id = new_id()
+        result = await found.ask(text="a", request_id=request_id)
+        assert result.error is None
+        said = result.details["receipt"]
+        assert (said["state"], said["agent"], said["trust"]) == ("valid", "pi", "first use")
+        assert (said["request_id"], said["status"]) == (request_id, "success")
+        (kept,) = await found.kept()
+        assert (kept.hash, kept.flaw) == (said["hash"], "")
+        assert said["id"] == f"r1-{kept.hash[:8]}"
+        assert found.kinds == ["first_use"], "an operator is told that the key was taken on trust"
+
+
+async def test_a_key_from_pairing_is_not_taken_on_trust(tmp_path: Path) -> None:
+    async with kit(tmp_path) as found:
+        await found.book.pin("pi", KEY.public_key)
+        result = await found.ask(text="a")
+        assert result.details["receipt"]["trust"] == "pairing"
+        assert found.kinds == []
+
+
+async def test_another_key_than_the_pinned_one_is_a_breach_and_the_result_still_comes(
+    tmp_path: Path,
+) -> None:
+    async with kit(tmp_path) as found:
+        await found.book.pin("pi", OTHER.public_key)
+        result = await found.ask(text="a")
+        assert (result.error, result.text) == (None, "marked a")
+        assert result.details["receipt"]["state"] == "invalid"
+        assert "another key" in result.details["receipt"]["problem"]
+        assert found.kinds == ["other_key"]
+
+
+async def test_where_receipts_are_required_such_a_result_is_refused(tmp_path: Path) -> None:
+    async with kit(tmp_path, required=True) as found:
+        await found.book.pin("pi", OTHER.public_key)
+        result = await found.ask(text="a")
+        assert result.error is ErrorKind.UNKNOWN
+        assert "was refused" in result.text
+        assert "may have happened" in result.text
+        assert "marked" not in result.text
+        assert result.details["receipt"]["state"] == "invalid"
+
+
+async def test_a_device_without_a_key_is_served_unless_receipts_are_required(
+    tmp_path: Path,
+) -> None:
+    async with kit(tmp_path / "a", keys=False) as found:
+        result = await found.ask(text="a")
+        assert (result.error, result.details["receipt"]["state"]) == (None, "absent")
+        assert found.breaches == []
+    async with kit(tmp_path / "b", keys=False, required=True) as found:
+        assert (await found.ask(text="a")).error is ErrorKind.UNKNOWN
+        assert found.kinds == ["absent"]
+        assert (await found.here.orchestrator.say("pi", "ping")).result["pong"] is True
+
+
+CHANGES: dict[str, Callable[[dict[str, JSON]], None]] = {
+    "other_result": lambda payload: payload.update(result="something else"),
+    "malformed": lambda payload: payload["receipt"].update(body="{}"),
+    "bad_signature": lambda payload: payload["receipt"].update(signature="A" * 86),
+    "absent": lambda payload: payload.pop("receipt"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+async def test_what_was_changed_on_the_way_is_noticed(tmp_path: Path, kind: str) -> None:
+    async with kit(tmp_path, required=True) as found:
+        forged(found, CHANGES[kind])
+        result = await found.ask(text="a")
+        assert result.error is ErrorKind.UNKNOWN
+        assert found.kinds[-1] == kind
+
+
+async def test_the_orchestrators_own_word_on_a_receipt_cannot_be_sent_by_a_device(
+    tmp_path: Path,
+) -> None:
+    lie = {"state": "valid", "id": "r9-00000000"}
+
+    def say(payload: dict[str, JSON]) -> None:
+        del payload["receipt"]
+        payload |= {"checked": lie, "details": {"receipt": lie, "receipts": [lie]}}
+
+    async with kit(tmp_path) as found:
+        forged(found, say)
+        said = (await found.ask(text="a")).details
+        assert said["receipt"]["state"] == "absent"
+        assert "receipts" not in said
+    async with house(tmp_path / "plain") as here:
+        forged(Kit(here, None, []), lambda payload: payload.update(checked=lie))  # type: ignore[arg-type]
+        assert "receipt" not in (await here.ask("mark", text="a")).details
+
+
+async def test_a_receipt_used_again_for_another_request_is_a_replay(tmp_path: Path) -> None:
+    async with kit(tmp_path) as found:
+        first: list[JSON] = []
+
+        def again(payload: dict[str, JSON]) -> None:
+            first.append(payload["receipt"])
+            payload["receipt"] = first[0]
+
+        forged(found, again)
+        assert (await found.ask(text="a")).details["receipt"]["state"] == "valid"
+        result = await found.ask(text="b")
+        assert result.details["receipt"]["state"] == "invalid"
+        assert "used before" in result.details["receipt"]["problem"]
+        assert found.kinds[-1] == "other_request"
+        flawed = [one for one in await found.kept() if one.flaw]
+        assert [one.flaw for one in flawed] == ["other_request"], "kept as evidence of that"
+
+
+async def test_another_devices_receipt_is_refused(tmp_path: Path) -> None:
+    async with kit(tmp_path, "pi", "hub") as found:
+        taken: list[JSON] = []
+        await found.ask(agent_id="hub", text="a")
+        (kept,) = await found.kept()
+        taken.append({"body": kept.body, "signature": kept.signature})
+        forged(found, lambda payload: payload.update(receipt=taken[0]))
+        result = await found.ask(text="b")
+        assert result.details["receipt"]["state"] == "invalid"
+        assert found.kinds[-1] == "other_agent"
+
+
+async def test_other_arguments_than_those_asked_for_are_noticed(tmp_path: Path) -> None:
+    """A device that did something else and signs that it did."""
+    async with kit(tmp_path) as found:
+        request_id = new_id()
+        real = found.here.store.get
+
+        async def get(request_id: str) -> JSON:
+            row = await real(request_id)
+            if row is None:
+                return None
+            return msgspec.structs.replace(row, payload=row.payload.replace(b'"a"', b'"z"'))
+
+        found.here.store.get = get
+        result = await found.ask(text="a", request_id=request_id)
+        assert result.details["receipt"]["state"] == "invalid"
+        assert found.kinds[-1] == "other_arguments"
+
+
+async def test_a_receipt_that_has_not_come_is_noticed_and_closes_the_gap_when_it_does(
+    tmp_path: Path,
+) -> None:
+    async with kit(tmp_path) as found:
+        here = found.here
+        await found.ask(text="a")
+        held: list[tuple[str, bytes]] = []
+
+        def hold(topic: str, payload: bytes) -> Fault:
+            if b"marked late" not in payload:
+                return Fault.NONE
+            held.append((topic, payload))
+            return Fault.DROP
+
+        here.pi.link.fault = hold
+        late = here.asked("mark", text="late")
+        await until(lambda: bool(held))
+        result = await found.ask(text="b")
+        assert result.details["receipt"]["state"] == "valid"
+        assert found.kinds == ["first_use", "gap"]
+        (chain,) = await found.store.chains()
+        await found.book.close()
+        assert await found.store.holes("pi", chain[1]) == [(2, 2)]
+        here.pi.link.fault = lambda topic, payload: Fault.NONE
+        assert (await late).details["receipt"]["state"] == "valid"
+        await found.book.close()
+        assert await found.store.holes("pi", chain[1]) == []
+        assert found.kinds == ["first_use", "gap"]
+
+
+async def test_two_devices_with_one_key_and_one_journal_are_a_fork(tmp_path: Path) -> None:
+    """As when a card is copied: both go on from the same place."""
+    async with kit(tmp_path) as found:
+        here = found.here
+        await found.ask(text="a")
+        await here.pi.stop()
+        files = {path: path.read_bytes() for path in here.folder.glob("pi.db*")}
+        await here.pi.start()
+        sign(here.pi)
+        await here.there()
+        await found.ask(text="b")
+        await here.pi.stop()
+        for path, data in files.items():
+            path.write_bytes(data)
+        await here.pi.start()
+        sign(here.pi)
+        await here.there()
+        result = await found.ask(text="c")
+        assert result.details["receipt"]["state"] == "invalid"
+        assert "another receipt with the number 2" in result.details["receipt"]["problem"]
+        assert found.kinds[-1] == "fork"
+
+
+async def test_a_fork_is_noticed_also_by_an_orchestrator_that_was_restarted(tmp_path: Path) -> None:
+    async with kit(tmp_path) as found:
+        await found.ask(text="a")
+        (kept,) = await found.kept()
+        again = ReceiptBook(found.store, noted=found.breaches.append)
+        found.here.orchestrator.reception.receipts = again
+        await found.here.pi.stop()
+        found.here.pi.lose_journal()
+        await found.here.pi.start()
+        sign(found.here.pi)
+        await until(lambda: found.here.pi.edge is not None and found.here.pi.edge.is_welcomed)
+        result = await found.ask(text="b")
+        assert result.details["receipt"]["state"] == "valid"
+        assert found.kinds[-1] == "new_chain", "a lost journal is another chain, and told"
+        receipt, _ = read({"body": kept.body, "signature": kept.signature})
+        other = KEY.sign(msgspec.structs.replace(receipt, tool="another"))
+        await _tell(found, other)
+        assert found.kinds[-1] in ("fork", "other_result")
+
+
+async def _tell(found: Kit, signed: Signed) -> None:
+    body = json.loads(signed.body)
+    payload = {
+        "status": "success",
+        "request_id": body["request_id"],
+        "receipt": {"body": signed.body, "signature": signed.signature},
+    }
+    report = {"agent_id": "pi", "agent_type": "", "report_type": "result", "payload": payload}
+    before = len(found.breaches)
+    found.here.say(Kind.REPORTS, msgspec.json.encode(report))
+    await until(lambda: len(found.breaches) > before)
+
+
+async def test_one_call_to_many_has_a_receipt_of_each(tmp_path: Path) -> None:
+    async with kit(tmp_path, "pi", "hub") as found:
+        asking = found.here.orchestrator.edge_call(frozenset({"*"}))
+        (offered,) = asking.tools()
+        call = found.here.call("mark")
+        asked: dict[str, JSON] = {"agent_id": "*", "action": "mark", "params": {"text": "a"}}
+        call = msgspec.structs.replace(call, tool=offered, arguments=asked, timeout=10)
+        result = await asking.execute(call, lambda text: None)
+        agents = [one["agent"] for one in result.details["receipts"]]
+        assert sorted(agents) == ["hub", "pi"]
+
+
+async def test_what_is_exported_is_verified_by_anybody(tmp_path: Path) -> None:
+    async with kit(tmp_path, "pi", "hub", tools=(broken,)) as found:
+        await found.ask(text="a")
+        await found.ask("broken", text="é\u2028")
+        await found.ask(agent_id="hub", text="c")
+        await found.book.close()
+        lines = [line async for line in ReceiptArchive(found.store, found.here.store).bundle()]
+    data = b"\n".join(msgspec.json.encode(line) for line in lines)
+    said, wrong = verify.verify(verify.read_bundle(data), {"pi": "2", "hub": "1"})
+    assert wrong == []
+    assert sum("compared: arguments, result" in line for line in said) == 3
+    for line in lines:
+        if "result" in line:
+            line["result"]["result"] = "something else"
+    data = b"\n".join(msgspec.json.encode(line) for line in lines)
+    assert len(verify.verify(verify.read_bundle(data), {})[1]) == 3
+
+
+async def test_local_calls_are_signed_by_this_machine_in_one_chain_for_all_processes(
+    tmp_path: Path,
+) -> None:
+    @tool("shell")
+    async def mark(text: str) -> str:
+        """Make a mark."""
+        return f"marked {text}"
+
+    path = tmp_path / "receipts.db"
+    async with (
+        await ReceiptStore.open(path, durable=False) as one,
+        await ReceiptStore.open(path, durable=False) as other,
+    ):
+        signers = [LocalReceipts(KEY, store, "boot") for store in (one, other)]
+        executors = [Receipted(LocalExecutor([mark, broken]), each.sign) for each in signers]
+        (offered, failing) = executors[0].tools()
+        calls: list[JSON] = []
+        for n in range(10):
+            call = msgspec.structs.replace(_call(offered, f"run.{n}.0.1"), arguments={"text": "a"})
+            calls.append(executors[n % 2].execute(call, lambda text: None))
+        results: list[ToolResult] = await asyncio.gather(*calls)
+        assert {result.details["receipt"]["state"] for result in results} == {"valid"}
+        ids = {result.details["receipt"]["id"].partition("-")[0] for result in results}
+        assert ids == {f"r{n}" for n in range(1, 11)}
+        lines = [line async for line in ReceiptArchive(one).bundle()]
+        assert lines[0]["agent_id"] == HERE
+        _, wrong = verify.verify(verify.read_bundle(msgspec.json.encode(lines)), {HERE: "10"})
+        assert wrong == []
+        with pytest.raises(RuntimeError):
+            await executors[0].execute(_call(failing, "run.11.0.1"), lambda text: None)
+
+
+async def test_a_receipt_that_a_crash_kept_out_of_the_book_is_found_in_the_outcome(
+    tmp_path: Path,
+) -> None:
+    async with kit(tmp_path) as found:
+        await found.ask(text="a")
+        (kept,) = await found.kept()
+        await found.store.database.write(lambda c: c.execute("DELETE FROM receipts"))
+        outcomes = await settled_since(found.here.store.database, 0.0)
+        for _ in range(2):
+            await ReceiptBook(found.store).repair(outcomes)
+        assert [one.hash for one in await found.kept()] == [kept.hash]
+
+
+def _call(offered: Tool, request_id: str) -> Call:
+    return Call("c1", offered, {"text": "a"}, request_id, 5.0)
+
+
+async def test_a_book_forgets_what_is_old_but_not_where_a_chain_ends(tmp_path: Path) -> None:
+    async with kit(tmp_path) as found:
+        for text in "abc":
+            await found.ask(text=text)
+        await found.book.close()
+        assert await found.store.prune(before=1e12) == 2
+        assert [one.counter for one in await found.store.listed()] == [3]
+        assert (await found.ask(text="d")).details["receipt"]["state"] == "valid"

@@ -1,0 +1,322 @@
+"""The stand-alone verifier: whatever was changed, it says so and what; alone it needs nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from evoclaw import verify
+from evoclaw.governance.receipts import DeviceKey, Facts, Receipt, Signed, describe
+
+Lines = list[dict[str, Any]]
+PI, HUB = DeviceKey(bytes(range(32))), DeviceKey(bytes(range(1, 33)))
+ARGUMENTS = {"command": "ls", "n": 1.5}
+
+
+def result(n: int) -> dict[str, Any]:
+    return {"status": "success", "tool": "bash", "result": f"out {n}", "exit_code": 0, "n": 0.25}
+
+
+def made(key: DeviceKey, agent: str, n: int, prev: str, chain: str) -> tuple[Receipt, Signed]:
+    facts = Facts(
+        agent_id=agent,
+        boot_id="b1",
+        request_id=f"run.{n}.0.1",
+        run_id="run",
+        tenant="",
+        epoch=1,
+        tool="bash",
+        tool_hash="00ff",
+        arguments=ARGUMENTS,
+        started_at=1.0,
+        ended_at=2.0 + n,
+    )
+    found = describe(facts, result(n), key.public_key)
+    found = replace(found, counter=n, chain=chain if n else "", prev=prev)
+    return found, key.sign(found)
+
+
+def chain(key: DeviceKey, agent: str, many: int, name: str = "c1") -> Lines:
+    lines: Lines = [{"type": "key", "agent_id": agent, "key": key.public_key, "trust": "pairing"}]
+    prev = ""
+    for n in range(1, many + 1):
+        _, signed = made(key, agent, n, prev, name)
+        prev = signed.hash
+        lines.append(
+            {
+                "type": "receipt",
+                "body": signed.body,
+                "signature": signed.signature,
+                "arguments": ARGUMENTS,
+                "result": {**result(n), "stderr": ""},
+            }
+        )
+    return lines
+
+
+def bundle() -> Lines:
+    return chain(PI, "pi", 5) + chain(HUB, "hub", 3)
+
+
+def checked(lines: Lines, *options: str, tmp: Path) -> tuple[int, str]:
+    path = tmp / "bundle.jsonl"
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    done = subprocess.run(
+        [sys.executable, "-m", "evoclaw.verify", str(path), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def wrong(lines: Lines, heads: dict[str, str] | None = None, *, partial: bool = False) -> list[str]:
+    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+    return verify.verify(verify.read_bundle(data), heads or {}, partial=partial)[1]
+
+
+def test_a_whole_bundle_holds_and_says_what_that_proves(tmp_path: Path) -> None:
+    code, said = checked(bundle(), "--head", "pi=5", tmp=tmp_path)
+    assert code == 0, said
+    assert "pi: 5 receipts, chain c1" in said
+    assert said.count("whole: every receipt holds") == 2
+    assert "by the file's own word: pairing" in said
+    assert "compared: arguments, result" in said
+    assert "as good as the pairing" in said
+    assert "the device's own clock" in said
+    assert said.endswith("everything holds\n")
+
+
+def test_it_works_as_a_file_of_its_own_without_the_rest_of_the_package(tmp_path: Path) -> None:
+    alone = tmp_path / "verify.py"
+    shutil.copy(verify.__file__, alone)
+    path = tmp_path / "bundle.json"
+    path.write_text(json.dumps({"entries": bundle()}))
+    # Isolated, and with every way to the package barred.
+    code = (
+        "import sys, runpy\n"
+        "class Bar:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name.partition('.')[0] in ('evoclaw', 'msgspec'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Bar())\n"
+        f"sys.argv = ['verify.py', {str(path)!r}]\n"
+        f"runpy.run_path({str(alone)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("everything holds\n")
+
+
+def test_it_imports_the_standard_library_and_one_package_only() -> None:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(Path(verify.__file__).read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    assert names - sys.stdlib_module_names == {"cryptography"}
+
+
+BODY = sorted(json.loads(bundle()[1]["body"]))
+
+
+@pytest.mark.parametrize("name", BODY)
+@pytest.mark.parametrize("place", [1, 3, 5])
+def test_every_changed_field_is_found(name: str, place: int) -> None:
+    lines = bundle()
+    body = json.loads(lines[place]["body"])
+    body[name] = body[name] + 1 if isinstance(body[name], int) else f"{body[name] or ''}x"
+    lines[place]["body"] = verify.canonical(body)
+    found = wrong(lines)
+    assert found, name
+    assert any("signature" in one or "not a receipt" in one for one in found), found
+
+
+@pytest.mark.parametrize("name", BODY)
+def test_every_removed_or_added_field_is_found(name: str) -> None:
+    for change in ("remove", "add"):
+        lines = bundle()
+        body = json.loads(lines[2]["body"])
+        body.pop(name) if change == "remove" else body.update({f"{name}_": 1})
+        lines[2]["body"] = verify.canonical(body)
+        assert any("missing or unknown" in one for one in wrong(lines))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("v", 2), ("counter", True), ("counter", -1), ("epoch", 1.5), ("tool", 7)]
+)
+def test_a_field_of_another_kind_is_found_even_if_it_was_signed(name: str, value: Any) -> None:
+    lines = bundle()
+    body = json.loads(lines[2]["body"])
+    body[name] = value
+    lines[2]["body"] = verify.canonical(body)
+    assert any("not a receipt" in one for one in wrong(lines))
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_a_receipt_that_was_taken_out_is_missed(place: int) -> None:
+    lines = bundle()
+    del lines[place]
+    assert any(f"receipts {place} to {place} are missing" in one for one in wrong(lines))
+
+
+def test_a_cut_off_tail_is_missed_by_who_knows_the_head(tmp_path: Path) -> None:
+    lines = bundle()
+    last = verify.read_bundle(json.dumps(lines).encode()).claims[4].hash
+    cut = lines[:4] + lines[6:]
+    assert not wrong(cut), "nobody can know without the head, and nobody says so"
+    assert any("the last receipt is 3, not 5: cut off" in one for one in wrong(cut, {"pi": "5"}))
+    assert any("cut off" in one for one in wrong(cut, {"pi": last}))
+    assert any("cut off" in one for one in wrong([lines[0]], {"pi": "5"}))
+    assert not wrong(lines, {"pi": last, "hub": "3"})
+    code, said = checked(cut, "--head", f"pi={last}", tmp=tmp_path)
+    assert code == 1
+    assert "WRONG: pi: the last receipt is not" in said
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 2), (2, 4), (4, 5)])
+def test_receipts_out_of_order_are_named(one: int, other: int) -> None:
+    lines = bundle()
+    lines[one], lines[other] = lines[other], lines[one]
+    assert any("out of order" in found or "missing" in found for found in wrong(lines))
+
+
+def test_a_swapped_signature_is_named() -> None:
+    lines = bundle()
+    pairs = lines[1], lines[2]
+    pairs[0]["signature"], pairs[1]["signature"] = pairs[1]["signature"], pairs[0]["signature"]
+    assert sum("signature is wrong" in one for one in wrong(lines)) == 2
+
+
+def test_a_replay_is_named_and_so_is_another_devices_receipt() -> None:
+    lines = bundle()
+    assert any("twice (a replay)" in one for one in wrong([*lines[:3], lines[2], *lines[3:]]))
+    foreign = deepcopy(lines)
+    foreign[2] = {**foreign[2], "body": lines[8]["body"], "signature": lines[8]["signature"]}
+    found = wrong(foreign)
+    assert any("pi: receipts 2 to 2 are missing" in one for one in found), found
+    assert any("hub: " in one for one in found), "and there it is out of its place"
+
+
+def test_a_fork_is_named() -> None:
+    lines = bundle()
+    _, other = made(PI, "pi", 3, json.loads(lines[3]["body"])["prev"], "c1")
+    changed = replace(
+        made(PI, "pi", 3, json.loads(lines[3]["body"])["prev"], "c1")[0], tool="another"
+    )
+    other = PI.sign(changed)
+    extra = {"type": "receipt", "body": other.body, "signature": other.signature}
+    found = wrong([*lines[:4], extra, *lines[4:]])
+    assert any("differs (a fork)" in one for one in found)
+    assert any("does not follow" in one for one in wrong([*lines[:3], extra, *lines[4:]]))
+
+
+def test_other_arguments_and_another_result_are_named() -> None:
+    lines = bundle()
+    lines[1]["arguments"] = {"command": "rm"}
+    lines[2]["result"]["result"] = "something else"
+    lines[3]["result"] = None
+    found = wrong(lines)
+    assert any("receipt 1" in one and "arguments" in one for one in found)
+    assert any("receipt 2" in one and "result" in one for one in found)
+    assert any("receipt 3" in one and "result" in one for one in found)
+
+
+def test_a_key_that_is_given_counts_more_than_the_files(tmp_path: Path) -> None:
+    code, said = checked(bundle(), "--key", f"pi={HUB.public_key}", tmp=tmp_path)
+    assert code == 1
+    assert "signed with another key than the device's" in said
+    code, said = checked(bundle(), "--key", f"pi={PI.public_key}", tmp=tmp_path)
+    assert code == 0
+    assert "given by you" in said
+
+
+def test_a_receipt_without_a_key_and_a_second_key_are_named() -> None:
+    lines = bundle()
+    assert any("no key is given for 'pi'" in one for one in wrong(lines[1:]))
+    twice = [*lines, {"type": "key", "agent_id": "pi", "key": HUB.public_key}]
+    assert any("a second key for 'pi'" in one for one in wrong(twice))
+
+
+def test_a_part_of_a_chain_is_checked_as_one_if_that_is_said() -> None:
+    lines = bundle()
+    part = [lines[0], lines[2], lines[3], lines[5]]
+    assert any("missing" in one for one in wrong(part))
+    assert not wrong(part, partial=True)
+    body = json.loads(part[2]["body"])
+    forged = PI.sign(replace(made(PI, "pi", 3, "0" * 64, "c1")[0], tool="x"))
+    assert body["prev"] != "0" * 64
+    part[2] = {"type": "receipt", "body": forged.body, "signature": forged.signature}
+    assert any("does not follow" in one for one in wrong(part, partial=True))
+
+
+def test_a_refusal_outside_the_chain_is_checked_by_its_signature() -> None:
+    found, signed = made(PI, "pi", 0, "", "")
+    line = {"type": "receipt", "body": signed.body, "signature": signed.signature}
+    assert not wrong([*bundle(), line])
+    forged = PI.sign(replace(found, prev="0" * 64))
+    bad = {"type": "receipt", "body": forged.body, "signature": forged.signature}
+    assert any("outside a chain, and yet in one" in one for one in wrong([*bundle(), bad]))
+
+
+def record(seq: int, event: dict[str, Any]) -> dict[str, Any]:
+    return {"run_id": "run", "seq": seq, "at": 0.0, "event": event}
+
+
+def records(lines: Lines, **other: Any) -> Lines:
+    hash_ = verify.read_bundle(json.dumps(lines).encode()).claims[0].hash
+    started = {"call_id": "c1", "name": "bash", "arguments": ARGUMENTS, "request_id": "run.1.0.1"}
+    details = {"receipt": {"state": "valid", "id": f"r1-{hash_[:8]}", "hash": hash_}}
+    finished = {"call_id": "c1", "name": "bash", "details": details}
+    return [
+        record(1, {"type": "call_started", **started, **other}),
+        record(2, {"type": "call_finished", "result": {**finished, **other}}),
+    ]
+
+
+def test_the_records_of_a_run_are_compared_with_the_receipts() -> None:
+    lines = bundle()
+    assert not wrong([*lines, *records(lines)])
+    changed = [*lines, *records(lines, arguments={"command": "rm"})]
+    assert any("other arguments" in one for one in wrong(changed))
+    failed = [*lines, *records(lines, error="timeout")]
+    assert any("whether it succeeded" in one for one in wrong(failed))
+    gone = [line for line in lines if line is not lines[1]]
+    assert any("is not in the file" in one for one in wrong([*gone, *records(lines)]))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe", b"{", b'{"a": 1, "a": 2}\n', b"[" * 100_000],
+)
+def test_what_is_no_bundle_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    assert verify.main([str(path)]) == 2
+    assert verify.main([str(tmp_path / "nowhere")]) == 2
+
+
+def test_a_file_without_receipts_proves_nothing() -> None:
+    assert wrong([]) == ["the file: there is no receipt in it"]
+    assert any("neither a key" in one for one in wrong([{"type": "poem"}]))
+
+
+def test_nothing_in_a_file_can_talk_to_the_terminal(tmp_path: Path) -> None:
+    lines = bundle()
+    lines.append({"type": "key", "agent_id": "\x1b[2J", "key": 1})
+    lines.append({"type": "key", "agent_id": "pi", "key": "\x1b]0;x\x07"})
+    _, said = checked(lines, tmp=tmp_path)
+    assert "\x1b" not in said
+    assert "\x07" not in said
