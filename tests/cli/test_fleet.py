@@ -85,7 +85,7 @@ async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again
             twin = await device.type("edge")
             assert (twin.code, "runs with" in twin.err) == (exits.MISUSED, True)
             shown = await here.type("agents", "show", "pi", "--json")
-            assert json.loads(shown.out)["approved"] == ["bash"]
+            assert json.loads(shown.out)["approved"] == ["artifact", "bash"]
             assert (await here.type("agents", "revoke", "pi")).code == exits.OK
             await up.says("edge pi: offline")
         assert (await here.type("agents", "show", "pi")).out.startswith("pi: revoked")

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.cli import exits
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str], wiring: Wiring) -> int:
             from evoclaw.cli.skills import skills
 
             return skills(options, *wiring.skill_places(os.environ))
+        if options.command == "policy":
+            from evoclaw.cli.policy import policy
+
+            return policy(options, wiring.judges(Path.cwd(), os.environ))
         module = import_module(f"evoclaw.cli.{_FILES.get(options.command, options.command)}")
         return getattr(module, options.command)(options, wiring)
     except EvoClawError as error:

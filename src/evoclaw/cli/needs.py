@@ -7,21 +7,39 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import Struct
+
+from evoclaw.core.events import Record
+from evoclaw.core.state import RunState
+
 if TYPE_CHECKING:
     from evoclaw.core.agent import LoopSettings
     from evoclaw.core.bound import BoundTool
-    from evoclaw.core.ports import Approver, Ports
+    from evoclaw.core.ledgers import Ledger
+    from evoclaw.core.ports import Approver, Policy, Ports
     from evoclaw.core.tools import Tool
     from evoclaw.edge.edge import Edge
     from evoclaw.governance.approvals import ApprovalSettings
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.pairing import Devices
     from evoclaw.governance.stops import StopFile
+    from evoclaw.observe.audit.settings import AuditSettings
     from evoclaw.orchestrator.approvals import Approvals
+    from evoclaw.orchestrator.archive import ReceiptArchive
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.sessions import Conversations
     from evoclaw.skills.approvals import ApprovalFile
     from evoclaw.tools.question import Person
+
+
+class Begun(Struct, frozen=True):
+    """A run that is about to begin, or to go on."""
+
+    state: RunState
+    records: Sequence[Record] = ()
+    """What happened before, if it goes on."""
+    attended: bool = False
+    """Whether a person can be asked, now or later."""
 
 
 class Wiring(Protocol):
@@ -36,6 +54,7 @@ class Wiring(Protocol):
         tools: Sequence[str] | None,
         approver: Approver,
         env: Mapping[str, str],
+        run: Begun,
         given: Mapping[type, object] | None = None,
     ) -> AbstractAsyncContextManager[Ports]:
         """What a run on this machine is given."""
@@ -52,6 +71,7 @@ class Wiring(Protocol):
         person: Person | None,
         settings: LoopSettings,
         session: str,
+        attended: bool,
         env: Mapping[str, str],
     ) -> AbstractAsyncContextManager[Conversations]:
         """The sessions of this machine."""
@@ -66,6 +86,22 @@ class Wiring(Protocol):
         absent: str = ...,
     ) -> AbstractAsyncContextManager[Approvals]:
         """The approvals of this machine, with whoever is there now."""
+        ...
+
+    def open_ledger(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Ledger]:
+        """What was spent on this machine, by whom."""
+        ...
+
+    def open_receipts(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[ReceiptArchive]:
+        """What devices signed."""
+        ...
+
+    def audit_place(self, env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
+        """The data folder, and what was chosen about the audit."""
+        ...
+
+    def judges(self, workspace: Path, env: Mapping[str, str]) -> Judges:
+        """What calls are judged by here."""
         ...
 
     def stop_file(self, env: Mapping[str, str]) -> StopFile:
@@ -94,6 +130,7 @@ class Wiring(Protocol):
         level: Level,
         approver: Approver,
         env: Mapping[str, str],
+        run: Begun,
         wait: float,
     ) -> AbstractAsyncContextManager[Ports]:
         """What a run is given whose calls go to edges."""
@@ -107,6 +144,7 @@ class Wiring(Protocol):
         level: Level,
         approver: Approver,
         env: Mapping[str, str],
+        run: Begun,
     ) -> AbstractAsyncContextManager[Ports]:
         """What a run is given whose calls go to another machine over SSH."""
         ...
@@ -163,6 +201,40 @@ class Wiring(Protocol):
 
     def revoke(self, agent_id: str, env: Mapping[str, str]) -> None:
         """Shut an edge out."""
+        ...
+
+
+class Judges(Protocol):
+    """What calls are judged by on this machine."""
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        """In the order in which they are asked."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The tools there are."""
+        ...
+
+    @property
+    def rules(self) -> Path | None:
+        """The configured file of rules; None for those that are shipped."""
+        ...
+
+    @property
+    def workspace(self) -> Path:
+        """The folder that relative paths mean."""
+        ...
+
+    @property
+    def home(self) -> Path:
+        """The user's own folder."""
+        ...
+
+    @property
+    def runs(self) -> Path:
+        """Where runs are recorded."""
         ...
 
 

@@ -1,15 +1,21 @@
-"""The options of the commands by which people keep agents in check: `approvals` and `stop`."""
+"""The options of the commands by which people keep agents in check, and see what they did."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 
+from evoclaw.cli.audit_options import add_audit
+
 
 def add_oversight(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add both commands."""
+    """Add the commands."""
     _add_approvals(add("approvals", help="see and answer what agents wait for"))
     _add_stop(add("stop", help="the emergency stop: nothing more of it until released"))
+    _add_policy(add("policy", help="check rules, explain a verdict, compare two files"))
+    _add_budget(add("budget", help="what may be spent, what was, what is left"))
+    add_audit(add("audit", help="who did what: find it, prove it, take it elsewhere"))
+    _add_receipts(add("receipts", help="what devices signed: see, export, verify"))
 
 
 def _add_approvals(approvals: argparse.ArgumentParser) -> None:
@@ -37,3 +43,44 @@ def _add_stop(stop: argparse.ArgumentParser) -> None:
     stop.add_argument("--release", action="store_true", help="let it go on")
     stop.add_argument("--reason", metavar="TEXT", help="told to the models and to people")
     stop.add_argument("--json", action="store_true", help="with --list: as JSON")
+
+
+def _add_budget(budget: argparse.ArgumentParser) -> None:
+    budget.add_argument("action", nargs="?", choices=("show",), help="the default")
+    budget.add_argument("--all", action="store_true", help="also runs that ended")
+    budget.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_receipts(receipts: argparse.ArgumentParser) -> None:
+    what = receipts.add_subparsers(dest="action", metavar="ACTION")
+    every = what.add_parser("list", help="the newest thousand, and what is missing (the default)")
+    show = what.add_parser("show", help="one receipt: all that it says")
+    show.add_argument("id", help="as r3-9f2c41d0, its hash, or the request it is of")
+    export = what.add_parser("export", help="a file that anybody can verify")
+    verify = what.add_parser("verify", help="check such a file, as `python -m evoclaw.verify` does")
+    for one in (export, verify):
+        one.add_argument("file", help="JSON lines")
+    verify.add_argument("--key", action="append", metavar="AGENT=KEY", help="a key you trust")
+    verify.add_argument("--head", action="append", metavar="AGENT=NUMBER|HASH", help="a known end")
+    verify.add_argument("--partial", action="store_true", help="only some of each chain is there")
+    for one in (receipts, every, export):
+        one.add_argument("--agent", metavar="AGENT", help="only this device's")
+    for one in (receipts, every, show):
+        one.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_policy(policy: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    what = policy.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = what.add_parser("check", help="read rules and run their examples")
+    check.add_argument("file", nargs="?", help="default: the configured one, or the shipped rules")
+    explain = what.add_parser("explain", help="say how a call would be judged, and why")
+    explain.add_argument(
+        "call", nargs="+", help="a command; or TOOL NAME=VALUE…; or JSON with tool and arguments"
+    )
+    diff = what.add_parser("diff", help="judge recorded calls by two files of rules")
+    diff.add_argument("old", help="a file of rules, or `shipped`")
+    diff.add_argument("new", help="a file of rules, or `shipped`")
+    diff.add_argument("--runs", metavar="FOLDER", help="recordings (default: those of your runs)")
+    for one in (check, explain, diff):
+        one.add_argument("--json", action="store_true", help="as JSON")

@@ -13,16 +13,16 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 
 from evoclaw.cli import exits
-from evoclaw.cli.needs import Wiring
+from evoclaw.cli.needs import Begun, Wiring
 from evoclaw.cli.render import face, tell
 from evoclaw.cli.terminal import AtTerminal, PersonAtTerminal, has_keyboard, interruptible
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.events import RunFinished
+from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import SystemMessage, user
+from evoclaw.core.messages import Message, SystemMessage, user
 from evoclaw.core.ports import Approver, Ports, Sink
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.governance.approvals import ApprovalSettings
@@ -50,11 +50,14 @@ async def _run(options: Namespace, workspace: Path, wiring: Wiring) -> int:
     settings = LoopSettings(max_turns=options.turns, max_seconds=seconds)
     if options.session:
         return await _talk(options, workspace, wiring, settings)
+    records, recording = _reopened(options)
+    state = fold(records) if records else new_run(_opening(options, workspace, wiring))
     async with (
         _approvals(options, wiring) as approvals,
-        _ports(options, workspace, wiring, approvals.approver()) as ports,
+        _ports(options, workspace, wiring, approvals.approver(), state, records) as ports,
     ):
-        state, recording = _open(options, workspace, wiring)
+        if recording is None and not options.no_record:
+            recording = Recording(_record_at(options, state.run_id))
         sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
         try:
             stops = Stops(wiring.stop_file(os.environ))
@@ -81,6 +84,7 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
             person=person,
             settings=settings,
             session=options.session,
+            attended=has_keyboard() or options.wait,
             env=os.environ,
         ) as talks,
     ):
@@ -116,8 +120,14 @@ def _person(options: Namespace) -> PersonAtTerminal | None:
 
 
 def _ports(
-    options: Namespace, workspace: Path, wiring: Wiring, approver: Approver
+    options: Namespace,
+    workspace: Path,
+    wiring: Wiring,
+    approver: Approver,
+    state: RunState,
+    records: Sequence[Record],
 ) -> AbstractAsyncContextManager[Ports]:
+    run = Begun(state, records, attended=has_keyboard() or options.wait)
     if options.on is not None and options.on.startswith("ssh://"):
         return wiring.ssh_ports(
             model=options.model,
@@ -125,6 +135,7 @@ def _ports(
             level=_level(options),
             approver=approver,
             env=os.environ,
+            run=run,
         )
     if options.on is not None:
         return wiring.fleet_ports(
@@ -133,6 +144,7 @@ def _ports(
             level=_level(options),
             approver=approver,
             env=os.environ,
+            run=run,
             wait=WAIT,
         )
     return wiring.local_ports(
@@ -142,6 +154,7 @@ def _ports(
         tools=_tools(options),
         approver=approver,
         env=os.environ,
+        run=run,
         given={Person: person} if (person := _person(options)) is not None else {},
     )
 
@@ -198,20 +211,17 @@ def _approvals(options: Namespace, wiring: Wiring) -> AbstractAsyncContextManage
     )
 
 
-def _open(options: Namespace, workspace: Path, wiring: Wiring) -> tuple[RunState, Recording | None]:
-    if options.resume:
-        path = Path(options.resume)
-        records, recording = reopen_recording(path)
-        return fold(records), recording
+def _reopened(options: Namespace) -> tuple[list[Record], Recording | None]:
+    """What is known of the run that is gone on with, if it is one."""
+    return reopen_recording(Path(options.resume)) if options.resume else ([], None)
+
+
+def _opening(options: Namespace, workspace: Path, wiring: Wiring) -> tuple[Message, ...]:
     if options.on is None:
         prompt = system_prompt(workspace, wiring.skill_catalogue(os.environ))
     else:
         prompt = system_prompt(None)
-    messages = (SystemMessage(prompt), user(_task(options)))
-    state = new_run(messages)
-    if options.no_record:
-        return state, None
-    return state, Recording(_record_at(options, state.run_id))
+    return SystemMessage(prompt), user(_task(options))
 
 
 def _task(options: Namespace) -> str:

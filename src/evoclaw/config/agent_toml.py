@@ -9,6 +9,7 @@ from socket import gethostname
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from evoclaw.config.broker import BrokerConfig, check_broker
 from evoclaw.config.documents import Document, unknown
@@ -19,7 +20,13 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.edge.advert import default_summary
 from evoclaw.governance.autonomy import Level
+from evoclaw.governance.budget.settings import BudgetSettings, check_budget
+from evoclaw.governance.flow.settings import FlowSettings
+from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.rates import RateSettings
+from evoclaw.governance.rules.settings import PolicySettings
+from evoclaw.governance.sandbox.engines import SandboxSettings
+from evoclaw.observe.audit.settings import AuditSettings
 
 COMMANDS = (
     "tool", "prompt", "cancel", "ping", "tools_list", "execute", "update_strategy",
@@ -113,8 +120,22 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     tools: EdgeTools = EdgeTools()
     limits: EdgeLimits = EdgeLimits()
     model: ModelConfig = ModelConfig()
+    policy: PolicySettings = PolicySettings()
+    flow: FlowSettings = FlowSettings()
+    network: NetworkSettings = NetworkSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    audit: AuditSettings = AuditSettings()
     rates: RateSettings = UNLIMITED
     """Its own, beside those of whoever asks."""
+    budget: BudgetSettings | None = None
+    """What may be done here, whoever asks: above all `[budget.actions]`. None leaves the counting
+    to whoever drives the run."""
+
+    @property
+    def cage(self) -> SandboxSettings:
+        """What commands run in, in whichever of the documented places that was said."""
+        said = self.tools.sandboxing
+        return self.sandbox if said is None else replace(self.sandbox, engine=str(said))
 
     def accepts(self, command: str, signer: str = "") -> bool:
         """Whether one of `COMMANDS` is taken from whoever signed it; `""` is nobody."""
@@ -173,6 +194,8 @@ def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeCon
     config = document.convert(EdgeConfig, path_decoder(folder, env))
     check_capabilities(document, ("capabilities",), config.capabilities)
     check_broker(document, config.broker)
+    if config.budget is not None:
+        check_budget(config.budget)
     _check_trust(document, config)
     return config
 

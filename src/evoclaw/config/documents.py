@@ -93,7 +93,8 @@ class Document:
             except msgspec.ValidationError as problem:
                 raise self.error(keys, f"{problem}{_choices(kind)}") from None
             # As a file would have it: what cannot be will be refused with the rest.
-            plain = text if value is None else value if isinstance(value, int) else str(value)
+            kept = isinstance(value, int | float)
+            plain = text if value is None else value if kept else str(value)
             self._table(keys)[keys[-1]] = plain
 
     def convert(self, shape: type[T], decode: Decode) -> T:
@@ -133,7 +134,11 @@ class Document:
             inner = _struct_in(kinds[key])
             if inner is None:
                 continue
-            if is_object(value):
+            if is_object(value) and get_origin(kinds[key]) is dict:
+                for name, one in value.items():
+                    if is_object(one):
+                        self._check(one, inner, (*here, name), known)
+            elif is_object(value):
                 self._check(value, inner, here, known)
             for number, one in enumerate(value if is_array(value) else ()):
                 if is_object(one):

@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from evoclaw.config.broker import BrokerConfig, check_broker
 from evoclaw.config.documents import Document
 from evoclaw.config.places import default_data_folder, path_decoder, read_text
 from evoclaw.config.values import Engine, Milliseconds, Word, check_capabilities, check_id
 from evoclaw.governance.approvals import ApprovalSettings
+from evoclaw.governance.budget.settings import BudgetSettings, check_budget
+from evoclaw.governance.flow.settings import FlowSettings
+from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.rates import RateSettings
+from evoclaw.governance.rules.settings import PolicySettings
+from evoclaw.governance.sandbox.engines import SandboxSettings
+from evoclaw.observe.audit.settings import AuditSettings
 
 _TOOLS = {
     "enabled": ("orchestrator", "tool_loop_enabled"),
@@ -53,6 +60,12 @@ class OrchestratorConfig(Struct, frozen=True, kw_only=True):
     tool_loop_enabled: bool = True
     max_tool_iterations: Annotated[int, Meta(ge=1, le=100)] = 10
     tool_error_limit: Annotated[int, Meta(ge=1, le=100)] = 3
+    cheaper_models: tuple[str, ...] = ()
+    """Who answers instead when little of a budget is left, each cheaper than the one before."""
+    require_receipts: bool = False
+    """Take no result of a device whose receipt is missing or wrong."""
+    evidence: bool = False
+    """An answer must cite the receipts of what it says was done."""
     default_tool_timeout_ms: Milliseconds | None = None
     """For calls that name none; each tool's own if not given."""
     tools: OrchestratorTools
@@ -90,9 +103,25 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
     agents: tuple[AgentConfig, ...] = ()
     broker: BrokerConfig = BrokerConfig()
     mcp: tuple[McpConfig, ...] = ()
+    policy: PolicySettings = PolicySettings()
+    flow: FlowSettings = FlowSettings()
+    network: NetworkSettings = NetworkSettings()
+    sandbox: SandboxSettings = SandboxSettings()
     approvals: ApprovalSettings = ApprovalSettings()
     rates: RateSettings = RateSettings()
+    budget: BudgetSettings = BudgetSettings()
+    audit: AuditSettings = AuditSettings()
     data: Path
+
+    @property
+    def cage(self) -> SandboxSettings:
+        """What commands run in, in whichever of the documented places that was said."""
+        said = self.orchestrator.tools
+        if not said.enable_sandboxing:
+            return replace(self.sandbox, engine=str(Engine.NONE))
+        if said.sandbox_engine is None:
+            return self.sandbox
+        return replace(self.sandbox, engine=str(said.sandbox_engine))
 
 
 def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfig:
@@ -107,6 +136,7 @@ def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfi
     folder = Path.cwd() if path is None else path.parent
     config = document.convert(EvoClawConfig, path_decoder(folder, env))
     check_broker(document, config.broker)
+    check_budget(config.budget)
     _check_agents(document, config.agents)
     return config
 

@@ -14,6 +14,7 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import Record, RunFinished, StopReason
+from evoclaw.core.labels import Label
 from evoclaw.core.messages import ErrorKind, Message, Reply, SystemMessage, ToolResult, UserMessage
 from evoclaw.core.tools import Call
 from evoclaw.core.wording import tool_not_found
@@ -26,6 +27,12 @@ from evoclaw.tools.sessions import Brief, Said, State, Told
 
 STARTERS = frozenset({told.task.name, told.sessions_spawn.name})
 """The tools that begin sub-runs."""
+ABOUT_SESSIONS = STARTERS | {
+    told.sessions_send.name,
+    told.sessions_history.name,
+    told.session_status.name,
+}
+"""The tools that tell what was said in a session."""
 SHARE = 0.95
 """Of the time there is: so that a sub-run's own end comes first, and the asker can tell of it."""
 ABOUT = 120
@@ -74,6 +81,7 @@ class Delegates:
         if above.session.depth >= self._host.limits.depth:
             text = "Error: Sub-agents may not go any deeper here. Do it yourself."
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
+        await self._refuse_circle(agent.name)
         session = await self._store.create(
             Session(
                 _derived("session", call)[:16],
@@ -158,7 +166,8 @@ class Delegates:
     async def _go(self, call: Call, session: Session, brief: Brief, *, wait: bool) -> Told:
         """Begin a run, or find the one that this call began before."""
         run_id = _derived("run", call)[:32]
-        stored = await self._store.run(run_id) or await self._begin(run_id, session, brief, wait)
+        stored = await self._store.run(run_id)
+        stored = stored or await self._begin(run_id, session, brief, wait, call.context.label)
         if stored.is_open:
             child = self._host.children.get(run_id)
             child = child or self._launch(call, session, stored, brief, wait=wait)
@@ -166,10 +175,12 @@ class Delegates:
                 await self._wait_for(child)
         return await self._told(await self._visible(session.id))
 
-    async def _begin(self, run_id: str, session: Session, brief: Brief, wait: bool) -> StoredRun:
+    async def _begin(
+        self, run_id: str, session: Session, brief: Brief, wait: bool, label: Label
+    ) -> StoredRun:
         self._make_room()
         above = self._run.stored
-        self._run.purse.under_way += 1  # nobody takes the place while this is written
+        self._run.family.under_way += 1  # nobody takes the place while this is written
         try:
             return await self._store.begin(
                 run_id,
@@ -178,19 +189,20 @@ class Delegates:
                 parent_run=above.id,
                 root_run=above.root_run,
                 background=not wait,
+                label=label,
             )
         finally:
-            self._run.purse.under_way -= 1
+            self._run.family.under_way -= 1
 
     def _make_room(self) -> None:
-        purse = self._run.purse
-        if purse.under_way >= purse.limits.at_once:
+        family = self._run.family
+        if family.under_way >= family.limits.at_once:
             text = (
-                f"Not executed: {purse.under_way} sub-agents are at work already. "
+                f"Not executed: {family.under_way} sub-agents are at work already. "
                 "Wait for one to end, then ask again."
             )
             raise ToolFailure(ErrorKind.QUEUE_FULL, text)
-        if purse.turns_left <= self._run.session.depth + 1:
+        if self._run.budget.turns_left <= self._run.session.depth + 1:
             text = "Error: The budget has no turns left for a sub-agent. Answer with what you have."
             raise ToolFailure(ErrorKind.EXECUTION_FAILED, text)
 
@@ -221,11 +233,11 @@ class Delegates:
 
         def ended(_: object) -> None:
             deadline.release()
-            above.purse.under_way -= 1
+            above.family.under_way -= 1
             del host.children[stored.id]
 
         child = Child(stored.id, session.id, deadline, asyncio.create_task(drive(), name=stored.id))
-        above.purse.under_way += 1
+        above.family.under_way += 1
         above.children.append(child)
         host.children[stored.id] = child
         child.task.add_done_callback(ended)
@@ -246,6 +258,17 @@ class Delegates:
             text = f"Error: There is no agent {name!r}. There are: {known}."
             raise ToolFailure(ErrorKind.NOT_FOUND, text)
         return found
+
+    async def _refuse_circle(self, name: str) -> None:
+        """An agent may hand work to another of its own kind, but not back to one that waits."""
+        session: Session | None = self._run.session
+        if name == self._run.session.agent:
+            return
+        while session is not None and session.parent:
+            session = await self._store.session(session.parent)
+            if session is not None and session.agent == name:
+                text = f"Error: {name!r} is waiting for this very work. Do it yourself."
+                raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
 
     def _narrowed_tools(self, wanted: Sequence[str] | None) -> frozenset[str] | None:
         if wanted is None:
@@ -288,7 +311,7 @@ class Delegates:
         session, last = listed.session, listed.last
         state, spent = self._state(listed), Spent() if last is None else last.spent
         stop = last.stop if last is not None and last.stop is not None else ""
-        budget = self._run.purse.left() | {"seconds": round(self._run.deadline.left, 1)}
+        budget = self._run.budget.figures() | {"seconds": round(self._run.deadline.left, 1)}
         return Told(
             session.id,
             session.agent,

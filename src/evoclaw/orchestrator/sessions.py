@@ -15,16 +15,32 @@ from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import AgentNotFound, EvoClawError
 from evoclaw.core.events import Record, RunStarted
-from evoclaw.core.messages import Message, SystemMessage, user
+from evoclaw.core.history import History
+from evoclaw.core.ledgers import Amounts, Ledger
+from evoclaw.core.messages import Message, SystemMessage, TextBlock, UserMessage
 from evoclaw.core.ports import Policy, Ports, Sink
 from evoclaw.core.state import fold, new_run
 from evoclaw.executors.wrapped import Filtered
+from evoclaw.governance.budget.foresight import Price
+from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.policy import Budget
+from evoclaw.governance.budget.telling import Telling
+from evoclaw.governance.budget.terms import Terms
 from evoclaw.governance.chain import Chain
 from evoclaw.governance.permissions import Permissions
-from evoclaw.orchestrator.delegates import STARTERS, Delegates
+from evoclaw.orchestrator.delegates import ABOUT_SESSIONS, STARTERS, Delegates
 from evoclaw.orchestrator.members import Member
 from evoclaw.orchestrator.questions import Parking, Questions
-from evoclaw.orchestrator.subruns import Allowance, Child, Limits, LiveRun, Purse, Within, narrowed
+from evoclaw.orchestrator.subruns import (
+    Child,
+    Family,
+    Heard,
+    Limits,
+    LiveRun,
+    Within,
+    narrowed,
+    spent_before,
+)
 from evoclaw.store.sessions import Session, SessionStore, StoredRun
 from evoclaw.tools.notes import Todo, Todos
 from evoclaw.tools.question import Person
@@ -57,7 +73,7 @@ class Equip(Protocol):
             agent: Who answers.
             session: Where.
             given: What the tools of this session are handed, by Protocol: `Todos`, `Person`,
-                `Sessions`.
+                `Sessions`; and under `History` what was said before this run goes on.
         """
         ...
 
@@ -89,6 +105,10 @@ class Conversations:
         *,
         questions: Questions | None = None,
         limits: Limits | None = None,
+        ledger: Ledger | None = None,
+        price: Price | None = None,
+        attended: bool = False,
+        listening: Callable[[Session, Sequence[Record]], Sequence[Sink]] = lambda _, __: (),
         edges: Callable[[], Sequence[Member]] = lambda: (),
         prompt: Callable[[Agent], str] = lambda agent: agent.prompt,
     ) -> None:
@@ -100,13 +120,20 @@ class Conversations:
             equip: What their runs are given.
             questions: How people are reached; nobody is if not given.
             limits: What a run and its sub-runs may use together; the usual ones if not given.
+            ledger: Where that is counted; in memory if not given.
+            price: What a model's tokens cost; needed where money is bounded.
+            attended: Whether the approver reaches somebody, to be asked when a limit is near.
+            listening: Who listens to a run of a session, beside whoever the caller adds; told
+                what happened in it before.
             edges: The members of the fleet.
             prompt: The instructions that a session of an agent starts with.
         """
         self.store, self.agents, self.edges = store, agents, edges
         self.limits = limits or Limits()
+        self.ledger: Ledger = ledger or MemoryLedger()
+        self.price, self.attended = price, attended
         self.questions = questions or Questions(store.questions)
-        self._equip, self._prompt = equip, prompt
+        self._equip, self._prompt, self._listening = equip, prompt, listening
         self.children: dict[str, Child] = {}
         """Sub-runs that go on in this process, by run id."""
         self.running: dict[str, LiveRun] = {}
@@ -231,43 +258,57 @@ class Conversations:
         """
         agent = self.agent(session)
         capabilities = narrowed(agent.capabilities, session.capabilities)
+        family, spent = Family(self.limits), dict[str, int]()
         if above is None:
-            purse = Purse(self.limits, await self.store.spent(stored.root_run))
+            before = await self.store.spent(stored.root_run)
+            spent = spent_before(before, self.limits.budget)
         else:
-            capabilities, purse = narrowed(capabilities, above.capabilities), above.purse
+            capabilities, family = narrowed(capabilities, above.capabilities), above.family
         earlier = await self.store.messages(session.id)
         records = await self.store.records(stored.id)
         if records and isinstance(opening := records[0].event, RunStarted):
             state, settings = fold(records), opening.settings
         else:
-            messages = self._opening(agent, [message for _, message in earlier], stored.asked)
+            messages = self._opening(agent, [message for _, message in earlier], stored)
             state, settings = new_run(messages, stored.id), _settings(agent, brief)
         run = LiveRun(
-            self.store, session, stored, state, settings, deadline, purse, capabilities,
+            self.store, session, stored, state, settings, deadline, family, capabilities,
             seq=len(records), known=len(earlier),
             places=asyncio.Semaphore(self.limits.side_by_side),
         )  # fmt: skip
-        run.ports, run.rules = self._ports(agent, run, above)
+        run.ports, run.rules = self._ports(agent, run, above, spent)
+        run.budget.recall(records)
+        run.sinks = tuple(self._listening(session, records))
         return run
 
-    def _opening(self, agent: Agent, earlier: list[Message], asked: str) -> list[Message]:
+    def _opening(self, agent: Agent, earlier: list[Message], stored: StoredRun) -> list[Message]:
         if not earlier and (text := self._prompt(agent)):
             earlier = [SystemMessage(text)]
-        return [*earlier, user(asked)]
+        return [*earlier, UserMessage((TextBlock(stored.asked, stored.label),))]
 
     def _ports(
-        self, agent: Agent, run: LiveRun, above: LiveRun | None
+        self, agent: Agent, run: LiveRun, above: LiveRun | None, spent: Amounts
     ) -> tuple[Ports, tuple[Policy, ...]]:
         session = run.session
         given: dict[type, object] = {
             Todos: StoredTodos(self.store, session.id),
             Person: self.questions.person(session.id),
             Sessions: Delegates(self, run),
+            History: run.state.history if run.state.started else History(run.state.opening),
         }
         ports = self._equip(agent, session, given)
+        run.budget = Budget(
+            self.ledger,
+            run.stored.id,
+            self.limits.budget,
+            Terms(price=self.price, attended=self.attended),
+            principal=ports.principal,
+            above=None if above is None else above.budget,
+            spent=spent,
+        )
         deepest = session.depth >= self.limits.depth
         executor = Within(
-            Filtered(ports.executor, run.capabilities),
+            Heard(Filtered(ports.executor, run.capabilities), self.store, ABOUT_SESSIONS),
             None if above is None else above.ports.executor,
             session.tools,
             STARTERS if deepest else frozenset(),
@@ -278,8 +319,9 @@ class Conversations:
             rules = (*rules, ports.policy)
         rules = (*rules, *inherited)
         parking = Parking(self.questions, session.id, ports.approver)
-        policy = Chain((*rules, parking, Allowance(run.purse, session.depth)))
-        return Ports(ports.provider, executor, policy, parking), rules
+        policy = Chain((*rules, parking, run.budget))
+        told = Telling(executor, run.budget)
+        return Ports(ports.provider, told, policy, parking, ports.principal), rules
 
 
 def _settings(agent: Agent, brief: Brief | None) -> LoopSettings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from evoclaw.core.bound import BoundTool, Machine
@@ -27,7 +27,12 @@ class SkillExecutor:
     """Runs the tools of a shelf; one that is added shows up with the next turn."""
 
     def __init__(
-        self, shelf: Bound, exec: ExecOps, *, given: Mapping[type, object] | None = None
+        self,
+        shelf: Bound,
+        exec: ExecOps,
+        *,
+        given: Mapping[type, object] | None = None,
+        exec_for: Callable[[Call], ExecOps] | None = None,
     ) -> None:
         """Take the skills and the machine's processes.
 
@@ -35,7 +40,9 @@ class SkillExecutor:
             shelf: The skills.
             exec: The processes of the machine.
             given: Whatever else is there, by its Protocol; `Cages` for tools that need one.
+            exec_for: The processes for one call, where they are not the same for all.
         """
+        self._exec_for = exec_for
         self._shelf = shelf
         self._given: dict[type, object] = {**(given or {}), ExecOps: exec}
         self._bound: Mapping[str, BoundTool] = {}
@@ -58,4 +65,7 @@ class SkillExecutor:
             raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, self._bound))
         if call.resumed and not call.harmless:
             raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
-        return await bound.run(call, Machine(self._given, progress))
+        given = self._given
+        if self._exec_for is not None:
+            given = {**given, ExecOps: self._exec_for(call)}
+        return await bound.run(call, Machine(given, progress))

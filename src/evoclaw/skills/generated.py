@@ -118,6 +118,11 @@ def _table_of(tool: Tool) -> list[str]:
         values["resources"] = list(tool.resources)
     if tool.streams:
         values["streams"] = True
+    for flag in ("outside", "private", "sends"):
+        if getattr(tool, flag):
+            values[flag] = True
+    if tool.acts is not None:
+        values["acts"] = tool.acts
     if by_stdin is not None:
         values["args"] = {by_stdin: "stdin"}
     values["metadata"] = {"version": tool.version}

@@ -51,7 +51,8 @@ class Declared(Struct, frozen=True, forbid_unknown_fields=True):
     """`options`, `json`, or for each parameter: option, flag, stdin, positional, rest, `--name`."""
     on_path: bool = False
     """`binary` is the bare name of a program that is installed on the machine."""
-    sandboxing: Literal["none", "firejail", "bubblewrap", "podman"] = "none"
+    sandboxing: Literal["none", "firejail", "bubblewrap", "podman", "native"] = "none"
+    """An engine that it must run in; `none`: whichever the owner of the machine chose."""
     timeout_ms: Milliseconds = DEFAULT_MS
     max_timeout_ms: Milliseconds = DEFAULT_MAX_MS
     """What a call may ask for at most, if it has a parameter `timeout_ms`."""
@@ -62,6 +63,14 @@ class Declared(Struct, frozen=True, forbid_unknown_fields=True):
     idempotent: bool = False
     resources: tuple[Word, ...] = (EVERYTHING,)
     streams: bool = False
+    outside: bool = False
+    """Its results hold what outsiders may have written."""
+    private: bool = False
+    """Its results hold what is not for everybody."""
+    acts: bool | None = None
+    """It changes or tells something beyond the workspace; not said: unless it only reads."""
+    sends: bool = False
+    """Its arguments leave for a place that outsiders may read."""
     metadata: dict[str, JSON] = {}
     """Free; `version` is the tool's."""
 
@@ -192,6 +201,10 @@ def _program(path: Path, one: Declared, about: About, number: int) -> Program:
         max_timeout=max(one.timeout_ms, one.max_timeout_ms) / 1000,
         idempotent=one.idempotent,
         streams=one.streams,
+        outside=one.outside,
+        private=one.private,
+        acts=one.acts,
+        sends=one.sends,
         version=str(one.metadata.get("version", about.version)),
     )
     for name in one.resources:

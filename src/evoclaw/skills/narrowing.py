@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.core.messages import ErrorKind, Message, ToolResult
 from evoclaw.core.ports import Executor, Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
@@ -17,10 +17,15 @@ from evoclaw.skills.loading import Skill
 class Narrowed:
     """An executor around another one; make one for each run."""
 
-    def __init__(self, inner: Executor, skills: Skills) -> None:
+    def __init__(self, inner: Executor, skills: Skills, history: Iterable[Message] = ()) -> None:
+        """Go on with the skills whose instructions are in the history already."""
         self._inner, self._skills = inner, skills
         self.active: tuple[Skill, ...] = ()
         """The skills whose instructions the model has read."""
+        for message in history:
+            if isinstance(message, ToolResult) and message.name == TOOL and message.error is None:
+                told = message.details
+                self._activate("" if told.get("reference") else told.get("skill"))
         self._seen: tuple[Sequence[Tool], tuple[Skill, ...]] | None = None
         self._tools: Sequence[Tool] = ()
 

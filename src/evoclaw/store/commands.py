@@ -1,4 +1,8 @@
-"""The orchestrator's outbox: commands that must reach an agent, until their outcome is known."""
+"""The orchestrator's outbox: commands that must reach an agent, until their outcome is known.
+
+Delivery knows no tenants: an edge may be shared. Whoever asks for a person or a run asks
+`CommandStore.of` its tenant, where a command of another is as one that nobody asked for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from evoclaw.store.sqlite import Database, Schema, StoreError, sealed, unsealed
+from evoclaw.core.labels import LOCAL
+from evoclaw.store.command_tables import SCHEMA, WAITS
+from evoclaw.store.sqlite import Database, StoreError, sealed, unsealed
 
 
 class CommandState(StrEnum):
@@ -33,7 +39,7 @@ CLOSED = (CommandState.SETTLED, CommandState.EXPIRED)
 
 
 class QueueFull(StoreError):
-    """An agent has as many commands waiting as it may."""
+    """An agent has as many commands of a tenant waiting as it may."""
 
     def __init__(self, agent_id: str, cap: int) -> None:
         super().__init__(
@@ -56,6 +62,8 @@ class CommandRow(Struct, frozen=True):
     outcome: bytes | None
     """The first one that came, which counts."""
     settled_at: float | None
+    tenant: str = LOCAL.tenant
+    """Who asked, and is told."""
 
 
 class Kind(StrEnum):
@@ -90,54 +98,11 @@ class Note(Struct, frozen=True):
     outcome: bytes
 
 
-WAITS = "settled_at IS NULL"
-# Not `IN`: for that SQLite would build a small table at every write.
-CHECKED = " OR ".join(f"state = '{state}'" for state in CommandState)
-SCHEMA = Schema(
-    "command store",
-    (
-        (
-            f"""CREATE TABLE commands (
-                seq INTEGER PRIMARY KEY,
-                request_id TEXT NOT NULL UNIQUE,
-                agent_id TEXT NOT NULL,
-                run_id TEXT NOT NULL,
-                payload BLOB NOT NULL,
-                expires_at REAL,
-                state TEXT NOT NULL CHECK ({CHECKED}),
-                outcome BLOB,
-                settled_at REAL
-            ) STRICT""",
-            f"CREATE INDEX commands_waiting ON commands (agent_id, seq) WHERE {WAITS}",
-            "CREATE INDEX commands_unsent ON commands (expires_at) WHERE state = 'queued'",
-            "CREATE INDEX commands_closed ON commands (settled_at) WHERE settled_at IS NOT NULL",
-            """CREATE TABLE notes (
-                request_id TEXT NOT NULL, at REAL NOT NULL, outcome BLOB NOT NULL
-            ) STRICT""",
-            "CREATE INDEX notes_of ON notes (request_id)",
-            # Counting ten thousand rows for every command would be the dearest part of it.
-            """CREATE TABLE waiting (
-                agent_id TEXT PRIMARY KEY NOT NULL, n INTEGER NOT NULL CHECK (n >= 0)
-            ) STRICT, WITHOUT ROWID""",
-            """CREATE TRIGGER came AFTER INSERT ON commands BEGIN
-                INSERT INTO waiting VALUES (NEW.agent_id, 1)
-                ON CONFLICT (agent_id) DO UPDATE SET n = n + 1;
-            END""",
-            """CREATE TRIGGER closed AFTER UPDATE OF settled_at ON commands
-            WHEN OLD.settled_at IS NULL AND NEW.settled_at IS NOT NULL
-            BEGIN
-                UPDATE waiting SET n = n - 1 WHERE agent_id = NEW.agent_id;
-            END""",
-        ),
-    ),
-    sealed=(("commands", ("payload", "outcome")), ("notes", ("outcome",))),
-)
-
-COLUMNS = "request_id, agent_id, run_id, payload, expires_at, state, outcome, settled_at"
+COLUMNS = "request_id, agent_id, run_id, payload, expires_at, state, outcome, settled_at, tenant"
 PUT = """
-INSERT INTO commands (request_id, agent_id, run_id, payload, expires_at, state)
-SELECT ?1, ?2, ?3, ?4, ?5, ?7
-WHERE coalesce((SELECT n FROM waiting WHERE agent_id = ?2), 0) < ?6
+INSERT INTO commands (request_id, agent_id, run_id, payload, expires_at, state, tenant)
+SELECT ?1, ?2, ?3, ?4, ?5, ?7, ?8
+WHERE coalesce((SELECT n FROM waiting WHERE tenant = ?8 AND agent_id = ?2), 0) < ?6
 ON CONFLICT (request_id) DO NOTHING
 """
 RENEW = f"UPDATE commands SET payload = ?, expires_at = ? WHERE request_id = ? AND {WAITS}"
@@ -161,13 +126,17 @@ FORGET = """
 DELETE FROM commands WHERE seq IN (SELECT seq FROM commands WHERE settled_at < ? LIMIT ?)
 RETURNING request_id
 """
+NOTES_OF = """
+SELECT at, outcome FROM notes WHERE request_id = ?1
+AND EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND tenant = ?2) ORDER BY rowid
+"""
 MOST_NOTES = 20
 AT_ONCE = 500
 """So that much to expire or to forget does not keep a command waiting."""
 
 
 class CommandStore:
-    """What an orchestrator asked for. Processes of one machine may share its file."""
+    """What an orchestrator asked for, of all tenants. Processes of one machine may share it."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self.database = database
@@ -195,6 +164,10 @@ class CommandStore:
         """Finish writing and close the file."""
         await self.database.close()
 
+    def of(self, tenant: str) -> TenantCommands:
+        """What one tenant asked for: all that its people and its runs may see."""
+        return TenantCommands(self.database, tenant)
+
     async def put(
         self,
         request_id: str,
@@ -205,29 +178,33 @@ class CommandStore:
         *,
         sent: bool = False,
         cap: int = 10_000,
+        tenant: str = LOCAL.tenant,
     ) -> Stored:
-        """Keep a command until it is settled; `QueueFull` if its agent has too many.
+        """Keep a command until it is settled; `QueueFull` if its agent has too many of a tenant.
 
         `sent` marks it so at once, for who sends it as soon as it is kept.
 
         One that is known and still waits is sent as it is put now: who asks again after a restart
         may drive the run under a new epoch.
         """
-        blob = sealed(payload)
+        blob, tenant = sealed(payload), tenant or LOCAL.tenant
 
         def work(connection: sqlite3.Connection) -> Stored | None:
             state = CommandState.SENT if sent else CommandState.QUEUED
-            new = (request_id, agent_id, run_id, blob, expires_at, cap, state)
+            new = (request_id, agent_id, run_id, blob, expires_at, cap, state, tenant)
             if connection.execute(PUT, new).rowcount:
                 return Stored(Kind.NEW)
             row = self._find(connection, request_id)
-            if row is not None and row.agent_id == agent_id:
+            if row is not None and (row.agent_id, row.tenant) == (agent_id, tenant):
                 connection.execute(RENEW, (blob, expires_at, request_id))
             return None if row is None else Stored(Kind.KNOWN, row)
 
         stored = await self.database.write(work)
         if stored is None:
             raise QueueFull(agent_id, cap)
+        if stored.row is not None and stored.row.tenant != tenant:
+            # Nothing of the one who has it may be told.
+            raise StoreError(f"{request_id} cannot be asked for; use another id")
         if stored.row is not None and stored.row.agent_id != agent_id:
             raise StoreError(f"{request_id} was asked of {stored.row.agent_id!r} already")
         return stored
@@ -348,22 +325,61 @@ class CommandStore:
     async def _rows(self, condition: str, *values: object) -> list[CommandRow]:
         statement = f"SELECT {COLUMNS} FROM commands {condition}"
         found = await self.database.read(lambda c: c.execute(statement, values).fetchall())
-        return [self._row(columns) for columns in found]
+        return [_row(columns, self._path) for columns in found]
 
     def _find(self, connection: sqlite3.Connection, request_id: str) -> CommandRow | None:
         statement = f"SELECT {COLUMNS} FROM commands WHERE request_id = ?"
         columns = connection.execute(statement, (request_id,)).fetchone()
-        return None if columns is None else self._row(columns)
+        return None if columns is None else _row(columns, self._path)
 
-    def _row(self, columns: tuple[Any, ...]) -> CommandRow:
-        id_, agent, run, payload, expires_at, state, outcome, settled_at = columns
-        return CommandRow(
-            id_,
-            agent,
-            run,
-            unsealed(payload, self._path),
-            expires_at,
-            CommandState(state),
-            None if outcome is None else unsealed(outcome, self._path),
-            settled_at,
+
+class TenantCommands:
+    """The commands that one tenant asked for."""
+
+    def __init__(self, database: Database, tenant: str) -> None:
+        self.tenant = tenant
+        self._database, self._path = database, database.path
+
+    async def get(self, request_id: str) -> CommandRow | None:
+        """What is known of a command."""
+        statement = f"SELECT {COLUMNS} FROM commands WHERE request_id = ? AND tenant = ?"
+        found = await self._all(statement, request_id, self.tenant)
+        return _row(found[0], self._path) if found else None
+
+    async def notes(self, request_id: str) -> list[Note]:
+        """Outcomes that came too late to count, in order."""
+        found = await self._all(NOTES_OF, request_id, self.tenant)
+        return [Note(at, unsealed(outcome, self._path)) for at, outcome in found]
+
+    async def known(self, request_ids: Iterable[str]) -> dict[str, CommandState]:
+        """Which of some ids are ours, and how far they came."""
+        ids, ours = list(request_ids), self.tenant
+        statement = "SELECT state FROM commands WHERE request_id = ? AND tenant = ?"
+
+        def work(connection: sqlite3.Connection) -> dict[str, CommandState]:
+            rows = [(id_, connection.execute(statement, (id_, ours)).fetchone()) for id_ in ids]
+            return {id_: CommandState(row[0]) for id_, row in rows if row is not None}
+
+        return await self._database.read(work)
+
+    async def waiting(self, agent_id: str = "", limit: int = -1) -> list[CommandRow]:
+        """Commands without an outcome, of one agent or of all, in the order they were put in."""
+        statement = (
+            f"SELECT {COLUMNS} FROM commands WHERE tenant = ?1 AND {WAITS} "
+            "AND (?2 = '' OR agent_id = ?2) ORDER BY seq LIMIT ?3"
         )
+        found = await self._all(statement, self.tenant, agent_id, limit)
+        return [_row(columns, self._path) for columns in found]
+
+    async def _all(self, statement: str, *values: object) -> list[Any]:
+        return await self._database.read(lambda c: c.execute(statement, values).fetchall())
+
+
+def _row(columns: tuple[Any, ...], path: Path) -> CommandRow:
+    id_, agent, run, payload, expires_at, state, outcome, settled_at, tenant = columns
+    return CommandRow(
+        *(id_, agent, run, unsealed(payload, path), expires_at, CommandState(state)),
+        None if outcome is None else unsealed(outcome, path),
+        settled_at,
+        tenant,
+    )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from evoclaw.core.labels import LOCAL
 from evoclaw.store.sqlite import Database, sealed, unsealed
 
 QUESTIONS = (
@@ -23,7 +24,28 @@ QUESTIONS = (
     "CREATE INDEX questions_open ON questions (session_id, seq) "
     "WHERE answer IS NULL AND closed_at IS NULL",
 )
-"""The tables, a part of the session store's schema."""
+"""The table, a part of the session store's schema: as it was before there were tenants."""
+QUESTIONS_OF_TENANTS = (
+    "ALTER TABLE questions RENAME TO old_questions",
+    """CREATE TABLE questions (
+        seq INTEGER PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        id TEXT NOT NULL,
+        session_id TEXT NOT NULL,
+        question BLOB NOT NULL,
+        answer BLOB,
+        asked_at REAL NOT NULL,
+        answered_at REAL,
+        closed_at REAL,
+        UNIQUE (tenant, id)
+    ) STRICT""",
+    "INSERT INTO questions SELECT seq, 'local', id, session_id, question, answer, asked_at, "
+    "answered_at, closed_at FROM old_questions",
+    "DROP TABLE old_questions",
+    "CREATE INDEX questions_open ON questions (tenant, session_id, seq) "
+    "WHERE answer IS NULL AND closed_at IS NULL",
+)
+"""The way from there."""
 
 
 class StoredQuestion(Struct, frozen=True):
@@ -37,22 +59,29 @@ class StoredQuestion(Struct, frozen=True):
 
 
 class QuestionStore:
-    """Questions by the call that asks them: each is asked once, and its first answer counts."""
+    """A tenant's questions, by the call that asks: each asked once, and its first answer counts."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, database: Database, clock: Callable[[], float], tenant: str = LOCAL.tenant
+    ) -> None:
         self._database, self._path, self._clock = database, database.path, clock
+        self.tenant = tenant
+
+    def of(self, tenant: str) -> QuestionStore:
+        """The questions of another tenant."""
+        return QuestionStore(self._database, self._clock, tenant)
 
     async def ask(self, question_id: str, session_id: str, question: bytes) -> StoredQuestion:
         """Keep a question; one of that id that is there already stays as it is, and is given."""
         put = (
-            "INSERT INTO questions (id, session_id, question, asked_at) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (id) DO NOTHING"
+            "INSERT INTO questions (tenant, id, session_id, question, asked_at) "
+            "VALUES (?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
         )
-        values = (question_id, session_id, sealed(question), self._clock())
+        values = (self.tenant, question_id, session_id, sealed(question), self._clock())
 
         def work(connection: sqlite3.Connection) -> StoredQuestion:
             connection.execute(put, values)
-            (found,) = self._questions(connection, "WHERE id = ?", question_id)
+            (found,) = self._questions(connection, "AND id = ?", question_id)
             return found
 
         return await self._database.write(work)
@@ -61,37 +90,41 @@ class QuestionStore:
         """Keep an answer; False if there is no such question, or it has one, or was given up."""
         statement = (
             "UPDATE questions SET answer = ?, answered_at = ? "
-            "WHERE id = ? AND answer IS NULL AND closed_at IS NULL"
+            "WHERE tenant = ? AND id = ? AND answer IS NULL AND closed_at IS NULL"
         )
-        values = (sealed(answer), self._clock(), question_id)
+        values = (sealed(answer), self._clock(), self.tenant, question_id)
         return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
     async def give_up(self, run_id: str) -> None:
         """A run has ended: nobody waits for answers to its questions any more."""
         statement = (
             "UPDATE questions SET closed_at = ? "
-            "WHERE id >= ? AND id < ? AND answer IS NULL AND closed_at IS NULL"
+            "WHERE tenant = ? AND id >= ? AND id < ? AND answer IS NULL AND closed_at IS NULL"
         )
-        values = (self._clock(), f"{run_id}.", f"{run_id}/")  # '/' comes right after '.'
+        # '/' comes right after '.'
+        values = (self._clock(), self.tenant, f"{run_id}.", f"{run_id}/")
         await self._database.write(lambda c: c.execute(statement, values))
 
     async def get(self, question_id: str) -> StoredQuestion | None:
         """One question."""
-        found = await self._database.read(lambda c: self._questions(c, "WHERE id = ?", question_id))
+        found = await self._database.read(lambda c: self._questions(c, "AND id = ?", question_id))
         return found[0] if found else None
 
     async def waiting(self, session_id: str = "") -> list[StoredQuestion]:
         """What people are asked and have not answered, of one session or of all, in order."""
         condition = (
-            "WHERE answer IS NULL AND closed_at IS NULL AND (?1 = '' OR session_id = ?1) "
-            "ORDER BY seq"
+            "AND answer IS NULL AND closed_at IS NULL AND (?2 = '' OR session_id = ?2) ORDER BY seq"
         )
         return await self._database.read(lambda c: self._questions(c, condition, session_id))
 
     def _questions(
         self, connection: sqlite3.Connection, condition: str, value: str
     ) -> list[StoredQuestion]:
-        statement = f"SELECT id, session_id, question, answer, asked_at FROM questions {condition}"
+        statement = (
+            "SELECT id, session_id, question, answer, asked_at FROM questions "
+            f"WHERE tenant = ?1 {condition}"
+        )
+        rows = connection.execute(statement, (self.tenant, value))
         return [
             StoredQuestion(
                 id_,
@@ -100,5 +133,5 @@ class QuestionStore:
                 None if answer is None else unsealed(answer, self._path),
                 asked_at,
             )
-            for id_, session, question, answer, asked_at in connection.execute(statement, (value,))
+            for id_, session, question, answer, asked_at in rows
         ]

@@ -51,8 +51,10 @@ class Recording:
 def reopen_recording(path: Path) -> tuple[list[Record], Recording]:
     """Read a recording to go on with it; what a crash left of a last line is cut away."""
     records = read_recording(path)
-    whole = sum(len(encode_record(record)) for record in records)
-    if path.stat().st_size > whole:
+    data = path.read_bytes()
+    # By its own lines: an older file's records may be written otherwise today.
+    whole = data.rfind(b"\n") + 1
+    if len(data) > whole:
         os.truncate(path, whole)
     return records, Recording(path, len(records))
 

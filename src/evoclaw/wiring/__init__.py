@@ -8,13 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from evoclaw.wiring.audit import audit_place
+    from evoclaw.wiring.budget import open_ledger
     from evoclaw.wiring.conversations import open_conversations
     from evoclaw.wiring.edge import open_edge
     from evoclaw.wiring.fleet import fleet_ports, open_fleet
-    from evoclaw.wiring.local import local_ports, model_at_hand
+    from evoclaw.wiring.judging import judges
+    from evoclaw.wiring.local import local_ports
     from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
+    from evoclaw.wiring.models import model_at_hand
     from evoclaw.wiring.oversight import open_approvals, stop_file
     from evoclaw.wiring.pairing import devices, invite, join, revoke
+    from evoclaw.wiring.receipts import open_receipts
     from evoclaw.wiring.servers import mcp_pins
     from evoclaw.wiring.skills import skill_catalogue, skill_places
     from evoclaw.wiring.ssh import ssh_ports
@@ -22,11 +27,13 @@ if TYPE_CHECKING:
     from evoclaw.wiring.up import bring_up
 
 __all__ = [
+    "audit_place",
     "bring_up",
     "devices",
     "fleet_ports",
     "invite",
     "join",
+    "judges",
     "local_ports",
     "mcp_over_http",
     "mcp_over_stdio",
@@ -36,6 +43,8 @@ __all__ = [
     "open_conversations",
     "open_edge",
     "open_fleet",
+    "open_ledger",
+    "open_receipts",
     "open_toolbox",
     "revoke",
     "skill_catalogue",
@@ -44,20 +53,24 @@ __all__ = [
     "stop_file",
 ]
 _WHERE = {
+    "audit_place": "audit",
     "bring_up": "up",
     "devices": "pairing",
     "fleet_ports": "fleet",
     "invite": "pairing",
     "join": "pairing",
+    "judges": "judging",
     "local_ports": "local",
     "mcp_over_http": "mcp",
     "mcp_over_stdio": "mcp",
     "mcp_pins": "servers",
-    "model_at_hand": "local",
+    "model_at_hand": "models",
     "open_approvals": "oversight",
     "open_conversations": "conversations",
     "open_edge": "edge",
     "open_fleet": "fleet",
+    "open_ledger": "budget",
+    "open_receipts": "receipts",
     "open_toolbox": "toolbox",
     "revoke": "pairing",
     "skill_catalogue": "skills",

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from evoclaw.core.agent import Agent, LoopSettings
-from evoclaw.core.ports import Approver, Ports
+from evoclaw.core.history import History
+from evoclaw.core.labels import Principal
+from evoclaw.core.ports import Approver, Executor, Policy, Ports, Provider, Sink
 from evoclaw.tools.question import Person
-from evoclaw.wiring.local import (
-    box_executor,
-    capabilities_at,
-    choose_model,
-    eyes,
-    for_model,
-    open_provider,
-    policy,
-)
+from evoclaw.wiring.local import box_executor, capabilities_at
+from evoclaw.wiring.models import choose_model, eyes, for_model, open_provider
 from evoclaw.wiring.toolbox import open_toolbox, refilled
 
 if TYPE_CHECKING:
+    from evoclaw.core.events import Record
+    from evoclaw.core.ledgers import Ledger
+    from evoclaw.executors.receipted import Sign
     from evoclaw.governance.autonomy import Level
+    from evoclaw.governance.budget.foresight import Price
     from evoclaw.orchestrator.sessions import Conversations
+    from evoclaw.orchestrator.subruns import Limits
     from evoclaw.store.sessions import Session
+    from evoclaw.wiring.governing import Governance
+    from evoclaw.wiring.toolbox import Toolbox
 
 AGENT = "evoclaw"
 """Who answers when nobody else was defined."""
@@ -41,42 +44,96 @@ async def open_conversations(
     person: Person | None,
     settings: LoopSettings,
     session: str,
+    attended: bool,
     env: Mapping[str, str],
 ) -> AsyncGenerator[Conversations]:
     """The sessions of this machine, with one agent; its session is there when this returns."""
     from evoclaw.config.places import default_data_folder
+    from evoclaw.governance.chain import Chain
     from evoclaw.orchestrator.prompt import system_prompt
     from evoclaw.orchestrator.questions import Questions
     from evoclaw.orchestrator.sessions import Conversations
     from evoclaw.skills.disclosure import catalogue
     from evoclaw.store.sessions import SessionStore
-    from evoclaw.wiring.oversight import guards
+    from evoclaw.wiring.governing import open_governance
+    from evoclaw.wiring.receipts import open_signer
 
     name = await choose_model(model, env)
     capabilities = capabilities_at(level)
     agent = Agent(AGENT, name, capabilities=capabilities, settings=settings)
-    rules = policy(level, capabilities, *guards(env, AGENT))
+    home = default_data_folder(env)
     async with AsyncExitStack() as stack:
-        store = await SessionStore.open(default_data_folder(env) / "sessions.db")
-        await stack.enter_async_context(store)
+        governance = await stack.enter_async_context(open_governance(env, AGENT))
+        store = await stack.enter_async_context(await SessionStore.open(home / "sessions.db"))
         provider = await stack.enter_async_context(open_provider(name, env))
         box = await stack.enter_async_context(
             open_toolbox(workspace, env, key=session, given=eyes(provider))
         )
-
-        def equip(agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
-            handed = dict(given)
-            if person is None:
-                handed.pop(Person)  # a question that nobody answers is not offered
-            executor = box_executor(refilled(box, handed), capabilities, for_model(name, tools))
-            return Ports(provider, executor, rules, approver(session.id))
-
+        signer = await stack.enter_async_context(open_signer(home))
+        every = governance.around(box_executor(box, capabilities, None))
+        # One chain for all: what is counted in it is counted for all sessions together.
+        rules = Chain(governance.rules(level, capabilities, workspace, every.tools))
+        equipment = _Equipment(
+            provider, governance.around, signer, rules, approver, box,
+            for_model(name, tools), has_person=person is not None,
+        )  # fmt: skip
         talks = Conversations(
             store,
             {AGENT: agent},
-            equip,
+            equipment.ports,
             questions=Questions(store.questions, face=person),
             prompt=lambda _: system_prompt(workspace, catalogue(box.shelf.skills())),
+            **_governed(governance, name, attended=attended),
         )
         await talks.open(AGENT, session_id=session)
         yield talks
+
+
+class _Governed(TypedDict):
+    limits: Limits
+    ledger: Ledger
+    price: Price
+    attended: bool
+    listening: Callable[[Session, Sequence[Record]], Sequence[Sink]]
+
+
+def _governed(governance: Governance, model: str, *, attended: bool) -> _Governed:
+    """What bounds sessions, and who listens to them."""
+    from evoclaw.orchestrator.subruns import Limits
+    from evoclaw.wiring.budget import price_for
+
+    return _Governed(
+        limits=Limits(budget=governance.settings.budget),
+        ledger=governance.ledger,
+        price=price_for(model),
+        attended=attended,
+        listening=lambda session, records: governance.sinks(session.id, records),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Equipment:
+    """What the runs of all sessions are given."""
+
+    provider: Provider
+    around: Callable[[Executor], Executor]
+    sign: Sign
+    rules: Policy
+    approver: Callable[[str], Approver]
+    box: Toolbox
+    tools: Sequence[str] | None
+    has_person: bool
+
+    def ports(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+        """What one run is given."""
+        from evoclaw.executors.receipted import Receipted
+
+        handed = dict(given)
+        history = cast("History", handed.pop(History))
+        if not self.has_person:
+            handed.pop(Person)  # a question that nobody answers is not offered
+        box = refilled(self.box, handed)
+        executor = Receipted(box_executor(box, agent.capabilities, self.tools, history), self.sign)
+        principal = Principal(agent=agent.name)
+        approver = self.approver(session.id)
+        return Ports(self.provider, self.around(executor), self.rules, approver, principal)

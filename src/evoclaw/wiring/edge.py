@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.ports import Executor, Policy, Ports
 
 if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from evoclaw.edge.edge import Edge
     from evoclaw.edge.identity import Limits
     from evoclaw.edge.plans import GrantCheck
-    from evoclaw.governance.stops import Stops
+    from evoclaw.store.journal import Journal
     from evoclaw.transport.link import Link
 
 logger = logging.getLogger(__name__)
@@ -33,52 +32,53 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.clock import OrchestratorClock
     from evoclaw.edge.identity import Identity
-    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.receipts import DeviceKey
     from evoclaw.governance.stops import ended_by
-    from evoclaw.store.journal import Journal
+    from evoclaw.store.artifacts import Artifacts
     from evoclaw.transport.accounts import client_id
+    from evoclaw.wiring.device import open_device
 
     config = read_agent_toml(path, env)
     password = broker_password(config.broker, env, PASSWORD)
     async with AsyncExitStack() as stack:
         stack.callback(os.close, _alone(config.data))
-        journal = await Journal.open(config.data / "journal.db", set_aside=True)
-        await stack.enter_async_context(journal)
-        if journal.database.set_aside is not None:
-            logger.error(
-                "the journal was damaged; it is kept as %s and a new one was begun",
-                journal.database.set_aside,
-            )
+        journal = await stack.enter_async_context(await _journal(config.data))
         clock = OrchestratorClock()
-        stops = _stops(config, env)
-        ports, has_model = await _ports(config, env, stack, (stops, Rates(config.rates)))
+        device = await open_device(config, env, stack)
         name = client_id(config.agent_id, password) if password else ""
         edge = await assemble(
             Identity(config.agent_id, config.agent_type, config.summary, name),
             _link(config, password),
             journal,
-            ports,
-            has_model=has_model,
+            device.ports,
+            has_model=device.has_model,
             limits=_limits(config),
             check=_check(config, clock),
             clock=clock,
             accepts=config.accepted,
+            artifacts=Artifacts(config.data / "artifacts", keep_bytes=config.limits.artifact_bytes),
+            key=DeviceKey.load_or_create(config.data / "device.key"),
+            notes=device.notes,
         )
 
         def end_calls() -> None:
             for live in edge.calls.live:
                 edge.calls.cancel(live.request_id)
 
-        await stack.enter_async_context(ended_by(stops, end_calls))
+        await stack.enter_async_context(ended_by(device.stops, end_calls))
         yield edge
 
 
-def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:
-    """The stops of this machine, and those of this edge alone."""
-    from evoclaw.governance.stops import FILE, StopFile, Stops
-    from evoclaw.wiring.oversight import stop_file
+async def _journal(folder: Path) -> Journal:
+    from evoclaw.store.journal import Journal
 
-    return Stops(stop_file(env), StopFile(config.data / FILE), agent=config.agent_id)
+    journal = await Journal.open(folder / "journal.db", set_aside=True)
+    if journal.database.set_aside is not None:
+        logger.error(
+            "the journal was damaged; it is kept as %s and a new one was begun",
+            journal.database.set_aside,
+        )
+    return journal
 
 
 def _alone(folder: Path) -> int:
@@ -98,31 +98,6 @@ def _link(config: EdgeConfig, password: str) -> Link:
     from evoclaw.transport.mqtt import MqttLink
 
     return MqttLink(config.broker.address(password), keep_alive=config.broker.keep_alive_s)
-
-
-async def _ports(
-    config: EdgeConfig,
-    env: Mapping[str, str],
-    stack: AsyncExitStack,
-    guards: tuple[Policy, ...] = (),
-) -> tuple[Ports, bool]:
-    from evoclaw.providers.scripted import Scripted
-    from evoclaw.wiring.local import open_provider, policy
-
-    config.workspace.mkdir(parents=True, exist_ok=True)
-    executor = _executor(config)
-    rules = policy(config.level, config.capabilities, *guards)
-    if not config.model.name:
-        # Tools need no model; the one that is never asked stands where a port must be.
-        return Ports(Scripted(), executor, rules), False
-    provider = await stack.enter_async_context(open_provider(config.model.name, env))
-    return Ports(provider, executor, rules), True
-
-
-def _executor(config: EdgeConfig) -> Executor:
-    from evoclaw.wiring.local import edge_executor
-
-    return edge_executor(config.workspace, config.capabilities, config.tools.only)
 
 
 def _check(config: EdgeConfig, clock: OrchestratorClock) -> GrantCheck:

@@ -14,6 +14,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Approver, Executor, Ports
 
 if TYPE_CHECKING:
+    from evoclaw.cli.needs import Begun
     from evoclaw.governance.autonomy import Level
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.transport.address import Address
@@ -49,6 +50,8 @@ async def open_fleet(env: Mapping[str, str]) -> AsyncGenerator[Orchestrator]:
     from evoclaw.store.commands import CommandStore
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.wiring.oversight import stop_file
+    from evoclaw.wiring.receipts import open_book
+    from evoclaw.wiring.settings import orchestrator_settings
 
     home = default_data_folder(env)
     address = find_broker(home, env)
@@ -61,6 +64,9 @@ async def open_fleet(env: Mapping[str, str]) -> AsyncGenerator[Orchestrator]:
         stops = Stops(stop_file(env))
         grants = Stopping(stops, Granting(signer))
         orchestrator = Orchestrator(link, store, grants=grants, permit=permit)
+        required = orchestrator_settings(env).orchestrator.require_receipts
+        book = await stack.enter_async_context(open_book(home, store, required=required))
+        orchestrator.reception.receipts = book
         await stack.enter_async_context(orchestrator.connected())
         await stack.enter_async_context(following(stops, orchestrator, store))
         yield orchestrator
@@ -74,17 +80,35 @@ async def fleet_ports(
     level: Level,
     approver: Approver,
     env: Mapping[str, str],
+    run: Begun,
     wait: float,
 ) -> AsyncGenerator[Ports]:
     """What a run is given whose calls go to edges: to one, to whichever has the tool, or asked."""
-    from evoclaw.wiring.local import capabilities_at, choose_model, open_provider, policy
-    from evoclaw.wiring.oversight import guards
+    from evoclaw.wiring.governing import governed_ports, open_governance
+    from evoclaw.wiring.local import capabilities_at
+    from evoclaw.wiring.models import choose_model, open_provider
 
     name = await choose_model(model, env)
     capabilities = capabilities_at(level)
-    async with open_fleet(env) as orchestrator, open_provider(name, env) as provider:
+    async with AsyncExitStack() as stack:
+        governance = await stack.enter_async_context(open_governance(env))
+        orchestrator = await stack.enter_async_context(open_fleet(env))
+        provider = await stack.enter_async_context(open_provider(name, env))
         executor = await fleet_executor(orchestrator, on, capabilities, wait)
-        yield Ports(provider, executor, policy(level, capabilities, *guards(env)), approver)
+        yield await stack.enter_async_context(
+            governed_ports(
+                governance,
+                provider=provider,
+                model=name,
+                executor=executor,
+                approver=approver,
+                level=level,
+                capabilities=capabilities,
+                workspace=None,
+                run=run,
+                env=env,
+            )
+        )
 
 
 async def fleet_executor(

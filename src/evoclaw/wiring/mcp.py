@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.api.mcp_server import McpTools
     from evoclaw.cli.mcp import Door, Wanted
+
+CLIENT = "mcp"
+"""As whom calls of MCP clients are counted and written down."""
 
 
 async def mcp_over_stdio(wanted: Wanted, env: Mapping[str, str]) -> None:
@@ -36,17 +39,24 @@ async def mcp_over_http(wanted: Wanted, door: Door, env: Mapping[str, str]) -> A
 @asynccontextmanager
 async def _tools(wanted: Wanted, env: Mapping[str, str]) -> AsyncGenerator[McpTools]:
     from evoclaw.api.mcp_server import McpTools
+    from evoclaw.governance.chain import Chain
     from evoclaw.wiring.fleet import fleet_executor, open_fleet
-    from evoclaw.wiring.local import box_executor, capabilities_at, policy
+    from evoclaw.wiring.governing import open_governance
+    from evoclaw.wiring.local import box_executor, capabilities_at
     from evoclaw.wiring.toolbox import open_toolbox
 
     held = capabilities_at(wanted.level)
-    rules = policy(wanted.level, held)
-    if wanted.on is not None:
-        async with open_fleet(env) as orchestrator:
+    async with AsyncExitStack() as stack:
+        governance = await stack.enter_async_context(open_governance(env, CLIENT, keeps_on=True))
+        if wanted.on is not None:
+            orchestrator = await stack.enter_async_context(open_fleet(env))
             executor = await fleet_executor(orchestrator, wanted.on, held, wanted.wait)
-            yield McpTools(executor, rules, wanted.approver, capabilities=held)
-        return
-    async with open_toolbox(wanted.workspace, env) as box:
-        executor = box_executor(box, held, wanted.tools)
-        yield McpTools(executor, rules, wanted.approver, capabilities=held)
+            workspace = None
+        else:
+            box = await stack.enter_async_context(open_toolbox(wanted.workspace, env))
+            executor, workspace = box_executor(box, held, wanted.tools), wanted.workspace
+        around = governance.around(executor)
+        rules = Chain(governance.rules(wanted.level, held, workspace, around.tools))
+        yield McpTools(
+            around, rules, wanted.approver, capabilities=held, sinks=governance.every_run()
+        )

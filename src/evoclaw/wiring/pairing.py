@@ -64,6 +64,7 @@ async def join(
     """Join a fleet and write this edge's `agent.toml`; its id."""
     from evoclaw.config import default_data_folder, write_agent_toml
     from evoclaw.edge.joining import Guest
+    from evoclaw.governance.receipts import DeviceKey
     from evoclaw.transport.accounts import write_private
     from evoclaw.transport.address import TlsSettings, parse_url
     from evoclaw.transport.mqtt import MqttLink
@@ -96,7 +97,8 @@ async def join(
         write_private(folder / "password", given.password.encode())
         await asyncio.to_thread(write_agent_toml, path, values)
 
-    await Guest(agent_id, secret, MqttLink(address)).join(keep)
+    key = DeviceKey.load_or_create(folder / "device.key").public_key
+    await Guest(agent_id, secret, MqttLink(address), key=key).join(keep)
     return agent_id
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.core.ports import Approver, Ports
 
 if TYPE_CHECKING:
+    from evoclaw.cli.needs import Begun
     from evoclaw.governance.autonomy import Level
 
 
 @asynccontextmanager
 async def ssh_ports(
-    *, model: str | None, url: str, level: Level, approver: Approver, env: Mapping[str, str]
+    *,
+    model: str | None,
+    url: str,
+    level: Level,
+    approver: Approver,
+    env: Mapping[str, str],
+    run: Begun,
 ) -> AsyncGenerator[Ports]:
     """What a run is given that works on a machine and folder such as `ssh://user@host/srv/project`."""
     from evoclaw.executors.local import LocalExecutor
@@ -23,7 +31,9 @@ async def ssh_ports(
     from evoclaw.executors.ssh.processes import SshProcesses
     from evoclaw.executors.wrapped import Filtered
     from evoclaw.tools.sets import remote
-    from evoclaw.wiring.local import capabilities_at, choose_model, open_provider, policy
+    from evoclaw.wiring.governing import governed_ports, open_governance
+    from evoclaw.wiring.local import capabilities_at
+    from evoclaw.wiring.models import choose_model, open_provider
 
     target = parse_ssh_url(url)
     capabilities = capabilities_at(level)
@@ -34,8 +44,22 @@ async def ssh_ports(
         await files.check()
         processes = SshProcesses(connection, target.path)
         executor = LocalExecutor(remote(), files=files, exec=processes)
-        async with open_provider(name, env) as provider:
-            rules = policy(level, capabilities)
-            yield Ports(provider, Filtered(executor, capabilities), rules, approver)
+        async with AsyncExitStack() as stack:
+            governance = await stack.enter_async_context(open_governance(env))
+            provider = await stack.enter_async_context(open_provider(name, env))
+            yield await stack.enter_async_context(
+                governed_ports(
+                    governance,
+                    provider=provider,
+                    model=name,
+                    executor=Filtered(executor, capabilities),
+                    approver=approver,
+                    level=level,
+                    capabilities=capabilities,
+                    workspace=Path(target.path),
+                    run=run,
+                    env=env,
+                )
+            )
     finally:
         await connection.close()

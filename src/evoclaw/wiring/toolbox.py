@@ -18,6 +18,7 @@ from evoclaw.core.tools import Tool
 if TYPE_CHECKING:
     from evoclaw.executors.mcp.executor import McpExecutor
     from evoclaw.executors.own_tools import OwnTools
+    from evoclaw.governance.network import Domains
     from evoclaw.skills.watching import Shelf
 
 BROWSER = "EVOCLAW_BROWSER"
@@ -78,15 +79,30 @@ async def open_toolbox(
         given: What the tools are handed beside that, by Protocol; it comes first.
     """
     from evoclaw.config.places import default_data_folder
+    from evoclaw.governance.network import Domains
+    from evoclaw.skills.binary import Cages
     from evoclaw.skills.disclosure import Disclosure
     from evoclaw.tools.skill import SkillTexts
+    from evoclaw.wiring.cages import Caged, open_cages
     from evoclaw.wiring.servers import connect_servers
-    from evoclaw.wiring.skills import shelf
+    from evoclaw.wiring.settings import orchestrator_settings
+    from evoclaw.wiring.skills import FOLDER, shelf
 
     async with AsyncExitStack() as stack:
         home = default_data_folder(env)
         skills, servers = shelf(home), await connect_servers(env, stack)
-        found, reasons = _found(workspace, env, key, stack)
+        config = orchestrator_settings(env)
+        domains = Domains(config.network)
+        caged = await open_cages(
+            workspace,
+            config.cage,
+            domains,
+            stack,
+            data=home,
+            readable=[home / FOLDER],
+        )
+        found, reasons = _found(workspace, env, key, stack, domains)
+        found |= {ExecOps: caged.cages.exec_in(), Cages: caged.cages, Caged: caged}
         found |= {SkillTexts: Disclosure(skills), **(given or {})}
         yield _filled(found, reasons, skills, servers, home / "tools")
 
@@ -126,15 +142,19 @@ def _lacks(name: str) -> str:
 
 
 def _found(
-    workspace: Path, env: Mapping[str, str], key: str, stack: AsyncExitStack
+    workspace: Path,
+    env: Mapping[str, str],
+    key: str,
+    stack: AsyncExitStack,
+    domains: Domains,
 ) -> tuple[dict[type, object], dict[type, str]]:
     """What there is, by Protocol, and why the rest is not."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.executors.canvases import FileCanvas
     from evoclaw.executors.fetching import WebFetcher
     from evoclaw.executors.files import LocalFiles
-    from evoclaw.executors.processes import LocalProcesses
     from evoclaw.executors.searching import search_from
+    from evoclaw.executors.url_guard import Guard
     from evoclaw.tools.canvas import Canvas
     from evoclaw.tools.nodes import Nodes
     from evoclaw.tools.notes import Todos, TodosInMemory
@@ -146,8 +166,7 @@ def _found(
     search = search_from(env)
     maybe: dict[type, object | str] = {
         FileOps: LocalFiles(workspace),
-        ExecOps: LocalProcesses(workspace),
-        Fetcher: WebFetcher(),
+        Fetcher: WebFetcher(Guard(may=domains.may)),
         Searcher: search.web or search.reason,
         CodeSearcher: search.code or search.reason,
         Todos: TodosInMemory(),
@@ -155,22 +174,25 @@ def _found(
         Person: "nobody is at the terminal to be asked",
         Sessions: "it needs a session: say `evoclaw run --session NAME`",
         Nodes: "there is no fleet here: start one with `evoclaw up`, then `evoclaw run --on '*'`",
-        **_browser(env, key, stack),
+        **_browser(env, key, stack, domains),
         **_vision(),
     }
     reasons = {kind: thing for kind, thing in maybe.items() if isinstance(thing, str)}
     return {kind: thing for kind, thing in maybe.items() if not isinstance(thing, str)}, reasons
 
 
-def _browser(env: Mapping[str, str], key: str, stack: AsyncExitStack) -> dict[type, object | str]:
+def _browser(
+    env: Mapping[str, str], key: str, stack: AsyncExitStack, domains: Domains
+) -> dict[type, object | str]:
     from evoclaw.executors.browser.chromium import Chromium
     from evoclaw.executors.browser.program import find_browser
+    from evoclaw.executors.url_guard import Guard
     from evoclaw.tools.browser import Browser
 
     program = find_browser(env.get(BROWSER, ""), env=env)
     if isinstance(program, str):
         return {Browser: program}
-    chromium = Chromium(program)
+    chromium = Chromium(program, guard=Guard(may=domains.may))
     stack.push_async_callback(chromium.close)
     return {Browser: chromium.session(key)}
 

@@ -79,20 +79,32 @@ async def bring_up(
         if agent_id is not None:
             local = _Local(agent_id, workspace, model)
             config = await _describe(local, home, door, broker)
+            await _pin(orchestrator, agent_id, config.parent)
             edge = asyncio.create_task(_keep_edge(config))
             stack.push_async_callback(_end, edge)
         yield House(url, orchestrator)
+
+
+async def _pin(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
+    """Know the edge of this machine by the key that it has here."""
+    from evoclaw.governance.receipts import DeviceKey
+    from evoclaw.orchestrator.receipts import ReceiptBook
+
+    if isinstance(book := orchestrator.reception.receipts, ReceiptBook):
+        await book.pin(agent_id, DeviceKey.load_or_create(folder / "device.key").public_key)
 
 
 def _joining(home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker) -> Joining:
     from evoclaw.governance.grants import Signer
     from evoclaw.governance.pairing import Devices, Pairings
     from evoclaw.orchestrator.joining import Joining
+    from evoclaw.orchestrator.receipts import ReceiptBook
 
     key = Signer.load_or_create(home / "orchestrator.key").public_key
     pairing = home / "pairing"
-    send = orchestrator.requests.send
-    return Joining(Pairings(pairing), Devices(pairing), broker.accounts, send, key)
+    send, book = orchestrator.requests.send, orchestrator.reception.receipts
+    pin = book.pin if isinstance(book, ReceiptBook) else None
+    return Joining(Pairings(pairing), Devices(pairing), broker.accounts, send, key, pin)
 
 
 async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroker) -> Path:

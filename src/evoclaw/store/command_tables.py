@@ -1,0 +1,75 @@
+"""The tables of the command store; what was kept before there were tenants is of `local`.
+
+The id of a command is what its edge knows it by, and edges are shared: it is one for all tenants.
+"""
+
+from __future__ import annotations
+
+from evoclaw.store.sqlite import Schema
+
+WAITS = "settled_at IS NULL"
+STATES = ("queued", "sent", "accepted", "cancelling", "settled", "expired")
+# Not `IN`: for that SQLite would build a small table at every write.
+CHECKED = " OR ".join(f"state = '{state}'" for state in STATES)
+TENANTS = (
+    "ALTER TABLE commands ADD COLUMN tenant TEXT NOT NULL DEFAULT 'local'",
+    f"CREATE INDEX commands_asked ON commands (tenant, seq) WHERE {WAITS}",
+    "DROP TRIGGER came",
+    "DROP TRIGGER closed",
+    "ALTER TABLE waiting RENAME TO old_waiting",
+    """CREATE TABLE waiting (
+        tenant TEXT NOT NULL, agent_id TEXT NOT NULL, n INTEGER NOT NULL CHECK (n >= 0),
+        PRIMARY KEY (tenant, agent_id)
+    ) STRICT, WITHOUT ROWID""",
+    "INSERT INTO waiting SELECT 'local', agent_id, n FROM old_waiting",
+    "DROP TABLE old_waiting",
+    """CREATE TRIGGER came AFTER INSERT ON commands BEGIN
+        INSERT INTO waiting VALUES (NEW.tenant, NEW.agent_id, 1)
+        ON CONFLICT (tenant, agent_id) DO UPDATE SET n = n + 1;
+    END""",
+    """CREATE TRIGGER closed AFTER UPDATE OF settled_at ON commands
+    WHEN OLD.settled_at IS NULL AND NEW.settled_at IS NOT NULL
+    BEGIN
+        UPDATE waiting SET n = n - 1 WHERE tenant = NEW.tenant AND agent_id = NEW.agent_id;
+    END""",
+)
+SCHEMA = Schema(
+    "command store",
+    (
+        (
+            f"""CREATE TABLE commands (
+                seq INTEGER PRIMARY KEY,
+                request_id TEXT NOT NULL UNIQUE,
+                agent_id TEXT NOT NULL,
+                run_id TEXT NOT NULL,
+                payload BLOB NOT NULL,
+                expires_at REAL,
+                state TEXT NOT NULL CHECK ({CHECKED}),
+                outcome BLOB,
+                settled_at REAL
+            ) STRICT""",
+            f"CREATE INDEX commands_waiting ON commands (agent_id, seq) WHERE {WAITS}",
+            "CREATE INDEX commands_unsent ON commands (expires_at) WHERE state = 'queued'",
+            "CREATE INDEX commands_closed ON commands (settled_at) WHERE settled_at IS NOT NULL",
+            """CREATE TABLE notes (
+                request_id TEXT NOT NULL, at REAL NOT NULL, outcome BLOB NOT NULL
+            ) STRICT""",
+            "CREATE INDEX notes_of ON notes (request_id)",
+            # Counting ten thousand rows for every command would be the dearest part of it.
+            """CREATE TABLE waiting (
+                agent_id TEXT PRIMARY KEY NOT NULL, n INTEGER NOT NULL CHECK (n >= 0)
+            ) STRICT, WITHOUT ROWID""",
+            """CREATE TRIGGER came AFTER INSERT ON commands BEGIN
+                INSERT INTO waiting VALUES (NEW.agent_id, 1)
+                ON CONFLICT (agent_id) DO UPDATE SET n = n + 1;
+            END""",
+            """CREATE TRIGGER closed AFTER UPDATE OF settled_at ON commands
+            WHEN OLD.settled_at IS NULL AND NEW.settled_at IS NOT NULL
+            BEGIN
+                UPDATE waiting SET n = n - 1 WHERE agent_id = NEW.agent_id;
+            END""",
+        ),
+        TENANTS,
+    ),
+    sealed=(("commands", ("payload", "outcome")), ("notes", ("outcome",))),
+)

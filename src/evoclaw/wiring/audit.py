@@ -1,0 +1,66 @@
+"""The audit of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evoclaw.observe.audit.settings import AuditSettings
+    from evoclaw.observe.audit.writer import Audit
+
+logger = logging.getLogger(__name__)
+LAST = 2.0
+"""Seconds in which what a run noted is brought to the cold tier; else the next one brings it."""
+
+
+def audit_place(env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
+    """The data folder, and what was chosen about the audit."""
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    return default_data_folder(env), orchestrator_settings(env).audit
+
+
+@asynccontextmanager
+async def open_audit(
+    folder: Path, settings: AuditSettings, env: Mapping[str, str], *, keeps_on: bool = False
+) -> AsyncGenerator[Audit | None]:
+    """The audit in a folder, signed when the block ends; None if it is switched off.
+
+    Args:
+        folder: The data folder.
+        settings: What was chosen.
+        env: Whose secrets are never written down.
+        keeps_on: This process stays: it brings records to the cold tier as they come.
+    """
+    if not settings.enabled:
+        yield None
+        return
+    from evoclaw.core.redaction import secrets_in
+    from evoclaw.observe.audit import writer
+    from evoclaw.observe.audit.opening import open_cold
+    from evoclaw.observe.audit.settings import AuditError
+    from evoclaw.observe.audit.shipping import Shipper
+
+    audit = writer.open_audit(folder, settings, secrets=secrets_in(env))
+    cold = open_cold(folder, settings, env)
+    shipper = None if cold is None else Shipper(audit.warm, cold, settings)
+    going = asyncio.create_task(shipper.keep_shipping()) if shipper and keeps_on else None
+    try:
+        yield audit
+    finally:
+        if going is not None:
+            going.cancel()
+            await asyncio.wait([going])
+        await asyncio.to_thread(audit.close)
+        if shipper is not None:
+            try:
+                async with asyncio.timeout(LAST):
+                    await shipper.ship()
+            except (TimeoutError, AuditError) as problem:
+                logger.info("the audit is brought to the cold tier later: %s", problem)

@@ -1,0 +1,53 @@
+"""The ledger of this machine, and what its models cost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evoclaw.core.ledgers import Ledger
+    from evoclaw.core.messages import Usage
+    from evoclaw.governance.budget.foresight import Price
+    from evoclaw.governance.budget.settings import BudgetSettings
+
+
+@asynccontextmanager
+async def open_ledger(env: Mapping[str, str]) -> AsyncGenerator[Ledger]:
+    """The ledger that all processes of this machine share."""
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.store.ledger import StoredLedger
+
+    async with await StoredLedger.open_file(default_data_folder(env) / "budget.db") as ledger:
+        yield ledger
+
+
+@asynccontextmanager
+async def ledger_for(settings: BudgetSettings, env: Mapping[str, str]) -> AsyncGenerator[Ledger]:
+    """Where a run's spending is counted.
+
+    A budget of the run alone is counted in memory: its records tell it again after a crash. One
+    that several runs share is kept where all of them find it.
+    """
+    from evoclaw.governance.budget.memory import MemoryLedger
+    from evoclaw.governance.budget.settings import Kinds
+
+    shared = (settings.tenant, settings.user, settings.agent)
+    if not settings.actions and all(kinds == Kinds() for kinds in shared):
+        yield MemoryLedger()
+        return
+    async with open_ledger(env) as ledger:
+        yield ledger
+
+
+def price_for(name: str) -> Price:
+    """What a reply costs at most; `A,B` is priced by the dearer."""
+    from evoclaw.governance.budget.foresight import dearest
+    from evoclaw.providers.prices import prices
+
+    def priced(model: str) -> Callable[[str, Usage], float | None]:
+        price = prices(model)
+        return lambda _, usage: price(model.partition("/")[2], usage)
+
+    return dearest([priced(one.strip()) for one in name.split(",")])

@@ -1,0 +1,133 @@
+"""The cages of a workspace: what its commands run in, and the one way out of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evoclaw.core.errors import ConfigError, ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.core.tools import Call
+from evoclaw.executors.roots import CLOSED
+
+if TYPE_CHECKING:
+    from evoclaw.core.ops import ExecOps
+    from evoclaw.executors.caged.cages import LocalCages
+    from evoclaw.executors.egress.gateway import Passage
+    from evoclaw.governance.network import Domains
+    from evoclaw.governance.sandbox.engines import SandboxSettings
+
+GIT = "git_"
+"""These tools run one fixed program that is kept from running others, and need its settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caged:
+    """Processes of a workspace, by who asks for them."""
+
+    cages: LocalCages
+    plain: ExecOps
+    closed: str = ""
+    """Why no command runs in this workspace."""
+
+    def exec_for(self, call: Call) -> ExecOps:
+        """What a call may run programs in; nothing warm is shared across tenants or trust."""
+        if call.name.startswith(GIT):
+            return self.plain
+        if self.closed:
+            raise ToolFailure(ErrorKind.SANDBOX_UNAVAILABLE, self.closed)
+        context = call.context
+        return self.cages.exec_for(
+            call.name, tenant=context.principal.tenant, trusted=not context.label.untrusted
+        )
+
+
+async def open_cages(
+    workspace: Path,
+    settings: SandboxSettings,
+    domains: Domains,
+    stack: AsyncExitStack,
+    *,
+    data: Path,
+    readable: Iterable[Path] = (),
+    passed: Callable[[Passage], None] | None = None,
+) -> Caged:
+    """The cages of a workspace, closed with the stack; nothing runs before the first command.
+
+    Args:
+        workspace: The folder that commands may change.
+        settings: Which engine, and its limits.
+        domains: Which hosts commands may reach.
+        stack: Closes them.
+        data: Our own folder: no command may see it.
+        readable: Folders that commands may read beside the system's.
+        passed: Told of every connection that was asked for.
+    """
+    from evoclaw.executors.caged.cages import LocalCages
+    from evoclaw.executors.caged.guarded import guarded
+    from evoclaw.executors.processes import LocalProcesses
+    from evoclaw.governance.sandbox.canary import Canary
+    from evoclaw.governance.sandbox.engines import choose, engines
+    from evoclaw.governance.sandbox.native.engine import Native
+
+    place, closed = _place(workspace, data)
+    there = {**engines(), "native": Native()}
+    proxy = await _gateway(domains, stack, passed) if domains.open_to_commands else ""
+    confines = settings.confines(
+        place,
+        protected=guarded(place),
+        readable=[folder for folder in readable if folder.is_dir()],
+        proxy=proxy,
+    )
+    cages = LocalCages(
+        confines,
+        there,
+        Canary(),
+        default=choose(settings.engine, there),
+        tools=settings.tools,
+        warm=settings.warm,
+    )
+    stack.push_async_callback(cages.close)
+    return Caged(cages, LocalProcesses(workspace), closed)
+
+
+def _place(workspace: Path, data: Path) -> tuple[str, str]:
+    """Where the workspace really is, and why no command may run there."""
+    place, ours = os.path.realpath(workspace), os.path.realpath(data)
+    return place, _closed(place, ours)
+
+
+def _closed(place: str, ours: str) -> str:
+    if not f"{ours}/".startswith(f"{place.rstrip('/')}/"):
+        return ""
+    inside = os.path.relpath(ours, place)
+    if CLOSED not in inside.split("/"):
+        raise ConfigError(
+            f"EvoClaw's own folder {ours} lies inside the workspace {place}, where tools could "
+            f"change it; work in another folder, or name another one with EVOCLAW_HOME"
+        )
+    return (
+        f"No command is run in {place}: EvoClaw's own keys are in there ({inside}). Tell the user "
+        "to work in a folder of its own."
+    )
+
+
+async def _gateway(
+    domains: Domains, stack: AsyncExitStack, passed: Callable[[Passage], None] | None
+) -> str:
+    from evoclaw.executors.egress.gateway import Gateway
+    from evoclaw.executors.url_guard import Guard
+
+    gateway = Gateway(
+        domains.commands_may,
+        guard=Guard(may=domains.may),
+        ports=domains.ports,
+        passed=passed or (lambda passage: None),
+    )
+    await gateway.start()
+    stack.push_async_callback(gateway.close)
+    return gateway.socket

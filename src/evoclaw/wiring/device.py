@@ -1,0 +1,166 @@
+"""What a device's calls go through: its own tools, rules, budget and audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from evoclaw.core.bound import BoundTool
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.labels import Principal
+from evoclaw.core.ports import Executor, Policy, Ports
+
+if TYPE_CHECKING:
+    from evoclaw.config import EdgeConfig
+    from evoclaw.edge.noting import CallNotes
+    from evoclaw.governance.budget.settings import BudgetSettings
+    from evoclaw.governance.stops import Stops
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device's own side of every call."""
+
+    ports: Ports
+    has_model: bool
+    notes: CallNotes | None
+    """Puts calls on record."""
+    stops: Stops
+
+
+async def open_device(config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack) -> Device:
+    """Put it together; it is closed with the stack."""
+    from evoclaw.edge.noting import CallNotes
+    from evoclaw.governance.rates import Rates
+    from evoclaw.observe.audit.policy import Recordable
+    from evoclaw.observe.audit.sink import Who
+    from evoclaw.wiring.audit import open_audit
+
+    stops = _stops(config, env)
+    audit = await stack.enter_async_context(
+        open_audit(config.data, config.audit, env, keeps_on=True)
+    )
+    guards: tuple[Policy, ...] = (stops, Rates(config.rates))
+    notes = None
+    if audit is not None:
+        who = Who(principal=Principal(), agent_id=config.agent_id, device=config.agent_id)
+        guards, notes = (*guards, Recordable(audit)), CallNotes(audit, who)
+    ports, has_model = await _ports(config, env, stack, guards)
+    return Device(ports, has_model, notes, stops)
+
+
+def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:
+    """The stops of this machine, and those of this edge alone."""
+    from evoclaw.governance.stops import FILE, StopFile, Stops
+    from evoclaw.wiring.oversight import stop_file
+
+    return Stops(stop_file(env), StopFile(config.data / FILE), agent=config.agent_id)
+
+
+async def _ports(
+    config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack, guards: tuple[Policy, ...]
+) -> tuple[Ports, bool]:
+    from evoclaw.governance.chain import Chain
+    from evoclaw.providers.scripted import Scripted
+    from evoclaw.wiring.models import open_provider
+
+    config.workspace.mkdir(parents=True, exist_ok=True)
+    executor = await _executor(config, stack)
+    rules: Policy = Chain((*guards, *_rules(config)))
+    if config.budget is not None:
+        executor, rules = await _budgeted(config, config.budget, executor, rules, stack)
+    if not config.model.name:
+        # Tools need no model; the one that is never asked stands where a port must be.
+        return Ports(Scripted(), executor, rules), False
+    provider = await stack.enter_async_context(open_provider(config.model.name, env))
+    return Ports(provider, executor, rules), True
+
+
+async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
+    """The tools of an edge: files, commands, pages, and the device itself."""
+    from evoclaw.executors.devices import LocalDevice, LocalNotifier
+    from evoclaw.executors.fetching import WebFetcher
+    from evoclaw.executors.files import LocalFiles
+    from evoclaw.executors.local import LocalExecutor
+    from evoclaw.executors.url_guard import Guard
+    from evoclaw.executors.wrapped import Filtered
+    from evoclaw.governance.flow.flags import Flagged
+    from evoclaw.governance.network import Domains
+    from evoclaw.tools.device import Device as DeviceOps
+    from evoclaw.tools.device import Notifier
+    from evoclaw.tools.web import Fetcher
+    from evoclaw.wiring.cages import open_cages
+
+    domains = Domains(config.network)
+    caged = await open_cages(config.workspace, config.cage, domains, stack, data=config.data)
+    # The camera, the pins and the screen are the device's own: their programs are fixed.
+    person, device = LocalNotifier(caged.plain), LocalDevice(caged.plain)
+    given: dict[type, object] = {
+        Fetcher: WebFetcher(Guard(may=domains.may)),
+        DeviceOps: device,
+        Notifier: person,
+    }
+    executor = LocalExecutor(
+        _tools(config, notifies=person.works),
+        files=LocalFiles(config.workspace),
+        exec=caged.plain,
+        given=given,
+        exec_for=caged.exec_for,
+    )
+    return Filtered(Flagged(executor, config.flow), config.capabilities)
+
+
+def _tools(config: EdgeConfig, *, notifies: bool) -> tuple[BoundTool, ...]:
+    from evoclaw.tools.device import device, notify
+    from evoclaw.tools.sets import named, remote
+    from evoclaw.wiring.toolbox import with_program
+
+    others = (*named(("webfetch",)), device, *((notify,) if notifies else ()))
+    tools = (*with_program(remote()), *others)
+    names = config.tools.only
+    if names is None:
+        return tools
+    known = {tool.name for tool in tools}
+    if unknown := [name for name in names if name not in known]:
+        there = ", ".join(sorted(known))
+        raise ConfigError(f"no tool {', '.join(map(repr, unknown))}; there are: {there}")
+    return tuple(tool for tool in tools if tool.name in names)
+
+
+def _rules(config: EdgeConfig) -> tuple[Policy, ...]:
+    from evoclaw.governance.autonomy import Autonomy
+    from evoclaw.governance.flow.policy import EdgeFlow
+    from evoclaw.governance.network import Domains
+    from evoclaw.governance.permissions import Permissions
+    from evoclaw.governance.rules.policy import ToolStatus
+    from evoclaw.wiring.rules import command_rules
+
+    return (
+        ToolStatus(config.policy.off),
+        Autonomy(config.level),
+        Permissions(config.capabilities),
+        command_rules(config.policy.rules, config.data, config.level, config.workspace),
+        Domains(config.network),
+        EdgeFlow(config.flow),
+    )
+
+
+async def _budgeted(
+    config: EdgeConfig,
+    settings: BudgetSettings,
+    executor: Executor,
+    rules: Policy,
+    stack: AsyncExitStack,
+) -> tuple[Executor, Policy]:
+    """The same, bounded by what this device may do, whoever asks and however often it restarts."""
+    from evoclaw.governance.budget.device import DeviceBudget, Metered
+    from evoclaw.governance.chain import Chain
+    from evoclaw.store.ledger import StoredLedger
+
+    opened = StoredLedger.open_file(
+        config.data / "budget.db", durable=bool(settings.actions), alone=True
+    )
+    budget = DeviceBudget(await stack.enter_async_context(await opened), settings)
+    return Metered(executor, budget), Chain((rules, budget))

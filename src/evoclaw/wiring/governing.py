@@ -1,0 +1,174 @@
+"""What every run of this machine is governed by: the rules in their order, a budget, an audit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evoclaw.core.labels import Principal
+from evoclaw.core.ports import Approver, Executor, Policy, Ports, Provider, Sink
+from evoclaw.core.tools import Tool
+
+if TYPE_CHECKING:
+    from evoclaw.cli.needs import Begun
+    from evoclaw.config import EvoClawConfig
+    from evoclaw.core.events import Record
+    from evoclaw.core.ledgers import Ledger
+    from evoclaw.governance.autonomy import Level
+    from evoclaw.governance.budget.policy import Budget
+    from evoclaw.observe.audit.writer import Audit
+
+
+@dataclass(frozen=True, slots=True)
+class Governance:
+    """The rules of this machine, and where is written down what came of them."""
+
+    settings: EvoClawConfig
+    guards: tuple[Policy, ...]
+    """What comes before everything else: stops, rates, and that it can be put on record."""
+    ledger: Ledger
+    audit: Audit | None
+    agent: str = ""
+
+    @property
+    def principal(self) -> Principal:
+        """On whose behalf runs are made here."""
+        return Principal(agent=self.agent)
+
+    def rules(
+        self,
+        level: Level,
+        capabilities: frozenset[str],
+        workspace: Path | None,
+        tools: Callable[[], Sequence[Tool]],
+    ) -> tuple[Policy, ...]:
+        """The rules of an agent, but for its budget.
+
+        Args:
+            level: How much it may do by itself.
+            capabilities: What it holds.
+            workspace: The folder that relative paths mean; None where it is another machine's.
+            tools: What there is, by the flags that it bears.
+        """
+        from evoclaw.governance.autonomy import Autonomy
+        from evoclaw.governance.flow.policy import Flow
+        from evoclaw.governance.network import Domains
+        from evoclaw.governance.permissions import Permissions
+        from evoclaw.governance.rules.policy import ToolStatus
+        from evoclaw.wiring.rules import command_rules
+
+        settings, (stops, *others) = self.settings, self.guards
+        return (
+            stops,
+            ToolStatus(settings.policy.off),
+            *others,
+            Autonomy(level),
+            Permissions(capabilities),
+            command_rules(settings.policy.rules, settings.data, level, workspace),
+            Domains(settings.network),
+            Flow(settings.flow, tools),
+        )
+
+    def around(self, executor: Executor) -> Executor:
+        """The same with the flags that were configured, and with an eye on what results hide."""
+        from evoclaw.executors.unseen import Flagged as LookedThrough
+        from evoclaw.governance.flow.flags import Flagged
+
+        return Flagged(LookedThrough(executor), self.settings.flow)
+
+    def sinks(self, session: str = "", before: Sequence[Record] = ()) -> tuple[Sink, ...]:
+        """Who writes down what happens in a run."""
+        if self.audit is None:
+            return ()
+        from evoclaw.observe.audit.sink import Who
+
+        who = Who(principal=self.principal, agent_id=self.agent, session=session)
+        return (self.audit.sink(who, before=before),)
+
+    def every_run(self) -> tuple[Sink, ...]:
+        """Who writes down what happens in runs that come and go."""
+        if self.audit is None:
+            return ()
+        from evoclaw.observe.audit.sink import EveryRun
+
+        return (EveryRun(lambda: self.sinks()[0]),)
+
+    def budget(self, model: str, run: Begun) -> Budget:
+        """What one run may use."""
+        from evoclaw.governance.budget.policy import Budget
+        from evoclaw.governance.budget.terms import Terms
+        from evoclaw.wiring.budget import price_for
+
+        terms = Terms(price=price_for(model), attended=run.attended)
+        settings = self.settings.budget
+        budget = Budget(self.ledger, run.state.run_id, settings, terms, principal=self.principal)
+        budget.recall(run.records)
+        return budget
+
+
+@asynccontextmanager
+async def open_governance(
+    env: Mapping[str, str], agent: str = "", *, keeps_on: bool = False
+) -> AsyncGenerator[Governance]:
+    """The rules of this machine, as long as the block runs.
+
+    Args:
+        env: Says where the settings are.
+        agent: Who is governed.
+        keeps_on: This process stays, and sees to the audit's way to the cold tier.
+    """
+    from evoclaw.observe.audit.policy import Recordable
+    from evoclaw.wiring.audit import audit_place, open_audit
+    from evoclaw.wiring.budget import ledger_for
+    from evoclaw.wiring.oversight import guards
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    settings = orchestrator_settings(env)
+    home, about_audit = audit_place(env)
+    async with AsyncExitStack() as stack:
+        audit = await stack.enter_async_context(
+            open_audit(home, about_audit, env, keeps_on=keeps_on)
+        )
+        ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
+        recordable = () if audit is None else (Recordable(audit),)
+        before = (*guards(env, agent), *recordable)
+        yield Governance(settings, before, ledger, audit, agent)
+
+
+@asynccontextmanager
+async def governed_ports(
+    governance: Governance,
+    *,
+    provider: Provider,
+    model: str,
+    executor: Executor,
+    approver: Approver,
+    level: Level,
+    capabilities: frozenset[str],
+    workspace: Path | None,
+    run: Begun,
+    env: Mapping[str, str],
+) -> AsyncGenerator[Ports]:
+    """What one run is given, everything around it in its place."""
+    from evoclaw.governance.budget.telling import Telling
+    from evoclaw.governance.chain import Chain
+    from evoclaw.providers.thrifty import Thrifty
+    from evoclaw.wiring.models import open_provider
+
+    async with AsyncExitStack() as stack:
+        budget = governance.budget(model, run)
+        names = governance.settings.orchestrator.cheaper_models
+        cheaper = [await stack.enter_async_context(open_provider(one, env)) for one in names]
+        around = governance.around(executor)
+        rules = governance.rules(level, capabilities, workspace, around.tools)
+        yield Ports(
+            Thrifty(provider, budget.share, cheaper),
+            Telling(around, budget),
+            Chain((*rules, budget)),
+            approver,
+            governance.principal,
+            (budget, *governance.sinks(before=run.records)),
+        )

@@ -1,0 +1,53 @@
+"""What calls would be judged by on this machine, for whoever wants to know before it counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from evoclaw.core.ports import Policy
+from evoclaw.core.tools import Tool
+
+
+class Judging(Struct, frozen=True):
+    """The rules of this machine, none of which counts or writes down anything."""
+
+    policies: Sequence[Policy]
+    tools: Sequence[Tool]
+    rules: Path | None
+    workspace: Path
+    home: Path
+    runs: Path
+
+
+def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
+    """The rules that a run in this folder would have at the usual level."""
+    from evoclaw.core.tools import ALL
+    from evoclaw.governance.autonomy import Autonomy, Level
+    from evoclaw.governance.flow.policy import Flow
+    from evoclaw.governance.network import Domains
+    from evoclaw.governance.permissions import Permissions
+    from evoclaw.governance.rules.policy import ToolStatus
+    from evoclaw.governance.stops import Stops
+    from evoclaw.tools.sets import everything
+    from evoclaw.wiring.oversight import stop_file
+    from evoclaw.wiring.rules import command_rules, rules_file
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    settings = orchestrator_settings(env)
+    tools = [bound.tool for bound in everything()]
+    policies = (
+        Stops(stop_file(env)),
+        ToolStatus(settings.policy.off),
+        Autonomy(Level.SUPERVISED),
+        Permissions(frozenset({ALL})),
+        command_rules(settings.policy.rules, settings.data, Level.SUPERVISED, workspace),
+        Domains(settings.network),
+        Flow(settings.flow, lambda: tools),
+    )
+    home = Path(os.environ.get("HOME", "/"))
+    file = rules_file(settings.policy.rules, settings.data)
+    return Judging(policies, tools, file, workspace, home, settings.data / "runs")
