@@ -199,6 +199,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stop and wait for `evoclaw approvals` if nobody is here",
     )
+    run.add_argument(
+        "--quarantine",
+        action="store_true",
+        help="keep what outsiders wrote from the model; it asks another one about it",
+    )
     where = run.add_mutually_exclusive_group()
     where.add_argument("--record", metavar="FILE", help="where to record the run")
     where.add_argument("--no-record", action="store_true", help="do not record the run")

@@ -40,6 +40,8 @@ class Begun(Struct, frozen=True):
     """What happened before, if it goes on."""
     attended: bool = False
     """Whether a person can be asked, now or later."""
+    quarantine: bool = False
+    """Whether what outsiders wrote is kept behind handles."""
 
 
 class Wiring(Protocol):
@@ -295,6 +297,10 @@ class Toolbox(Protocol):
 
     def others(self) -> Sequence[Tool]:
         """The tools of skills, of the owner's own files, and of MCP servers."""
+        ...
+
+    async def sandbox(self) -> Sequence[tuple[str, bool, str]]:
+        """The sandbox engines: name, whether it can be relied on, and what there is to say."""
         ...
 
     def problems(self) -> Mapping[str, str]:

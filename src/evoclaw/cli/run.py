@@ -71,6 +71,8 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
     """Go on with a conversation that is kept, or begin it."""
     if options.on is not None or options.resume:
         raise ConfigError("a session is on this machine and goes on by itself; no --on or --resume")
+    if options.quarantine:
+        raise ConfigError("a session has no quarantine; leave out --session or --quarantine")
     task, person = _task(options), _person(options)
     stops = Stops(wiring.stop_file(os.environ))
     async with (
@@ -127,7 +129,9 @@ def _ports(
     state: RunState,
     records: Sequence[Record],
 ) -> AbstractAsyncContextManager[Ports]:
-    run = Begun(state, records, attended=has_keyboard() or options.wait)
+    run = Begun(
+        state, records, attended=has_keyboard() or options.wait, quarantine=options.quarantine
+    )
     if options.on is not None and options.on.startswith("ssh://"):
         return wiring.ssh_ports(
             model=options.model,

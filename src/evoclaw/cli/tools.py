@@ -91,6 +91,7 @@ async def _doctor(options: Namespace, wiring: Wiring) -> int:
         ("bash", *_program("bash")),
     ]
     async with wiring.open_toolbox(Path.cwd(), os.environ) as box:
+        found += [(f"sandbox {name}", ok, says) for name, ok, says in await box.sandbox()]
         offered = [*(bound.tool for bound in box.tools), *box.others()]
         found += [(tool.name, True, "can be used") for tool in offered]
         found += [(one.name, False, one.why) for one in box.absent]
@@ -99,7 +100,7 @@ async def _doctor(options: Namespace, wiring: Wiring) -> int:
         show([{"name": name, "ok": ok, "says": says} for name, ok, says in found])
         return exits.OK
     for name, ok, says in found:
-        show(f"{'ok ' if ok else '-- '} {name:16} {clean(says)}")
+        show(f"{'ok ' if ok else '-- '} {name:18} {clean(says)}")
     return exits.OK
 
 

@@ -54,8 +54,8 @@ async def assemble(
     tools = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes)
     model = ports if has_model else None
     prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes)
-    planners: dict[str, Planner] = {"prompt": prompts.plan}
-    planners |= {"tool": tools.plan, "execute": tools.plan}
+    run: Planner = tools.plan
+    planners = {"tool": run, "execute": run, "prompt": prompts.plan}
     edge = Edge(
         Parts(
             who,

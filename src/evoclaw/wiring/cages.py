@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,14 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.roots import CLOSED
 
 if TYPE_CHECKING:
+    from evoclaw.core.cages import Engine
     from evoclaw.core.ops import ExecOps
     from evoclaw.executors.caged.cages import LocalCages
     from evoclaw.executors.egress.gateway import Passage
     from evoclaw.governance.network import Domains
     from evoclaw.governance.sandbox.engines import SandboxSettings
 
+NONE = "none"
 GIT = "git_"
 """These tools run one fixed program that is kept from running others, and need its settings."""
 
@@ -44,6 +46,30 @@ class Caged:
         return self.cages.exec_for(
             call.name, tenant=context.principal.tenant, trusted=not context.label.untrusted
         )
+
+
+async def tried_out(caged: Caged, engines: Mapping[str, Engine]) -> list[tuple[str, bool, str]]:
+    """The engines there are: of the one in use whether it holds, of the others how to get them."""
+    found: list[tuple[str, bool, str]] = []
+    for name, engine in engines.items():
+        if name == caged.cages.default:
+            found.append((name, *await _holds(caged)))
+        elif name != NONE:
+            why = engine.missing()
+            found.append((name, not why, why or "installed; not in use"))
+    return found
+
+
+async def _holds(caged: Caged) -> tuple[bool, str]:
+    if caged.closed:
+        return False, caged.closed
+    try:
+        done = await caged.cages.exec_in().run(("true",))
+    except ToolFailure as failure:
+        return False, failure.message
+    if done.isolation == NONE:
+        return False, 'commands run without a cage, because [sandbox] says engine = "none"'
+    return True, "in use; every way out that we know was tried, and it held"
 
 
 async def open_cages(

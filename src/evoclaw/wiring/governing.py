@@ -138,6 +138,18 @@ async def open_governance(
         yield Governance(settings, before, ledger, audit, agent)
 
 
+def quarantined(executor: Executor, provider: Provider) -> Executor:
+    """The same, with what outsiders wrote behind handles, and a model without tools to ask."""
+    from evoclaw.executors.local import LocalExecutor
+    from evoclaw.executors.quarantined import Quarantined
+    from evoclaw.executors.routed import Routed
+    from evoclaw.orchestrator.reading import ModelReader
+    from evoclaw.tools.untrusted import KEPT, Reader, read_untrusted
+
+    asking = LocalExecutor([read_untrusted], given={Reader: ModelReader(provider)})
+    return Routed([Quarantined(executor, KEPT), asking])
+
+
 @asynccontextmanager
 async def governed_ports(
     governance: Governance,
@@ -163,6 +175,8 @@ async def governed_ports(
         names = governance.settings.orchestrator.cheaper_models
         cheaper = [await stack.enter_async_context(open_provider(one, env)) for one in names]
         around = governance.around(executor)
+        if run.quarantine:
+            around = quarantined(around, provider)
         rules = governance.rules(level, capabilities, workspace, around.tools)
         yield Ports(
             Thrifty(provider, budget.share, cheaper),

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct
 
@@ -53,6 +53,15 @@ class Toolbox:
         skills = [bound.tool for bound in self.shelf.tools()]
         servers = [tool for server in self.servers for tool in server.tools()]
         return [*skills, *self.own.tools(), *servers]
+
+    async def sandbox(self) -> list[tuple[str, bool, str]]:
+        """The sandbox engines: name, whether it can be relied on, and what there is to say."""
+        from evoclaw.governance.sandbox.engines import engines
+        from evoclaw.governance.sandbox.native.engine import Native
+        from evoclaw.wiring.cages import Caged, tried_out
+
+        caged = cast("Caged", self.given[Caged])
+        return await tried_out(caged, {**engines(), "native": Native()})
 
     def problems(self) -> dict[str, str]:
         """What of these cannot be used, and why."""

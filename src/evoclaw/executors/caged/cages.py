@@ -45,7 +45,8 @@ class LocalCages:
             max_bytes: A command that writes more than this is stopped.
         """
         self._confines, self._engines, self._prover = confines, engines, prover
-        self._default, self._tools = default, dict(tools or {})
+        self.default, self._tools = default, dict(tools or {})
+        """The engine of tools that name none."""
         self._warm, self._max_bytes = warm, max_bytes
         self._groups = find_groups()
         self._cages: dict[tuple[str, str, bool], EngineCage] = {}
@@ -59,7 +60,7 @@ class LocalCages:
         Raises:
             ToolFailure: There is no engine of that name.
         """
-        name = engine or self._default
+        name = engine or self.default
         if name == NONE:
             return LocalProcesses(self._confines.workspace, max_bytes=self._max_bytes)
         if name not in self._engines:
