@@ -21,6 +21,8 @@ class Confines(Struct, frozen=True):
     """Folders it may read beside the system's own programs and libraries."""
     protected: tuple[str, ...] = ()
     """Files and folders inside the writable ones that it may not change."""
+    hidden: tuple[str, ...] = ()
+    """Folders inside the writable ones that it may not even see."""
     proxy: str = ""
     """The socket of the egress proxy, its one way out; empty: no network at all."""
     memory: int = 2 << 30

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError, ToolFailure
-from evoclaw.core.messages import ErrorKind
 from evoclaw.core.tools import Call
 from evoclaw.executors.roots import CLOSED
 
@@ -33,15 +32,11 @@ class Caged:
 
     cages: LocalCages
     plain: ExecOps
-    closed: str = ""
-    """Why no command runs in this workspace."""
 
     def exec_for(self, call: Call) -> ExecOps:
         """What a call may run programs in; nothing warm is shared across tenants or trust."""
         if call.name.startswith(GIT):
             return self.plain
-        if self.closed:
-            raise ToolFailure(ErrorKind.SANDBOX_UNAVAILABLE, self.closed)
         context = call.context
         return self.cages.exec_for(
             call.name, tenant=context.principal.tenant, trusted=not context.label.untrusted
@@ -61,8 +56,6 @@ async def tried_out(caged: Caged, engines: Mapping[str, Engine]) -> list[tuple[s
 
 
 async def _holds(caged: Caged) -> tuple[bool, str]:
-    if caged.closed:
-        return False, caged.closed
     try:
         done = await caged.cages.exec_in().run(("true",))
     except ToolFailure as failure:
@@ -100,12 +93,13 @@ async def open_cages(
     from evoclaw.governance.sandbox.engines import choose, engines
     from evoclaw.governance.sandbox.native.engine import Native
 
-    place, closed = _place(workspace, data)
+    place, hidden = _place(workspace, data)
     there = {**engines(), "native": Native()}
     proxy = await _gateway(domains, stack, passed) if domains.open_to_commands else ""
     confines = settings.confines(
         place,
         protected=guarded(place),
+        hidden=hidden,
         readable=[folder for folder in readable if folder.is_dir()],
         proxy=proxy,
     )
@@ -118,28 +112,22 @@ async def open_cages(
         warm=settings.warm,
     )
     stack.push_async_callback(cages.close)
-    return Caged(cages, LocalProcesses(workspace), closed)
+    return Caged(cages, LocalProcesses(workspace))
 
 
-def _place(workspace: Path, data: Path) -> tuple[str, str]:
-    """Where the workspace really is, and why no command may run there."""
+def _place(workspace: Path, data: Path) -> tuple[str, tuple[str, ...]]:
+    """Where the workspace really is, and what of ours in it no command may see."""
     place, ours = os.path.realpath(workspace), os.path.realpath(data)
-    return place, _closed(place, ours)
-
-
-def _closed(place: str, ours: str) -> str:
     if not f"{ours}/".startswith(f"{place.rstrip('/')}/"):
-        return ""
-    inside = os.path.relpath(ours, place)
-    if CLOSED not in inside.split("/"):
+        return place, ()
+    parts = os.path.relpath(ours, place).split("/")
+    if CLOSED not in parts:
         raise ConfigError(
             f"EvoClaw's own folder {ours} lies inside the workspace {place}, where tools could "
-            f"change it; work in another folder, or name another one with EVOCLAW_HOME"
+            "change it; work in another folder, or name another one with EVOCLAW_HOME"
         )
-    return (
-        f"No command is run in {place}: EvoClaw's own keys are in there ({inside}). Tell the user "
-        "to work in a folder of its own."
-    )
+    top = "/".join(parts[: parts.index(CLOSED) + 1])
+    return place, (f"{place.rstrip('/')}/{top}",)
 
 
 async def _gateway(

@@ -15,6 +15,8 @@ from evoclaw.executors.caged.groups import find_groups
 from evoclaw.executors.processes import LocalProcesses
 
 NONE = "none"
+HIDES = "bubblewrap"
+"""The engine that can hide a part of the workspace."""
 MOST = 8
 """Cages kept: those used longest ago are closed first, if nothing runs in them."""
 
@@ -66,6 +68,12 @@ class LocalCages:
         if name not in self._engines:
             known = ", ".join(sorted(self._engines))
             raise unavailable(f"there is no engine '{name}' here, only {known}")
+        if self._confines.hidden and name != HIDES:
+            places = ", ".join(self._confines.hidden)
+            raise unavailable(
+                f"'{name}' cannot hide {places} inside the workspace, only {HIDES} can; "
+                "work in another folder"
+            )
         cage = self._cage(name, tenant, trusted)
         return LocalProcesses(
             self._confines.workspace,

@@ -97,3 +97,5 @@ def _mounts(confines: Confines, found: Plan) -> Iterator[str]:
         yield from (how, found.source(path), path)
     for path, may_write in system.pinned(confines):
         yield from ("--bind" if may_write else "--ro-bind", found.source(path), path)
+    for path in confines.hidden:
+        yield from ("--tmpfs", path, "--remount-ro", path)
