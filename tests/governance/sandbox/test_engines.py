@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from evoclaw.core.cages import Confines, Outliving, Warm
 from evoclaw.core.errors import ConfigError
 from evoclaw.governance.sandbox import entry, system
 from evoclaw.governance.sandbox.bubblewrap import Bubblewrap
-from evoclaw.governance.sandbox.engines import SandboxSettings, engines
+from evoclaw.governance.sandbox.engines import SandboxSettings, choose, engines
 from evoclaw.governance.sandbox.firejail import Firejail
 from evoclaw.governance.sandbox.podman import Podman
 
@@ -31,7 +32,7 @@ def test_settings_have_a_toml_form_and_a_safe_default() -> None:
     assert (settings.engine, settings.tools) == ("firejail", {"bash": "bubblewrap"})
     assert (bounds.memory, bounds.readable) == (1 << 30, ("/srv/models",))
     assert (bounds.tenant, bounds.trusted, bounds.proxy) == ("a", False, "")
-    assert SandboxSettings().engine == "bubblewrap"
+    assert SandboxSettings().engine == "auto"
 
 
 @pytest.mark.parametrize(
@@ -122,3 +123,31 @@ def test_as_root_everything_is_shown_through_the_staging_folder(tmp_path: Path) 
     place = line.index(str(tmp_path))
     assert line[place - 2 : place] == ("--bind", "/tmp/0")
     assert stat.S_ISREG(Path(line[3]).stat().st_mode) and line[3].endswith("entry.py")
+
+
+class Gone:
+    """An engine that is not installed."""
+
+    def __init__(self, name: str, missing: str = "") -> None:
+        self.name, self._missing = name, missing
+
+    def missing(self) -> str:
+        return self._missing
+
+    def command(self, confines: Confines, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
+        return tuple(argv)
+
+
+@pytest.mark.parametrize(
+    ("bubblewrap", "native", "chosen"),
+    [("", "", "bubblewrap"), ("gone", "", "native"), ("gone", "gone", "bubblewrap")],
+)
+def test_the_choice_is_bubblewrap_then_native_and_never_none(
+    bubblewrap: str, native: str, chosen: str
+) -> None:
+    there = {"bubblewrap": Gone("bubblewrap", bubblewrap), "native": Gone("native", native)}
+    assert choose("auto", {**there, "none": Gone("none")}) == chosen
+
+
+def test_an_engine_that_was_named_is_not_replaced() -> None:
+    assert choose("podman", {"native": Gone("native")}) == "podman"
