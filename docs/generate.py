@@ -49,8 +49,16 @@ from evoclaw.core.result import RunMetrics, RunResult
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.executors.local import LocalExecutor
+from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Level
+from evoclaw.governance.budget.settings import BudgetSettings
+from evoclaw.governance.flow.settings import EdgeRule, FlowSettings, Preset
+from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.permissions import Permissions
+from evoclaw.governance.rates import RateSettings
+from evoclaw.governance.rules.settings import PolicySettings
+from evoclaw.governance.sandbox.engines import SandboxSettings
+from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.providers.http import Retry
 from evoclaw.providers.names import ENDPOINTS, Endpoint
 from evoclaw.providers.prices import Rate
@@ -312,13 +320,28 @@ def settings() -> str:
             _table(("name", "address", "key", "moved by"), servers),
             "`local` is the embedded model and needs neither.",
             *(_struct(kind) for kind in (Endpoint, Profile, Rate, Retry)),
+            "## Governance",
+            "Tables of `evoclaw.toml` and, but for `[approvals]`, of `agent.toml`; there `[rates]` "
+            "and `[budget]` bound nothing unless they are given.",
+            *(_struct(kind, f"[{table}]", level=3) for table, kind in _GOVERNANCE.items()),
             "## Words",
-            *(_enum(kind) for kind in (CallStyle, Level)),
+            *(_enum(kind) for kind in (CallStyle, Level, Preset, EdgeRule)),
             "## Environment",
             _table(("variable", "meaning"), _ENVIRONMENT),
         )
     )
 
+
+_GOVERNANCE: dict[str, type] = {
+    "policy": PolicySettings,
+    "flow": FlowSettings,
+    "network": NetworkSettings,
+    "sandbox": SandboxSettings,
+    "approvals": ApprovalSettings,
+    "rates": RateSettings,
+    "budget": BudgetSettings,
+    "audit": AuditSettings,
+}
 
 _ENVIRONMENT = (
     ("`EVOCLAW_MODEL`", "the model of `evoclaw run` when `--model` is not given"),
@@ -328,7 +351,7 @@ _ENVIRONMENT = (
     ("`EVOCLAW_BROWSER`", "another Chromium for `browser` than the one that is found"),
     ("`EVOCLAW_MCP_TOKEN`", "what clients of `evoclaw mcp serve --http` must show"),
     ("`EVOCLAW_WORKSPACE`", "where the `dt-…` programs work (default: the current folder)"),
-    ("`EVOCLAW_HOME`", "where recordings are kept (default: `.evoclaw` in your home folder)"),
+    ("`EVOCLAW_HOME`", "where everything is kept (default: `.evoclaw` in your home folder)"),
     ("`NO_COLOR`", "set to anything: no colours"),
 )
 

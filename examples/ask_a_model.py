@@ -8,14 +8,20 @@ import os
 import sys
 from pathlib import Path
 
-from evoclaw import EvoClawError, Level, run
+from evoclaw import EvoClawError, Level, LoopSettings
+from evoclaw.cli.needs import Begun
+from evoclaw.core.bus import Bus, recorded
+from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import SystemMessage, user
 from evoclaw.core.ports import NobodyThere
+from evoclaw.core.result import answer
+from evoclaw.core.state import new_run
 from evoclaw.orchestrator.prompt import system_prompt
 from evoclaw.wiring import local_ports
 
 
 async def main(task: str, here: Path) -> None:
+    state = new_run((SystemMessage(system_prompt(here)), user(task)))
     parts = local_ports(
         model=None,
         workspace=here,
@@ -23,9 +29,11 @@ async def main(task: str, here: Path) -> None:
         tools=None,
         approver=NobodyThere(),
         env=os.environ,
+        run=Begun(state),
     )
     async with parts as ports:
-        result = await run((SystemMessage(system_prompt(here)), user(task)), ports)
+        events = run_loop(state, ports, LoopSettings())
+        result = await answer(recorded(events, Bus(state.run_id, ports.sinks)))
     print(result.text)
     print(f"{ports.provider.model}: {result.stop}, {result.turns} turns, {result.calls} calls")
 

@@ -10,11 +10,17 @@ import tempfile
 from contextlib import aclosing
 from pathlib import Path
 
-from evoclaw import Approval, Ask, Call, Decision, LoopSettings, Ports, Scripted, calls, says, watch
+from msgspec.structs import replace
+
+from evoclaw import Approval, Ask, Call, Decision, LoopSettings, Ports, Scripted, calls, says
+from evoclaw.cli.needs import Begun
 from evoclaw.cli.render import Screen
+from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import EvoClawError
+from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import SystemMessage, user
 from evoclaw.core.replay import Replay
+from evoclaw.core.state import RunState, new_run
 from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.prompt import system_prompt
 from evoclaw.store.recordings import Recording, encode_record, read_recording
@@ -59,21 +65,27 @@ def title(text: str) -> None:
     print(f"\n── {text} " + "─" * max(0, 76 - len(text)), flush=True)
 
 
-async def show(
-    task: str, ports: Ports, workspace: Path, recording: Recording | None = None
-) -> None:
+def begin(task: str, workspace: Path) -> RunState:
+    print(f"> {task}")
+    return new_run((SystemMessage(system_prompt(workspace)), user(task)))
+
+
+def kept_here(workspace: Path) -> dict[str, str]:
+    """The environment, but what runs leave behind goes with the demo."""
+    return {**os.environ, "EVOCLAW_HOME": str(workspace.with_name("home"))}
+
+
+async def show(state: RunState, ports: Ports, recording: Recording | None = None) -> None:
     screen = Screen(sys.stdout, sys.stdout, colour=sys.stdout.isatty())
-    messages = (SystemMessage(system_prompt(workspace)), user(task))
-    sinks = [screen, *([recording] if recording else [])]
-    async with aclosing(watch(messages, ports, LoopSettings(), sinks=sinks)) as records:
+    bus = Bus(state.run_id, (*ports.sinks, screen, *([recording] if recording else [])))
+    async with aclosing(recorded(run_loop(state, ports, LoopSettings()), bus)) as records:
         async for _ in records:
             pass
 
 
 async def scripted(workspace: Path) -> None:
     title("1. A scripted model, real tools, a person who is asked")
-    task = "average([2, 4, 6]) gives 6.0. Find out why and fix it."
-    print(f"> {task}")
+    state = begin("average([2, 4, 6]) gives 6.0. Find out why and fix it.", workspace)
     (workspace / "stats.py").write_text(BUGGY)
     opened = local_ports(
         model="local",
@@ -81,12 +93,12 @@ async def scripted(workspace: Path) -> None:
         level=Level.SUPERVISED,
         tools=["read", "edit", "glob", "grep", "bash"],
         approver=Cautious(),
-        env=os.environ,
+        env=kept_here(workspace),
+        run=Begun(state, attended=True),
     )
     recording = Recording(workspace.with_suffix(".jsonl"))
     async with opened as ports:
-        own = Ports(Scripted(*SCRIPT), ports.executor, ports.policy, ports.approver)
-        await show(task, own, workspace, recording)
+        await show(state, replace(ports, provider=Scripted(*SCRIPT)), recording)
     recording.close()
 
     title("2. The same run again, from its records alone")
@@ -100,25 +112,30 @@ async def scripted(workspace: Path) -> None:
 async def real(workspace: Path) -> None:
     title("3. The same loop with a real model")
     (workspace / "notes.txt").write_text("The spare key is under the blue pot.\n")
-    task = "Read the file notes.txt"
-    print(f"> {task}")
+    state = begin("Read the file notes.txt", workspace)
     opened = local_ports(
         model=None,
         workspace=workspace,
         level=Level.READ_ONLY,
         tools=None,
         approver=Cautious(),
-        env=os.environ,
+        env=kept_here(workspace),
+        run=Begun(state),
     )
     async with opened as ports:
         if ports.provider.model.startswith("local/"):
             print("(the embedded 135M model: it shows that the loop works, not that it is wise)")
-        await show(task, ports, workspace)
+        await show(state, ports)
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 async def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        workspace = Path(folder)
+        workspace = made(Path(folder, "work"))
         try:
             await scripted(workspace)
             await real(workspace)

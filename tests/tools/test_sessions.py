@@ -111,6 +111,8 @@ async def test_status_tells_state_use_and_what_is_left(tmp_path: Path) -> None:
         assert own.details["budget"] == {
             "turns": 99,
             "calls": 199,
+            "files": 50,
+            "lines": 5_000,
             "seconds": own.details["budget"]["seconds"],
         }
         made = await child(home, says("one"))

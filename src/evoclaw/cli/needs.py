@@ -102,6 +102,10 @@ class Wiring(Protocol):
         """The data folder, and what was chosen about the audit."""
         ...
 
+    def wants_evidence(self, env: Mapping[str, str]) -> bool:
+        """Whether answers must cite the receipts of what they say was done."""
+        ...
+
     def judges(self, workspace: Path, env: Mapping[str, str]) -> Judges:
         """What calls are judged by here."""
         ...

@@ -8,8 +8,8 @@ import secrets
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 
 from evoclaw.cli import exits
@@ -47,7 +47,9 @@ def run(options: Namespace, wiring: Wiring) -> int:
 
 async def _run(options: Namespace, workspace: Path, wiring: Wiring) -> int:
     seconds = options.seconds or LoopSettings().max_seconds
-    settings = LoopSettings(max_turns=options.turns, max_seconds=seconds)
+    settings = LoopSettings(
+        max_turns=options.turns, max_seconds=seconds, evidence=wiring.wants_evidence(os.environ)
+    )
     if options.session:
         return await _talk(options, workspace, wiring, settings)
     records, recording = _reopened(options)
@@ -96,7 +98,7 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
         deadline = Deadline(settings.max_seconds)
         end: RunFinished | None = None
         try:
-            with interruptible(deadline, sys.stderr):
+            async with _watched(deadline, stops):
                 if await talks.unfinished(options.session):
                     tell("going on with what this session had not ended")
                     async for _ in talks.resume(options.session, deadline=deadline):
@@ -104,7 +106,7 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
                 spoken = talks.say(
                     options.session, task, run_id=run_id, sinks=sinks, deadline=deadline
                 )
-                async with ended_by(stops, deadline.cancel), aclosing(spoken) as records:
+                async with aclosing(spoken) as records:
                     async for record in records:
                         end = record.event if isinstance(record.event, RunFinished) else end
         finally:
@@ -113,6 +115,14 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
     if recording is not None:
         tell(f"recorded in {recording.path}")
     return exits.BY_STOP[end.stop] if end else exits.FAILED
+
+
+@asynccontextmanager
+async def _watched(deadline: Deadline, stops: Stops) -> AsyncGenerator[None]:
+    """While the block runs, the keyboard and an emergency stop end what goes on in it."""
+    with interruptible(deadline, sys.stderr):
+        async with ended_by(stops, deadline.cancel):
+            yield
 
 
 def _person(options: Namespace) -> PersonAtTerminal | None:
@@ -174,16 +184,15 @@ async def _drive(
     bus = Bus(state.run_id, (*ports.sinks, *sinks), seq=recording.seq if recording else 0)
     deadline = Deadline(settings.max_seconds)
     end: RunFinished | None = None
-    with interruptible(deadline, sys.stderr):
-        async with (
-            ended_by(stops, deadline.cancel),
-            aclosing(recorded(run_loop(state, ports, settings, deadline), bus)) as records,
-        ):
-            async for record in records:
-                if bus.failures:
-                    deadline.cancel()  # what cannot be recorded is not done
-                if isinstance(record.event, RunFinished):
-                    end = record.event
+    async with (
+        _watched(deadline, stops),
+        aclosing(recorded(run_loop(state, ports, settings, deadline), bus)) as records,
+    ):
+        async for record in records:
+            if bus.failures:
+                deadline.cancel()  # what cannot be recorded is not done
+            if isinstance(record.event, RunFinished):
+                end = record.event
     if bus.failures:
         _, error = bus.failures[0]
         tell(f"the run was stopped: it could not be recorded or shown ({error})")

@@ -107,7 +107,10 @@ class Policy(Protocol):
         ...
 
     async def admit(self, turn: int) -> Verdict:
-        """Judge whether the model may be asked once more; a `Deny` ends the run as over budget."""
+        """Judge whether the model may be asked once more.
+
+        A `Deny` ends the run: as over budget if its code begins with `budget`, else as cancelled.
+        """
         return ALLOW
 
 

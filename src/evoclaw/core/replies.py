@@ -39,7 +39,9 @@ async def admit(ports: Ports, deadline: Deadline, turn: int, run_id: str = "") -
         text = f"a policy failed ({type(error).__name__}: {error})"
         raise RunEnded(StopReason.ERROR, text) from error
     if isinstance(verdict, Deny):
-        raise RunEnded(StopReason.BUDGET_EXCEEDED, verdict.for_people or verdict.reason)
+        spent = verdict.code.startswith("budget")
+        stop = StopReason.BUDGET_EXCEEDED if spent else StopReason.CANCELLED
+        raise RunEnded(stop, verdict.for_people or verdict.reason)
     if isinstance(verdict, Ask):
         await _approve(ports, deadline, f"{run_id}.{turn}.reply.1", verdict)
 

@@ -54,7 +54,9 @@ class LocalFiles:
             hard_links: Whether a file with a second name, perhaps outside, may be read.
             protect: Whether hooks, profiles and our own settings are not to be changed.
         """
-        self.roots = Roots(root, readable=readable, writable=writable, mounts=mounts)
+        self.roots = Roots(
+            root, readable=readable, writable=writable, mounts=mounts, closed=protect
+        )
         self._hard_links, self._protect = hard_links, protect
 
     async def read(self, path: str, *, start: int = 0, limit: int | None = None) -> bytes:

@@ -1,7 +1,7 @@
 """What file tools do not change though it lies in the workspace: what runs by itself, or binds us.
 
-A hook, a shell's profile or our own settings are code or rules in the guise of files. A command can
-still reach them; that is for the sandbox.
+A hook, a shell's profile or our own settings are code or rules in the guise of files. For commands
+the cage protects the same names.
 """
 
 from __future__ import annotations

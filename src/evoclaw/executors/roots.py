@@ -66,9 +66,11 @@ class Roots:
         readable: Iterable[str | Path] = (),
         writable: Iterable[str | Path] = (),
         mounts: bool = False,
+        closed: bool = True,
     ) -> None:
+        """`closed` keeps our own folder shut, wherever it lies below a root."""
         self.workspace = _root(workspace, writable=True)
-        self.mounts = mounts
+        self.mounts, self._closed = mounts, closed
         self._all = (
             self.workspace,
             *(_root(path, writable=True) for path in writable),
@@ -79,13 +81,13 @@ class Roots:
         """Say where a path is; refuse one that cannot be a path or is in no root."""
         check_path(path)
         if not path.startswith("/"):
-            check_closed(path, path)
+            self._check_closed(path, path)
             return Place(self.workspace, path, posixpath.normpath(path))
         for root in self._all:
             inside = _inside(root, path)
             if inside is None:
                 continue
-            check_closed(path, inside)
+            self._check_closed(path, inside)
             if write and not root.writable:
                 raise ToolFailure(
                     ErrorKind.PERMISSION_DENIED,
@@ -95,6 +97,15 @@ class Roots:
                 return Place(root, inside, posixpath.normpath(inside))
             return Place(root, inside, posixpath.normpath(posixpath.join(root.path, inside)))
         raise outside(path)
+
+    def _check_closed(self, path: str, inside: str) -> None:
+        """Refuse a path into our own folder: keys, approvals and stops are not for tools to see."""
+        if self._closed and CLOSED in inside.casefold().split("/"):
+            raise ToolFailure(
+                ErrorKind.PERMISSION_DENIED,
+                f"'{path}' is protected: EvoClaw's own keys and settings are there. Go on without "
+                "it.",
+            )
 
     def open(self, place: Place, flags: int, *, links: bool = True) -> int:
         """Open what is at a place; `OSError` if that cannot be or would leave the root."""
@@ -131,15 +142,6 @@ class Roots:
             os.close(descriptor)
         found = difflib.get_close_matches(name, names, n=3)
         return [posixpath.join(posixpath.dirname(place.shown), one) for one in found]
-
-
-def check_closed(path: str, inside: str) -> None:
-    """Refuse a path into our own folder: keys, approvals and stops are not for tools to see."""
-    if CLOSED in inside.casefold().split("/"):
-        raise ToolFailure(
-            ErrorKind.PERMISSION_DENIED,
-            f"'{path}' is in EvoClaw's own folder, which no tool may open. Go on without it.",
-        )
 
 
 def _root(path: str | Path, *, writable: bool) -> Root:

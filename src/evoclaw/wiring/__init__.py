@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from evoclaw.wiring.pairing import devices, invite, join, revoke
     from evoclaw.wiring.receipts import open_receipts
     from evoclaw.wiring.servers import mcp_pins
+    from evoclaw.wiring.settings import wants_evidence
     from evoclaw.wiring.skills import skill_catalogue, skill_places
     from evoclaw.wiring.ssh import ssh_ports
     from evoclaw.wiring.toolbox import open_toolbox
@@ -51,6 +52,7 @@ __all__ = [
     "skill_places",
     "ssh_ports",
     "stop_file",
+    "wants_evidence",
 ]
 _WHERE = {
     "audit_place": "audit",
@@ -77,6 +79,7 @@ _WHERE = {
     "skill_places": "skills",
     "ssh_ports": "ssh",
     "stop_file": "oversight",
+    "wants_evidence": "settings",
 }
 
 

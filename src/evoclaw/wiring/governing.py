@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from evoclaw.core.ledgers import Ledger
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.budget.policy import Budget
+    from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Audit
 
 
@@ -27,8 +28,9 @@ class Governance:
     """The rules of this machine, and where is written down what came of them."""
 
     settings: EvoClawConfig
+    stops: Stops
     guards: tuple[Policy, ...]
-    """What comes before everything else: stops, rates, and that it can be put on record."""
+    """What comes next, before everything else: rates, and that it can be put on record."""
     ledger: Ledger
     audit: Audit | None
     agent: str = ""
@@ -60,11 +62,11 @@ class Governance:
         from evoclaw.governance.rules.policy import ToolStatus
         from evoclaw.wiring.rules import command_rules
 
-        settings, (stops, *others) = self.settings, self.guards
+        settings = self.settings
         return (
-            stops,
+            self.stops,
             ToolStatus(settings.policy.off),
-            *others,
+            *self.guards,
             Autonomy(level),
             Permissions(capabilities),
             command_rules(settings.policy.rules, settings.data, level, workspace),
@@ -95,6 +97,12 @@ class Governance:
         from evoclaw.observe.audit.sink import EveryRun
 
         return (EveryRun(lambda: self.sinks()[0]),)
+
+    def budget_of(self, run_id: str) -> Budget:
+        """What one call may use that no model of ours asks for."""
+        from evoclaw.governance.budget.policy import Budget
+
+        return Budget(self.ledger, run_id, self.settings.budget, principal=self.principal)
 
     def budget(self, model: str, run: Begun) -> Budget:
         """What one run may use."""
@@ -134,8 +142,8 @@ async def open_governance(
         )
         ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
         recordable = () if audit is None else (Recordable(audit),)
-        before = (*guards(env, agent), *recordable)
-        yield Governance(settings, before, ledger, audit, agent)
+        stops, rates = guards(env, agent)
+        yield Governance(settings, stops, (rates, *recordable), ledger, audit, agent)
 
 
 def quarantined(executor: Executor, provider: Provider) -> Executor:

@@ -40,6 +40,8 @@ async def mcp_over_http(wanted: Wanted, door: Door, env: Mapping[str, str]) -> A
 async def _tools(wanted: Wanted, env: Mapping[str, str]) -> AsyncGenerator[McpTools]:
     from evoclaw.api.mcp_server import McpTools
     from evoclaw.governance.chain import Chain
+    from evoclaw.governance.stops import ended_by
+    from evoclaw.wiring.clients import EachCall, Endable
     from evoclaw.wiring.fleet import fleet_executor, open_fleet
     from evoclaw.wiring.governing import open_governance
     from evoclaw.wiring.local import box_executor, capabilities_at
@@ -55,8 +57,14 @@ async def _tools(wanted: Wanted, env: Mapping[str, str]) -> AsyncGenerator[McpTo
         else:
             box = await stack.enter_async_context(open_toolbox(wanted.workspace, env))
             executor, workspace = box_executor(box, held, wanted.tools), wanted.workspace
-        around = governance.around(executor)
-        rules = Chain(governance.rules(wanted.level, held, workspace, around.tools))
+        around = Endable(governance.around(executor))
+        budgets = EachCall(governance.budget_of)
+        rules = governance.rules(wanted.level, held, workspace, around.tools)
+        await stack.enter_async_context(ended_by(governance.stops, around.end))
         yield McpTools(
-            around, rules, wanted.approver, capabilities=held, sinks=governance.every_run()
+            around,
+            Chain((*rules, budgets)),
+            wanted.approver,
+            capabilities=held,
+            sinks=(budgets, *governance.every_run()),
         )

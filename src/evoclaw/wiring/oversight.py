@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evoclaw.core.ports import Approver, Policy
+    from evoclaw.core.ports import Approver
     from evoclaw.governance.approvals import ApprovalSettings
-    from evoclaw.governance.stops import StopFile
+    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.stops import StopFile, Stops
     from evoclaw.orchestrator.approvals import Approvals
 
 APPROVALS = "approvals.db"
@@ -44,12 +45,15 @@ def stop_file(env: Mapping[str, str]) -> StopFile:
     return StopFile(default_data_folder(env) / FILE)
 
 
-def guards(env: Mapping[str, str], agent: str = "") -> tuple[Policy, Policy]:
+def guards(env: Mapping[str, str], agent: str = "") -> tuple[Stops, Rates]:
     """What comes before all other rules: the stops of this machine, and the rates."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.governance.rates import Rates
     from evoclaw.governance.stops import Stops
     from evoclaw.wiring.settings import orchestrator_settings
 
-    rates = Rates(orchestrator_settings(env).rates, folder=default_data_folder(env) / "rates")
-    return Stops(stop_file(env), agent=agent), rates
+    settings = orchestrator_settings(env)
+    rates = Rates(settings.rates, folder=default_data_folder(env) / "rates")
+    # A cage without a way out need not be kept from the network.
+    offline = not settings.network.commands and settings.cage.engine != "none"
+    return Stops(stop_file(env), agent=agent, shell_offline=offline), rates

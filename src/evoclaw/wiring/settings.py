@@ -12,6 +12,11 @@ FILE = "evoclaw.toml"
 """In the data folder."""
 
 
+def wants_evidence(env: Mapping[str, str]) -> bool:
+    """Whether answers must cite the receipts of what they say was done."""
+    return orchestrator_settings(env).orchestrator.evidence
+
+
 def orchestrator_settings(env: Mapping[str, str]) -> EvoClawConfig:
     """What `evoclaw.toml` says, or what holds without one."""
     from evoclaw.config import read_evoclaw_toml

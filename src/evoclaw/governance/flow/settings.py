@@ -45,7 +45,7 @@ class EdgeRule(StrEnum):
 
 
 class FlowSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The `[tools.flow]` table. Names of tools may hold `*`, as in `mail__*`."""
+    """The `[flow]` table. Names of tools may hold `*`, as in `mail__*`."""
 
     preset: Preset = Preset.GROUNDED
     trusted: tuple[str, ...] = ()
