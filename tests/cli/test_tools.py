@@ -43,8 +43,8 @@ async def test_the_doctor_says_what_works_and_what_to_do_about_the_rest(tmp_path
         told = await here.type("doctor")
         facts = json.loads((await here.type("doctor", "--json")).out)
     assert told.code == 0
-    assert "ok  read             can be used" in told.out
-    assert "--  git_status       there is no `git`: install your system's package" in told.out
+    assert "ok  read               can be used" in told.out
+    assert "--  git_status         there is no `git`: install your system's package" in told.out
     assert {one["name"]: one["ok"] for one in facts}["model"] is True
 
 
@@ -82,7 +82,7 @@ async def test_a_tool_of_ones_own_is_there_in_the_next_run(tmp_path: Path) -> No
         for file in folder.iterdir():
             file.chmod(0o600)
         assert "double " in (await here.type("tools")).out
-        assert "bad.py           ModuleNotFoundError" in (await here.type("doctor")).out
+        assert "bad.py             ModuleNotFoundError" in (await here.type("doctor")).out
         ran = await here.type("run", "--json", "twice 21?")
     assert ran.code == 0, ran.err
     assert '"text":"42"' in ran.out

@@ -162,14 +162,16 @@ async def test_each_user_and_agent_has_an_account_by_who_asks(tmp_path: Path) ->
     class Asking(House):
         def equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
             ports = super().equip(agent, session, given)
-            who = Principal("acme", "bob", agent.name)
+            who = Principal("another", "anybody", agent.name)
             return Ports(ports.provider, ports.executor, ports.policy, ports.approver, who)
 
     async with house(tmp_path, lead=Scripted(says("hi"))) as plain:
         home = Asking(plain.store, (agent("lead"),), Limits())
         home.models = plain.models
         home.talks.ledger = ledger = MemoryLedger()
-        await home.say("go")
+        talks = home.talks.of("acme")
+        await talks.open("lead", session_id="main", owner="bob")
+        assert ended([record async for record in talks.say("main", "go")]).text == "hi"
         names = [one.name for one in await ledger.accounts()]
         assert names == ["tenant:acme", "tenant:acme/user:bob", "tenant:acme/user:bob/agent:lead"]
         found = await account(ledger, names[-1])

@@ -13,17 +13,19 @@ import msgspec
 import pytest
 
 from evoclaw import verify
+from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.receipted import Receipted
-from evoclaw.governance.receipts import DeviceKey, Signed, read
+from evoclaw.governance.receipts import DeviceKey, Receipt, Signed, read
 from evoclaw.orchestrator.archive import ReceiptArchive
 from evoclaw.orchestrator.receipts import Breach, ReceiptBook
 from evoclaw.orchestrator.signing import HERE, LocalReceipts
 from evoclaw.store.receipts import Kept, ReceiptStore, settled_since
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import Kind
+from evoclaw.transport.wire import Report, ReportType
 from tests.edge.test_receipts import KEY, broken, sign
 from tests.fleet.support import Fault, House, house, new_id, until
 
@@ -406,3 +408,76 @@ async def test_a_book_forgets_what_is_old_but_not_where_a_chain_ends(tmp_path: P
         assert await found.store.prune(before=1e12) == 2
         assert [one.counter for one in await found.store.listed()] == [3]
         assert (await found.ask(text="d")).details["receipt"]["state"] == "valid"
+
+
+async def ask_for(found: Kit, tenant: str, **given: JSON) -> ToolResult:
+    """Have a call made on behalf of a tenant."""
+    call = found.here.call("mark", **given)
+    context = msgspec.structs.replace(call.context, principal=Principal(tenant, "bob"))
+    call = msgspec.structs.replace(call, context=context)
+    return await found.here.orchestrator.edge("pi").execute(call, lambda text: None)
+
+
+async def test_fault_56_a_tenant_is_handed_the_receipts_of_what_it_asked_for_and_no_others(
+    tmp_path: Path,
+) -> None:
+    async with kit(tmp_path) as found:
+        for tenant, text in (("acme", "a"), ("umbrella", "b"), ("acme", "c")):
+            await ask_for(found, tenant, text=text)
+        await found.kept()
+        archive = ReceiptArchive(found.store, found.here.store)
+        whole = [line async for line in archive.bundle()]
+        assert len(whole) == 4, "who has the machine checks the whole chain"
+        for tenant, texts in (("acme", ["a", "c"]), ("umbrella", ["b"]), ("never", [])):
+            view = archive.of(tenant)
+            lines = [line async for line in view.bundle()]
+            proved = [line["arguments"]["text"] for line in lines if line["type"] == "receipt"]
+            assert proved == texts and len(lines) == len(texts) + bool(texts)
+            data = b"\n".join(msgspec.json.encode(line) for line in lines)
+            if texts:
+                assert verify.verify(verify.read_bundle(data), {}, partial=True)[1] == []
+            ids = [kept.hash[:12] for kept in await found.store.listed()]
+            seen = [len(await view.receipts.find(id_)) for id_ in ids]
+            assert sum(seen) == len(texts)
+
+
+async def test_fault_56_a_device_cannot_put_a_receipt_into_another_tenants_book(
+    tmp_path: Path,
+) -> None:
+    async with kit(tmp_path) as found:
+        await ask_for(found, "acme", text="a")
+        (kept,) = await found.kept()
+        body = json.loads(kept.body) | {"tenant": "umbrella", "counter": 2, "prev": kept.hash}
+        receipt = msgspec.convert(body, Receipt)
+        signed = KEY.sign(receipt)
+        row = await found.here.row(kept.request_id)
+        assert row.outcome is not None
+        outcome = msgspec.json.decode(row.outcome)
+        payload = {name: outcome[name] for name in outcome if name not in ("receipt", "checked")}
+        payload["receipt"] = {"body": signed.body, "signature": signed.signature}
+        report = Report("pi", "edge", ReportType.RESULT, payload)
+        checked = (await found.book.inspect(report, row)).payload["checked"]
+        assert checked["state"] == "invalid" and "another tenant" in checked["problem"]
+        await found.book.inspect(report, None)
+        await found.kept()
+        assert await found.store.of("umbrella").listed() == []
+        assert [one.flaw for one in await found.store.of("acme").listed()] == ["", "other_request"]
+        assert len(await found.store.of("local").listed()) == 1, "nobody asked for it"
+
+
+async def test_what_ran_on_this_machine_is_in_the_book_of_who_asked(tmp_path: Path) -> None:
+    async with await ReceiptStore.open(tmp_path / "r.db", durable=False) as store:
+        executor = Receipted(LocalExecutor([marks]), LocalReceipts(KEY, store, "boot").sign)
+        call = _call(executor.tools()[0], "run.1.0.1")
+        for tenant in ("acme", "local", "acme"):
+            context = msgspec.structs.replace(call.context, principal=Principal(tenant))
+            ours = msgspec.structs.replace(call, context=context)
+            await executor.execute(ours, lambda text: None)
+        assert [one.counter for one in await store.of("acme").listed()] == [1, 3]
+        assert [one.counter for one in await store.of("local").listed()] == [2]
+
+
+@tool("shell")
+async def marks(text: str) -> str:
+    """Make a mark."""
+    return f"marked {text}"

@@ -466,7 +466,7 @@ async def test_a_call_that_is_cancelled_leaves_no_sub_run_behind(tmp_path: Path)
             if what == "dig":
                 digging.set()
                 await asyncio.Event().wait()
-            executor = home.talks.running["main"].ports.executor
+            executor = home.talks.running["local", "main"].ports.executor
             call = call_of(task, prompt="dig", agent="help")
             asking = asyncio.create_task(executor.execute(call, lambda _: None))
             await digging.wait()

@@ -51,10 +51,9 @@ async def assemble(
     if artifacts is not None:
         executor = Outputs(executor, artifacts, limit=limits.output_bytes)
     ports = replace(ports, executor=executor)
-    tools = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes)
+    run: Planner = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes).plan
     model = ports if has_model else None
     prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes)
-    run: Planner = tools.plan
     planners = {"tool": run, "execute": run, "prompt": prompts.plan}
     edge = Edge(
         Parts(

@@ -30,7 +30,7 @@ class ReceiptArchive:
     async def bundle(
         self, *, agent_id: str = "", run_id: str = ""
     ) -> AsyncGenerator[dict[str, JSON]]:
-        """The lines of a file for the verifier: keys, then receipts in order, with what they are of.
+        """The lines of a file for the verifier: keys, then receipts, with what they are of.
 
         Args:
             agent_id: Only this device's.

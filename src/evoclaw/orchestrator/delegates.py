@@ -20,7 +20,7 @@ from evoclaw.core.tools import Call
 from evoclaw.core.wording import tool_not_found
 from evoclaw.orchestrator.cleaning import one_line, quoted
 from evoclaw.orchestrator.members import Member
-from evoclaw.orchestrator.subruns import Child, Limits, LiveRun, narrowed
+from evoclaw.orchestrator.subruns import Child, Key, Limits, LiveRun, narrowed, run_id_of
 from evoclaw.store.sessions import Listed, Session, SessionStore, Spent, StoredRun
 from evoclaw.tools import sessions as told
 from evoclaw.tools.sessions import Brief, Said, State, Told
@@ -40,14 +40,14 @@ ABOUT = 120
 
 
 class Host(Protocol):
-    """Where runs are put together and go on: `Conversations`."""
+    """Where the runs of a tenant are put together and go on: `Conversations`."""
 
     store: SessionStore
     agents: Mapping[str, Agent]
     edges: Callable[[], Sequence[Member]]
     limits: Limits
-    children: dict[str, Child]
-    running: dict[str, LiveRun]
+    children: dict[Key, Child]
+    running: dict[Key, LiveRun]
 
     def agent(self, session: Session) -> Agent:
         """Who answers in a session."""
@@ -70,7 +70,7 @@ class Host(Protocol):
 
 
 class Delegates:
-    """The sessions as one run sees them."""
+    """The sessions as one run sees them: those of its tenant, and of its owner among them."""
 
     def __init__(self, host: Host, run: LiveRun) -> None:
         self._host, self._run, self._store = host, run, host.store
@@ -102,7 +102,7 @@ class Delegates:
         if session_id == self._run.session.id or not await self._is_below(listed.session):
             text = f"Error: You did not begin session {session_id!r}; you may only read it."
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
-        last, run_id = listed.last, _derived("run", call)[:32]
+        last, run_id = listed.last, self._run_id(call)
         if last is not None and last.is_open and last.id != run_id:
             if self._child_of(session_id) is not None:
                 text = "Error: It is still answering. Wait for it with session_status, then send."
@@ -160,16 +160,16 @@ class Delegates:
         """Go on with the sub-runs nobody waited for, as a run that was cut off is resumed."""
         for stored in await self._store.left_behind(self._run.stored.id):
             session = await self._store.session(stored.session_id)
-            if session is not None and stored.id not in self._host.children:
+            if session is not None and self._key(stored.id) not in self._host.children:
                 self._launch(None, session, stored, None, wait=False)
 
     async def _go(self, call: Call, session: Session, brief: Brief, *, wait: bool) -> Told:
         """Begin a run, or find the one that this call began before."""
-        run_id = _derived("run", call)[:32]
+        run_id = self._run_id(call)
         stored = await self._store.run(run_id)
         stored = stored or await self._begin(run_id, session, brief, wait, call.context.label)
         if stored.is_open:
-            child = self._host.children.get(run_id)
+            child = self._host.children.get(self._key(run_id))
             child = child or self._launch(call, session, stored, brief, wait=wait)
             if wait:
                 await self._wait_for(child)
@@ -234,12 +234,12 @@ class Delegates:
         def ended(_: object) -> None:
             deadline.release()
             above.family.under_way -= 1
-            del host.children[stored.id]
+            del host.children[self._key(stored.id)]
 
         child = Child(stored.id, session.id, deadline, asyncio.create_task(drive(), name=stored.id))
         above.family.under_way += 1
         above.children.append(child)
-        host.children[stored.id] = child
+        host.children[self._key(stored.id)] = child
         child.task.add_done_callback(ended)
         return child
 
@@ -280,8 +280,17 @@ class Delegates:
         return frozenset(wanted)
 
     def _child_of(self, session_id: str) -> Child | None:
-        found = self._host.children.values()
-        return next((child for child in found if child.session_id == session_id), None)
+        tenant = self._store.tenant
+        for (whose, _), child in self._host.children.items():
+            if (whose, child.session_id) == (tenant, session_id):
+                return child
+        return None
+
+    def _key(self, id_: str) -> Key:
+        return self._store.tenant, id_
+
+    def _run_id(self, call: Call) -> str:
+        return run_id_of(self._store.tenant, _derived("run", call)[:32])
 
     async def _visible(self, session_id: str) -> Listed:
         own, listed = self._run.session, await self._store.look(session_id)
@@ -330,7 +339,10 @@ class Delegates:
 
     def _state(self, listed: Listed) -> State:
         last, host = listed.last, self._host
-        if listed.session.id in host.running or self._child_of(listed.session.id) is not None:
+        if (
+            self._key(listed.session.id) in host.running
+            or self._child_of(listed.session.id) is not None
+        ):
             return "running"
         if last is None:
             return "new"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.calls import prepare
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.labels import Label
+from evoclaw.core.labels import LOCAL, Label
 from evoclaw.core.messages import (
     JSON,
     ErrorBlock,
@@ -202,6 +202,7 @@ class EdgeCall:
         return replace(await edge.execute(ready, progress), name=call.name)
 
     async def _prompt(self, member: Member, call: Call, query: str) -> ToolResult:
+        who = call.context.principal
         command = Command(
             "prompt",
             {"prompt": query, "timeout_ms": call.timeout * 1000},
@@ -210,6 +211,7 @@ class EdgeCall:
             epoch=call.epoch,
             hops=1,
             queue_ttl_ms=round(QUEUE * 1000),
+            tenant="" if who == LOCAL else who.tenant,
             label=call.context.label,
         )
         command = replace(command, grant=self._grants(member.agent_id, command, None))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from secrets import token_hex
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -11,7 +13,7 @@ from msgspec.structs import replace
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_array, is_object
 from evoclaw.core.tools import Call
-from evoclaw.transport.outbox import CLOSED, Outbox
+from evoclaw.transport.outbox import CLOSED, Kept
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import Command, Outcome
@@ -22,6 +24,18 @@ class NoJob(EvoClawError):
 
     def __init__(self, agent_id: str, job_id: str) -> None:
         super().__init__(f"there is no job {job_id[:200]!r} of agent {agent_id!r}")
+
+
+class Asked(Protocol):
+    """What one tenant asked for; nobody else's is there."""
+
+    async def get(self, request_id: str) -> Kept | None:
+        """What is known of a command."""
+        ...
+
+    async def known(self, request_ids: Iterable[str]) -> Mapping[str, str]:
+        """Which of some ids are its own, and how far they came."""
+        ...
 
 
 class Job(Struct, frozen=True):
@@ -37,9 +51,9 @@ class Job(Struct, frozen=True):
     """What its edge says of it while it runs."""
 
 
-async def look_up(outbox: Outbox, requests: Requests, agent_id: str, job_id: str) -> Job:
+async def look_up(asked: Asked, requests: Requests, agent_id: str, job_id: str) -> Job:
     """How a job stands."""
-    row = await outbox.get(job_id)
+    row = await asked.get(job_id)
     if row is None or row.agent_id != agent_id:
         raise NoJob(agent_id, job_id)
     if row.outcome is not None:
@@ -68,28 +82,28 @@ async def _ask(requests: Requests, agent_id: str, job_id: str) -> Job:
 class FleetJobs:
     """The jobs of the fleet, as the tool `jobs` sees them."""
 
-    def __init__(self, outbox: Outbox, requests: Requests) -> None:
-        self._outbox, self._requests = outbox, requests
+    def __init__(self, of: Callable[[str], Asked], requests: Requests) -> None:
+        """`of` gives what a tenant asked for: a call sees the jobs of its own."""
+        self._of, self._requests = of, requests
 
-    async def going_on(self, node: str) -> list[dict[str, JSON]]:
-        """Those of one device that have not ended."""
+    async def going_on(self, node: str, call: Call) -> list[dict[str, JSON]]:
+        """Those of one device that have not ended, of who makes this call."""
         found = await self._say(node, {"action": "list"})
         listed = found.get("jobs")
-        return [one for one in listed if is_object(one)] if is_array(listed) else []
+        all_ = [one for one in listed if is_object(one)] if is_array(listed) else []
+        own = await self._asked(call).known(str(one.get("job_id")) for one in all_)
+        return [one for one in all_ if one.get("job_id") in own]
 
     async def stands(self, node: str, job_id: str, call: Call, *, ended: bool) -> ToolResult:
         """How one stands; if so asked, when it has ended. To wait costs nothing but time."""
 
         async def is_closed() -> bool:
-            row = await self._outbox.get(job_id)
-            if row is None or row.agent_id != node:
-                raise _unknown(node, job_id)
-            return row.state in CLOSED
+            return (await self._row(node, job_id, call)).state in CLOSED
 
         if ended:
             await self._requests.closings.wait(job_id, is_closed)
         try:
-            job = await look_up(self._outbox, self._requests, node, job_id)
+            job = await look_up(self._asked(call), self._requests, node, job_id)
         except NoJob:
             raise _unknown(node, job_id) from None
         if job.result is not None:
@@ -99,9 +113,19 @@ class FleetJobs:
 
     async def cancel(self, node: str, job_id: str, call: Call) -> ToolResult:
         """End one; how it stood."""
+        await self._row(node, job_id, call)
         found = await self._say(node, {"action": "cancel", "job_id": job_id})
         state = found.get("state", "unknown")
         return call.ok(f"Job {job_id} is {state}.", **{str(key): found[key] for key in found})
+
+    def _asked(self, call: Call) -> Asked:
+        return self._of(call.context.principal.tenant)
+
+    async def _row(self, node: str, job_id: str, call: Call) -> Kept:
+        row = await self._asked(call).get(job_id)
+        if row is None or row.agent_id != node:
+            raise _unknown(node, job_id)
+        return row
 
     async def _say(self, node: str, payload: dict[str, JSON]) -> dict[str, JSON]:
         outcome = await self._requests.talk(node, Command("job", payload, f"job-{token_hex(8)}"))

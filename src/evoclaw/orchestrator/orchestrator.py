@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from evoclaw.core.calls import prepare
 from evoclaw.core.errors import EvoClawError
+from evoclaw.core.labels import LOCAL, Principal
 from evoclaw.core.messages import JSON, ToolCall, ToolResult
-from evoclaw.core.tools import Tool
+from evoclaw.core.tools import Context, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.edge import EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.cleaning import one_line
@@ -23,7 +24,7 @@ from evoclaw.orchestrator.delegation import Delegated
 from evoclaw.orchestrator.edge_call import EdgeCall
 from evoclaw.orchestrator.fetching import fetch
 from evoclaw.orchestrator.fleet import Fleet, Permit, Presence
-from evoclaw.orchestrator.jobs import FleetJobs, Job, look_up
+from evoclaw.orchestrator.jobs import Asked, FleetJobs, Job, look_up
 from evoclaw.orchestrator.members import Member
 from evoclaw.orchestrator.reception import Ledger, Reception
 from evoclaw.orchestrator.tidying import Shelf, Tidying
@@ -48,6 +49,10 @@ class NotThere(EvoClawError):
 
 class Store(Outbox, Ledger, Shelf, Protocol):
     """Where commands are kept."""
+
+    def of(self, tenant: str) -> Asked:
+        """What one tenant asked for."""
+        ...
 
 
 class Orchestrator:
@@ -162,6 +167,7 @@ class Orchestrator:
         *,
         seconds: float = JOB_TIME,
         idle: float | None = None,
+        principal: Principal = LOCAL,
     ) -> ToolResult:
         """Have an edge begin something that goes on by itself; the result's details name it.
 
@@ -171,22 +177,25 @@ class Orchestrator:
             arguments: What it is given.
             seconds: How long it may take, a day at most.
             idle: How long it may say nothing.
+            principal: On whose behalf; its tenant alone is told of it.
         """
         edge = self.edge(agent_id)
         asked = ToolCall("job", tool, msgspec.json.encode(arguments).decode())
         request_id = f"{secrets.token_hex(16)}.1.0.1"
-        call = prepare(asked, Toolset.of(edge.tools()), request_id=request_id)
+        context = Context(principal=principal)
+        tools = Toolset.of(edge.tools())
+        call = prepare(asked, tools, request_id=request_id, context=context)
         if isinstance(call, ToolResult):
             return call
         return await edge.start(call, seconds=seconds, idle=idle)
 
-    async def job(self, agent_id: str, job_id: str) -> Job:
+    async def job(self, agent_id: str, job_id: str, *, tenant: str = LOCAL.tenant) -> Job:
         """How a job stands: its result if it has ended, else what its edge says of it."""
-        return await look_up(self._store, self.requests, agent_id, job_id)
+        return await look_up(self._store.of(tenant), self.requests, agent_id, job_id)
 
     def jobs(self) -> FleetJobs:
         """The jobs of the fleet, as a tool sees them."""
-        return FleetJobs(self._store, self.requests)
+        return FleetJobs(self._store.of, self.requests)
 
     async def fetch(self, agent_id: str, handle: str, path: Path) -> int:
         """Copy a big output from an edge to a file; how many bytes it has."""

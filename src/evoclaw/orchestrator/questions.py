@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ CODE = "question"
 
 
 class Questions:
-    """What people are asked, by whichever face they can be reached."""
+    """What the people of one tenant are asked, by whichever face they can be reached."""
 
     def __init__(
         self, store: QuestionStore, *, face: Person | None = None, parks: bool = False
@@ -42,13 +43,25 @@ class Questions:
         """Choose how people are reached.
 
         Args:
-            store: Where questions and answers are kept.
-            face: Who is there now, as the person at a terminal.
+            store: Where questions and answers of a tenant are kept.
+            face: Who is there now, as the person at a terminal: one of this tenant.
             parks: Whether a run stops as `waiting` until `answer` was called and it is resumed.
         """
         self._store, self._face, self.parks = store, face, parks
+        self._home = store.tenant
         self._one_at_a_time = asyncio.Lock()
-        self._waiters: dict[str, asyncio.Future[None]] = {}
+        self._waiters: dict[tuple[str, str], asyncio.Future[None]] = {}
+        """By tenant and question; the same for all tenants."""
+
+    def of(self, tenant: str) -> Questions:
+        """The questions of another tenant; the person at the terminal is not asked those."""
+        others = copy.copy(self)
+        others._store = self._store.of(tenant)
+        return others
+
+    @property
+    def _here(self) -> Person | None:
+        return self._face if self._store.tenant == self._home else None
 
     def person(self, session_id: str) -> Person:
         """The person of a session."""
@@ -68,7 +81,7 @@ class Questions:
             return problem
         if not await self._store.answer(question_id, msgspec.json.encode(answer)):
             return "it was answered already, or nobody waits for the answer any more"
-        waiter = self._waiters.get(question_id)
+        waiter = self._waiters.get((self._store.tenant, question_id))
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         return ""
@@ -81,27 +94,27 @@ class Questions:
     async def ask(self, session_id: str, question: Question) -> Answer | None:
         """Wait for an answer, wherever it comes from; None if nobody can be asked."""
         given = await self.given(session_id, question)
-        if given is not None or (self._face is None and not self.parks):
+        if given is not None or (self._here is None and not self.parks):
             return given
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters[question.id] = waiter
+        waiter, key = asyncio.get_running_loop().create_future(), (self._store.tenant, question.id)
+        self._waiters[key] = waiter
         asking = asyncio.create_task(self._ask_face(session_id, question))
         try:
             await asyncio.wait((waiter, asking), return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 asking.result()
         finally:
-            del self._waiters[question.id]
+            del self._waiters[key]
             asking.cancel()
             await asyncio.wait([asking])
         return await self.given(session_id, question)
 
     async def _ask_face(self, session_id: str, question: Question) -> None:
-        if self._face is None:
+        if (face := self._here) is None:
             await asyncio.Event().wait()
             return
         async with self._one_at_a_time:
-            answer = await self._face.ask(question)
+            answer = await face.ask(question)
         if answer is not None:
             await self._store.answer(question.id, msgspec.json.encode(answer))
 

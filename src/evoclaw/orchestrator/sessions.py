@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -35,10 +36,12 @@ from evoclaw.orchestrator.subruns import (
     Child,
     Family,
     Heard,
+    Key,
     Limits,
     LiveRun,
     Within,
     narrowed,
+    run_id_of,
     spent_before,
 )
 from evoclaw.store.sessions import Session, SessionStore, StoredRun
@@ -69,9 +72,12 @@ class Equip(Protocol):
     def __call__(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         """The provider, tools, rules and approver of a run.
 
+        On whose behalf it runs is what the session says; of the principal given here only the
+        agent counts, and the user where the session has no owner.
+
         Args:
             agent: Who answers.
-            session: Where.
+            session: Where, and whose it is.
             given: What the tools of this session are handed, by Protocol: `Todos`, `Person`,
                 `Sessions`; and under `History` what was said before this run goes on.
         """
@@ -95,7 +101,7 @@ class StoredTodos:
 
 
 class Conversations:
-    """All sessions of a process: opened, gone on with, resumed."""
+    """All sessions of a tenant in a process: opened, gone on with, resumed."""
 
     def __init__(
         self,
@@ -115,7 +121,7 @@ class Conversations:
         """Choose the parts.
 
         Args:
-            store: Where everything is kept.
+            store: Where everything is kept; its tenant is the one these are the sessions of.
             agents: Who can be asked, by name.
             equip: What their runs are given.
             questions: How people are reached; nobody is if not given.
@@ -134,10 +140,16 @@ class Conversations:
         self.price, self.attended = price, attended
         self.questions = questions or Questions(store.questions)
         self._equip, self._prompt, self._listening = equip, prompt, listening
-        self.children: dict[str, Child] = {}
-        """Sub-runs that go on in this process, by run id."""
-        self.running: dict[str, LiveRun] = {}
-        """Runs that go on in this process, by session id."""
+        self.children: dict[Key, Child] = {}
+        """Sub-runs of all tenants that go on in this process, by tenant and run id."""
+        self.running: dict[Key, LiveRun] = {}
+        """Runs of all tenants that go on in this process, by tenant and session id."""
+
+    def of(self, tenant: str) -> Conversations:
+        """The sessions of another tenant: the same agents, and nothing that was said here."""
+        others = copy.copy(self)
+        others.store, others.questions = self.store.of(tenant), self.questions.of(tenant)
+        return others
 
     async def open(
         self, agent: str, *, session_id: str = "", owner: str = "", title: str = ""
@@ -171,15 +183,16 @@ class Conversations:
             session_id: Of a session that was opened.
             message: What to say.
             run_id: One of your own; given again, it goes on with that run instead of a second.
+                The records say what became of it: that of a tenant is made one of its own.
             sinks: Who else is told.
             deadline: To cancel it by.
         """
         listed = await self.store.look(session_id)
         if listed is None:
             raise NoSession(session_id)
+        run_id = run_id_of(self.store.tenant, run_id or secrets.token_hex(16))
         if listed.last is not None and listed.last.is_open and listed.last.id != run_id:
             raise Busy(session_id, "has not ended what it was doing; resume or cancel that first")
-        run_id = run_id or secrets.token_hex(16)
         stored = await self.store.begin(run_id, session_id, message)
         async with aclosing(self._watch(listed.session, stored, sinks, deadline)) as records:
             async for record in records:
@@ -220,9 +233,10 @@ class Conversations:
 
     async def drive(self, run: LiveRun, sinks: Sequence[Sink] = ()) -> AsyncGenerator[Record, None]:
         """Run it, known as going on here while it does."""
-        if run.session.id in self.running:
+        key = (run.session.tenant, run.session.id)
+        if key in self.running:
             raise Busy(run.session.id, "is answering something else")
-        self.running[run.session.id] = run
+        self.running[key] = run
         try:
             if run.state.started:
                 await Delegates(self, run).take_up()
@@ -230,7 +244,7 @@ class Conversations:
                 async for record in records:
                     yield record
         finally:
-            del self.running[run.session.id]
+            del self.running[key]
 
     def agent(self, session: Session) -> Agent:
         """Who answers in a session."""
@@ -256,6 +270,9 @@ class Conversations:
             above: The run it is a part of; it never may more than that.
             brief: What it was begun with, if it is the first of its session.
         """
+        whose = {session.tenant} if above is None else {session.tenant, above.session.tenant}
+        if whose != {self.store.tenant}:
+            raise NoSession(session.id)  # nobody drives a run of another tenant
         agent = self.agent(session)
         capabilities = narrowed(agent.capabilities, session.capabilities)
         family, spent = Family(self.limits), dict[str, int]()
@@ -297,12 +314,14 @@ class Conversations:
             History: run.state.history if run.state.started else History(run.state.opening),
         }
         ports = self._equip(agent, session, given)
+        user = session.owner or ports.principal.user
+        principal = replace(ports.principal, tenant=session.tenant, user=user)
         run.budget = Budget(
             self.ledger,
             run.stored.id,
             self.limits.budget,
             Terms(price=self.price, attended=self.attended),
-            principal=ports.principal,
+            principal=principal,
             above=None if above is None else above.budget,
             spent=spent,
         )
@@ -321,7 +340,7 @@ class Conversations:
         parking = Parking(self.questions, session.id, ports.approver)
         policy = Chain((*rules, parking, run.budget))
         told = Telling(executor, run.budget)
-        return Ports(ports.provider, told, policy, parking, ports.principal), rules
+        return Ports(ports.provider, told, policy, parking, principal), rules
 
 
 def _settings(agent: Agent, brief: Brief | None) -> LoopSettings:

@@ -51,9 +51,8 @@ class LocalReceipts:
             at = place if place.chain and place.key == key else Place(token_hex(8))
             receipt = replace(draft, chain=at.chain, counter=at.counter + 1, prev=at.hash)
             signed = self._key.sign(receipt)
-            return kept_as(receipt, signed, ended), Place(
-                at.chain, at.counter + 1, signed.hash, key
-            )
+            kept = kept_as(receipt, signed, ended, tenant=call.context.principal.tenant)
+            return kept, Place(at.chain, at.counter + 1, signed.hash, key)
 
         kept = await self._store.sign(make)
         receipt, signed = read({"body": kept.body, "signature": kept.signature})

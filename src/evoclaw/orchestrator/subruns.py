@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,7 +25,7 @@ from evoclaw.core.events import (
     StopReason,
     TextDelta,
 )
-from evoclaw.core.labels import joined
+from evoclaw.core.labels import LOCAL, joined
 from evoclaw.core.ledgers import CALLS, DOLLARS, TOKENS, TURNS
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import ErrorKind, ToolResult, label_of, labelled
@@ -40,6 +43,24 @@ GRACE = 5.0
 """Seconds that a sub-run has to say how far it came when it is cancelled."""
 PASSING = TextDelta | ReasoningDelta | CallOutput
 """Records that are kept together with the next one that matters."""
+
+
+Key: TypeAlias = tuple[str, str]
+"""A tenant, and an id that means something within it."""
+TAGGED = re.compile(r"t[0-9a-f]{16}-")
+"""How the ids of runs of tenants begin."""
+
+
+def run_id_of(tenant: str, run_id: str) -> str:
+    """The id of a tenant's run: no run of another tenant can have it, whatever its user chooses.
+
+    Devices, ledgers and approvals know a run and its calls by the id alone. Runs of `local` have
+    the ids that they were given.
+    """
+    if tenant == LOCAL.tenant and not TAGGED.match(run_id):
+        return run_id
+    tag = f"t{sha256(tenant.encode()).hexdigest()[:16]}-"
+    return run_id if run_id.startswith(tag) else f"{tag}{run_id}"
 
 
 class Limits(Struct, frozen=True):

@@ -16,7 +16,8 @@ TENANTS = (
     f"CREATE INDEX commands_asked ON commands (tenant, seq) WHERE {WAITS}",
     "DROP TRIGGER came",
     "DROP TRIGGER closed",
-    "ALTER TABLE waiting RENAME TO old_waiting",
+    "CREATE TABLE old_waiting AS SELECT * FROM waiting",
+    "DROP TABLE waiting",
     """CREATE TABLE waiting (
         tenant TEXT NOT NULL, agent_id TEXT NOT NULL, n INTEGER NOT NULL CHECK (n >= 0),
         PRIMARY KEY (tenant, agent_id)

@@ -26,7 +26,8 @@ QUESTIONS = (
 )
 """The table, a part of the session store's schema: as it was before there were tenants."""
 QUESTIONS_OF_TENANTS = (
-    "ALTER TABLE questions RENAME TO old_questions",
+    "CREATE TABLE old_questions AS SELECT * FROM questions",
+    "DROP TABLE questions",
     """CREATE TABLE questions (
         seq INTEGER PRIMARY KEY,
         tenant TEXT NOT NULL,

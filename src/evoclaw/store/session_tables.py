@@ -8,8 +8,10 @@ from __future__ import annotations
 from evoclaw.store.questions import QUESTIONS, QUESTIONS_OF_TENANTS
 from evoclaw.store.sqlite import Schema
 
+# A table is not renamed: SQLite would look through the whole schema, at every opening of a file.
 SESSIONS = (
-    "ALTER TABLE sessions RENAME TO old_sessions",
+    "CREATE TABLE old_sessions AS SELECT * FROM sessions",
+    "DROP TABLE sessions",
     """CREATE TABLE sessions (
         seq INTEGER PRIMARY KEY,
         tenant TEXT NOT NULL,
@@ -30,7 +32,8 @@ _FIGURES = (
     "tokens_out, cost, began_at, ended_at, label"
 )
 RUNS = (
-    "ALTER TABLE runs RENAME TO old_runs",
+    "CREATE TABLE old_runs AS SELECT * FROM runs",
+    "DROP TABLE runs",
     """CREATE TABLE runs (
         seq INTEGER PRIMARY KEY,
         tenant TEXT NOT NULL,
@@ -58,14 +61,16 @@ RUNS = (
     "CREATE INDEX runs_under ON runs (tenant, root_run)",
 )
 THE_REST = (
-    "ALTER TABLE records RENAME TO old_records",
+    "CREATE TABLE old_records AS SELECT * FROM records",
+    "DROP TABLE records",
     """CREATE TABLE records (
         tenant TEXT NOT NULL, run_id TEXT NOT NULL, seq INTEGER NOT NULL, record BLOB NOT NULL,
         PRIMARY KEY (tenant, run_id, seq)
     ) STRICT, WITHOUT ROWID""",
     "INSERT INTO records SELECT 'local', run_id, seq, record FROM old_records",
     "DROP TABLE old_records",
-    "ALTER TABLE messages RENAME TO old_messages",
+    "CREATE TABLE old_messages AS SELECT * FROM messages",
+    "DROP TABLE messages",
     """CREATE TABLE messages (
         tenant TEXT NOT NULL, session_id TEXT NOT NULL, number INTEGER NOT NULL,
         message BLOB NOT NULL,
@@ -73,7 +78,8 @@ THE_REST = (
     ) STRICT, WITHOUT ROWID""",
     "INSERT INTO messages SELECT 'local', session_id, number, message FROM old_messages",
     "DROP TABLE old_messages",
-    "ALTER TABLE todos RENAME TO old_todos",
+    "CREATE TABLE old_todos AS SELECT * FROM todos",
+    "DROP TABLE todos",
     """CREATE TABLE todos (
         tenant TEXT NOT NULL, session_id TEXT NOT NULL, todos BLOB NOT NULL,
         PRIMARY KEY (tenant, session_id)

@@ -14,8 +14,8 @@ from evoclaw.tools.define import tool
 class Jobs(Protocol):
     """Jobs on devices."""
 
-    async def going_on(self, node: str) -> list[dict[str, JSON]]:
-        """Those of one device that have not ended."""
+    async def going_on(self, node: str, call: Call) -> list[dict[str, JSON]]:
+        """Those of one device that have not ended, of who makes this call."""
         ...
 
     async def stands(self, node: str, job_id: str, call: Call, *, ended: bool) -> ToolResult:
@@ -50,7 +50,7 @@ async def jobs(
         timeout_ms: For `wait`: how many milliseconds at most, a day's worth at most.
     """
     if action == "list":
-        found = await fleet.going_on(node)
+        found = await fleet.going_on(node, call)
         lines = [", ".join(f"{key}: {value}" for key, value in one.items()) for one in found]
         return call.ok("\n".join(lines) or "No job goes on there.", jobs=list(found))
     if action == "cancel":

@@ -85,8 +85,9 @@ class Outbox(Backlog, Protocol):
         expires_at: float,
         *,
         sent: bool = False,
+        tenant: str = "",
     ) -> Stored:
-        """Keep a command; raise when the agent has too many already, or another one has it."""
+        """Keep a command for who asked; raise when there are too many, or another one has it."""
         ...
 
     async def get(self, request_id: str) -> Kept | None:

@@ -301,6 +301,7 @@ class Requests:
                 payload,
                 waiter.expires_at,
                 sent=sent,
+                tenant=command.tenant,
             )
         except EvoClawError as problem:
             kind = ErrorKind.QUEUE_FULL if isinstance(problem, self._full) else ErrorKind.INTERNAL

@@ -66,7 +66,10 @@ class Waiter:
 
     def is_for(self, agent_id: str, command: Command) -> bool:
         """Whether this is the same asking."""
-        return self.agent_id == agent_id and fingerprint(command) == fingerprint(self.command)
+        whose = (self.agent_id, self.command.tenant)
+        return whose == (agent_id, command.tenant) and (
+            fingerprint(command) == fingerprint(self.command)
+        )
 
     @contextmanager
     def joined(self, progress: Progress | None) -> Generator[asyncio.Future[Outcome]]:

@@ -49,7 +49,6 @@ async def open_conversations(
 ) -> AsyncGenerator[Conversations]:
     """The sessions of this machine, with one agent; its session is there when this returns."""
     from evoclaw.config.places import default_data_folder
-    from evoclaw.governance.chain import Chain
     from evoclaw.orchestrator.prompt import system_prompt
     from evoclaw.orchestrator.questions import Questions
     from evoclaw.orchestrator.sessions import Conversations
@@ -58,10 +57,9 @@ async def open_conversations(
     from evoclaw.wiring.governing import open_governance
     from evoclaw.wiring.receipts import open_signer
 
-    name = await choose_model(model, env)
+    name, home = await choose_model(model, env), default_data_folder(env)
     capabilities = capabilities_at(level)
     agent = Agent(AGENT, name, capabilities=capabilities, settings=settings)
-    home = default_data_folder(env)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env, AGENT))
         store = await stack.enter_async_context(await SessionStore.open(home / "sessions.db"))
@@ -70,12 +68,11 @@ async def open_conversations(
             open_toolbox(workspace, env, key=session, given=eyes(provider))
         )
         signer = await stack.enter_async_context(open_signer(home))
-        every = governance.around(box_executor(box, capabilities, None))
-        # One chain for all: what is counted in it is counted for all sessions together.
-        rules = Chain(governance.rules(level, capabilities, workspace, every.tools))
+        every = governance.around(box_executor(box, capabilities, None)).tools
+        rules = governance.chain(level, capabilities, workspace, every)
         equipment = _Equipment(
-            provider, governance.around, signer, rules, approver, box,
-            for_model(name, tools), has_person=person is not None,
+            provider, governance.around, signer, rules, approver, box, for_model(name, tools),
+            has_person=person is not None,
         )  # fmt: skip
         talks = Conversations(
             store,
@@ -107,7 +104,9 @@ def _governed(governance: Governance, model: str, *, attended: bool) -> _Governe
         ledger=governance.ledger,
         price=price_for(model),
         attended=attended,
-        listening=lambda session, records: governance.sinks(session.id, records),
+        listening=lambda session, records: governance.sinks(
+            session.id, records, Principal(session.tenant, session.owner, session.agent)
+        ),
     )
 
 
@@ -119,6 +118,7 @@ class _Equipment:
     around: Callable[[Executor], Executor]
     sign: Sign
     rules: Policy
+    """One for all: what is counted in it is counted for all sessions together."""
     approver: Callable[[str], Approver]
     box: Toolbox
     tools: Sequence[str] | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,7 @@ async def fleet_ports(
     from evoclaw.wiring.governing import governed_ports, open_governance
     from evoclaw.wiring.local import capabilities_at
     from evoclaw.wiring.models import choose_model, open_provider
+    from evoclaw.wiring.passing import passed_on
 
     name = await choose_model(model, env)
     capabilities = capabilities_at(level)
@@ -95,6 +97,7 @@ async def fleet_ports(
         orchestrator = await stack.enter_async_context(open_fleet(env))
         provider = await stack.enter_async_context(open_provider(name, env))
         executor = await fleet_executor(orchestrator, on, capabilities, wait)
+        governance = replace(governance, passed=passed_on(orchestrator.fleet))
         yield await stack.enter_async_context(
             governed_ports(
                 governance,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.budget.policy import Budget
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Audit
+    from evoclaw.wiring.passing import Passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Governance:
     ledger: Ledger
     audit: Audit | None
     agent: str = ""
+    passed: Passed | None = None
+    """What calls pass on to devices, where they can."""
 
     @property
     def principal(self) -> Principal:
@@ -63,16 +66,48 @@ class Governance:
         from evoclaw.wiring.rules import command_rules
 
         settings = self.settings
+        status, domains = ToolStatus(settings.policy.off), Domains(settings.network)
+        commands = command_rules(settings.policy.rules, settings.data, level, workspace)
         return (
             self.stops,
-            ToolStatus(settings.policy.off),
+            status,
             *self.guards,
             Autonomy(level),
             Permissions(capabilities),
-            command_rules(settings.policy.rules, settings.data, level, workspace),
-            Domains(settings.network),
+            commands,
+            domains,
+            *self._passed_on(status, commands, domains),
             Flow(settings.flow, tools),
         )
+
+    def _passed_on(self, *rules: Policy) -> tuple[Policy, ...]:
+        """The same rules for what a call passes on to a device."""
+        if self.passed is None:
+            return ()
+        from evoclaw.governance.chain import Chain
+        from evoclaw.wiring.passing import PassedOn
+
+        return (PassedOn(Chain(rules), self.passed),)
+
+    def counted(self, budget: Policy) -> Policy:
+        """A budget that counts what a call passes on, not that it does."""
+        if self.passed is None:
+            return budget
+        from evoclaw.wiring.passing import CountedAs
+
+        return CountedAs(budget, self.passed)
+
+    def chain(
+        self,
+        level: Level,
+        capabilities: frozenset[str],
+        workspace: Path | None,
+        tools: Callable[[], Sequence[Tool]],
+    ) -> Policy:
+        """The same as one rule."""
+        from evoclaw.governance.chain import Chain
+
+        return Chain(self.rules(level, capabilities, workspace, tools))
 
     def around(self, executor: Executor) -> Executor:
         """The same with the flags that were configured, and with an eye on what results hide."""
@@ -81,13 +116,19 @@ class Governance:
 
         return Flagged(LookedThrough(executor), self.settings.flow)
 
-    def sinks(self, session: str = "", before: Sequence[Record] = ()) -> tuple[Sink, ...]:
-        """Who writes down what happens in a run."""
+    def sinks(
+        self,
+        session: str = "",
+        before: Sequence[Record] = (),
+        principal: Principal | None = None,
+    ) -> tuple[Sink, ...]:
+        """Who writes down what happens in a run, and on whose behalf."""
         if self.audit is None:
             return ()
         from evoclaw.observe.audit.sink import Who
 
-        who = Who(principal=self.principal, agent_id=self.agent, session=session)
+        asker = principal or self.principal
+        who = Who(principal=asker, agent_id=self.agent, session=session)
         return (self.audit.sink(who, before=before),)
 
     def every_run(self) -> tuple[Sink, ...]:
@@ -189,7 +230,7 @@ async def governed_ports(
         yield Ports(
             Thrifty(provider, budget.share, cheaper),
             Telling(around, budget),
-            Chain((*rules, budget)),
+            Chain((*rules, governance.counted(budget))),
             approver,
             governance.principal,
             (budget, *governance.sinks(before=run.records)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ async def _tools(wanted: Wanted, env: Mapping[str, str]) -> AsyncGenerator[McpTo
     from evoclaw.wiring.fleet import fleet_executor, open_fleet
     from evoclaw.wiring.governing import open_governance
     from evoclaw.wiring.local import box_executor, capabilities_at
+    from evoclaw.wiring.passing import passed_on
     from evoclaw.wiring.toolbox import open_toolbox
 
     held = capabilities_at(wanted.level)
@@ -53,6 +55,7 @@ async def _tools(wanted: Wanted, env: Mapping[str, str]) -> AsyncGenerator[McpTo
         if wanted.on is not None:
             orchestrator = await stack.enter_async_context(open_fleet(env))
             executor = await fleet_executor(orchestrator, wanted.on, held, wanted.wait)
+            governance = replace(governance, passed=passed_on(orchestrator.fleet))
             workspace = None
         else:
             box = await stack.enter_async_context(open_toolbox(wanted.workspace, env))
@@ -63,7 +66,7 @@ async def _tools(wanted: Wanted, env: Mapping[str, str]) -> AsyncGenerator[McpTo
         await stack.enter_async_context(ended_by(governance.stops, around.end))
         yield McpTools(
             around,
-            Chain((*rules, budgets)),
+            Chain((*rules, governance.counted(budgets))),
             wanted.approver,
             capabilities=held,
             sinks=(budgets, *governance.every_run()),

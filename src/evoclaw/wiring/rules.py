@@ -11,9 +11,18 @@ from evoclaw.core.errors import ConfigError
 if TYPE_CHECKING:
     from evoclaw.core.ports import Policy
     from evoclaw.governance.autonomy import Level
+    from evoclaw.governance.rules.document import Document
 
 ELSEWHERE = "/workspace"
 """What relative paths mean where the folder is another machine's."""
+
+OWN = "~/.evoclaw"
+"""The data folder as the shipped rules name it; an edge's own workspace may lie deep inside."""
+BESIDE = (
+    "*.*", "artifacts", "audit", "broker", "canvas", "lock", "pairing", "password", "rates",
+    "runs", "skills", "tools",
+)  # fmt: skip
+"""What of ours lies on the way to such a workspace."""
 
 
 def rules_file(name: str, folder: Path) -> Path | None:
@@ -38,12 +47,33 @@ def command_rules(name: str, folder: Path, level: Level, workspace: Path | None)
     from evoclaw.governance.advance import InAdvance
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.rules.disk import ThisDisk
+    from evoclaw.governance.rules.document import shipped_rules
     from evoclaw.governance.rules.examples import load_rules
+    from evoclaw.governance.rules.policy import Rules
 
-    rules = load_rules(
-        rules_file(name, folder),
-        workspace=str(workspace or ELSEWHERE),
-        home=os.environ.get("HOME", "/"),
-        disk=None if workspace is None else ThisDisk(),
-    )
+    file, home = rules_file(name, folder), os.environ.get("HOME", "/")
+    place, disk = str(workspace or ELSEWHERE), None if workspace is None else ThisDisk()
+    if file is None:
+        document = _around(shipped_rules(), Path(place), home)
+        rules = Rules(document, workspace=place, home=home, disk=disk)
+    else:
+        rules = load_rules(file, workspace=place, home=home, disk=disk)
     return InAdvance(rules) if level is Level.FULL else rules
+
+
+def _around(document: Document, workspace: Path, home: str) -> Document:
+    """The same, but that a workspace inside our folder may be worked in, and nothing beside it."""
+    from msgspec.structs import replace
+
+    own = Path(home, OWN.partition("/")[2])
+    if own not in workspace.parents:
+        return document
+    above = [one for one in workspace.parents if one == own or own in one.parents]
+    beside = tuple(f"{one}/{name}" for one in above for name in BESIDE)
+    rules = tuple(
+        replace(rule, paths=(*(path for path in rule.paths if path != OWN), *beside))
+        if OWN in rule.paths
+        else rule
+        for rule in document.rules
+    )
+    return replace(document, rules=rules)

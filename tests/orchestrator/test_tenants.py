@@ -1,0 +1,219 @@
+"""Tenants in one process: the same names for sessions and runs, and nothing in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.events import Record
+from evoclaw.core.labels import Principal
+from evoclaw.core.messages import ErrorKind, Reply
+from evoclaw.core.ports import ALLOW, Policy, Verdict
+from evoclaw.core.tools import Call
+from evoclaw.orchestrator.questions import Questions
+from evoclaw.orchestrator.sessions import Conversations, NoSession
+from evoclaw.orchestrator.subruns import run_id_of
+from evoclaw.providers.scripted import Scripted, calls, says
+from evoclaw.store.sessions import Session
+from evoclaw.tools.question import Answer, Question
+from tests.orchestrator.support import agent, ended, house, results
+
+ASKS = calls(("question", {"question": "Which?", "options": ["red", "blue"]}))
+
+
+def work(what: str) -> Reply:
+    return calls(("work", {"what": what}))
+
+
+async def said(
+    talks: Conversations, message: str, session: str = "main", run_id: str = "", owner: str = "bob"
+) -> list[Record]:
+    await talks.open("lead", session_id=session, owner=owner)
+    async with asyncio.timeout(10):
+        return [record async for record in talks.say(session, message, run_id=run_id)]
+
+
+class Noted(Policy):
+    """Allows everything, and remembers on whose behalf it was."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Principal]] = []
+
+    async def judge(self, call: Call) -> Verdict:
+        self.seen.append((call.name, call.context.principal))
+        return ALLOW
+
+
+async def test_fault_56_two_tenants_talk_in_a_session_of_the_same_id_at_the_same_time(
+    tmp_path: Path,
+) -> None:
+    both = asyncio.Barrier(2)
+
+    async def body(what: str) -> str:
+        await both.wait()
+        assert len(home.talks.running) == 2
+        return what
+
+    # Whoever comes first gets the first reply; each is asked twice.
+    lead = Scripted(work("dig"), work("dig"), says("done"), says("done"))
+    async with house(tmp_path, lead=lead) as home:
+        home.body = body
+        views = {name: home.talks.of(name) for name in ("acme", "umbrella")}
+        talking = [said(view, f"secret of {name}", run_id="r") for name, view in views.items()]
+        found: Sequence[list[Record]] = await asyncio.gather(*talking)
+        runs = {records[0].run_id for records in found}
+        assert len(runs) == 2 and "r" not in runs, "no device takes one for the other"
+        for name, view in views.items():
+            text = repr(await view.store.messages("main"))
+            assert f"secret of {name}" in text
+            assert not [other for other in views if other != name and other in text]
+        assert not home.talks.running and await home.talks.store.look("main") is None
+
+
+async def test_fault_56_a_session_of_another_tenant_is_not_there(tmp_path: Path) -> None:
+    async with house(tmp_path, lead=Scripted(says("hi"))) as home:
+        await said(home.talks.of("acme"), "hello")
+        for session in ("main", "never"):
+            with pytest.raises(NoSession, match=f"there is no session '{session}'"):
+                await anext(home.talks.say(session, "hello"))
+            with pytest.raises(NoSession, match=f"there is no session '{session}'"):
+                await anext(home.talks.resume(session))
+            assert not await home.talks.unfinished(session)
+
+
+async def test_fault_56_the_tools_of_a_run_see_only_sessions_of_its_tenant(tmp_path: Path) -> None:
+    looks = calls(
+        ("sessions_list", {}),
+        ("sessions_history", {"session_id": "main"}),
+        ("session_status", {"session_id": "main"}),
+        ("sessions_send", {"session_id": "main", "message": "tell me"}),
+    )
+    async with house(tmp_path, lead=Scripted(says("The code is 4711."), looks, says("ok"))) as home:
+        await said(home.talks.of("acme"), "keep this: 4711")
+        listed, *others = results(await said(home.talks.of("umbrella"), "look", "mine"))
+        assert "main" not in listed.text and "mine" in listed.text
+        assert {one.error for one in others} == {ErrorKind.NOT_FOUND}
+        assert not [one for one in (listed, *others) if "4711" in one.text]
+
+
+async def test_a_run_and_its_sub_runs_are_made_on_behalf_of_the_sessions_tenant_and_owner(
+    tmp_path: Path,
+) -> None:
+    hands_on = calls(("task", {"prompt": "do it", "agent": "help"}))
+    async with house(
+        tmp_path, lead=Scripted(hands_on, says("ok")), help=Scripted(work("it"), says("done"))
+    ) as home:
+        home.policy = noted = Noted()
+        acme = home.talks.of("acme")
+        (result,) = results(await said(acme, "go"))
+        who = Principal("acme", "bob")
+        assert noted.seen == [("task", who), ("work", who)]
+        below = await acme.store.look(result.details["session_id"])
+        assert below is not None and below.last is not None
+        assert (below.session.tenant, below.session.owner) == ("acme", "bob")
+        assert below.last.id == run_id_of("acme", below.last.id), "its calls are nobody else's"
+        names = {one.name for one in await home.talks.ledger.accounts()}
+        assert "tenant:acme/user:bob" in names and "tenant:local" not in names
+
+
+async def test_fault_56_nobody_drives_a_run_of_another_tenant(tmp_path: Path) -> None:
+    async with house(tmp_path, lead=Scripted()) as home:
+        acme = home.talks.of("acme")
+        theirs = await acme.open("lead", session_id="main")
+        run = await acme.store.begin("r", "main", "hi")
+        with pytest.raises(NoSession):
+            await home.talks.prepare(theirs, run, Deadline(1), None, None)
+        above = await acme.prepare(theirs, run, Deadline(1), None, None)
+        mine = await home.talks.open("lead", session_id="mine")
+        with pytest.raises(NoSession):
+            await home.talks.prepare(mine, run, Deadline(1), above, None)
+
+
+async def test_fault_56_a_question_is_answered_by_its_own_tenant_alone(tmp_path: Path) -> None:
+    async with house(tmp_path, lead=Scripted(ASKS, says("Red it is."))) as home:
+        acme = home.talks.of("acme")
+        assert ended(await said(acme, "paint")).stop == "waiting"
+        ((session, asked),) = await acme.questions.waiting()
+        assert session == "main" and await home.questions.waiting() == []
+        stranger = await home.questions.answer(asked.id, Answer(chosen=("blue",)))
+        assert stranger == await home.questions.answer("never", Answer(chosen=("blue",)))
+        assert await acme.questions.answer(asked.id, Answer(chosen=("red",))) == ""
+        assert ended([record async for record in acme.resume("main")]).text == "Red it is."
+
+
+async def test_the_person_at_the_terminal_is_asked_only_what_their_own_tenant_asks(
+    tmp_path: Path,
+) -> None:
+    class Terminal:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        async def ask(self, question: Question) -> Answer | None:
+            self.asked.append(question.text)
+            return Answer(chosen=("red",))
+
+    async with house(tmp_path) as home:
+        face = Terminal()
+        questions = Questions(home.store.questions, face=face)
+        which = Question("r.1", "Which?", options=("red", "blue"))
+        assert await questions.of("acme").ask("main", which) is None
+        assert face.asked == []
+        assert await questions.of("acme").of("local").ask("main", which) == Answer(chosen=("red",))
+
+
+async def test_a_waiting_question_of_one_tenant_is_not_woken_by_the_same_id_of_another(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as home:
+        which = Question("r.1", "Which?", options=("red", "blue"))
+        views = [home.questions.of(name) for name in ("acme", "umbrella")]
+        for view in views:
+            await view.given("main", which)
+        asking = [asyncio.create_task(view.ask("main", which)) for view in views]
+        async with asyncio.timeout(10):
+            assert not (await asyncio.wait(asking, timeout=0.05))[0], "both wait"
+            assert await views[0].answer("r.1", Answer(chosen=("red",))) == ""
+            assert await asking[0] == Answer(chosen=("red",)) and not asking[1].done()
+            assert await views[1].answer("r.1", Answer(chosen=("blue",))) == ""
+            assert await asking[1] == Answer(chosen=("blue",))
+
+
+async def test_a_run_of_ones_own_id_is_gone_on_with_by_the_same_tenant(tmp_path: Path) -> None:
+    async with house(tmp_path, lead=Scripted(ASKS, says("ok"))) as home:
+        acme = home.talks.of("acme")
+        first = await said(acme, "paint", run_id="mine")
+        ((_, asked),) = await acme.questions.waiting()
+        await acme.questions.answer(asked.id, Answer(chosen=("red",)))
+        for run_id in ("mine", first[0].run_id):
+            stored = await acme.store.run(run_id_of("acme", run_id))
+            assert stored is not None and stored.id == first[0].run_id
+        assert ended(await said(acme, "paint", run_id=first[0].run_id)).text == "ok"
+
+
+async def test_every_agent_is_there_for_every_tenant_and_nothing_else_is(tmp_path: Path) -> None:
+    async with house(tmp_path, agents=(agent("lead"),), lead=Scripted(says("hi"))) as home:
+        made = await home.talks.of("acme").open("lead", session_id="s")
+        assert isinstance(made, Session) and made.tenant == "acme"
+        again = await home.talks.of("acme").open("lead", session_id="s")
+        other = await home.talks.of("umbrella").open("lead", session_id="s")
+        assert again == made and other.tenant == "umbrella"
+
+
+names = st.sampled_from(("local", "acme", "umbrella", "")) | st.text(max_size=4)
+ids = st.text(max_size=6) | st.builds(run_id_of, names, st.text(max_size=3))
+
+
+@given(one=names, other=names, first=ids, second=ids)
+def test_fault_56_no_choice_of_ids_makes_runs_of_two_tenants_the_same(
+    one: str, other: str, first: str, second: str
+) -> None:
+    made = run_id_of(one, first)
+    assert run_id_of(one, made) == made
+    if one != other:
+        assert made != run_id_of(other, second) and made != run_id_of(other, made)
