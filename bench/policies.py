@@ -1,60 +1,198 @@
-"""What a verdict costs: each policy, for calls of `read` and `bash`; ends with one JSON object."""
+"""What a verdict costs: every policy of a governed run, and all of them; ends with one JSON object.
+
+The chain is the one that `wiring/governing.py` builds, with the budget behind it. Each figure is
+the processor time of one verdict: the median of a round, and of several rounds the least, for
+other work on the machine can only add to it. `fresh` judges a command whose text was never read
+before; `again` one that was.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
-from evoclaw.core.ports import Policy
-from evoclaw.core.tools import Call
-from evoclaw.governance.autonomy import Autonomy, Level
+from evoclaw.core.history import History
+from evoclaw.core.labels import Label
+from evoclaw.core.messages import (
+    Finish,
+    Message,
+    Reply,
+    SystemMessage,
+    TextBlock,
+    ToolCall,
+    ToolResult,
+    user,
+)
+from evoclaw.core.ports import ALLOW, Policy, Verdict
+from evoclaw.core.tools import Call, Context, Tool
+from evoclaw.governance.autonomy import Level
+from evoclaw.governance.budget.policy import Budget
+from evoclaw.governance.budget.terms import Terms
 from evoclaw.governance.chain import Chain
-from evoclaw.governance.permissions import Permissions
-from evoclaw.governance.rules.disk import ThisDisk
-from evoclaw.governance.rules.document import CallExample
-from evoclaw.governance.rules.examples import example_call, load_rules
-from evoclaw.governance.rules.policy import ToolStatus
+from evoclaw.governance.effects.kept import forget_commands
+from evoclaw.governance.flow.policy import Flow
+from evoclaw.tools.sets import named
+from evoclaw.wiring.budget import price_for
+from evoclaw.wiring.governing import Governance, open_governance
 
-ROUNDS = 3_000
-CALLS = {
-    "read": CallExample("read", {"path": "src/evoclaw/core/loop.py"}),
-    "bash": "git status --short",
-    "bash_pipe": "cat README.md | head -50",
-    "bash_long": "cd src && grep -rn 'def ' evoclaw/core | sort > ../out.txt 2>&1 || echo none",
+ROUNDS, TIMES = 16, 60
+SETTINGS = "[rates]\nper_minute = 100000\nburst = 100000\n"
+"""Or they would be what is measured."""
+MODEL = "openai/gpt-4o"
+TOOLS = {one.name: one.tool for one in named(("read", "write", "bash", "webfetch"))}
+EDGE_CALL = Tool(
+    "edge_call",
+    "Call an edge agent.",
+    {"type": "object", "properties": {"agent_id": {"type": "string"}}},
+    permissions=frozenset({"device"}),
+    resources=("agent_id",),
+    acts=True,
+    sends=True,
+)
+LONG = "cd src && grep -rn 'def ' evoclaw/core | sort > ../out.txt 2>&1 || echo none"
+PAGE = "https://example.org/guide/loop.html"
+TEXT = "\n".join(f"line {number}: the loop asks, judges and runs." for number in range(40))
+CALLS: dict[str, tuple[Tool, dict[str, object]]] = {
+    "read": (TOOLS["read"], {"path": "src/evoclaw/core/loop.py"}),
+    "write": (TOOLS["write"], {"path": "notes/loop.md", "content": TEXT}),
+    "git_status": (TOOLS["bash"], {"command": "git status --short"}),
+    "pipe": (TOOLS["bash"], {"command": "cat README.md | head -50"}),
+    "four_programs": (TOOLS["bash"], {"command": LONG}),
+    "webfetch": (TOOLS["webfetch"], {"url": PAGE}),
+    "edge_call": (
+        EDGE_CALL,
+        {"agent_id": "kitchen", "action": "light", "params": {"on": True, "level": 3}},
+    ),
 }
+ASKED = (
+    f"Please fetch {PAGE}, run git status --short with bash, write notes/loop.md about the loop "
+    "and turn on the light in the kitchen at level 3."
+)
 
 
-async def measure(policy: Policy, call: Call) -> float:
-    for _ in range(ROUNDS // 10):
-        await policy.judge(call)
-    took: list[int] = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter_ns()
-        await policy.judge(call)
-        took.append(time.perf_counter_ns() - began)
-    return round(median(took) / 1000, 1)
+def messages(tool: str, label: Label) -> Iterator[Message]:
+    """A conversation: what was asked, then replies and results in turn."""
+    yield SystemMessage("You are a careful agent. Work in the workspace and say what you did.")
+    yield user(ASKED)
+    for turn in count():
+        asked = ToolCall(f"c{turn}", tool, json.dumps({"path": f"docs/{turn}.md"}))
+        yield Reply(f"I look at page {turn}.", (asked,), Finish.CALLS)
+        text = f"Page {turn} of 2024-05-17.\n" + TEXT.replace("line", f"{turn}.")
+        yield ToolResult(asked.id, tool, (TextBlock(text, label),))
+
+
+def history(size: int, *, untrusted: bool) -> History:
+    """The first messages of a conversation."""
+    tool = TOOLS["webfetch" if untrusted else "read"]
+    every = messages(tool.name, tool.label)
+    return History(next(every) for _ in range(size))
+
+
+class Subject:
+    """One kind of call in one kind of conversation, and the policies that judge it."""
+
+    def __init__(self, governance: Governance, kind: str, seen: History) -> None:
+        settings, terms = governance.settings.budget, Terms(price=price_for(MODEL))
+        self._budget = Budget(governance.ledger, f"bench-{kind}-{id(seen)}", settings, terms)
+        self._tool, self._arguments = CALLS[kind]
+        self._context, self._ids = Context(seen.label, seen), count()
+        self.verdict: Verdict = ALLOW
+        each = policies(governance, self._budget)
+        self._judged: dict[str, tuple[Policy, Callable[[], object]]] = {
+            "fresh": (chain := Chain(tuple(each.values())), forget_commands),
+            "again": (chain, lambda: None),
+            **{name: (policy, forget_commands) for name, policy in each.items()},
+        }
+        self.took = dict.fromkeys(self._judged, float("inf"))
+        """The least median so far, in µs."""
+
+    async def round(self) -> None:
+        """Measure everything once more."""
+        for name, (policy, before) in self._judged.items():
+            took: list[int] = []
+            for _ in range(TIMES):
+                call = self._call()
+                before()
+                began = time.process_time_ns()
+                verdict = await policy.judge(call)
+                took.append(time.process_time_ns() - began)
+                # What was set aside is given back: the next call finds the same budget.
+                self._budget.finished(call.ok(""))
+                self.verdict = verdict if name == "fresh" else self.verdict
+            self.took[name] = min(self.took[name], round(median(took) / 1000, 1))
+
+    def _call(self) -> Call:
+        """Another one, that differs in its id alone."""
+        id = f"bench.{next(self._ids)}.1.1"
+        return Call(id, self._tool, dict(self._arguments), id, 10.0, context=self._context)
+
+
+def policies(governance: Governance, budget: Budget) -> dict[str, Policy]:
+    """Every policy of a run by its name, in order."""
+    tools = (*TOOLS.values(), EDGE_CALL)
+    rules = governance.rules(Level.FULL, frozenset({"*"}), Path.cwd(), lambda: tools)
+    return {_name(one): one for one in (*rules, budget)}
+
+
+def _name(policy: Policy) -> str:
+    inner = getattr(policy, "rule", policy)
+    return type(inner).__name__
+
+
+@asynccontextmanager
+async def governed() -> AsyncGenerator[Governance]:
+    """The rules of a machine on which nothing was set."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "evoclaw.toml").write_text(SETTINGS)
+        async with open_governance({"EVOCLAW_HOME": folder, "HOME": str(Path.home())}) as found:
+            yield found
+
+
+async def indexing() -> float:
+    """What `Flow` takes when a turn has just come in: a reply, and a result of 2 KB."""
+    every = messages("read", TOOLS["read"].label)
+    seen = history(50, untrusted=True)
+    for _ in range(len(seen)):
+        next(every)
+    flow, took = Flow(tools=lambda: tuple(TOOLS.values())), list[int]()
+    for number in range(ROUNDS * TIMES // 4):
+        seen.append(next(every))
+        seen.append(next(every))
+        context, id = Context(seen.label, seen), f"bench.{number}.1.1"
+        call = Call(id, *CALLS["git_status"], id, 10.0, context=context)
+        began = time.process_time_ns()
+        await flow.judge(call)
+        took.append(time.process_time_ns() - began)
+    return round(median(took[1:]) / 1000, 1)
 
 
 async def main() -> None:
-    here = str(Path.cwd())
-    home = str(Path.home())
-    policies: dict[str, Policy] = {
-        "tool_status": ToolStatus({"canvas": "", "dt-*": ""}),
-        "autonomy": Autonomy(Level.FULL),
-        "permissions": Permissions(frozenset({"*"})),
-        "rules": load_rules(None, workspace=here, home=home, disk=ThisDisk()),
-        "rules_by_name": load_rules(None, workspace=here, home=home),
-    }
-    policies["chain"] = Chain(tuple(policies[name] for name in list(policies)[:4]))
-    told: dict[str, dict[str, float]] = {}
-    for kind, example in CALLS.items():
-        call = example_call(example)
-        told[kind] = {name: await measure(policy, call) for name, policy in policies.items()}
-        print(f"{kind:<10}", "  ".join(f"{name} {took} µs" for name, took in told[kind].items()))
-    print(json.dumps({"unit": "µs, median", **told}))
+    """Measure, say, and end with one JSON object."""
+    told: dict[str, object] = {"unit": "µs of processor time"}
+    trusted, untrusted = (history(50, untrusted=one) for one in (False, True))
+    async with governed() as governance:
+        subjects = {
+            f"{kind}/{name}": Subject(governance, kind, seen)
+            for name, seen in (("trusted", trusted), ("untrusted", untrusted))
+            for kind in CALLS
+        }
+        # By turns: a slow minute of the machine then falls on all of them.
+        for _ in range(ROUNDS):
+            for subject in subjects.values():
+                await subject.round()
+    for name, subject in subjects.items():
+        verdict = getattr(subject.verdict, "code", "") or "allow"
+        told[name] = {"verdict": verdict, **subject.took}
+        print(f"{name} ({verdict}):", "  ".join(f"{k} {v}" for k, v in subject.took.items()))
+    told["flow_with_a_turn_to_index"] = await indexing()
+    print(json.dumps(told, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from evoclaw.core.ports import Allow, Ask, Policy, Verdict
 from evoclaw.core.tools import Call
 
-UNCLEAR = frozenset({"unreadable", "code", "environment"})
-"""Askings that say no more than that a command cannot be seen through: the cage bounds it."""
+UNCLEAR = frozenset({"unreadable", "code", "environment", "maybe"})
+"""Askings that say no more than that a command cannot be seen through: the cage bounds it. What
+stands behind a colon does not count: `maybe:NAME` is that the rule of this name may be meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class InAdvance(Policy):
     async def judge(self, call: Call) -> Verdict:
         """Judge as the rule does, and say whose word it was."""
         verdict = await self.rule.judge(call)
-        if isinstance(verdict, Ask) and verdict.code in self.codes:
+        if isinstance(verdict, Ask) and verdict.code.partition(":")[0] in self.codes:
             return Allow(f"in_advance:{verdict.code}")
         return verdict
 

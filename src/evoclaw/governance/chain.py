@@ -39,6 +39,8 @@ async def _weigh(rules: Iterable[Callable[[Asked], Awaitable[Verdict]]], asked: 
     first: Ask | None = None
     for rule in rules:
         verdict = await rule(asked)
+        if verdict is ALLOW:
+            continue
         if isinstance(verdict, Deny):
             return verdict
         if isinstance(verdict, Ask) and first is None:

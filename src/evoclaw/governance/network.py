@@ -28,6 +28,8 @@ DEEPEST = 8
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*")
 _WEB = re.compile(r"\s*https?:", re.IGNORECASE)
+_START = re.compile(r"https?://", re.IGNORECASE)
+_PATH = re.compile(r"[/?#]")
 _UNFIT = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029]")
 
 
@@ -142,10 +144,10 @@ def _urls(value: JSON, depth: int = 0) -> Iterator[str]:
 
 def _host(url: str) -> str:
     """The host of an address that can be read in one way only; else `ValueError`."""
-    if _UNFIT.search(url) or not re.match(r"https?://", url, re.IGNORECASE):
+    if _UNFIT.search(url) or not _START.match(url):
         raise ValueError("has a space, a backslash or a control character, or no //")
     split = urlsplit(url)
-    authority = re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
+    authority = _PATH.split(url.partition("://")[2], maxsplit=1)[0]
     host = (split.hostname or "").removesuffix(".")
     if "@" in authority or "%" in authority or not host:
         raise ValueError("has no plain host")

@@ -81,7 +81,8 @@ class OwnWindows:
 
     async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
         """Count a call, or say why not."""
-        now, taken = clock(), list[deque[float]]()
+        now = clock()
+        taken: list[deque[float]] = []
         for number, (rate, key) in enumerate(limits):
             window = self._windows.get(key)
             if window is None:
@@ -187,7 +188,8 @@ class Rates(Policy):
 
     async def judge(self, call: Call) -> Verdict:
         """Deny what comes too often, and say when to come again."""
-        who, limits = call.context.principal, list[tuple[Rate, Key]]()
+        who = call.context.principal
+        limits: list[tuple[Rate, Key]] = []
         if self._all.per_minute or self._all.burst:
             limits.append((self._all, (who, "")))
         own = self._settings.tools.get(call.tool.name)

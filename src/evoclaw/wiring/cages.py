@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.tools import Call
 from evoclaw.executors.roots import CLOSED
 
 if TYPE_CHECKING:
-    from evoclaw.core.cages import Engine
+    from evoclaw.core.cages import Confines, Engine
     from evoclaw.core.ops import ExecOps
     from evoclaw.executors.caged.cages import LocalCages
     from evoclaw.executors.egress.gateway import Passage
@@ -26,12 +27,29 @@ GIT = "git_"
 """These tools run one fixed program that is kept from running others, and need its settings."""
 
 
-@dataclass(frozen=True, slots=True)
 class Caged:
     """Processes of a workspace, by who asks for them."""
 
-    cages: LocalCages
-    plain: ExecOps
+    def __init__(self, confines: Callable[[], Confines], settings: SandboxSettings) -> None:
+        """Build nothing yet: a device that is never given a command carries no cages."""
+        from evoclaw.executors.processes import LocalProcesses
+
+        self._confines, self._settings = confines, settings
+        self._cages: LocalCages | None = None
+        self.plain: ExecOps = LocalProcesses(confines().workspace)
+        """Without a cage, for programs of our own choice."""
+
+    @property
+    def cages(self) -> LocalCages:
+        """The cages, built when they are first needed."""
+        if self._cages is None:
+            self._cages = _built(self._confines(), self._settings)
+        return self._cages
+
+    async def close(self) -> None:
+        """End everything in every cage."""
+        if self._cages is not None:
+            await self._cages.close()
 
     def exec_for(self, call: Call) -> ExecOps:
         """What a call may run programs in; nothing warm is shared across tenants or trust."""
@@ -86,33 +104,34 @@ async def open_cages(
         readable: Folders that commands may read beside the system's.
         passed: Told of every connection that was asked for.
     """
+    place, hidden = _place(workspace, data)
+    proxy = await _gateway(domains, stack, passed) if domains.open_to_commands else ""
+    there = [folder for folder in readable if folder.is_dir()]
+
+    def confines() -> Confines:
+        return settings.confines(place, hidden=hidden, readable=there, proxy=proxy)
+
+    caged = Caged(confines, settings)
+    stack.push_async_callback(caged.close)
+    return caged
+
+
+def _built(confines: Confines, settings: SandboxSettings) -> LocalCages:
     from evoclaw.executors.caged.cages import LocalCages
     from evoclaw.executors.caged.guarded import guarded
-    from evoclaw.executors.processes import LocalProcesses
     from evoclaw.governance.sandbox.canary import Canary
     from evoclaw.governance.sandbox.engines import choose, engines
     from evoclaw.governance.sandbox.native.engine import Native
 
-    place, hidden = _place(workspace, data)
     there = {**engines(), "native": Native()}
-    proxy = await _gateway(domains, stack, passed) if domains.open_to_commands else ""
-    confines = settings.confines(
-        place,
-        protected=guarded(place),
-        hidden=hidden,
-        readable=[folder for folder in readable if folder.is_dir()],
-        proxy=proxy,
-    )
-    cages = LocalCages(
-        confines,
+    return LocalCages(
+        replace(confines, protected=guarded(confines.workspace)),
         there,
         Canary(),
         default=choose(settings.engine, there),
         tools=settings.tools,
         warm=settings.warm,
     )
-    stack.push_async_callback(cages.close)
-    return Caged(cages, LocalProcesses(workspace))
 
 
 def _place(workspace: Path, data: Path) -> tuple[str, tuple[str, ...]]:

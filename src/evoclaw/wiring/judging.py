@@ -34,20 +34,20 @@ def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
     from evoclaw.governance.stops import Stops
     from evoclaw.tools.sets import everything
     from evoclaw.wiring.oversight import stop_file
-    from evoclaw.wiring.rules import command_rules, rules_file
+    from evoclaw.wiring.rules import loaded_rules, rules_file
     from evoclaw.wiring.settings import orchestrator_settings
 
     settings = orchestrator_settings(env)
     tools = [bound.tool for bound in everything()]
+    file = rules_file(settings.policy.rules, settings.data)
     policies = (
         Stops(stop_file(env)),
         ToolStatus(settings.policy.off),
         Autonomy(Level.SUPERVISED),
         Permissions(frozenset({ALL})),
-        command_rules(settings.policy.rules, settings.data, Level.SUPERVISED, workspace),
+        loaded_rules(file, workspace),
         Domains(settings.network),
         Flow(settings.flow, lambda: tools),
     )
     home = Path(os.environ.get("HOME", "/"))
-    file = rules_file(settings.policy.rules, settings.data)
     return Judging(policies, tools, file, workspace, home, settings.data / "runs")

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.core.ports import Policy, Verdict
+from evoclaw.core.tools import Call
 
 if TYPE_CHECKING:
-    from evoclaw.core.ports import Policy
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.rules.document import Document
+    from evoclaw.governance.rules.policy import Rules
 
 ELSEWHERE = "/workspace"
 """What relative paths mean where the folder is another machine's."""
@@ -46,19 +48,40 @@ def command_rules(name: str, folder: Path, level: Level, workspace: Path | None)
     """
     from evoclaw.governance.advance import InAdvance
     from evoclaw.governance.autonomy import Level
+
+    file = rules_file(name, folder)
+    # Those of the owner are read at once: what is wrong with them must be told at once.
+    rules = WhenNeeded(workspace) if file is None else loaded_rules(file, workspace)
+    return InAdvance(rules) if level is Level.FULL else rules
+
+
+class WhenNeeded(Policy):
+    """The rules we ship, read when the first call is judged: an idle device does without."""
+
+    def __init__(self, workspace: Path | None) -> None:
+        self._workspace = workspace
+        self._rules: Rules | None = None
+
+    async def judge(self, call: Call) -> Verdict:
+        """Judge as they do."""
+        if self._rules is None:
+            self._rules = loaded_rules(None, self._workspace)
+        return await self._rules.judge(call)
+
+
+def loaded_rules(file: Path | None, workspace: Path | None) -> Rules:
+    """The rules of a file, or those we ship, for calls in a workspace."""
     from evoclaw.governance.rules.disk import ThisDisk
     from evoclaw.governance.rules.document import shipped_rules
     from evoclaw.governance.rules.examples import load_rules
     from evoclaw.governance.rules.policy import Rules
 
-    file, home = rules_file(name, folder), os.environ.get("HOME", "/")
+    home = os.environ.get("HOME", "/")
     place, disk = str(workspace or ELSEWHERE), None if workspace is None else ThisDisk()
-    if file is None:
-        document = _around(shipped_rules(), Path(place), home)
-        rules = Rules(document, workspace=place, home=home, disk=disk)
-    else:
-        rules = load_rules(file, workspace=place, home=home, disk=disk)
-    return InAdvance(rules) if level is Level.FULL else rules
+    if file is not None:
+        return load_rules(file, workspace=place, home=home, disk=disk)
+    document = _around(shipped_rules(), Path(place), home)
+    return Rules(document, workspace=place, home=home, disk=disk)
 
 
 def _around(document: Document, workspace: Path, home: str) -> Document:

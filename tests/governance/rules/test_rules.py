@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.ports import ALLOW, Ask, Deny, Verdict
+from evoclaw.core.ports import ALLOW, Allow, Ask, Deny, Verdict
 from evoclaw.core.tools import Call, Effect, Tool
+from evoclaw.governance.advance import InAdvance
 from evoclaw.governance.rules.disk import ThisDisk
 from evoclaw.governance.rules.document import CallExample, Document, parse_rules, shipped_rules
 from evoclaw.governance.rules.examples import (
@@ -142,7 +143,7 @@ def test_a_path_is_hit_however_it_is_written(path: str) -> None:
 def test_a_path_that_is_only_known_later_is_asked_about_and_never_allowed() -> None:
     policy = one_rule('paths = ["secret"]\ndenies = ["cat secret"]')
     asked = judge(policy, "cat $x")
-    assert isinstance(asked, Ask) and asked.code == "rule:r"
+    assert isinstance(asked, Ask) and asked.code == "maybe:r"
     strict = rules('unreadable = "deny"\n[[rules]]\nname = "r"\nthen = "deny"\npaths = ["secret"]\n'
                    'denies = ["cat secret"]')  # fmt: skip
     assert isinstance(judge(strict, "cat $x"), Deny)
@@ -274,3 +275,19 @@ def test_unreadable_commands_are_never_allowed() -> None:
     policy = Rules(Document(), workspace="/w", home="/home/me")
     verdict = judge(policy, "ls 'x")
     assert isinstance(verdict, Ask) and verdict.code == "unreadable"
+
+
+@pytest.mark.parametrize(
+    "command", ["chmod +x a.sh && ./a.sh", "chmod 644 b.sh", "git init -q .", "git at"]
+)
+def test_what_only_looks_like_it_is_left_alone(command: str) -> None:
+    shipped = load_rules(None, workspace="/w", home="/home/me")
+    assert shipped.look(example_call(command)).decided is None
+
+
+async def test_a_word_in_advance_answers_what_is_not_clear_and_no_rule_that_is() -> None:
+    free = InAdvance(load_rules(None, workspace="/w", home="/home/me"))
+    unclear = await free.judge(example_call('cat "$f"'))
+    assert isinstance(unclear, Allow) and unclear.code == "in_advance:maybe:keys-and-passwords"
+    assert isinstance(await free.judge(example_call("sudo ls")), Ask)
+    assert isinstance(await free.judge(example_call("cat /etc/shadow")), Deny)

@@ -45,6 +45,8 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 def verdict_of(finding: Finding) -> Verdict:
     """Allow, deny, or have a person asked."""
+    if finding is FINE:
+        return ALLOW
     match finding.result:
         case EnforcementResult.ALLOWED:
             return ALLOW

@@ -53,7 +53,7 @@ def measure(call: Call) -> Measured:
     lines, size = 0, RESULT
     for text in _texts(call):
         lines += _lines(text)
-        size += len(text.encode(errors="surrogatepass"))
+        size += _bytes(text)
     patch = call.arguments.get(_PATCH)
     if isinstance(patch, str):
         if call.arguments.get("dry_run") is True:
@@ -66,8 +66,9 @@ def measure(call: Call) -> Measured:
 def writes_files(call: Call) -> bool:
     """Whether it is one of the tools that change files by what they are told."""
     tool = call.tool
-    named = EVERYTHING not in tool.resources or isinstance(call.arguments.get(_PATCH), str)
-    return tool.effect is Effect.WRITE and "file_write" in tool.permissions and named
+    if tool.effect is not Effect.WRITE or "file_write" not in tool.permissions:
+        return False
+    return EVERYTHING not in tool.resources or isinstance(call.arguments.get(_PATCH), str)
 
 
 def named_files(call: Call) -> tuple[str, ...]:
@@ -86,7 +87,8 @@ def file_id(owner: str, path: str) -> str:
 
 def clean_path(path: str) -> str:
     """One spelling of a path."""
-    return posixpath.normpath(path.strip()) if path.strip() else "."
+    path = path.strip()
+    return posixpath.normpath(path) if path else "."
 
 
 def really(call: Measured, result: ToolResult) -> tuple[dict[str, int], bool]:
@@ -104,6 +106,8 @@ def really(call: Measured, result: ToolResult) -> tuple[dict[str, int], bool]:
 
 def matcher(actions: Mapping[str, ActionLimit]) -> Matcher:
     """Says which physical actions a call is, and how many of each."""
+    if not actions:
+        return lambda call: {}
     rules = [(ACTION + name, one) for name, one in actions.items()]
 
     def match(call: Call) -> dict[str, int]:
@@ -196,5 +200,9 @@ def _size(result: ToolResult) -> int:
     size = 0
     for block in result.blocks:
         text = block.data if isinstance(block, ImageBlock) else block.text
-        size += len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        size += _bytes(text)
     return size
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from msgspec.structs import replace
-
 from evoclaw.core.ledgers import (
     NO_MORE,
     NOTHING,
@@ -65,7 +63,7 @@ class MemoryLedger:
                     self.release(undone)
                 return one
             more_taken += [other] if one.fresh else []
-        return replace(found, also=tuple(more_taken))
+        return Reservation(found.id, found.fresh, found.before, tuple(more_taken))
 
     def _reserve(
         self, path: Path, amounts: Amounts, id: str, leaving: Amounts, now: float

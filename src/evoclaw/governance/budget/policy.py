@@ -27,6 +27,7 @@ from evoclaw.core.ledgers import (
     ACTION,
     DOLLARS,
     FILES,
+    NO_MORE,
     NOTHING,
     PARTS,
     SECONDS,
@@ -125,21 +126,23 @@ class Budget(Policy):
 
     async def judge(self, call: Call) -> Verdict:
         """Set aside what a call says it will use."""
-        stopped = await self._begin()
-        if stopped is not None:
-            return stopped
+        if not self._is_open or self._terms.stops:
+            stopped = await self._begin()
+            if stopped is not None:
+                return stopped
         verdict = verdict_of(self._boundaries.check(call))
         if isinstance(verdict, Deny):
             return verdict
         measured, seconds = measure(call), self._elapsed()
-        wanted = {**measured.amounts, **self._actions(call), SECONDS: seconds}
+        if actions := self._actions(call):
+            measured = Measured({**measured.amounts, **actions}, measured.files)
+        wanted = {**measured.amounts, SECONDS: seconds}
         files = [file_id(self._root[-1], path) for path in measured.files]
-        also = {id: (self._root, {FILES: 1}) for id in files}
+        also = {id: (self._root, {FILES: 1}) for id in files} if files else NO_MORE
         found = await self._ledger.reserve(self.path, wanted, call.request_id, also=also)
         if isinstance(found, Refusal):
             return denied(found)
         seconds = self._count(seconds, found.fresh)
-        measured = Measured({k: v for k, v in wanted.items() if k != SECONDS}, measured.files)
         known = self._calls[call.id] = _Open(
             call.request_id, measured, {id: id in found.also for id in files}, seconds
         )
@@ -281,7 +284,9 @@ class Budget(Policy):
 
     def _near(self, before: Iterable[Left]) -> tuple[list[Left], frozenset[Level]]:
         """The limits that are near, and that no person has said may be gone on to."""
-        settings, near, asked = self.settings, list[Left](), set[Level]()
+        settings = self.settings
+        near: list[Left] = []
+        asked: set[Level] = set()
         for one in before:
             gone = 1 - one.share
             if gone < settings.warn_at or one.kind.startswith(ACTION) or not one.most:

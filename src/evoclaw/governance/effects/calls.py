@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from itertools import islice
 from typing import cast
 
@@ -32,6 +33,8 @@ _PATCHED = re.compile(
     r"|(?:rename|copy) (?:from|to) |diff --git )(.+)"
 )
 MOST_STRINGS = 500
+LONGEST_NAME = 64
+"""Of an argument, for what it holds to be remembered."""
 
 
 def read_call(call: Call, workspace: str, home: str) -> Effects:
@@ -39,12 +42,10 @@ def read_call(call: Call, workspace: str, home: str) -> Effects:
     name, arguments = call.tool.name, call.arguments
     command = arguments.get("command")
     if name in SHELL_TOOLS and isinstance(command, str):
-        # Here, not above: most of this package is for commands, which a device may never be given.
-        from evoclaw.governance.effects.shell import read_command
-
         workdir = arguments.get("workdir", ".")
-        cwd = _joined(workspace, workdir) if isinstance(workdir, str) else workspace
-        return read_command(command, cwd, home)
+        here = workdir == "." or not isinstance(workdir, str)
+        cwd = workspace if here else _joined(workspace, workdir)
+        return _reader()(command, cwd, home)
     if name in SHELL_TOOLS:
         return Effects(unreadable="it holds no command")
     if name in _NO_PLACES:
@@ -55,6 +56,14 @@ def read_call(call: Call, workspace: str, home: str) -> Effects:
     if name in ("write", "edit"):
         access = (Access.WRITE,)
     return _guessed(name, arguments, access, workspace)
+
+
+@cache
+def _reader() -> Callable[[str, str, str], Effects]:
+    # Here, not above: most of this package is for commands, which a device may never be given.
+    from evoclaw.governance.effects.kept import read_kept
+
+    return read_kept
 
 
 def _joined(workspace: str, path: str) -> str:
@@ -86,17 +95,28 @@ def _guessed(
     if tree and not arguments.keys() & {"path", "workdir"}:
         places += [Place(escape(workspace), one, tree=True) for one in access]
     for key, text in _strings(arguments, ""):
-        if _URL.fullmatch(text) or _URL_NAMES.fullmatch(key):
+        named = _named(key) if len(key) <= LONGEST_NAME else _names(key)
+        if named == "url" or _URL.fullmatch(text):
             host = host_of(text)
             if host is not None:
                 hosts.append(Host(host))
                 continue
             places += [Place("", one) for one in access]
-        elif _PATH_NAMES.fullmatch(key) or text.startswith(("/", "../", "~/")):
+        elif named == "path" or text.startswith(("/", "../", "~/")):
             # Tools take a path as it is: nothing in it is expanded.
             pattern = escape(_joined(workspace, text))
             places += [Place(pattern, one, tree=tree) for one in access]
     return Effects(places=tuple(places), hosts=tuple(hosts))
+
+
+def _names(key: str) -> str:
+    """What an argument of this name holds: a `url`, a `path`, or neither that one could tell."""
+    if _URL_NAMES.fullmatch(key):
+        return "url"
+    return "path" if _PATH_NAMES.fullmatch(key) else ""
+
+
+_named = lru_cache(512)(_names)
 
 
 def _strings(value: JSON, key: str, left: int = MOST_STRINGS) -> Iterator[tuple[str, str]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import TypeAlias
 
 from evoclaw.governance.effects.grammar import Node
 from evoclaw.governance.effects.shapes import Unreadable
 
 _GAP = re.compile(rb"(?:[ \t\n]|(?<=[ \t])\\\n)*")
 _TIGHT = re.compile(rb"(?:[ \t]|(?<=[ \t])\\\n)+")
+Laid: TypeAlias = tuple[Node, str, int, int]
+"""A node, its type, and where it begins and ends."""
 
 
 def check_gaps(data: bytes, children: Sequence[Node]) -> None:
@@ -17,7 +20,7 @@ def check_gaps(data: bytes, children: Sequence[Node]) -> None:
     end = -1
     for child in children:
         start = child.start_byte
-        if -1 < end < start and not _GAP.fullmatch(data, end, start):
+        if -1 < end < start and data[end:start] != b" " and not _GAP.fullmatch(data, end, start):
             raise Unreadable("its shell syntax is not understood")
         end = child.end_byte
 
@@ -27,20 +30,24 @@ def check_tight(data: bytes, children: Sequence[Node]) -> None:
     end = -1
     for child in children:
         start = child.start_byte
-        if end > -1 and not _TIGHT.fullmatch(data, end, start):
+        if end > -1 and data[end:start] != b" " and not _TIGHT.fullmatch(data, end, start):
             raise Unreadable("its shell syntax is not understood")
         end = child.end_byte
 
 
-def check_redirects(data: bytes, children: Sequence[Node], kinds: Sequence[str]) -> None:
+def laid_out(node: Node) -> list[Laid]:
+    """The children of a node; each of its properties is fetched once, for that is dear."""
+    return [(one, one.type, one.start_byte, one.end_byte) for one in node.children]
+
+
+def check_redirects(data: bytes, children: Sequence[Laid], kinds: Set[str]) -> None:
     """Like between words, but that a redirection may follow a word closely."""
-    end = -1
-    for child in children:
-        start, kind = child.start_byte, child.type
-        if end > -1 and not _TIGHT.fullmatch(data, end, start):
-            closely = end == start and data[start : start + 1] in (b"<", b">", b"&")
+    before = -1
+    for child, kind, start, end in children:
+        if before > -1 and data[before:start] != b" " and not _TIGHT.fullmatch(data, before, start):
+            closely = before == start and data[start : start + 1] in (b"<", b">", b"&")
             if not closely or kind not in kinds:
                 raise Unreadable("its shell syntax is not understood")
-        end = child.end_byte
-        if kind == "heredoc_redirect" and child is not children[-1]:
+        before = end
+        if kind == "heredoc_redirect" and child is not children[-1][0]:
             raise Unreadable("a heredoc is not understood")

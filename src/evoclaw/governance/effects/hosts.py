@@ -6,6 +6,7 @@ import re
 import socket
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_PATH = re.compile(r"[/?#]")
 _ODD = re.compile(r"[\x00-\x20\x7f\\<>^`{|}]")
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+)){0,3}")
 _PLAIN = re.compile(r"[a-z0-9_.-]+")
@@ -19,7 +20,7 @@ def host_of(url: str) -> str | None:
     if found and url[:5].lower() in ("file:", "data:") or url[:6].lower() == "about:":
         return None
     rest = rest.lstrip("/") if found else rest.removeprefix("//")
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    authority = _PATH.split(rest, maxsplit=1)[0]
     if not authority:
         return ""
     return host_in(authority)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from evoclaw.governance.effects.shapes import Access, Word, names
 from evoclaw.governance.effects.state import Scene
 
 SHELLS = frozenset({"bash", "sh", "dash", "ash", "ksh", "mksh", "rbash"})
-OTHERS = re.compile(
+_OTHERS = re.compile(
     r"(python|pypy|perl|ruby|php|lua|node|nodejs)[0-9.]*|deno|bun|luajit|Rscript|julia|tclsh|wish"
     r"|zsh|fish|csh|tcsh|nu|pwsh|elvish|osh|xonsh|guile|racket|sbcl|ghci?|scala|groovy|jshell|irb"
 )
@@ -51,11 +52,17 @@ _SED_PLAIN = re.compile(r"[0-9,$~+ ]*!?[pdqQ=DPnNgGhHx]?")
 _SED_CHANGE = re.compile(r"[0-9,$]*s([/|,#@!:%_])(.*)", re.DOTALL)
 
 
+@lru_cache(256)
+def is_interpreter(name: str) -> bool:
+    """Whether a program runs code of another language than a shell's."""
+    return _OTHERS.fullmatch(name) is not None
+
+
 def is_code(name: str, words: Sequence[Word]) -> bool:
     """Whether a program other than a shell is given code, or told to run a program."""
     if name in ALWAYS:
         return True
-    if OTHERS.fullmatch(name):
+    if is_interpreter(name):
         return _interprets(name, words)
     if name in _AWKS:
         return _awk(words)
@@ -64,10 +71,11 @@ def is_code(name: str, words: Sequence[Word]) -> bool:
     pattern = _BY_OPTION_COMPILED.get(name)
     if pattern is None:
         return False
-    return any(
-        pattern.fullmatch(word.text) is not None if word.text is not None else word.loose
-        for word in words
-    )
+    for word in words:
+        text = word.text
+        if word.loose if text is None else pattern.fullmatch(text) is not None:
+            return True
+    return False
 
 
 def _interprets(name: str, words: Sequence[Word]) -> bool:

@@ -134,7 +134,9 @@ def _doubt_paths(name: str, spec: Spec, words: Sequence[Word], scene: Scene) -> 
 
 def guess_paths(name: str, words: Sequence[Word], scene: Scene) -> None:
     """Count every word of a program that we do not know as a path."""
-    tree = name in TREES or (name == "git" and bool({word.text for word in words} & _GIT_WHOLE))
+    tree = name in TREES or (
+        name == "git" and not _GIT_WHOLE.isdisjoint([word.text for word in words])
+    )
     if tree:
         scene.place(_BELOW, Access.READ, name)
     if name in UNPACKERS and not _packs(words):
@@ -145,7 +147,8 @@ def guess_paths(name: str, words: Sequence[Word], scene: Scene) -> None:
         _own_names(name, words, scene)
     for word in words:
         for piece in pieces(word):
-            looks = piece.text is None or _PATHY.match(piece.text) is not None
+            text = piece.text
+            looks = text is None or _PATHY.match(text) is not None
             scene.place(piece, Access.READ, name, tree=tree, sure=looks)
             scene.place(piece, Access.WRITE, name, sure=looks)
 
@@ -174,24 +177,25 @@ def _packs(words: Sequence[Word]) -> bool:
     )
 
 
-def pieces(word: Word) -> Iterator[Word]:
+def pieces(word: Word) -> list[Word]:
     """What of a word can be a path: itself, `--option=this`, `-othis`, `name=this`, `@this`."""
     pattern, text = word.pattern, word.text
     if text is None:
-        yield word
         if "=" in pattern and not pattern.startswith("\0"):
-            yield Word(pattern.partition("=")[2], None)
-        return
+            return [word, Word(pattern.partition("=")[2], None)]
+        return [word]
     if "://" in text:
-        return
+        return []
+    found: list[Word] = []
     if not text.startswith("-"):
-        yield word
+        found.append(word)
     elif len(text) > 2 and text[1] != "-":
-        yield literal(text[2:])
+        found.append(literal(text[2:]))
     if "=" in text:
-        yield literal(text.partition("=")[2])
+        found.append(literal(text.partition("=")[2]))
     if "@" in text:
-        yield literal(text.partition("@")[2])
+        found.append(literal(text.partition("@")[2]))
+    return found
 
 
 def _dd(words: Sequence[Word], scene: Scene) -> None:
@@ -255,7 +259,7 @@ class _Known:
         rest = iter(words)
         for word in rest:
             text = word.text
-            if word.loose:
+            if text is None and word.loose:
                 if not word.pattern.startswith("--") or not self._long(word.pattern[2:]):
                     return False
                 continue

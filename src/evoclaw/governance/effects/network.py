@@ -27,6 +27,9 @@ IMPLIED = {
     "go": ("proxy.golang.org", "sum.golang.org"),
 }
 ANYWHERE = names("apt apt-get aptitude apk dnf yum zypper pacman brew docker podman snap")
+_TALKING = frozenset(
+    {*FETCHERS, *TALKERS, *COPIERS, *ANYWHERE, *IMPLIED, "ssh", "git", "hg", "npx"}
+)
 _ELSEWHERE = re.compile(
     r"--?(proxy|preproxy|socks|connect-to|resolve|doh|config|dns|interface|unix|abstract|execute"
     r"|input-file|next|variable|expand|url).*|-[A-Za-z]*[xKi].*"
@@ -48,6 +51,11 @@ def meet_hosts(name: str, words: Sequence[Word], scene: Scene) -> None:
     for word in words:
         if "://" in word.pattern:
             _url(name, word, scene)
+    if name in _TALKING:
+        _meet(name, words, scene)
+
+
+def _meet(name: str, words: Sequence[Word], scene: Scene) -> None:
     if name in FETCHERS:
         _fetch(name, words, scene)
     elif name in TALKERS or name == "ssh":
@@ -127,7 +135,7 @@ def _copy(name: str, words: Sequence[Word], scene: Scene) -> None:
                 scene.host("", name)
         elif "://" in text:
             met = True
-        elif (found := _REMOTE_PATH.fullmatch(text)) and asks:
+        elif asks and (found := _REMOTE_PATH.fullmatch(text)):
             scene.host(host_in(found[1]), name, sure=not git or "@" in text)
             met = True
     if git and asks and not met:

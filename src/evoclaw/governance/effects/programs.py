@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from evoclaw.governance.effects.builtins import BUILTINS
-from evoclaw.governance.effects.interpreters import OTHERS, SHELLS, is_code, shell_code
+from evoclaw.governance.effects.interpreters import SHELLS, is_code, is_interpreter, shell_code
 from evoclaw.governance.effects.known import NO_PATHS, SPECS, guess_paths, touch_paths
 from evoclaw.governance.effects.network import meet_hosts
 from evoclaw.governance.effects.shapes import Program, Unreadable, Word, names
@@ -30,19 +30,19 @@ def run_program(words: Sequence[Word], scene: Scene, stdin: str | None) -> str:
     for _ in range(MOST_WRAPPERS):
         if not found:
             return name
-        first = found[0]
+        first, rest = found[0], found[1:]
         if first.text is None or first.many:
-            scene.programs.append(Program("", tuple(found[1:])))
+            scene.programs.append(Program("", tuple(rest)))
             scene.doubt(f"which program {first.shown!r} is, is only known when it runs")
-            guess_paths("", found[1:], scene)
+            guess_paths("", rest, scene)
             return name
-        name = _add(first.text, found[1:], scene)
+        name = _add(first.text, rest, scene)
         if name not in WRAPPERS:
-            _do(name, found[1:], scene, stdin)
+            _do(name, rest, scene, stdin)
             return name
-        if is_code(name, found[1:]):
+        if is_code(name, rest):
             scene.code.append(name)
-        found = unwrap(name, found[1:], scene)
+        found = unwrap(name, rest, scene)
     raise Unreadable("too many programs run one another")
 
 
@@ -72,7 +72,7 @@ def _do(name: str, words: list[Word], scene: Scene, stdin: str | None) -> None:
         words = _without_messages(words)
     if is_code(name, words) or (name == "ssh" and len(words) > 1):
         scene.code.append(name)
-    elif OTHERS.fullmatch(name):
+    elif is_interpreter(name):
         scene.scripts.append(name)
     meet_hosts(name, words, scene)
     touch_paths(name, words, scene)

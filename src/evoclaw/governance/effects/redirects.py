@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from evoclaw.governance.effects.gaps import laid_out
 from evoclaw.governance.effects.grammar import Node
 from evoclaw.governance.effects.shapes import ANYTHING, Access, Unreadable, Word, unescape
 from evoclaw.governance.effects.state import Scene
@@ -66,12 +67,13 @@ class Redirects:
                 self._heredoc(node, check_gaps)
 
     def _file(self, node: Node, check_gaps: CheckGaps) -> None:
-        children = list(node.children)
-        if children[0].type == "file_descriptor":
-            if children[0].end_byte != children[1].start_byte:
+        laid = laid_out(node)
+        if laid[0][1] == "file_descriptor":
+            if laid[0][3] != laid[1][2]:
                 raise Unreadable("a redirection is not understood")
-            del children[0]
-        operator = children[0].type
+            del laid[0]
+        operator = laid[0][1]
+        children = [child for child, _, _, _ in laid]
         if operator in _CLOSES:
             if len(children) > 1:
                 raise Unreadable("a redirection is not understood")

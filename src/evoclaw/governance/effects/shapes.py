@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 from msgspec import Struct
+
+_SIGNS = re.compile(r"[\\*?\[\]{},~]")
 
 
 class Unreadable(Exception):
@@ -136,12 +139,7 @@ ANYTHING = Word("\0", None, many=True)
 
 def escape(text: str) -> str:
     """The pattern that means exactly this text."""
-    if text.isalnum():
-        return text
-    for sign in "\\*?[]{},~":
-        if sign in text:
-            text = text.replace(sign, "\\" + sign)
-    return text
+    return _SIGNS.sub(r"\\\g<0>", text) if _SIGNS.search(text) else text
 
 
 def unescape(pattern: str) -> str | None:
@@ -149,7 +147,7 @@ def unescape(pattern: str) -> str | None:
     if "\0" in pattern:
         return None
     if "\\" not in pattern:
-        return None if any(sign in pattern for sign in "*?[") else pattern
+        return None if "*" in pattern or "?" in pattern or "[" in pattern else pattern
     out: list[str] = []
     signs = iter(pattern)
     for sign in signs:

@@ -7,13 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from evoclaw.governance.effects.conditions import look_into_test
-from evoclaw.governance.effects.gaps import check_gaps, check_redirects, check_tight
+from evoclaw.governance.effects.gaps import (
+    Laid,
+    check_gaps,
+    check_redirects,
+    check_tight,
+    laid_out,
+)
 from evoclaw.governance.effects.grammar import DEEPEST, Node, parse
 from evoclaw.governance.effects.programs import run_program
 from evoclaw.governance.effects.redirects import Redirects
 from evoclaw.governance.effects.shapes import Effects, Unreadable, Word, names
 from evoclaw.governance.effects.state import Reassigned, Scene, begin
-from evoclaw.governance.effects.words import calculate, word, words
+from evoclaw.governance.effects.words import FAST, PLAIN, calculate, word, words
 
 MOST_TRIES = 16
 """Times a command is read again because a variable was no constant after all."""
@@ -21,7 +27,7 @@ _BEFORE_COMMENT = frozenset(b" \t\n;&|()")
 _TOKENS = names(
     "; & && || | |& ( ) { } ;; if then elif else fi while until do done in case esac !"
 ) | {"\n"}
-_REDIRECTS = ("file_redirect", "heredoc_redirect", "herestring_redirect")
+_REDIRECTS = frozenset({"file_redirect", "heredoc_redirect", "herestring_redirect"})
 _BASH_ONLY = frozenset({"c_style_for_statement", "array", "herestring_redirect"})
 
 
@@ -74,29 +80,31 @@ class Walk:
 
     def statement(self, node: Node) -> None:
         """Read one statement."""
+        self._statement(node, node.type)
+
+    def _statement(self, node: Node, kind: str) -> None:
         if not node.is_named:
-            if node.type not in _TOKENS or (self._scene.posix and node.type == "|&"):
-                raise Unreadable(f"{node.type!r} is not understood here")
+            if kind not in _TOKENS or (self._scene.posix and kind == "|&"):
+                raise Unreadable(f"{kind!r} is not understood here")
             return
-        kind = self._KINDS.get(node.type)
-        if kind is None or (self._scene.posix and node.type in _BASH_ONLY):
-            raise Unreadable(f"{node.type.replace('_', ' ')} is not looked into")
+        read = self._KINDS.get(kind)
+        if read is None or (self._scene.posix and kind in _BASH_ONLY):
+            raise Unreadable(f"{kind.replace('_', ' ')} is not looked into")
         self._level += 1
         if self._level > DEEPEST:
             raise Unreadable("it is nested too deeply")
-        kind(self, node)
+        read(self, node)
         self._level -= 1
 
     def _all(self, node: Node) -> None:
-        children = node.children
-        self._check_gaps(children)
-        straight = self._scene.straight
-        for index, child in enumerate(children):
-            # A part that goes to the background runs beside what follows.
-            behind = index + 1 < len(children) and children[index + 1].type == "&"
-            self._scene.straight = straight and not behind
-            self.statement(child)
-        self._scene.straight = straight
+        children, scene = node.children, self._scene
+        check_gaps(self._data, children)
+        straight, kinds = scene.straight, [child.type for child in children]
+        # A part that goes to the background runs beside what follows.
+        for child, kind, following in zip(children, kinds, (*kinds[1:], ""), strict=False):
+            scene.straight = straight and following != "&"
+            self._statement(child, kind)
+        scene.straight = straight
 
     def _branches(self, node: Node) -> None:
         straight, self._scene.straight = self._scene.straight, False
@@ -273,12 +281,16 @@ class Walk:
         self._redirect_all(None, [node])
 
     def _command(self, node: Node) -> None:
-        self._redirect_all(node, [])
+        children = laid_out(node)
+        if _REDIRECTS.isdisjoint([kind for _, kind, _, _ in children]):
+            run_program(self._pieces(children, None), self._scene, None)
+        else:
+            self._redirect_all(node, [])
 
     def _redirected(self, node: Node) -> None:
-        children = node.children
-        redirects = [child for child in children if child.type in _REDIRECTS]
-        bodies = [child for child in children if child.type not in _REDIRECTS]
+        children = laid_out(node)
+        redirects = [child for child, kind, _, _ in children if kind in _REDIRECTS]
+        bodies = [child for child, kind, _, _ in children if kind not in _REDIRECTS]
         check_redirects(self._data, children, _REDIRECTS)
         if len(bodies) > 1:
             raise Unreadable("a redirection is not understood")
@@ -290,7 +302,8 @@ class Walk:
             redirects.read(node, self._check_tight)
         by = ""
         if body is not None and body.type == "command":
-            by = self._simple(body, redirects)
+            found = self._pieces(laid_out(body), redirects)
+            by = run_program([*found, *redirects.extra], self._scene, redirects.stdin)
         elif redirects.extra:
             raise Unreadable("words after a redirection are not understood")
         elif body is not None:
@@ -307,22 +320,26 @@ class Walk:
         self.statement(node)
         self._scene.straight = straight
 
-    def _simple(self, node: Node, redirects: Redirects) -> str:
+    def _pieces(self, children: Sequence[Laid], redirects: Redirects | None) -> list[Word]:
+        """The words of a simple command; what else it is made of is read, too."""
+        data = self._data
+        check_redirects(data, children, _REDIRECTS)
         found: list[Word] = []
-        children = node.children
-        check_redirects(self._data, children, _REDIRECTS)
-        for child in children:
-            if child.type == "variable_assignment":
-                self._assignment(child)
-            elif child.type in _REDIRECTS:
-                redirects.read(child, self._check_tight)
-                if redirects.extra and child is not children[-1]:
-                    raise Unreadable("words after a redirection are not understood")
-            elif child.type == "command_name":
+        for child, kind, start, end in children:
+            if kind in PLAIN and FAST.fullmatch(data, start, end):
+                plain = data[start:end].decode()
+                found.append(Word(plain, plain))
+            elif kind == "command_name":
                 found += self._words(child.children[0])
-            else:
+            elif kind == "variable_assignment":
+                self._assignment(child)
+            elif redirects is None or kind not in _REDIRECTS:
                 found += self._words(child)
-        return run_program([*found, *redirects.extra], self._scene, redirects.stdin)
+            else:
+                redirects.read(child, self._check_tight)
+                if redirects.extra and child is not children[-1][0]:
+                    raise Unreadable("words after a redirection are not understood")
+        return found
 
     def _words(self, node: Node) -> list[Word]:
         return words(node, self._scene, self._substitute)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from evoclaw.governance.effects.hosts import canonical
@@ -64,60 +63,72 @@ class Reassigned(Exception):
         self.name = name
 
 
-@dataclass(slots=True)
 class Scene:
     """One command, and all that is nested in it."""
 
-    cwds: tuple[str, ...]
-    """Patterns of the folders it may be in."""
-    home: str
-    """The pattern of the user's own folder; empty if not known."""
-    reparse: Callable[[str, bool], None] = field(init=False)
+    __slots__ = (
+        "_assigned", "_counted", "_inexact", "_lost", "_names_of_files", "_places", "_used",
+        "code", "constants", "cwds", "data", "depth", "home", "hosts", "posix", "programs",
+        "reparse", "repeated", "scripts", "settings", "straight", "unknown", "variables",
+    )  # fmt: skip
+    reparse: Callable[[str, bool], None]
     """Look into code for a shell that was found in a word; True for one that is not bash."""
-    variables: frozenset[str] = frozenset()
-    """Known to change."""
-    data: bytes = b""
-    """What is read now."""
-    unknown: str = ""
-    """Why not all can be told."""
-    scripts: list[str] = field(default_factory=list[str])
-    """Programs of the owner's own files, which this very command may have written."""
-    posix: bool = False
-    depth: int = 0
-    repeated: int = 0
-    """How many loops and functions are around what is read now."""
-    straight: bool = True
-    """What is read now is run exactly once, before what follows it."""
-    programs: list[Program] = field(default_factory=list[Program])
-    hosts: list[Host] = field(default_factory=list[Host])
-    settings: list[Setting] = field(default_factory=list[Setting])
-    code: list[str] = field(default_factory=list[str])
-    constants: dict[str, str] = field(default_factory=dict[str, str])
-    _places: list[tuple[Place, bool]] = field(default_factory=list[tuple[Place, bool]])
-    _assigned: set[str] = field(default_factory=set[str])
-    _used: set[str] = field(default_factory=set[str])
-    _inexact: set[str] = field(default_factory=set[str])
-    """Variables that may hold more than a number."""
-    _counted: set[str] = field(default_factory=set[str])
-    """Variables that the shell evaluates as arithmetic, which can run commands."""
-    _names_of_files: set[str] = field(default_factory=set[str])
-    _lost: bool = False
+
+    def __init__(
+        self, cwds: tuple[str, ...], home: str, variables: frozenset[str] = frozenset()
+    ) -> None:
+        """Begin with nothing found.
+
+        Args:
+            cwds: Patterns of the folders it may be in.
+            home: The pattern of the user's own folder; empty if not known.
+            variables: Known to change.
+        """
+        self.cwds, self.home, self.variables = cwds, home, variables
+        self.data = b""
+        """What is read now."""
+        self.unknown = ""
+        """Why not all can be told."""
+        self.scripts: list[str] = []
+        """Programs of the owner's own files, which this very command may have written."""
+        self.posix = False
+        self.depth = self.repeated = 0
+        """How many shells, and how many loops and functions, are around what is read now."""
+        self.straight = True
+        """What is read now is run exactly once, before what follows it."""
+        self.programs: list[Program] = []
+        self.hosts: list[Host] = []
+        self.settings: list[Setting] = []
+        self.code: list[str] = []
+        self.constants: dict[str, str] = {}
+        self._places: list[tuple[Place, bool]] = []
+        """Each with whether it depends on the folder."""
+        self._assigned: set[str] = set()
+        self._used: set[str] = set()
+        self._inexact: set[str] = set()
+        """Variables that may hold more than a number."""
+        self._counted: set[str] = set()
+        """Variables that the shell evaluates as arithmetic, which can run commands."""
+        self._names_of_files: set[str] = set()
+        self._lost = False
+        """The folder is not known any more."""
 
     def place(
         self, word: Word, access: Access, by: str = "", *, tree: bool = False, sure: bool = True
     ) -> None:
         """A path is read or written."""
-        pattern, relative = word.pattern, False
-        if word.text is not None and _IGNORED.fullmatch(word.text):
+        pattern, text, places = word.pattern, word.text, self._places
+        if text is not None and text.startswith("/dev/") and _IGNORED.fullmatch(text):
             return
+        if len(places) > MOST:
+            raise Unreadable("it touches more than can be looked at")
         if "\0" in pattern:
-            self._add(Place("", access, by, tree, sure), relative=False)
-        elif pattern.startswith("/"):
-            self._add(Place(pattern, access, by, tree, sure), relative=False)
-        else:
-            relative = True
+            places.append((Place("", access, by, tree, sure), False))
+        elif not pattern.startswith("/"):
             for cwd in self.cwds:
-                self._add(Place(f"{cwd}/{pattern}", access, by, tree, sure), relative=relative)
+                places.append((Place(f"{cwd}/{pattern}", access, by, tree, sure), True))
+        else:
+            places.append((Place(pattern, access, by, tree, sure), False))
 
     def both(self, word: Word, by: str, *, tree: bool = False, sure: bool = True) -> None:
         """A path may be read or written."""
@@ -138,11 +149,6 @@ class Scene:
     def host(self, name: str, by: str, *, sure: bool = True) -> None:
         """A host is talked to; empty if it can be any."""
         self.hosts.append(Host(name, by, sure))
-
-    def _add(self, place: Place, *, relative: bool) -> None:
-        if len(self._places) > MOST:
-            raise Unreadable("it touches more than can be looked at")
-        self._places.append((place, relative))
 
     def go(self, word: Word) -> None:
         """The working folder may change."""
@@ -212,11 +218,11 @@ class Scene:
             Place("", one.access, one.by, one.tree, one.sure) if relative and self._lost else one
             for one, relative in self._places
         ]
-        # A script that this command wrote is code that was not looked into.
-        no_content = {*self.scripts, *_NO_CONTENT}
-        writes = (one for one in places if one.access is Access.WRITE and one.by not in no_content)
-        if self.scripts and any(writes):
-            self.code += self.scripts
+        if self.scripts:
+            # A script that this command wrote is code that was not looked into.
+            tame = {*self.scripts, *_NO_CONTENT}
+            if any(one.access is Access.WRITE and one.by not in tame for one in places):
+                self.code += self.scripts
         return Effects(
             tuple(self.programs),
             tuple(places),
@@ -240,4 +246,4 @@ def _every(values: Sequence[Word]) -> str | None:
 
 def begin(cwd: str, home: str, variables: frozenset[str] = frozenset()) -> Scene:
     """Begin in a folder."""
-    return Scene((escape(cwd.rstrip("/")),), escape(home.rstrip("/")), variables=variables)
+    return Scene((escape(cwd.rstrip("/")),), escape(home.rstrip("/")), variables)

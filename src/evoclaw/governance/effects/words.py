@@ -8,10 +8,25 @@ from itertools import product
 from typing import ClassVar
 
 from evoclaw.governance.effects.grammar import Node
-from evoclaw.governance.effects.shapes import ANYTHING, Unreadable, Word, escape, unescape
+from evoclaw.governance.effects.shapes import (
+    ANYTHING,
+    Unreadable,
+    Word,
+    escape,
+    literal,
+    unescape,
+)
 from evoclaw.governance.effects.state import Scene
 
-_FAST = re.compile(rb"[A-Za-z0-9_./:@%+-][A-Za-z0-9_./:@%+=,-]*")
+PLAIN = ("word", "number")
+FAST = re.compile(rb"[A-Za-z0-9_./:@%+-][A-Za-z0-9_./:@%+=,-]*")
+"""A word of these nodes that fits this is just what is written."""
+_FIXED = {
+    **dict.fromkeys(PLAIN, FAST),
+    "raw_string": re.compile(rb"'[^']*'"),
+    "string": re.compile(rb'"[^"$`\\]*"'),
+}
+"""Nodes, and their text where it stands for itself, without the quotes around it."""
 _SIMPLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!_-])")
 _NAME = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _LIVE = re.compile(r"\$[A-Za-z0-9_({\[@*#?$!-]|`")
@@ -42,10 +57,9 @@ Substitute = Callable[[Node], None]
 
 def words(node: Node, scene: Scene, substitute: Substitute) -> list[Word]:
     """The words that one word of the text becomes; several by braces."""
-    text = node.text or b""
-    if node.type in ("word", "number") and _FAST.fullmatch(text):
-        plain = text.decode()
-        return [Word(plain, plain)]
+    known = _at_a_glance(node, scene.data)
+    if known is not None:
+        return [known]
     reader = Reader(scene, substitute)
     pattern = reader.cook(node)
     if "{" in pattern:
@@ -54,6 +68,16 @@ def words(node: Node, scene: Scene, substitute: Substitute) -> list[Word]:
             return [ANYTHING]
         return [reader.finish(one) for one in patterns]
     return [reader.finish(pattern)]
+
+
+def _at_a_glance(node: Node, data: bytes) -> Word | None:
+    """The word that a node is, if nothing in it can be expanded."""
+    kind, start, end = node.type, node.start_byte, node.end_byte
+    fixed = _FIXED.get(kind)
+    if fixed is None or not fixed.fullmatch(data, start, end):
+        return None
+    text = data[start:end].decode()
+    return Word(text, text) if kind in PLAIN else literal(text[1:-1])
 
 
 def word(node: Node, scene: Scene, substitute: Substitute) -> Word:
@@ -127,8 +151,9 @@ class Reader:
             head, sign, tail = pattern.partition("=~")
             pattern = head + "=" + self._tilde("~" + tail) if sign and ":~" not in head else "\0"
         text = unescape(pattern)
-        glob = text is None and any(sign in pattern for sign in "*?[")
-        return Word(pattern, text, self._many or glob)
+        if text is not None:
+            return Word(pattern, text, self._many)
+        return Word(pattern, None, self._many or any(sign in pattern for sign in "*?["))
 
     def _tilde(self, pattern: str) -> str:
         home = self._scene.value("HOME")
@@ -138,19 +163,24 @@ class Reader:
 
     def cook(self, node: Node, *, quoted: bool = False) -> str:
         """The pattern of a node."""
-        if node.type == "$":
-            return "$"
-        cook = self._COOKS.get(node.type)
+        kind = node.type
+        cook = self._COOKS.get(kind)
         if cook is None:
-            raise Unreadable(f"{node.type.replace('_', ' ')} is not looked into")
+            if kind == "$":
+                return "$"
+            raise Unreadable(f"{kind.replace('_', ' ')} is not looked into")
         many, self._many, self._quoted = self._many, False, quoted
         pattern = cook(self, node)
         # Inside quotes only `"$@"` and its like become several words.
-        self._many = many or (self._many and (not quoted or "@" in _text(node)))
+        self._many = many or (self._many and (not quoted or "@" in self._text(node)))
         return pattern
 
+    def _text(self, node: Node) -> str:
+        # Not `node.text`, which is several times as dear.
+        return self._scene.data[node.start_byte : node.end_byte].decode()
+
     def _bare(self, node: Node) -> str:
-        text = _text(node)
+        text = self._text(node)
         if _LIVE_BARE.search(_ESCAPED.sub("", text)) or text.endswith("\\"):
             raise Unreadable(f"{text[:40]!r} may be read in two ways")
         if "\\" not in text:
@@ -159,7 +189,8 @@ class Reader:
         return "".join(escape(one[1:]) if one[:1] == "\\" else one for one in pieces)
 
     def _joined(self, node: Node) -> str:
-        end, pieces = node.start_byte, list[str]()
+        end = node.start_byte
+        pieces: list[str] = []
         for child in node.children:
             if child.start_byte != end:
                 raise Unreadable("a word that is one to the grammar has a gap")
@@ -169,13 +200,13 @@ class Reader:
         return "".join(pieces)
 
     def _raw(self, node: Node) -> str:
-        text = _text(node)
+        text = self._text(node)
         if len(text) < 2 or text[0] + text[-1] != "''" or "'" in text[1:-1]:
             raise Unreadable("a quoted word may be read in two ways")
         return escape(text[1:-1])
 
     def _ansi(self, node: Node) -> str:
-        text = _text(node)
+        text = self._text(node)
         if self._scene.posix or not text.startswith("$'") or not text.endswith("'"):
             raise Unreadable("$'…' means different things to different shells")
 
@@ -196,7 +227,8 @@ class Reader:
         return escape(_ANSI.sub(decode, text[2:-1]))
 
     def _string(self, node: Node) -> str:
-        data, start = node.text or b"", node.start_byte
+        start = node.start_byte
+        data = self._scene.data[start : node.end_byte]
         if data[:1] != b'"' or data[-1:] != b'"' or len(data) < 2:
             raise Unreadable("a quoted word may be read in two ways")
         return "".join(self.live_text(node, data, 1, len(data) - 1, start))
@@ -220,7 +252,7 @@ class Reader:
         yield _quoted(data[begin:end])
 
     def _simple(self, node: Node) -> str:
-        found = _SIMPLE.fullmatch(_text(node).lstrip())
+        found = _SIMPLE.fullmatch(self._text(node).lstrip())
         if found is None:
             raise Unreadable("a variable may be read in two ways")
         value = self._scene.value(found[1], quoted=self._quoted)
@@ -230,7 +262,7 @@ class Reader:
         return "\0"
 
     def _expansion(self, node: Node) -> str:
-        text = _text(node).lstrip()
+        text = self._text(node).lstrip()
         if found := _NAME.fullmatch(text):
             value = self._scene.value(found[1], quoted=self._quoted)
             if value is not None:
@@ -243,7 +275,7 @@ class Reader:
         name, assigns = "", False
         for child in node.children:
             kind = child.type
-            text = _text(child).strip()
+            text = self._text(child).strip()
             if kind == "variable_name" and not name:
                 name = text
             elif kind == "subscript":
@@ -260,7 +292,7 @@ class Reader:
             self._scene.assign(name, None)
 
     def _check_subscript(self, node: Node) -> None:
-        if not re.fullmatch(r"[A-Za-z_]\w*\[([0-9]+|@|\*)\]", _text(node), re.ASCII):
+        if not re.fullmatch(r"[A-Za-z_]\w*\[([0-9]+|@|\*)\]", self._text(node), re.ASCII):
             raise Unreadable("an array's index is calculated")
 
     def _substitution(self, node: Node) -> str:
@@ -275,7 +307,7 @@ class Reader:
         return "/dev/fd/63"
 
     def _arithmetic(self, node: Node) -> str:
-        text = _text(node).lstrip()
+        text = self._text(node).lstrip()
         if not (text.startswith("$((") and text.endswith("))")):
             raise Unreadable("arithmetic may be read in two ways")
         calculate(text[3:-2], self._scene)
@@ -308,10 +340,6 @@ def calculate(text: str, scene: Scene) -> None:
         scene.evaluate(name)
         if changes:
             scene.assign(name, _NUMBER)
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode()
 
 
 def _quoted(data: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -25,6 +26,7 @@ from evoclaw.governance.rules.conditions import (
     Paths,
     Way,
     Where,
+    is_glob,
     program_hit,
     way,
     words_fit,
@@ -107,8 +109,6 @@ class Compiled:
         self._where = Where(rule.where) if rule.where else None
         self.looks_at_paths = bool(rule.paths)
         """Whether it speaks about paths."""
-        self.looks_at_programs = bool(rule.programs) and not rule.paths and not rule.domains
-        """Whether it speaks about programs and no more."""
         self._reach = None if rule.access is Reach.ANY else Access(rule.access.value)
 
     def about(self, call: Call) -> bool:
@@ -251,19 +251,73 @@ class Sieve:
     """All rules at once: most calls touch nothing that any of them names."""
 
     def __init__(self, rules: Sequence[Compiled], workspace: str, home: str) -> None:
-        by_program = [one.rule for one in rules if one.looks_at_programs]
-        by_path = [one.rule for one in rules if one.looks_at_paths]
-        self._names = Names([name for one in by_program for name in one.programs], fold=True)
-        self._paths = Paths([path for one in by_path for path in one.paths], workspace, home)
+        self._rules = tuple((1 << number, one) for number, one in enumerate(rules))
+        self._always = self._by_path = self._by_host = self._by_program = self._by_glob = 0
+        self._by_name: dict[str, int] = {}
+        globs: list[str] = []
+        paths: list[str] = []
+        for bit, one in self._rules:
+            if one.rule.paths:
+                self._by_path |= bit
+                paths += one.rule.paths
+            elif one.rule.domains:
+                self._by_host |= bit
+            elif one.rule.programs:
+                globs += self._add_programs(one.rule.programs, bit)
+            else:
+                self._always |= bit
+        self._globs = Names(globs, fold=True)
+        self._begins = tuple(re.split(r"[*?\[]", one, maxsplit=1)[0].casefold() for one in globs)
+        """What a name must begin with to fit a glob."""
+        self._paths = Paths(paths, workspace, home)
 
-    def holds_program(self, programs: Sequence[Program]) -> bool:
-        """Whether some rule may speak about one of these programs."""
-        return any(program_hit(self._names, (), one) for one in programs)
+    def _add_programs(self, programs: Sequence[str], bit: int) -> list[str]:
+        """Note a rule by the names it knows; those that are globs come back."""
+        self._by_program |= bit
+        globs = [one for one in programs if is_glob(one)]
+        for name in programs:
+            folded = name.casefold()
+            self._by_name[folded] = self._by_name.get(folded, 0) | bit
+        if globs:
+            self._by_glob |= bit
+        return globs
 
-    def holds_path(self, routes: Sequence[Route]) -> bool:
+    def held(self, seen: Seen) -> Sequence[Compiled]:
+        """The rules that may speak about a call, in their order: no other can hit it."""
+        effects, found = seen.effects, self._always
+        if effects.hosts:
+            found |= self._by_host
+        if seen.routes and self._holds_path(seen.routes):
+            found |= self._by_path
+        if effects.programs and self._by_program:
+            found |= self._named(effects.programs)
+        return [one for bit, one in self._rules if found & bit] if found else ()
+
+    def _named(self, programs: Sequence[Program]) -> int:
+        found, by_name = 0, self._by_name
+        for one in programs:
+            if not one.name:
+                return self._by_program
+            names = [one.name]
+            if not one.plain:
+                # A program that we do not know may run the one that it is given the name of.
+                texts = [word.text for word in one.words]
+                names += [text.rpartition("/")[2] for text in texts if text is not None]
+            for name in names:
+                folded = name.casefold()
+                if folded in by_name:
+                    found |= by_name[folded]
+                if folded.startswith(self._begins) and self._globs.fit(name):
+                    found |= self._by_glob
+        return found
+
+    def _holds_path(self, routes: Sequence[Route]) -> bool:
         """Whether some rule may speak about one of these paths."""
         paths = self._paths
-        return any(
-            one.ways is None or any(paths.hit(way, tree=one.place.tree) for way in one.ways)
-            for one in routes
-        )
+        for one in routes:
+            if one.ways is None:
+                return True
+            for each in one.ways:
+                if paths.hit(each, tree=one.place.tree):
+                    return True
+        return False

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from fnmatch import translate
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -33,7 +34,7 @@ class Names:
     def __init__(self, globs: Sequence[str], *, fold: bool) -> None:
         self._fold = fold
         shown = [one.casefold() if fold else one for one in globs]
-        self._plain = frozenset(one for one in shown if not any(sign in one for sign in "*?["))
+        self._plain = frozenset(one for one in shown if not is_glob(one))
         rest = [translate(one) for one in shown if one not in self._plain]
         self._globs = re.compile("|".join(rest)) if rest else None
 
@@ -46,11 +47,19 @@ class Names:
         )
 
 
+def is_glob(name: str) -> bool:
+    """Whether a name stands for several."""
+    return any(sign in name for sign in "*?[")
+
+
 class Argument:
     """One entry of `arguments`: some word must fit it."""
 
     def __init__(self, text: str) -> None:
         self._patterns = tuple(text.split("|"))
+        self._plain = frozenset(one for one in self._patterns if is_plain(one))
+        globs = tuple(one for one in self._patterns if one not in self._plain)
+        self._globs = re.compile("|".join(map(translate, globs))) if globs else None
         self._flags = tuple(one[1] for one in self._patterns if re.fullmatch(r"-[A-Za-z0-9]", one))
 
     def fits(self, word: Word) -> Hit:
@@ -60,7 +69,9 @@ class Argument:
             if word.loose:
                 return Hit.MAYBE
             return Hit.MAYBE if any(meet(word.pattern, one) for one in self._widened()) else Hit.NO
-        if any(meet(escape(text), one) for one in self._patterns):
+        if text in self._plain:
+            return Hit.YES
+        if self._globs is not None and self._globs.match(text):
             return Hit.YES
         if self._flags and _CLUSTER.fullmatch(text) and any(one in text for one in self._flags):
             return Hit.YES
@@ -102,10 +113,44 @@ def program_hit(names: Names, arguments: Sequence[Argument], program: Program) -
     if program.plain:
         return Hit.NO
     # A program that we do not know may run the one that it is given the name of.
+    own = _own_word(program)
     for index, word in enumerate(program.words):
+        if index == own:
+            continue
         if word.text is not None and names.fit(word.text.rpartition("/")[2]):
             return min(Hit.MAYBE, words_fit(arguments, program.words[index + 1 :]))
     return Hit.NO
+
+
+def _own_word(program: Program) -> int:
+    """Where `git` is told what to do: its `init` is no program of that name."""
+    if program.name != "git":
+        return -1
+    said = (index for index, word in enumerate(program.words) if (word.text or "-")[:1] != "-")
+    return next(said, -1)
+
+
+_Tree: TypeAlias = "dict[str, _Tree]"
+"""Names by the one before; an empty name marks where a path ends."""
+
+
+def _grow(tree: _Tree, names: Iterable[str]) -> None:
+    for name in names:
+        tree = tree.setdefault(name, {})
+    tree[""] = {}
+
+
+def _meets(tree: _Tree, names: Iterable[str], *, above: bool) -> bool:
+    """Whether a path is one of a tree's, or below one; or above one, where that counts."""
+    here = tree
+    for name in names:
+        if "" in here:
+            return True
+        below = here.get(name)
+        if below is None:
+            return False
+        here = below
+    return "" in here or (above and bool(here))
 
 
 class Paths:
@@ -114,14 +159,15 @@ class Paths:
     def __init__(self, paths: Sequence[str], workspace: str, home: str) -> None:
         self._exact = tuple(_absolute(path, workspace, home) for path in paths)
         self._folded = tuple(tuple(part.casefold() for part in one) for one in self._exact)
-        # Most rules are plain paths and most calls, too: these meet in a set.
-        plain = [one for one in self._folded if all(map(is_plain, one))]
-        self._plain = frozenset(plain)
-        self._above = frozenset(one[:length] for one in plain for length in range(len(one)))
-        odd = [one for one in self._folded if one not in self._plain]
+        # Most rules are plain paths and most calls, too: these meet in a tree.
+        plain = frozenset(one for one in self._folded if all(map(is_plain, one)))
+        self._tree: _Tree = {}
+        for one in plain:
+            _grow(self._tree, one)
+        odd = [one for one in self._folded if one not in plain]
         self._anywhere = tuple(one for one in odd if not is_plain(one[0]))
         self._below: dict[str, tuple[tuple[str, ...], ...]] = {
-            first: tuple(one for one in odd if one[0] == first)
+            first: (*(one for one in odd if one[0] == first), *self._anywhere)
             for first in {one[0] for one in odd if is_plain(one[0])}
         }
 
@@ -130,14 +176,11 @@ class Paths:
         names = way.folded
         if not way.plain:
             return self._slow(self._folded, names, tree=tree)
-        if tree and names in self._above:
+        if _meets(self._tree, names, above=tree):
             return Hit.YES
-        for length in range(len(names) + 1):
-            if names[:length] in self._plain:
-                return Hit.YES
         if not names:
             return self._slow(self._folded, names, tree=tree)
-        odd = self._below.get(names[0], ()) + self._anywhere
+        odd = self._below.get(names[0], self._anywhere)
         return self._slow(odd, names, tree=tree) if odd else Hit.NO
 
     def _slow(self, rules: Sequence[tuple[str, ...]], names: tuple[str, ...], *, tree: bool) -> Hit:

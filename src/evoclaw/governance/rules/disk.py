@@ -12,6 +12,9 @@ from evoclaw.governance.effects.shapes import unescape
 MOST_FOUND = 256
 """Files that are looked up for one pattern; of more, nothing is claimed."""
 
+_O_PATH: int | None = getattr(os, "O_PATH", None)
+_NO_NAMES = ("", ".", "..")
+
 
 class Disk(Protocol):
     """The file system that calls will meet."""
@@ -43,33 +46,37 @@ class ThisDisk:
 
 def _real(path: str) -> str:
     """The path without links; the system is asked once, where it can be, instead of per folder."""
-    found = _asked(path)
-    if found is not None:
-        return found
-    folder, _, name = path.rpartition("/")
-    if folder and name not in ("", ".", "..") and not os.path.lexists(path):
+    if _O_PATH is None:
+        return os.path.realpath(path)
+    there, missing, made = path, "", ""
+    while (found := _asked(there, _O_PATH)) is None:
         # To be made: what counts is where its folder is.
-        found = _asked(folder)
-        if found is not None:
-            return f"{found}/{name}"
-    return os.path.realpath(path)
+        missing = there
+        there, _, name = there.rpartition("/")
+        if not there or name in _NO_NAMES:
+            return os.path.realpath(path)
+        made = f"/{name}{made}"
+    if not found or (missing and os.path.lexists(missing)):
+        # A link that leads nowhere is there all the same.
+        return os.path.realpath(path)
+    return found + made
 
 
-def _asked(path: str) -> str | None:
-    flag = getattr(os, "O_PATH", None)
-    if flag is None:
-        return None
+def _asked(path: str, flag: int) -> str | None:
+    """Where the system says that a path leads; None if to nothing, empty if it does not say."""
     try:
         file = os.open(path, flag | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError:
+        return ""
     try:
         found = os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115
     except OSError:
-        return None
+        return ""
     finally:
         os.close(file)
-    return found if found.startswith("/") and not found.endswith(" (deleted)") else None
+    return found if found[:1] == "/" and not found.endswith(" (deleted)") else ""
 
 
 def _for_glob(pattern: str) -> str:

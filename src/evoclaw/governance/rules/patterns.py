@@ -15,6 +15,8 @@ from evoclaw.governance.effects.shapes import unescape
 
 _TOKEN = re.compile(r"\\(.)|\[!?\]?(?:[^\]\\]|\\.)*\]|(.)", re.DOTALL)
 _ODD = re.compile(r"[\\*?\[\0]")
+_CLEAN = re.compile(r"(?:/[^/.\\*?\[\0][^/\\*?\[\0]*)+")
+"""A path in which every name is just itself, and none begins with a dot."""
 Tokens: TypeAlias = tuple[str, ...]
 """A letter each; `any` for one letter, `some` for any number."""
 ONE, SOME = "one letter", "some letters"
@@ -113,6 +115,9 @@ def _covers(rule: Tokens, path: Tokens, j: int, i: int, tree: bool) -> bool:
 
 def parts(path: str) -> tuple[str, ...] | None:
     """The names of an absolute path or pattern, without `.` and `..`; None if it can be any."""
+    if _CLEAN.fullmatch(path):
+        names = path[1:].split("/")
+        return None if names[0] == "proc" and _hidden(names) else tuple(names)
     made: list[str] = []
     for part in path.split("/"):
         if part in ("", ".", "\\."):
@@ -125,7 +130,9 @@ def parts(path: str) -> tuple[str, ...] | None:
             return None
         else:
             made.append(_simplest(part) if "\\" in part else part)
-    if made[:1] == ["proc"] and len(made) > 2 and not re.fullmatch(r"sys|net|bus|irq|fs", made[1]):
-        # Below a process there are other ways to everything.
-        return None
-    return tuple(made)
+    return None if made[:1] == ["proc"] and _hidden(made) else tuple(made)
+
+
+def _hidden(names: Sequence[str]) -> bool:
+    """Below a process there are other ways to everything."""
+    return len(names) > 2 and names[1] not in ("sys", "net", "bus", "irq", "fs")

@@ -23,7 +23,8 @@ class Finding(Struct, frozen=True, gc=False):
 
     then: Then
     code: str
-    """`rule:NAME`, `unreadable`, `code`, `environment` or `default`."""
+    """`rule:NAME`, `maybe:NAME` if that is not sure, `unreadable`, `code`, `environment`,
+    `default`."""
     why: str
     """For people: what of the call it was."""
     reason: str
@@ -83,7 +84,8 @@ class Rules(Policy):
 
     async def judge(self, call: Call) -> Verdict:
         """Judge one call."""
-        return self.look(call).verdict
+        judged = self.look(call)
+        return judged.verdict if judged.findings else ALLOW
 
     def look(self, call: Call) -> Judgement:
         """What a call would do, and all that the rules say about it."""
@@ -107,22 +109,20 @@ class Rules(Policy):
 
     def _hits(self, seen: Seen) -> list[Finding]:
         findings: list[Finding] = []
-        program = self._sieve.holds_program(seen.effects.programs)
-        path = self._sieve.holds_path(seen.routes)
-        for one in self._against:
-            if (one.looks_at_programs and not program) or (one.looks_at_paths and not path):
-                continue
+        for one in self._sieve.held(seen):
             hit, by = one.hit(seen)
             if hit is Hit.NO:
                 continue
             rule = one.rule
             then = rule.then if hit is Hit.YES else _weaker(rule.then, self.document.unreadable)
-            sure = "" if hit is Hit.YES else "may be about it; say it without variables. "
-            reason = (
-                rule.reason or f"the rule {rule.name!r} {sure or 'forbids it'}: {by}. {INSTEAD}"
-            )
-            why = f"{rule.name}: {'' if hit is Hit.YES else 'perhaps '}{by}"
-            findings.append(Finding(then, f"rule:{rule.name}", why, reason, rule.for_people))
+            if hit is Hit.YES:
+                code, why, people = f"rule:{rule.name}", f"{rule.name}: {by}", rule.for_people
+                reason = rule.reason or f"the rule {rule.name!r} forbids it: {by}. {INSTEAD}"
+            else:
+                code, why = f"maybe:{rule.name}", f"{rule.name}: perhaps {by}"
+                people = f"it may be what {rule.name} is about: {by}"
+                reason = f"the rule {rule.name!r} may be about {by}. Say it in a plainer way."
+            findings.append(Finding(then, code, why, reason, people))
         return findings
 
     def _command(self, seen: Seen, findings: list[Finding]) -> None:
