@@ -193,7 +193,7 @@ async def test_the_policy_has_its_say_and_everything_is_recorded() -> None:
     ("decision", "text", "written"),
     [
         (Decision.ONCE, "written", ["x"]),
-        (Decision.DENY, "Error: Tool 'write' was not run: write writes or executes (the user refused it)", []),
+        (Decision.DENY, "was not run: write writes or executes (the user refused it)", []),
         (Decision.PENDING, "waits for a person's approval", []),
     ],
 )

@@ -178,7 +178,7 @@ def _user() -> str:
 
 
 def _recording(run_id: str) -> Path | None:
-    home = Path(os.environ.get("EVOCLAW_HOME") or Path.home() / ".evoclaw")
+    home = Path(os.environ.get("EVOCLAW_HOME") or "~/.evoclaw").expanduser()
     return next(iter(sorted((home / "runs").glob(f"*-{run_id[:8]}.jsonl"))), None)
 
 

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from pathlib import Path
 
 from evoclaw.cli import exits
+from evoclaw.cli.clean import clean
 from evoclaw.cli.needs import Begun, Wiring
 from evoclaw.cli.render import face, tell
 from evoclaw.cli.terminal import AtTerminal, PersonAtTerminal, has_keyboard, interruptible
@@ -76,7 +77,6 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
     if options.quarantine:
         raise ConfigError("a session has no quarantine; leave out --session or --quarantine")
     task, person = _task(options), _person(options)
-    stops = Stops(wiring.stop_file(os.environ))
     async with (
         _approvals(options, wiring) as approvals,
         wiring.open_conversations(
@@ -96,6 +96,7 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
         recording = None if options.no_record else Recording(_record_at(options, run_id))
         sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
         deadline = Deadline(settings.max_seconds)
+        stops = Stops(wiring.stop_file(os.environ), agent=next(iter(talks.agents)))
         end: RunFinished | None = None
         try:
             async with _watched(deadline, stops):
@@ -123,6 +124,8 @@ async def _watched(deadline: Deadline, stops: Stops) -> AsyncGenerator[None]:
     with interruptible(deadline, sys.stderr):
         async with ended_by(stops, deadline.cancel):
             yield
+    if (stop := stops.ends()) is not None:
+        tell(f"{clean(stop.told)}; `evoclaw stop --list` says more")
 
 
 def _person(options: Namespace) -> PersonAtTerminal | None:
@@ -251,5 +254,5 @@ def _record_at(options: Namespace, run_id: str) -> Path:
 
 
 def _place(run_id: str) -> Path:
-    home = Path(os.environ.get("EVOCLAW_HOME") or Path.home() / ".evoclaw")
+    home = Path(os.environ.get("EVOCLAW_HOME") or "~/.evoclaw").expanduser()
     return home / "runs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:8]}.jsonl"

@@ -131,10 +131,10 @@ def _tools(config: EdgeConfig, *, notifies: bool) -> tuple[BoundTool, ...]:
 
 def _rules(config: EdgeConfig) -> tuple[Policy, ...]:
     from evoclaw.governance.autonomy import Autonomy
-    from evoclaw.governance.flow.policy import EdgeFlow
+    from evoclaw.governance.flow.edge import EdgeFlow
     from evoclaw.governance.network import Domains
     from evoclaw.governance.permissions import Permissions
-    from evoclaw.governance.rules.policy import ToolStatus
+    from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.wiring.rules import command_rules
 
     return (

@@ -37,6 +37,8 @@ class Governance:
     agent: str = ""
     passed: Passed | None = None
     """What calls pass on to devices, where they can."""
+    caged: bool = True
+    """Whether commands run in a cage, wherever that is."""
 
     @property
     def principal(self) -> Principal:
@@ -62,12 +64,14 @@ class Governance:
         from evoclaw.governance.flow.policy import Flow
         from evoclaw.governance.network import Domains
         from evoclaw.governance.permissions import Permissions
-        from evoclaw.governance.rules.policy import ToolStatus
+        from evoclaw.governance.rules.status import ToolStatus
         from evoclaw.wiring.rules import command_rules
 
         settings = self.settings
         status, domains = ToolStatus(settings.policy.off), Domains(settings.network)
-        commands = command_rules(settings.policy.rules, settings.data, level, workspace)
+        commands = command_rules(
+            settings.policy.rules, settings.data, level, workspace, caged=self.caged
+        )
         return (
             self.stops,
             status,

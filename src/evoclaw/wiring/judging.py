@@ -30,7 +30,7 @@ def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
     from evoclaw.governance.flow.policy import Flow
     from evoclaw.governance.network import Domains
     from evoclaw.governance.permissions import Permissions
-    from evoclaw.governance.rules.policy import ToolStatus
+    from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.tools.sets import everything
     from evoclaw.wiring.oversight import stop_file

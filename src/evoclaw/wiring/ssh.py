@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,8 @@ async def ssh_ports(
         processes = SshProcesses(connection, target.path)
         executor = LocalExecutor(remote(), files=files, exec=processes)
         async with AsyncExitStack() as stack:
-            governance = await stack.enter_async_context(open_governance(env))
+            opened = await stack.enter_async_context(open_governance(env))
+            governance = replace(opened, caged=False)
             provider = await stack.enter_async_context(open_provider(name, env))
             yield await stack.enter_async_context(
                 governed_ports(

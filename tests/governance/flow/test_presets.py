@@ -11,8 +11,9 @@ from evoclaw.core.messages import ToolResult, UserMessage, label_of, user
 from evoclaw.core.ports import ALLOW, Ask, Deny, NobodyThere, Ports, Verdict
 from evoclaw.core.run import run
 from evoclaw.core.tools import Call, Context, Effect, Tool
+from evoclaw.governance.flow.edge import EdgeFlow
 from evoclaw.governance.flow.flags import Flagged, reflagged
-from evoclaw.governance.flow.policy import EdgeFlow, Flow
+from evoclaw.governance.flow.policy import Flow
 from evoclaw.governance.flow.settings import EdgeRule, FlowSettings, Preset
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.governance.flow.mailbox import CODES, LOOK, READ_MAIL, SEND, World, obey

@@ -21,7 +21,8 @@ from evoclaw.governance.rules.examples import (
     example_call,
     load_rules,
 )
-from evoclaw.governance.rules.policy import Rules, ToolStatus
+from evoclaw.governance.rules.policy import Rules
+from evoclaw.governance.rules.status import ToolStatus
 
 ALLOWLIST = """
 default = "deny"

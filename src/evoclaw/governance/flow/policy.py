@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from evoclaw.core.messages import JSON, is_array, is_object
-from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
+from evoclaw.core.ports import ALLOW, Ask, Policy, Verdict
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.truncate import head_and_tail
 from evoclaw.governance.flow.asked import Asking, says_one
 from evoclaw.governance.flow.atoms import atoms, bare, is_address, is_code, moment, number, plain
+from evoclaw.governance.flow.edge import told_by
 from evoclaw.governance.flow.flags import reflagged
 from evoclaw.governance.flow.schemas import choices, default_of
 from evoclaw.governance.flow.seen import Seen, is_id, leaves
-from evoclaw.governance.flow.settings import DEFAULT, EdgeRule, FlowSettings, Preset
+from evoclaw.governance.flow.settings import DEFAULT, FlowSettings, Preset
 
 SHOWN = 80
 """Characters of a value that people are shown."""
@@ -97,7 +98,7 @@ class Flow(Policy):
         after = (before[0] or tool.outside, before[1] or tool.private, acted or acts)
         if not all(after) or (all(before) and not acts):
             return ALLOW
-        sources = _sources(call)
+        sources = told_by(call)
         reason = (
             "untrusted input, private data and acting may not come together in one run without a "
             f"person's approval. Untrusted or private text came through {sources}. "
@@ -245,7 +246,7 @@ def _new_address(arguments: Mapping[str, JSON], seen: Seen) -> Problem | None:
 
 
 def _ask(call: Call, problem: Problem | None, source: str) -> Ask:
-    sources = source or _sources(call)
+    sources = source or told_by(call)
     if problem is None:
         what, fix = f"{call.name} acts", "Go on without it"
     elif not problem.parameter:
@@ -260,28 +261,3 @@ def _ask(call: Call, problem: Problem | None, source: str) -> Ask:
         f"a person must approve that. {fix}, and tell the user what you would have done."
     )
     return Ask("untrusted", reason, f"{what}; untrusted text came through {sources}")
-
-
-def _sources(call: Call) -> str:
-    return ", ".join(call.context.label.sources) or "another agent"
-
-
-class EdgeFlow(Policy):
-    """On an edge there is no history, only the label in the command."""
-
-    def __init__(self, settings: FlowSettings = DEFAULT) -> None:
-        self._settings = settings
-
-    async def judge(self, call: Call) -> Verdict:
-        """Allow what was granted, unless the edge is set to be strict itself."""
-        settings, label = self._settings, call.context.label
-        if settings.edge is not EdgeRule.STRICT or not label.untrusted:
-            return ALLOW
-        tool = reflagged(call.tool, settings)
-        if not (tool.presses or (tool.sends and label.private)):
-            return ALLOW
-        reason = (
-            f"this device runs nothing that acts once text from {_sources(call)} was read. "
-            "Go on without it, and tell the user what you would have done."
-        )
-        return Deny("untrusted", reason, f"{call.name} in a context with {_sources(call)}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct
 
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
@@ -11,7 +9,7 @@ from evoclaw.core.tools import Call
 from evoclaw.governance.effects.calls import read_call
 from evoclaw.governance.effects.shapes import Effects
 from evoclaw.governance.rules.compiled import Compiled, Seen, Sieve, routes_of
-from evoclaw.governance.rules.conditions import Hit, Names
+from evoclaw.governance.rules.conditions import Hit
 from evoclaw.governance.rules.disk import Disk
 from evoclaw.governance.rules.document import Document, Then
 
@@ -169,25 +167,3 @@ class Rules(Policy):
 
 def _weaker(one: Then, two: Then) -> Then:
     return one if one.weight <= two.weight else two
-
-
-class ToolStatus(Policy):
-    """Tools that the operator switched off."""
-
-    def __init__(self, off: Mapping[str, str]) -> None:
-        """Switch tools off.
-
-        Args:
-            off: Their names, or globs, and why; an empty reason is worded for you.
-        """
-        self._off = tuple((Names((glob,), fold=False), why) for glob, why in off.items())
-
-    async def judge(self, call: Call) -> Verdict:
-        """Deny what is switched off."""
-        name = call.tool.name
-        for names, why in self._off:
-            if names.fit(name):
-                said = why or "it is switched off here"
-                reason = f"the tool {name!r} cannot be used: {said}. Go on without it."
-                return Deny("tool_off", reason, f"{name} is switched off: {said}")
-        return ALLOW

@@ -77,6 +77,8 @@ class Shipper:
         """Deliver from time to time, as long as the process runs; whatever fails is tried again."""
         pause = 1
         while True:
+            # First a pause: what a process that has just started may have left can wait.
+            await asyncio.sleep(self._settings.ship_seconds * pause)
             try:
                 await self.ship()
                 pause, self.problem = 1, ""
@@ -84,7 +86,6 @@ class Shipper:
                 if not self.problem:
                     logger.warning("the audit could not be delivered: %s", problem)
                 pause, self.problem = min(pause * 2, SLOWEST), str(problem)
-            await asyncio.sleep(self._settings.ship_seconds * pause)
 
     async def ship(self) -> Delivery:
         """Deliver what is new, then let go of what may go."""

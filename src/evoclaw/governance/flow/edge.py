@@ -1,0 +1,34 @@
+"""The rule about information flow where there is no history: on an edge."""
+
+from __future__ import annotations
+
+from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
+from evoclaw.core.tools import Call
+from evoclaw.governance.flow.flags import reflagged
+from evoclaw.governance.flow.settings import DEFAULT, EdgeRule, FlowSettings
+
+
+class EdgeFlow(Policy):
+    """On an edge there is no history, only the label in the command."""
+
+    def __init__(self, settings: FlowSettings = DEFAULT) -> None:
+        self._settings = settings
+
+    async def judge(self, call: Call) -> Verdict:
+        """Allow what was granted, unless the edge is set to be strict itself."""
+        settings, label = self._settings, call.context.label
+        if settings.edge is not EdgeRule.STRICT or not label.untrusted:
+            return ALLOW
+        tool = reflagged(call.tool, settings)
+        if not (tool.presses or (tool.sends and label.private)):
+            return ALLOW
+        reason = (
+            f"this device runs nothing that acts once text from {told_by(call)} was read. "
+            "Go on without it, and tell the user what you would have done."
+        )
+        return Deny("untrusted", reason, f"{call.name} in a context with {told_by(call)}")
+
+
+def told_by(call: Call) -> str:
+    """Where the untrusted part of a call's context came from."""
+    return ", ".join(call.context.label.sources) or "another agent"
