@@ -1,5 +1,8 @@
 """What `agent.toml` (an edge) and `evoclaw.toml` (an orchestrator) say, checked and typed."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from evoclaw.config.agent_toml import (
     COMMANDS,
     EdgeConfig,
@@ -10,15 +13,17 @@ from evoclaw.config.agent_toml import (
     write_agent_toml,
 )
 from evoclaw.config.broker import BrokerConfig, broker_password
-from evoclaw.config.evoclaw_toml import (
-    AgentConfig,
-    EvoClawConfig,
-    OrchestratorConfig,
-    OrchestratorTools,
-    read_evoclaw_toml,
-)
 from evoclaw.config.places import default_data_folder
 from evoclaw.config.values import Engine
+
+if TYPE_CHECKING:
+    from evoclaw.config.evoclaw_toml import (
+        AgentConfig,
+        EvoClawConfig,
+        OrchestratorConfig,
+        OrchestratorTools,
+        read_evoclaw_toml,
+    )
 
 __all__ = [
     "COMMANDS",
@@ -38,3 +43,10 @@ __all__ = [
     "read_evoclaw_toml",
     "write_agent_toml",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """What an orchestrator's file needs is loaded when it is asked for: an edge has none."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("evoclaw.config.evoclaw_toml"), name)

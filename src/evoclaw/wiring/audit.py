@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.observe.audit.settings import AuditSettings
+    from evoclaw.observe.audit.shipping import Shipper
     from evoclaw.observe.audit.writer import Audit
 
 logger = logging.getLogger(__name__)
@@ -43,14 +44,9 @@ async def open_audit(
         return
     from evoclaw.core.redaction import secrets_in
     from evoclaw.observe.audit import writer
-    from evoclaw.observe.audit.opening import open_cold
-    from evoclaw.observe.audit.settings import AuditError
-    from evoclaw.observe.audit.shipping import Shipper
 
     audit = writer.open_audit(folder, settings, secrets=secrets_in(env))
-    cold = open_cold(folder, settings, env)
-    shipper = None if cold is None else Shipper(audit.warm, cold, settings)
-    going = asyncio.create_task(shipper.keep_shipping()) if shipper and keeps_on else None
+    going = asyncio.create_task(_keep_shipping(audit, folder, env)) if keeps_on else None
     try:
         yield audit
     finally:
@@ -58,9 +54,32 @@ async def open_audit(
             going.cancel()
             await asyncio.wait([going])
         await asyncio.to_thread(audit.close)
+        await _ship_the_rest(audit, folder, env)
+
+
+async def _keep_shipping(audit: Audit, folder: Path, env: Mapping[str, str]) -> None:
+    # What an idle device does not need, it does not load.
+    await asyncio.sleep(audit.settings.ship_seconds)
+    shipper = _shipper(audit, folder, env)
+    if shipper is not None:
+        await shipper.keep_shipping()
+
+
+async def _ship_the_rest(audit: Audit, folder: Path, env: Mapping[str, str]) -> None:
+    from evoclaw.observe.audit.settings import AuditError
+
+    try:
+        shipper = _shipper(audit, folder, env)
         if shipper is not None:
-            try:
-                async with asyncio.timeout(LAST):
-                    await shipper.ship()
-            except (TimeoutError, AuditError) as problem:
-                logger.info("the audit is brought to the cold tier later: %s", problem)
+            async with asyncio.timeout(LAST):
+                await shipper.ship()
+    except (TimeoutError, AuditError) as problem:
+        logger.info("the audit is brought to the cold tier later: %s", problem)
+
+
+def _shipper(audit: Audit, folder: Path, env: Mapping[str, str]) -> Shipper | None:
+    from evoclaw.observe.audit.opening import open_cold
+    from evoclaw.observe.audit.shipping import Shipper
+
+    cold = open_cold(folder, audit.settings, env)
+    return None if cold is None else Shipper(audit.warm, cold, audit.settings)
