@@ -30,9 +30,12 @@ from evoclaw.transport.wire import Command, encode
 from tests.fleet.support import QUICK, Ear, House, house, new_id, tool_command, until
 
 
-async def begin(here: House, name: str = "hold", **more: float) -> str:
+async def begin(
+    here: House, name: str = "hold", *, seconds: float = 3600.0, idle: float | None = None
+) -> str:
     """Begin a job; its id."""
-    result = await here.orchestrator.start_job("pi", name, {"text": "a"}, **more)
+    orchestrator = here.orchestrator
+    result = await orchestrator.start_job("pi", name, {"text": "a"}, seconds=seconds, idle=idle)
     assert result.error is None, result.text
     assert result.details["state"] == "running"
     return str(result.details["job_id"])

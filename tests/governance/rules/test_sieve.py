@@ -81,4 +81,4 @@ def test_every_rule_that_hits_by_itself_is_found_among_all_in_order(
     rules, asked = Rules(document, workspace="/w", home="/home/me"), example_call(call)
     expected = [one.name for one in document.rules if rules.hits(asked, one.name) is not Hit.NO]
     codes = [one.code for one in rules.look(asked).findings]
-    assert [name for kind, _, name in (one.partition(":") for one in codes) if name] == expected
+    assert [name for _, _, name in (one.partition(":") for one in codes) if name] == expected
