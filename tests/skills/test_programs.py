@@ -141,7 +141,7 @@ class OneCage:
         self.ops = ops
         self.asked: list[str] = []
 
-    def exec_in(self, engine: str) -> ExecOps:
+    def exec_in(self, engine: str, *, tenant: str, trusted: bool) -> ExecOps:
         self.asked.append(engine)
         return self.ops
 

@@ -37,12 +37,16 @@ class Chain(Policy):
 
 async def _weigh(rules: Iterable[Callable[[Asked], Awaitable[Verdict]]], asked: Asked) -> Verdict:
     first: Ask | None = None
+    allowed = ALLOW
     for rule in rules:
         verdict = await rule(asked)
         if verdict is ALLOW:
             continue
         if isinstance(verdict, Deny):
             return verdict
-        if isinstance(verdict, Ask) and first is None:
-            first = verdict
-    return first or ALLOW
+        if isinstance(verdict, Ask):
+            first = first or verdict
+        elif verdict.code:
+            # Whose word it was is put on record.
+            allowed = verdict
+    return first or allowed

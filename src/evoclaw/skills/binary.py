@@ -30,7 +30,7 @@ NO_CAGE = "none"
 class Cages(Protocol):
     """Where processes run that may not reach everything."""
 
-    def exec_in(self, engine: str) -> ExecOps:
+    def exec_in(self, engine: str, *, tenant: str, trusted: bool) -> ExecOps:
         """Processes inside `firejail`, `bubblewrap` or `podman`; `ToolFailure` if there is none."""
         ...
 
@@ -60,7 +60,7 @@ def bind(
     async def run(call: Call, machine: Machine) -> ToolResult:
         line = command_line(program.ways, call.arguments, program.args)
         path = await asyncio.to_thread(_program_path, skill, program, pinned, find)
-        done = await _ops(program, machine).run(
+        done = await _ops(program, machine, call).run(
             (path, *line.arguments),
             env={"EVOCLAW_SKILL": str(skill.folder), "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=line.stdin,
@@ -72,7 +72,7 @@ def bind(
     return BoundTool(program.tool, run, frozenset({ExecOps}))
 
 
-def _ops(program: Program, machine: Machine) -> ExecOps:
+def _ops(program: Program, machine: Machine, call: Call) -> ExecOps:
     if program.sandboxing == NO_CAGE:
         return cast("ExecOps", machine.given[ExecOps])
     cages = cast("Cages | None", machine.given.get(Cages))
@@ -82,7 +82,8 @@ def _ops(program: Program, machine: Machine) -> ExecOps:
             f"'{program.tool.name}' must run inside {program.sandboxing}, which this machine does "
             "not offer. Explain this to the user.",
         )
-    return cages.exec_in(program.sandboxing)
+    who, trusted = call.context.principal, not call.context.label.untrusted
+    return cages.exec_in(program.sandboxing, tenant=who.tenant, trusted=trusted)
 
 
 def _program_path(

@@ -17,6 +17,7 @@ from evoclaw.governance.budget import wordings
 from evoclaw.governance.budget.boundaries import Boundaries, CommandCheck, verdict_of
 from evoclaw.governance.budget.measuring import Measured, file_id, matcher, measure, really
 from evoclaw.governance.budget.settings import BudgetSettings, limits_of
+from evoclaw.governance.budget.terms import denied as no_more
 
 DEVICE = "device"
 """The account of all who ask: physical actions are bounded here."""
@@ -63,7 +64,7 @@ class DeviceBudget(Policy):
             one = left.get(kind)
             if one is not None and wanted > one.left:
                 short = Refusal(kind, one.account, one.left, wanted, self._per(kind))
-                return Deny("budget", wordings.refused(short), wordings.for_people(short))
+                return no_more(short)
         return verdict
 
     async def reserve(self, call: Call) -> Reserved:
