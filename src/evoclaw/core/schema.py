@@ -7,13 +7,16 @@ validator sees it: measured, an 18-fold `allOf` costs seconds and a remote `$ref
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import jsonschema_rs
 import msgspec
 
 from evoclaw.core.errors import SchemaError
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.tools import Tool
+
+if TYPE_CHECKING:
+    from jsonschema_rs import ValidationError, Validator
 
 MAX_DEPTH = 16
 MAX_NODES = 2_000
@@ -43,8 +46,11 @@ def check_schema(tool: Tool) -> None:
     _check_expansion(tool.name, schema)
 
 
-def compile_schema(tool: Tool) -> jsonschema_rs.Validator:
+def compile_schema(tool: Tool) -> Validator:
     """Check and compile; patterns run on a linear-time engine."""
+    # Five megabytes that an idle device does without.
+    import jsonschema_rs
+
     check_schema(tool)
     try:
         return jsonschema_rs.validator_for(
@@ -57,7 +63,7 @@ def compile_schema(tool: Tool) -> jsonschema_rs.Validator:
         raise SchemaError(tool.name, f"not a valid JSON Schema: {first_line}") from None
 
 
-def describe_problems(validator: jsonschema_rs.Validator, arguments: dict[str, JSON]) -> str:
+def describe_problems(validator: Validator, arguments: dict[str, JSON]) -> str:
     """Say in one line what is wrong, at most three things; empty when nothing is."""
     found: list[str] = []
     for error in validator.iter_errors(arguments):
@@ -67,7 +73,7 @@ def describe_problems(validator: jsonschema_rs.Validator, arguments: dict[str, J
     return "; ".join(found)
 
 
-def _describe(error: jsonschema_rs.ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
     where = ".".join(str(part) for part in error.instance_path)
     missing = getattr(error.kind, "property", None)
     if isinstance(missing, str) and error.message.endswith("is a required property"):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import msgspec
-from jsonschema_rs import Validator
 
 from evoclaw.core.errors import DuplicateTool, SchemaError
 from evoclaw.core.schema import compile_schema
 from evoclaw.core.tools import Tool
+
+if TYPE_CHECKING:
+    from jsonschema_rs import Validator
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
 
@@ -21,17 +23,26 @@ class Toolset(Sequence[Tool]):
 
     __slots__ = ("_by_name", "_tools", "names", "size")
 
-    def __init__(self, tools: Iterable[Tool] = (), *, like: Sequence[Tool] = ()) -> None:
-        """Check and compile; the validators of schemas that `like` has already are taken over."""
+    def __init__(
+        self, tools: Iterable[Tool] = (), *, like: Sequence[Tool] = (), sound: bool = False
+    ) -> None:
+        """Check the tools, and make their validators.
+
+        Args:
+            tools: The tools.
+            like: Others; what is known of their schemas is taken over.
+            sound: The schemas are our own work: they are compiled when a call first needs them.
+        """
         self._tools = tuple(tools)
-        self._by_name: dict[str, tuple[Tool, Validator]] = {}
-        compiled = like.validators() if isinstance(like, Toolset) else {}
+        self._by_name: dict[str, tuple[Tool, Validator | None]] = {}
+        known = like.validators() if isinstance(like, Toolset) else {}
         for tool in self._tools:
             if not _NAME.fullmatch(tool.name):
                 raise SchemaError(tool.name, "a name is letters, digits and _ . @ -, at most 64")
             if tool.name in self._by_name:
                 raise DuplicateTool(tool.name)
-            validator = compiled.get(id(tool.parameters)) or compile_schema(tool)
+            later = sound or id(tool.parameters) in known
+            validator = known.get(id(tool.parameters)) if later else compile_schema(tool)
             self._by_name[tool.name] = (tool, validator)
         for tool in self._tools:
             for alias in tool.aliases:
@@ -48,13 +59,20 @@ class Toolset(Sequence[Tool]):
         """Take a sequence as a toolset; one that already is stays as it is."""
         return tools if isinstance(tools, Toolset) else cls(tools)
 
-    def validators(self) -> dict[int, Validator]:
-        """What is compiled, by the identity of its schema."""
+    def validators(self) -> dict[int, Validator | None]:
+        """What is known to be sound, by the identity of its schema; None is not compiled yet."""
         return {id(tool.parameters): validator for tool, validator in self._by_name.values()}
 
     def find(self, name: str) -> tuple[Tool, Validator] | None:
         """The tool that may be called so, and the validator of its arguments."""
-        return self._by_name.get(name)
+        found = self._by_name.get(name)
+        if found is None:
+            return None
+        tool, validator = found
+        if validator is None:
+            validator = compile_schema(tool)
+            self._by_name[name] = (tool, validator)
+        return tool, validator
 
     @overload
     def __getitem__(self, index: int) -> Tool: ...

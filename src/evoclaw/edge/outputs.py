@@ -27,6 +27,7 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.ports import Executor, Progress
 from evoclaw.core.tools import Call, Tool
+from evoclaw.core.toolset import Toolset
 from evoclaw.core.truncate import head_and_tail
 from evoclaw.edge.artifact_tool import NAME, artifact_tool
 from evoclaw.edge.tee import TEXT, Tee
@@ -54,7 +55,8 @@ class Outputs(Wrapper):
 
     def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """Add the tool to read on with."""
-        return (*tools, self._tool.tool)
+        # Those before were checked where they came from, and this one is ours.
+        return Toolset((*tools, self._tool.tool), like=tools, sound=True)
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Run one call, and keep here what is too much."""

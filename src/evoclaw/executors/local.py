@@ -25,6 +25,7 @@ class LocalExecutor:
         exec: ExecOps | None = None,
         given: Mapping[type, object] | None = None,
         exec_for: Callable[[Call], ExecOps] | None = None,
+        sound: bool = False,
     ) -> None:
         """Take the tools and what they work with.
 
@@ -34,6 +35,7 @@ class LocalExecutor:
             exec: The processes of the machine.
             given: Whatever else tools are handed, by its Protocol.
             exec_for: The processes for one call, where they are not the same for all.
+            sound: Their schemas are our own work, and need not be tried out now.
         """
         self._exec_for = exec_for
         self._given = dict(given or {})
@@ -48,7 +50,7 @@ class LocalExecutor:
             if missing := one.needs - self._given.keys():
                 raise ConfigError(_unmet(one.name, missing))
             self._bound[one.name] = one
-        self._tools = Toolset(one.tool for one in self._bound.values())
+        self._tools = Toolset((one.tool for one in self._bound.values()), sound=sound)
 
     def tools(self) -> Sequence[Tool]:
         """The tools it was built with."""

@@ -29,7 +29,9 @@ class Wrapper:
         """The inner tools, changed; the same object while the inner one is the same."""
         seen = self.inner.tools()
         if seen is not self._seen:
-            self._changed = Toolset(self.change(seen), like=seen)
+            changed = self.change(seen)
+            known = changed if isinstance(changed, Toolset) else seen
+            self._changed = Toolset(changed, like=known)
             self._seen = seen
         return self._changed
 

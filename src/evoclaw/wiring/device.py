@@ -108,6 +108,7 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
         exec=caged.plain,
         given=given,
         exec_for=caged.exec_for,
+        sound=True,
     )
     return Filtered(Flagged(executor, config.flow), config.capabilities)
 
