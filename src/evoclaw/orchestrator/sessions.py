@@ -19,7 +19,7 @@ from evoclaw.core.events import Record, RunStarted
 from evoclaw.core.history import History
 from evoclaw.core.ledgers import Amounts, Ledger
 from evoclaw.core.messages import Message, SystemMessage, TextBlock, UserMessage
-from evoclaw.core.ports import Policy, Ports, Sink
+from evoclaw.core.ports import Policy, Ports, Provider, Sink
 from evoclaw.core.state import fold, new_run
 from evoclaw.executors.wrapped import Filtered
 from evoclaw.governance.budget.foresight import Price
@@ -44,6 +44,7 @@ from evoclaw.orchestrator.subruns import (
     run_id_of,
     spent_before,
 )
+from evoclaw.providers.thrifty import Thrifty
 from evoclaw.store.sessions import Session, SessionStore, StoredRun
 from evoclaw.tools.notes import Todo, Todos
 from evoclaw.tools.question import Person
@@ -113,6 +114,7 @@ class Conversations:
         limits: Limits | None = None,
         ledger: Ledger | None = None,
         price: Price | None = None,
+        cheaper: Sequence[Provider] = (),
         attended: bool = False,
         listening: Callable[[Session, Sequence[Record]], Sequence[Sink]] = lambda _, __: (),
         edges: Callable[[], Sequence[Member]] = lambda: (),
@@ -128,6 +130,7 @@ class Conversations:
             limits: What a run and its sub-runs may use together; the usual ones if not given.
             ledger: Where that is counted; in memory if not given.
             price: What a model's tokens cost; needed where money is bounded.
+            cheaper: Who answers when little of a budget is left.
             attended: Whether the approver reaches somebody, to be asked when a limit is near.
             listening: Who listens to a run of a session, beside whoever the caller adds; told
                 what happened in it before.
@@ -140,6 +143,7 @@ class Conversations:
         self.price, self.attended = price, attended
         self.questions = questions or Questions(store.questions)
         self._equip, self._prompt, self._listening = equip, prompt, listening
+        self._cheaper = tuple(cheaper)
         self.children: dict[Key, Child] = {}
         """Sub-runs of all tenants that go on in this process, by tenant and run id."""
         self.running: dict[Key, LiveRun] = {}
@@ -340,7 +344,8 @@ class Conversations:
         parking = Parking(self.questions, session.id, ports.approver)
         policy = Chain((*rules, parking, run.budget))
         told = Telling(executor, run.budget)
-        return Ports(ports.provider, told, policy, parking, principal), rules
+        provider = Thrifty(ports.provider, run.budget.share, self._cheaper)
+        return Ports(provider, told, policy, parking, principal), rules
 
 
 def _settings(agent: Agent, brief: Brief | None) -> LoopSettings:

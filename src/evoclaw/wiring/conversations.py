@@ -80,7 +80,7 @@ async def open_conversations(
             equipment.ports,
             questions=Questions(store.questions, face=person),
             prompt=lambda _: system_prompt(workspace, catalogue(box.shelf.skills())),
-            **_governed(governance, name, attended=attended),
+            **await _governed(governance, name, env, stack, attended=attended),
         )
         await talks.open(AGENT, session_id=session)
         yield talks
@@ -90,19 +90,29 @@ class _Governed(TypedDict):
     limits: Limits
     ledger: Ledger
     price: Price
+    cheaper: Sequence[Provider]
     attended: bool
     listening: Callable[[Session, Sequence[Record]], Sequence[Sink]]
 
 
-def _governed(governance: Governance, model: str, *, attended: bool) -> _Governed:
+async def _governed(
+    governance: Governance,
+    model: str,
+    env: Mapping[str, str],
+    stack: AsyncExitStack,
+    *,
+    attended: bool,
+) -> _Governed:
     """What bounds sessions, and who listens to them."""
     from evoclaw.orchestrator.subruns import Limits
     from evoclaw.wiring.budget import price_for
 
+    names = governance.settings.orchestrator.cheaper_models
     return _Governed(
         limits=Limits(budget=governance.settings.budget),
         ledger=governance.ledger,
         price=price_for(model),
+        cheaper=[await stack.enter_async_context(open_provider(one, env)) for one in names],
         attended=attended,
         listening=lambda session, records: governance.sinks(
             session.id, records, Principal(session.tenant, session.owner, session.agent)
