@@ -292,3 +292,20 @@ async def test_a_word_in_advance_answers_what_is_not_clear_and_no_rule_that_is()
     assert isinstance(unclear, Allow) and unclear.code == "in_advance:maybe:keys-and-passwords"
     assert isinstance(await free.judge(example_call("sudo ls")), Ask)
     assert isinstance(await free.judge(example_call("cat /etc/shadow")), Deny)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat ~/.ssh/id_rsa; (exec 3<>/dev/null) ]]",
+        'if then; cat "$HOME/.ssh/id_rsa"',
+        "cat ${HOME}/.aws/credentials )",
+        "echo ( ; tee .git/hooks/pre-commit",
+        "c\\at /etc/sha\\dow )",
+    ],
+)
+def test_what_a_command_that_cannot_be_read_names_is_denied_all_the_same(command: str) -> None:
+    shipped = load_rules(None, workspace="/w", home="/home/me")
+    judged = shipped.look(example_call(command))
+    assert judged.effects.unreadable
+    assert isinstance(judged.verdict, Deny)

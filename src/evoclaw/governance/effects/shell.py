@@ -17,6 +17,7 @@ from evoclaw.governance.effects.gaps import (
 from evoclaw.governance.effects.grammar import DEEPEST, Node, parse
 from evoclaw.governance.effects.programs import run_program
 from evoclaw.governance.effects.redirects import Redirects
+from evoclaw.governance.effects.salvage import salvage
 from evoclaw.governance.effects.shapes import Effects, Unreadable, Word, names
 from evoclaw.governance.effects.state import Reassigned, Scene, begin
 from evoclaw.governance.effects.words import FAST, PLAIN, calculate, word, words
@@ -43,6 +44,7 @@ def read_command(text: str, cwd: str, home: str) -> Effects:
             changing |= {found.name}
         except Unreadable as problem:
             scene.doubt(str(problem))
+            salvage(scene, text)
             return scene.effects()
     return Effects(unreadable="its variables change too often")
 
