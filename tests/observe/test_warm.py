@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from evoclaw.observe.audit.records import canonical
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
 from evoclaw.observe.audit.warm import CHECKPOINTS, HEAD, day_files, read_head, spool_size
 from tests.observe.support import (
@@ -235,3 +237,13 @@ def test_the_head_always_speaks_of_the_last_record(tmp_path: Path) -> None:
         head = read_head(tmp_path / "audit")
         assert head is not None
         assert (head.seq, head.hash) == (sealed[-1].seq, sealed[-1].hash)
+
+
+def test_fault_52_what_is_not_seen_is_spelled_out_in_a_record() -> None:
+    hidden = "a\u2028b\u202ec\u200bd\U000e0041e\u0085f\ufeff"
+    line = canonical({"error": hidden, "tool": "日本 é 👩"})
+    assert not {chr(n) for n in range(0x2028, 0x202F)} & set(line.decode())
+    assert "\U000e0041" not in line.decode() and "\u0085" not in line.decode()
+    assert "日本 é 👩" in line.decode()
+    assert msgspec.json.decode(line)["error"] == hidden
+    assert canonical(msgspec.json.decode(line)) == line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -21,6 +22,11 @@ EXACT = 1 << 53
 FORGETTING = (TypeError, ValueError, OverflowError, RecursionError)
 """What a value raises that cannot be written as JSON."""
 _ENCODER = msgspec.json.Encoder(order="sorted")
+_UNSEEN = re.compile(
+    "[\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e0fff]"
+)
+"""What ends a line for some readers, turns the direction of writing, or is not seen at all."""
 
 
 class Sealed(Struct, frozen=True):
@@ -43,8 +49,15 @@ def genesis(chain: str) -> str:
 
 
 def canonical(fields: Mapping[str, JSON]) -> bytes:
-    """The one way to write a record: sorted names, no spaces, one line."""
-    return _ENCODER.encode(fields)
+    """The one way to write a record: sorted names, no spaces, one line, nothing hidden in it."""
+    line = _ENCODER.encode(fields)
+    return line if line.isascii() else _UNSEEN.sub(_spelled, line.decode()).encode()
+
+
+def _spelled(sign: re.Match[str]) -> str:
+    """A character as JSON spells those that are not to be shown."""
+    units = sign[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
 
 
 def seal(fields: Fields, seq: int, prev: str) -> Sealed:
