@@ -57,8 +57,10 @@ def _bubblewrap(_folder: Path) -> Caged:
 
     def caged(argv: Sequence[str], socket: str) -> tuple[str, ...]:
         system = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp")
+        # The interpreter may lie in there.
+        python = ("--ro-bind", sys.prefix, sys.prefix)
         alone = ("--unshare-all", "--die-with-parent")
-        return (bwrap, *system, "--bind", socket, socket, *alone, *argv)
+        return (bwrap, *system, *python, "--bind", socket, socket, *alone, *argv)
 
     return caged
 

@@ -23,6 +23,7 @@ bash sh cat cp mv ln tee head tail find xargs env sed awk tr base64 nice timeout
 stdbuf sort dd touch install grep cut paste mkdir truncate sleep true false uniq split tac rev
 nl od date diff comm join fold readlink dirname basename seq perl curl time
 """
+HERE = str(Path(__file__).parent)
 SECRET = "s3cr3t-7f1e"
 RAN = "marker-ran"
 LONGEST = 1.5
@@ -73,6 +74,8 @@ def isolated(folder: Path) -> list[str]:
     return [
         *("bwrap", "--die-with-parent", "--unshare-all", "--cap-drop", "ALL"),
         *("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
+        # This very checkout, and the interpreter, may lie in there.
+        *(part for one in (HERE, sys.prefix) for part in ("--ro-bind", one, one)),
         *(
             "--bind",
             str(folder),
