@@ -147,4 +147,5 @@ async def _replayed(records: list[Record]) -> list[Record]:
 
 
 def _written(records: list[Record]) -> list[bytes]:
-    return [msgspec.json.encode(record) for record in records]
+    # A set has no order of its own: two permissions may come in either.
+    return [msgspec.json.encode(record, order="deterministic") for record in records]
