@@ -85,7 +85,7 @@ def test_paths_are_read_or_written(command: str, reads: set[str], writes: set[st
         ("ssh -p 22 me@a.org ls", {"a.org", "22"}),
         ("git clone git@a.org:x/y", {"a.org"}),
         (": > /dev/tcp/a.org/80", {"a.org"}),
-        ("pip install x", {"pypi.org", "files.pythonhosted.org"}),
+        ("pip install x", {""}),
         ("curl $x", {""}),
     ],
 )

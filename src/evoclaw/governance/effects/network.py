@@ -16,19 +16,12 @@ TALKERS = names(
 )
 COPIERS = frozenset({"scp", "rsync", "sftp"})
 _REMOTE = ("push", "pull", "fetch", "clone", "ls-remote", "submodule", "remote", "archive")
-_NPM = ("registry.npmjs.org",)
-_PYPI = ("pypi.org", "files.pythonhosted.org")
 _FETCHING = names("install i ci add update upgrade publish exec x dlx download wheel get")
-IMPLIED = {
-    **dict.fromkeys(("pip", "pip3", "pipx", "uv", "poetry", "pdm"), _PYPI),
-    **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _NPM),
-    "gem": ("rubygems.org",),
-    "cargo": ("crates.io", "static.crates.io", "index.crates.io"),
-    "go": ("proxy.golang.org", "sum.golang.org"),
-}
+CLIENTS = names("pip pip3 pipx uv poetry pdm npm pnpm yarn bun gem cargo go")
+"""They fetch packages, from wherever their own settings say."""
 ANYWHERE = names("apt apt-get aptitude apk dnf yum zypper pacman brew docker podman snap")
 _TALKING = frozenset(
-    {*FETCHERS, *TALKERS, *COPIERS, *ANYWHERE, *IMPLIED, "ssh", "git", "hg", "npx"}
+    {*FETCHERS, *TALKERS, *COPIERS, *ANYWHERE, *CLIENTS, "ssh", "git", "hg", "npx"}
 )
 _ELSEWHERE = re.compile(
     r"--?(proxy|preproxy|socks|connect-to|resolve|doh|config|dns|interface|unix|abstract|execute"
@@ -62,13 +55,8 @@ def _meet(name: str, words: Sequence[Word], scene: Scene) -> None:
         _talk(name, words, scene)
     elif name in COPIERS or name in ("git", "hg"):
         _copy(name, words, scene)
-    elif name in ANYWHERE:
+    elif name not in CLIENTS or not words or _FETCHING & {word.text or "x" for word in words}:
         scene.host("", name, sure=False)
-    elif name in IMPLIED and (not words or _FETCHING & {word.text or "x" for word in words}):
-        for host in IMPLIED[name]:
-            scene.host(host, name)
-    elif name == "npx":
-        scene.host(_NPM[0], name)
 
 
 def _url(name: str, word: Word, scene: Scene) -> None:
