@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +13,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.tools import ALL
+from evoclaw.governance.keys import from_text, load_or_create_seed, to_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -81,31 +79,18 @@ class Signer:
         from cryptography.hazmat.primitives.asymmetric import ed25519
 
         self._key: Ed25519PrivateKey = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
-        self.public_key = _encode(self._key.public_key().public_bytes_raw())
+        self.public_key = to_text(self._key.public_key().public_bytes_raw())
         """What a `Verifier` is made with: 43 letters, no secret."""
 
     @classmethod
     def load_or_create(cls, path: Path) -> Signer:
         """Read the key, or make one; of several processes that make one, all get the same."""
-        try:
-            if not path.exists():
-                _make_key(path)
-            if path.stat().st_mode & 0o077:
-                raise ConfigError(f"others may read the key {path}; say chmod 600, or remove it")
-            seed = _decode(path.read_text("ascii").strip())
-        except (OSError, ValueError) as problem:
-            raise ConfigError(
-                f"the key {path} cannot be used: {problem}; put a copy back, or remove the file "
-                "and give every edge the new public key"
-            ) from None
-        if len(seed) != 32:
-            raise ConfigError(f"{path} holds no key; put a copy back, or remove the file")
-        return cls(seed)
+        return cls(load_or_create_seed(path, " and give every edge the new public key"))
 
     def sign(self, grant: Grant) -> str:
         """The grant as text: two pieces of base64url with a dot between."""
         payload = msgspec.json.encode(grant)
-        return f"{_encode(payload)}.{_encode(self._key.sign(_PURPOSE + payload))}"
+        return f"{to_text(payload)}.{to_text(self._key.sign(_PURPOSE + payload))}"
 
 
 class Verifier:
@@ -116,7 +101,7 @@ class Verifier:
         if not public_keys:
             raise ConfigError("no public key was given to check grants with")
         try:
-            self._raw = [_decode(key) for key in public_keys]
+            self._raw = [from_text(key) for key in public_keys]
         except ValueError:
             self._raw = [b""]
         if any(len(raw) != 32 for raw in self._raw):
@@ -176,7 +161,7 @@ class Verifier:
 
         body, dot, tail = text.partition(".") if len(text) <= MAX_TEXT else ("", "", "")
         try:
-            payload, signature = _decode(body), _decode(tail)
+            payload, signature = from_text(body), from_text(tail)
         except ValueError:
             dot, payload, signature = "", b"", b""
         if not dot:
@@ -195,38 +180,3 @@ class Verifier:
             return msgspec.json.decode(payload, type=Grant)
         except msgspec.DecodeError as problem:
             raise GrantRefused(Refusal.MALFORMED, f"the grant cannot be read: {problem}") from None
-
-
-def _make_key(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{token_hex(8)}")
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(file, "wb") as opened:
-            opened.write(_encode(os.urandom(32)).encode() + b"\n")
-            opened.flush()
-            os.fsync(file)
-        # Unlike a replacement this fails if somebody was quicker, and then his key is the key.
-        try:
-            path.hardlink_to(draft)
-        except FileExistsError:
-            return
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        draft.unlink()
-
-
-def _encode(data: bytes) -> str:
-    return urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _decode(text: str) -> bytes:
-    """Read base64url, and only as `_encode` writes it: one text for each sequence of bytes."""
-    data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if _encode(data) != text:
-        raise ValueError("not base64url")
-    return data

@@ -6,23 +6,21 @@ this file: what is signed here and cannot be verified there is a bug of one of t
 
 from __future__ import annotations
 
-import os
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from json.encoder import encode_basestring
 from math import isfinite
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 from msgspec.json import encode
 
-from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.governance.keys import from_text, load_or_create_seed, to_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -284,30 +282,19 @@ class DeviceKey:
     @cached_property
     def public_key(self) -> str:
         """What its receipts are checked with: 43 letters, no secret."""
-        return _encode(self._key.public_key().public_bytes_raw())
+        return to_text(self._key.public_key().public_bytes_raw())
 
     @classmethod
     def load_or_create(cls, path: Path) -> DeviceKey:
         """Read the key, or make one; of several processes that make one, all get the same."""
-        try:
-            if not path.exists():
-                _make_key(path)
-            if path.stat().st_mode & 0o077:
-                raise ConfigError(f"others may read the key {path}; say chmod 600, or remove it")
-            seed = _decode(path.read_text("ascii").strip())
-        except (OSError, ValueError) as problem:
-            raise ConfigError(
-                f"the key {path} cannot be used: {problem}; put a copy back, or remove the file: "
-                "then a new chain of receipts begins, under a new key"
-            ) from None
-        if len(seed) != 32:
-            raise ConfigError(f"{path} holds no key; put a copy back, or remove the file")
-        return cls(seed)
+        return cls(
+            load_or_create_seed(path, ": then a new chain of receipts begins, under a new key")
+        )
 
     def sign(self, receipt: Receipt) -> Signed:
         """Sign a receipt."""
         body = write(receipt)
-        return Signed(body.decode(), _encode(self._key.sign(PURPOSE + body)))
+        return Signed(body.decode(), to_text(self._key.sign(PURPOSE + body)))
 
 
 def write(receipt: Receipt) -> bytes:
@@ -326,7 +313,7 @@ def read(signed: JSON, *, key: str | None = None) -> tuple[Receipt, Signed]:
         found = msgspec.convert(signed, Signed)
         body = found.body.encode() if len(found.body) <= MAX_TEXT else b""
         receipt = msgspec.json.decode(body, type=Receipt)
-        signature = _decode(found.signature)
+        signature = from_text(found.signature)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ReceiptRefused(Flaw.MALFORMED, "the receipt cannot be read") from None
     if receipt.v != 1 or write(receipt) != body:
@@ -354,39 +341,4 @@ def _holds(key: str, signature: bytes, message: bytes) -> bool:
 def _public(key: str) -> Ed25519PublicKey:
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
-    return ed25519.Ed25519PublicKey.from_public_bytes(_decode(key))
-
-
-def _make_key(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{token_hex(8)}")
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(file, "wb") as opened:
-            opened.write(_encode(os.urandom(32)).encode() + b"\n")
-            opened.flush()
-            os.fsync(file)
-        # Unlike a replacement this fails if somebody was quicker, and then his key is the key.
-        try:
-            path.hardlink_to(draft)
-        except FileExistsError:
-            return
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        draft.unlink()
-
-
-def _encode(data: bytes) -> str:
-    return urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _decode(text: str) -> bytes:
-    """Read base64url, and only as `_encode` writes it: one text for each sequence of bytes."""
-    data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if _encode(data) != text:
-        raise ValueError("not base64url")
-    return data
+    return ed25519.Ed25519PublicKey.from_public_bytes(from_text(key))

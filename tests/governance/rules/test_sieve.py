@@ -65,7 +65,7 @@ CALLS = (
     "touch a/b/c.KEY",
     "sudo reboot",
     "echo x > .git/hooks/pre-commit",
-    CallExample("read", {"path": "/root/.ssh/id_rsa"}),
+    CallExample("read", {"path": "/etc/shadow"}),
     CallExample("write", {"path": "my-secret"}),
     CallExample("write", {"path": "kept/a"}),
     CallExample("webfetch", {"url": "http://169.254.169.254/"}),
