@@ -20,11 +20,12 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Message, Reply, TextBlock, ToolCall, ToolResult, user
-from evoclaw.core.ports import AllowAll, Ports
+from evoclaw.core.ports import AllowAll, Ports, Progress
 from evoclaw.core.profile import Profile
 from evoclaw.core.state import RunState, fold, new_run
+from evoclaw.core.tools import Call, Effect
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
-from tests.core.support import echo_table
+from tests.core.support import Table, echo_table, tool
 
 SETTINGS = LoopSettings(confirm=True)
 
@@ -146,3 +147,23 @@ def test_a_late_answer_never_changes_a_closed_turn() -> None:
     state.apply(CallFinished(ToolResult("x", "echo", (TextBlock("late"),))))
     assert state.history.to_tuple() == before
     assert repr(state.history).startswith("History([")
+
+
+async def test_no_call_begins_before_its_start_is_on_record() -> None:
+    begun: list[str] = []
+
+    async def note(call: Call, progress: Progress) -> str:
+        begun.append(call.id)
+        return "done"
+
+    table = Table((tool("note", effect=Effect.READ, resources=()), note))
+    provider = Scripted(calls(("note", {}), ("note", {}), ("note", {})), says("all done"))
+    state = new_run([user("note three times")])
+    kept: set[str] = set()
+    async for event in run_loop(state, Ports(provider, table, AllowAll()), LoopSettings()):
+        assert kept >= set(begun)  # nothing ran whose start nobody was told of
+        if isinstance(event, CallStarted):
+            for _ in range(10):  # as slow as a disk: the calls must wait for it
+                await asyncio.sleep(0)
+            kept.add(event.call_id)
+    assert len(begun) == 3

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import UNSET, Struct, UnsetType
+
+from evoclaw.core.tools import ALL
 
 
 class LoopSettings(Struct, frozen=True):
@@ -37,12 +41,65 @@ ITERATIVE = LoopSettings(max_turns=20, confirm=True)
 """The defaults of `invoke_iterative`."""
 
 
+class FieldType(StrEnum):
+    """What kind of value an input or output holds; the words of JSON Schema."""
+
+    STRING = "string"
+    INTEGER = "integer"
+    NUMBER = "number"
+    BOOLEAN = "boolean"
+    OBJECT = "object"
+    ARRAY = "array"
+    ANY = "any"
+
+
+class Field(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One input or output of an agent."""
+
+    type: FieldType = FieldType.STRING
+    description: str = ""
+    required: bool = False
+
+
 class Agent(Struct, frozen=True, omit_defaults=True):
     """Who answers: a name, a model, a prompt, and what it may do."""
 
     name: str
     model: str
+    """`A,B` falls back on B; empty is the one that the process has."""
     prompt: str = ""
     capabilities: frozenset[str] = frozenset()
     """Permissions it holds; none means no tools, `"*"` all."""
     settings: LoopSettings = LoopSettings()
+    title: str = ""
+    """What people call it."""
+    description: str = ""
+    """What it is for, in a line."""
+    autonomy: str = ""
+    """How much it may do by itself: `read_only`, `supervised` or `full`; empty is not said."""
+    tools: frozenset[str] | None = None
+    """The tools it may use by name; None is all that its capabilities allow."""
+    skills: tuple[str, ...] = ()
+    """Skills that are active from the start."""
+    on: str = ""
+    """The edge that its tools run on; `any` is whichever has them, `*` asks each by its name."""
+    inputs: dict[str, Field] = {}
+    """What it is asked with; none means that anything will do."""
+    outputs: dict[str, Field] = {}
+    budget: dict[str, float] = {}
+    """What a run may use at most, by the words of `[budget]`; it never widens that."""
+    constraints: tuple[str, ...] = ()
+    """Rules it is told to keep, a sentence each. What is enforced is for policies to say."""
+    spec_capabilities: tuple[str, ...] = ()
+    """What it is good for, in the words of its makers' catalogue; they grant nothing."""
+    dependencies: tuple[str, ...] = ()
+    """Agents that it works with."""
+    owner: str = ""
+    """Who answers for it."""
+
+
+def narrowed(wanted: frozenset[str], held: frozenset[str]) -> frozenset[str]:
+    """Of the capabilities wanted, those that are held."""
+    if ALL in held:
+        return wanted
+    return held if ALL in wanted else wanted & held

@@ -217,12 +217,16 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
     outbox = _Outbox()
     places = asyncio.Semaphore(turn.settings.max_parallel)
     tasks: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+    known = {call.id: loop.create_future() for call in ready}
 
     async def one(call: Call, before: Sequence[asyncio.Task[None]]) -> None:
         if before:
             await asyncio.wait(before)
         async with places:
             outbox.put(_started(call))
+            # Whoever reads has kept it when asking for more: what is not on record has not begun.
+            await known[call.id]
             outbox.put(CallFinished(await perform(call, turn, outbox.put)))
 
     for index, call in enumerate(ready):
@@ -234,6 +238,8 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
             event = await outbox.get()
             unfinished -= isinstance(event, CallFinished)
             yield event
+            if isinstance(event, CallStarted):
+                known[event.call_id].set_result(None)
     finally:
         if running := [task for task in tasks if not task.done()]:
             for task in running:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+MEMORY = "memory"
+"""The source of what was recalled from earlier conversations."""
 MOST_SOURCES = 16
 """Sources that are kept by name; whether there was one at all is never lost."""
 

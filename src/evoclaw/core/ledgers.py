@@ -258,6 +258,6 @@ class Ledger(Protocol):
         """What is left of each bounded kind where there is least, as last seen from here."""
         ...
 
-    async def accounts(self) -> Sequence[Account]:
-        """All of them, by name."""
+    async def accounts(self, within: str = "") -> Sequence[Account]:
+        """All of them, or only one and those below it, by name."""
         ...

@@ -67,6 +67,9 @@ async def run_loop(
                 event = ToolsChanged(tuple(loop.tools))
                 state.apply(event)
                 yield event
+            for event in loop.steered():
+                state.apply(event)
+                yield event
             end = ending(state, settings, loop.deadline, loop.tools)
             try:
                 events = loop.step(end)
@@ -106,6 +109,13 @@ class _Loop:
         if state.started:
             return RunResumed(provider.model, settings, provider.profile)
         return RunStarted(provider.model, state.opening, settings, provider.profile)
+
+    def steered(self) -> Sequence[Prompted]:
+        """What people said meanwhile; it waits until every call has its answer."""
+        state = self.state
+        if state.asked is not None or state.closing:
+            return ()
+        return [Prompted(message, "steer") for message in self.ports.steering()]
 
     def step(self, end: RunEnded | None) -> AsyncGenerator[Event, None]:
         """Do the one next thing: answer calls, ask the model, or close."""

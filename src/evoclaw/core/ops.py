@@ -12,6 +12,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
+CLOSED = ".evoclaw"
+"""Our own folder, wherever it lies: what is in it is for no tool to read or change."""
+
 
 class FileStat(Struct, frozen=True):
     """What is known of one file without reading it."""

@@ -12,7 +12,7 @@ from msgspec import Struct
 from evoclaw.core.events import Record, ReplyEvent
 from evoclaw.core.history import History
 from evoclaw.core.labels import LOCAL, Principal
-from evoclaw.core.messages import ToolResult
+from evoclaw.core.messages import ToolResult, UserMessage
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Call, Tool
 
@@ -171,6 +171,11 @@ class NobodyThere:
         return Approval(Decision.DENY, self.reason)
 
 
+def nothing_said() -> Sequence[UserMessage]:
+    """Nobody says anything to a run while it goes on."""
+    return ()
+
+
 class Ports(Struct, frozen=True):
     """What a run is given. There is no default policy: a run without rules must say so."""
 
@@ -181,3 +186,5 @@ class Ports(Struct, frozen=True):
     principal: Principal = LOCAL
     sinks: tuple[Sink, ...] = ()
     """Who listens to every run that is given these, beside whoever the caller adds."""
+    steering: Callable[[], Sequence[UserMessage]] = nothing_said
+    """What people said to the run since it was last asked; each message is given once."""

@@ -23,6 +23,7 @@ from evoclaw.core.events import (
     CallStarted,
     ContextTrimmed,
     Event,
+    Prompted,
     ReasoningDelta,
     Record,
     Replied,
@@ -37,7 +38,7 @@ from evoclaw.core.events import (
     ToolsChanged,
 )
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import ErrorKind, Reply, ToolResult
+from evoclaw.core.messages import ErrorKind, Reply, ToolResult, UserMessage
 from evoclaw.core.ports import (
     ALLOW,
     Approval,
@@ -92,6 +93,7 @@ class Replay:
                 raise RecordingError(f"record {self._at + 1}: the run was over before it")
             self._opening = opening
             self._segments += 1
+            bus.seq = self._records[self._at].seq - 1  # a run that was cut off left some out
             async with aclosing(self._segment(state)) as events:
                 async for event in events:
                     record = bus.publish(event)
@@ -101,7 +103,7 @@ class Replay:
     async def _segment(self, state: RunState) -> AsyncGenerator[Event, None]:
         """Play from one start or resumption to the next, or to where the records end."""
         deadline = Deadline()
-        ports = Ports(self, self, self, self)
+        ports = Ports(self, self, self, self, steering=self._said)
         held: list[Event] = []
         async with aclosing(run_loop(state, ports, self._opening.settings, deadline)) as events:
             async for event in events:
@@ -184,6 +186,15 @@ class Replay:
         if isinstance(changed := self._next, ToolsChanged):
             self._tools = changed.tools
         return self._tools
+
+    def _said(self) -> Sequence[UserMessage]:
+        """What people said at this point."""
+        said: list[UserMessage] = []
+        for event in self._events[self._at :]:
+            if not (isinstance(event, Prompted) and event.why == "steer"):
+                break
+            said.append(event.message)
+        return said
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Answer as the tool did."""

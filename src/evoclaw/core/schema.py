@@ -7,6 +7,7 @@ validator sees it: measured, an 18-fold `allOf` costs seconds and a remote `$ref
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 MAX_DEPTH = 16
 MAX_NODES = 2_000
 MAX_BYTES = 64 * 1024
+MOST_KNOWN = 1_024
+"""Compiled schemas that are kept."""
 
 
 def check_schema(tool: Tool) -> None:
@@ -48,19 +51,28 @@ def check_schema(tool: Tool) -> None:
 
 def compile_schema(tool: Tool) -> Validator:
     """Check and compile; patterns run on a linear-time engine."""
+    check_schema(tool)
+    try:
+        return _compiled(msgspec.json.encode(tool.parameters))
+    except SchemaError as error:
+        raise SchemaError(tool.name, error.problem) from None
+
+
+@lru_cache(maxsize=MOST_KNOWN)
+def _compiled(schema: bytes) -> Validator:
+    """The same for the same schema: every run is offered much the same tools."""
     # Five megabytes that an idle device does without.
     import jsonschema_rs
 
-    check_schema(tool)
     try:
         return jsonschema_rs.validator_for(
-            tool.parameters,
+            msgspec.json.decode(schema),
             pattern_options=jsonschema_rs.RegexOptions(size_limit=1 << 20),
             validate_formats=False,
         )
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         first_line = str(error).splitlines()[0]
-        raise SchemaError(tool.name, f"not a valid JSON Schema: {first_line}") from None
+        raise SchemaError("", f"not a valid JSON Schema: {first_line}") from None
 
 
 def describe_problems(validator: Validator, arguments: dict[str, JSON]) -> str:

@@ -226,7 +226,7 @@ def _deny(state: RunState, call_id: str) -> None:
 
 
 def _call_started(state: RunState, event: CallStarted) -> None:
-    state.calls += 1
+    state.calls += event.call_id not in state.running  # a resumed run asks for the same call again
     state.running.add(event.call_id)
     state.tools_used[event.name] = None
 

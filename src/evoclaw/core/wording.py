@@ -161,7 +161,8 @@ _ENDINGS = {
 def ending(stop: StopReason, reason: str) -> str:
     """Tell the user honestly why there is no better answer."""
     why = reason.strip().rstrip(".")
-    return f"{_ENDINGS[stop]}: {why}." if why else f"{_ENDINGS[stop]}."
+    stop_mark = "" if why.endswith(("?", "!")) else "."
+    return f"{_ENDINGS[stop]}: {why}{stop_mark}" if why else f"{_ENDINGS[stop]}."
 
 
 def _short(text: str, limit: int = 200) -> str:
