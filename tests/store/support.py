@@ -10,14 +10,14 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from sqlite3 import Connection
 from typing import IO
 
 import pytest
 
 from evoclaw.store.commands import CommandStore, QueueFull
+from evoclaw.store.database import Connection, Schema, sealed
 from evoclaw.store.journal import CallState, Entry, Journal
-from evoclaw.store.sqlite import Database, Schema, sealed
+from evoclaw.store.sqlite import SqliteDatabase
 
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = Schema(
@@ -40,10 +40,8 @@ class Work:
 
     def __call__(self, connection: Connection) -> int:
         values = (self.name, self.value)
-        statement = "INSERT INTO things (name, value) VALUES (?, ?)"
-        number = connection.execute(statement, values).lastrowid
-        assert number is not None
-        return number
+        statement = "INSERT INTO things (name, value) VALUES (?, ?) RETURNING id"
+        return connection.execute(statement, values).fetchone()[0]
 
 
 def names(connection: Connection) -> list[str]:
@@ -136,7 +134,7 @@ def say(text: str) -> None:
 
 async def write_things(path: Path) -> None:
     """Eight writers that say what was stored."""
-    database = await Database.open(path, SCHEMA)
+    database = await SqliteDatabase.open(path, SCHEMA)
 
     async def writer(number: int) -> None:
         for count in range(10_000):
@@ -183,7 +181,7 @@ async def put_commands(path: Path, count: int, cap: int) -> None:
 
 async def open_once(path: Path) -> None:
     """Open and close a store that others open too."""
-    async with await Database.open(path, SCHEMA) as database:
+    async with await SqliteDatabase.open(path, SCHEMA) as database:
         await database.write(add(str(os.getpid())))
         say("opened")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.store.approvals import KEPT, ApprovalStore, Claim, Standing, StoredApproval
-from evoclaw.store.opening import DamagedStore
+from evoclaw.store.approvals import KEPT, SCHEMA, ApprovalStore, Claim, Standing, StoredApproval
+from evoclaw.store.database import DamagedStore
+from tests.store.places import Place
 
 DAY = 86_400.0
 ROOT = Path(__file__).parents[2]
@@ -27,8 +28,9 @@ class Clock:
 
 
 @asynccontextmanager
-async def opened(folder: Path, clock: Clock | None = None) -> AsyncGenerator[ApprovalStore]:
-    async with await ApprovalStore.open(folder / "approvals.db", clock=clock or Clock()) as store:
+async def opened(place: Place, clock: Clock | None = None) -> AsyncGenerator[ApprovalStore]:
+    async with ApprovalStore(await place.open(SCHEMA), clock or Clock()) as store:
+        await store.tidy()
         yield store
 
 
@@ -65,9 +67,9 @@ async def standing(store: ApprovalStore, one: Claim) -> Standing:
 
 
 async def test_an_asking_waits_until_it_is_answered_and_the_first_answer_counts(
-    tmp_path: Path,
+    place: Place,
 ) -> None:
-    async with opened(tmp_path) as store:
+    async with opened(place) as store:
         assert await standing(store, claim()) is Standing.WAITING
         assert await standing(store, claim()) is Standing.WAITING
         assert [row.id for row in await store.waiting("local")] == [claim().row.id]
@@ -77,20 +79,20 @@ async def test_an_asking_waits_until_it_is_answered_and_the_first_answer_counts(
         assert await standing(store, claim()) is Standing.ONCE
 
 
-async def test_an_answer_outlives_the_process(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_an_answer_outlives_the_process(place: Place) -> None:
+    async with opened(place) as store:
         await store.claim(claim())
-    async with opened(tmp_path) as store:
+    async with opened(place) as store:
         assert await approve(store, claim())
-    async with opened(tmp_path) as store:
+    async with opened(place) as store:
         found, row = await store.claim(claim(epoch=2))
         assert found is Standing.ONCE
         assert row is not None
         assert row.answer == b"said"
 
 
-async def test_fault_54_of_fifty_who_claim_one_approval_one_gets_it(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_fault_54_of_fifty_who_claim_one_approval_one_gets_it(place: Place) -> None:
+    async with opened(place) as store:
         await store.claim(claim())
         await approve(store, claim())
         each = [claim(holder=f"holder {number}") for number in range(50)]
@@ -99,8 +101,8 @@ async def test_fault_54_of_fifty_who_claim_one_approval_one_gets_it(tmp_path: Pa
     assert found.count(Standing.USED) == 49
 
 
-async def test_the_same_call_gone_on_with_is_the_same_use(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_the_same_call_gone_on_with_is_the_same_use(place: Place) -> None:
+    async with opened(place) as store:
         await store.claim(claim())
         await approve(store, claim())
         assert await standing(store, claim()) is Standing.ONCE
@@ -114,17 +116,17 @@ async def test_the_same_call_gone_on_with_is_the_same_use(tmp_path: Path) -> Non
         assert row.uses == 1
 
 
-async def test_fault_54_what_was_asked_with_other_arguments_is_asked_again(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_fault_54_what_was_asked_with_other_arguments_is_asked_again(place: Place) -> None:
+    async with opened(place) as store:
         await store.claim(claim(sha="one"))
         await approve(store, claim(sha="one"))
         assert await standing(store, claim(sha="two")) is Standing.WAITING
         assert await standing(store, claim(sha="one")) is Standing.CLOSED
 
 
-async def test_fault_54_nothing_is_approved_or_used_after_it_expired(tmp_path: Path) -> None:
+async def test_fault_54_nothing_is_approved_or_used_after_it_expired(place: Place) -> None:
     clock = Clock()
-    async with opened(tmp_path, clock) as store:
+    async with opened(place, clock) as store:
         for number in (1, 2, 3):
             await store.claim(claim(number))
         await approve(store, claim(1))
@@ -144,10 +146,10 @@ async def test_fault_54_nothing_is_approved_or_used_after_it_expired(tmp_path: P
 
 
 async def test_an_approval_for_the_session_covers_its_scope_until_it_expires(
-    tmp_path: Path,
+    place: Place,
 ) -> None:
     clock = Clock()
-    async with opened(tmp_path, clock) as store:
+    async with opened(place, clock) as store:
         await store.claim(claim(1))
         await store.claim(claim(2))
         await approve(store, claim(1), "session")
@@ -162,8 +164,8 @@ async def test_an_approval_for_the_session_covers_its_scope_until_it_expires(
         assert await store.in_force("local") == []
 
 
-async def test_a_denial_of_one_call_stays_though_the_session_was_approved(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_a_denial_of_one_call_stays_though_the_session_was_approved(place: Place) -> None:
+    async with opened(place) as store:
         await store.claim(claim(1))
         await store.claim(claim(2))
         await approve(store, claim(1), "deny")
@@ -171,8 +173,8 @@ async def test_a_denial_of_one_call_stays_though_the_session_was_approved(tmp_pa
         assert await standing(store, claim(1)) is Standing.DENIED
 
 
-async def test_an_approval_that_was_taken_back_covers_nothing(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_an_approval_that_was_taken_back_covers_nothing(place: Place) -> None:
+    async with opened(place) as store:
         for number in (1, 2, 3):
             await store.claim(claim(number, scope=str(number)))
         await approve(store, claim(1), "session")
@@ -187,8 +189,8 @@ async def test_an_approval_that_was_taken_back_covers_nothing(tmp_path: Path) ->
         assert await standing(store, claim(2, scope="2")) is Standing.CLOSED
 
 
-async def test_a_tenant_neither_sees_nor_answers_what_another_asked(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_a_tenant_neither_sees_nor_answers_what_another_asked(place: Place) -> None:
+    async with opened(place) as store:
         await store.claim(claim())
         id_ = claim().row.id
         assert await store.answer(id_, "other", "once", b"") == (Standing.UNKNOWN, False)
@@ -197,63 +199,63 @@ async def test_a_tenant_neither_sees_nor_answers_what_another_asked(tmp_path: Pa
         assert not await store.close(id_, "other")
 
 
-async def test_only_so_many_wait(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_only_so_many_wait(place: Place) -> None:
+    async with opened(place) as store:
         found = [await standing(store, claim(n, most=3)) for n in range(5)]
         assert found == [*[Standing.WAITING] * 3, Standing.FULL, Standing.FULL]
         assert await standing(store, claim(9, tenant="other", most=3)) is Standing.WAITING
 
 
-async def test_nothing_is_kept_that_nobody_is_to_answer(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_nothing_is_kept_that_nobody_is_to_answer(place: Place) -> None:
+    async with opened(place) as store:
         assert await store.claim(claim(keep=False)) == (Standing.UNKNOWN, None)
         assert await store.waiting("local") == []
 
 
-async def test_a_run_that_ended_waits_for_nothing(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_a_run_that_ended_waits_for_nothing(place: Place) -> None:
+    async with opened(place) as store:
         await store.claim(claim())
-        await store.give_up("ru")
+        await store.give_up("ru", "local")
         assert await store.waiting("local") != []
-        await store.give_up("run")
+        await store.give_up("run", "local")
         assert await store.waiting("local") == []
         assert not await approve(store, claim())
 
 
-async def test_what_is_long_over_is_forgotten(tmp_path: Path) -> None:
+async def test_what_is_long_over_is_forgotten(place: Place) -> None:
     clock = Clock()
-    async with opened(tmp_path, clock) as store:
+    async with opened(place, clock) as store:
         await store.claim(claim())
     clock.now += DAY + KEPT - 1
-    async with opened(tmp_path, clock) as store:
+    async with opened(place, clock) as store:
         assert await store.get(claim().row.id, "local") is not None
     clock.now += 2
-    async with opened(tmp_path, clock) as store:
+    async with opened(place, clock) as store:
         assert await store.get(claim().row.id, "local") is None
 
 
 async def test_a_changed_answer_is_noticed(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+    async with opened(Place(tmp_path / "evoclaw.db")) as store:
         await store.claim(claim())
         await approve(store, claim())
-    connection = sqlite3.connect(tmp_path / "approvals.db")
+    connection = sqlite3.connect(tmp_path / "evoclaw.db")
     connection.execute("UPDATE approvals SET answer = ?", (b"sai_" + b"1234",))
     connection.commit()
     connection.close()
     with pytest.raises(DamagedStore):
-        await ApprovalStore.open(tmp_path / "approvals.db")
+        await Place(tmp_path / "evoclaw.db").open(SCHEMA)
 
 
-async def test_two_processes_claim_and_answer_at_the_same_time(tmp_path: Path) -> None:
+async def test_two_processes_claim_and_answer_at_the_same_time(place: Place) -> None:
     script = """
 import asyncio, sys
-from pathlib import Path
+from tests.store.places import Place
 from tests.store.test_approvals import approve, claim, opened, standing
 
 async def main():
-    async with opened(Path(sys.argv[1])) as store:
+    async with opened(Place.of(sys.argv[1], sys.argv[2])) as store:
         for number in range(40):
-            one = claim(number, holder=sys.argv[2])
+            one = claim(number, holder=sys.argv[3])
             while not await approve(store, one):
                 row = await store.get(one.row.id, "local")
                 if row is not None and row.decision is not None:
@@ -263,8 +265,8 @@ async def main():
 
 asyncio.run(main())
 """
-    async with opened(tmp_path) as store:
-        command = [sys.executable, "-c", script, str(tmp_path)]
+    async with opened(place) as store:
+        command = [sys.executable, "-c", script, str(place.at), place.schema]
         children = [
             await asyncio.create_subprocess_exec(
                 *command, name, stdout=asyncio.subprocess.PIPE, cwd=ROOT

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from evoclaw.store.command_tables import SCHEMA
 from evoclaw.store.commands import (
     CommandRow,
     CommandState,
@@ -18,13 +19,14 @@ from evoclaw.store.commands import (
     Stored,
 )
 from evoclaw.store.sqlite import StoreError, StoreFull
+from tests.store.places import Place
 from tests.store.support import child, fill, output, small_disk
 
 LATER = 2000.0
 
 
-async def opened(folder: Path, *, durable: bool = True) -> CommandStore:
-    return await CommandStore.open(folder / "commands.db", durable=durable, clock=lambda: 1000.0)
+async def opened(place: Place) -> CommandStore:
+    return CommandStore(await place.open(SCHEMA), clock=lambda: 1000.0)
 
 
 async def put(
@@ -43,13 +45,13 @@ def ids(rows: list[CommandRow]) -> list[str]:
     return [row.request_id for row in rows]
 
 
-async def test_a_command_is_kept_until_it_is_settled(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_a_command_is_kept_until_it_is_settled(place: Place) -> None:
+    async with await opened(place) as store:
         assert await put(store, "run.1") == Stored(Kind.NEW)
         waiting = await put(store, "run.1")
         assert waiting.kind is Kind.KNOWN and waiting.row is not None
         assert (waiting.row.state, waiting.row.outcome) == (CommandState.QUEUED, None)
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         assert ids(await store.wanted("pi", 1000.0)) == ["run.1"]
         assert await store.settle("run.1", "pi", b"outcome") is Settled.FIRST
         known = await put(store, "run.1", payload=b"other")
@@ -62,16 +64,16 @@ async def test_a_command_is_kept_until_it_is_settled(tmp_path: Path) -> None:
         assert await store.get("run.2") is None
 
 
-async def test_who_asks_again_under_a_new_epoch_is_the_one_that_is_sent(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_who_asks_again_under_a_new_epoch_is_the_one_that_is_sent(place: Place) -> None:
+    async with await opened(place) as store:
         await put(store, "run.1", payload=b"epoch 1")
         await put(store, "run.1", payload=b"epoch 2", expires_at=3000.0)
         (row,) = await store.wanted("pi", 1000.0)
         assert (row.payload, row.expires_at) == (b"epoch 2", 3000.0)
 
 
-async def test_an_id_belongs_to_one_agent(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_an_id_belongs_to_one_agent(place: Place) -> None:
+    async with await opened(place) as store:
         await put(store, "run.1")
         with pytest.raises(StoreError, match="asked of 'pi' already"):
             await put(store, "run.1", agent="desktop", payload=b"other")
@@ -80,9 +82,9 @@ async def test_an_id_belongs_to_one_agent(tmp_path: Path) -> None:
 
 
 async def test_commands_are_wanted_in_order_until_they_expire_or_are_cancelled(
-    tmp_path: Path,
+    place: Place,
 ) -> None:
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         for name in ("d", "a", "c", "e", "b"):
             await put(store, name, expires_at=None if name == "b" else LATER)
         await put(store, "elsewhere", agent="desktop")
@@ -97,8 +99,8 @@ async def test_commands_are_wanted_in_order_until_they_expire_or_are_cancelled(
         assert await store.cancelling("pi") == []
 
 
-async def test_a_command_never_goes_back(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_a_command_never_goes_back(place: Place) -> None:
+    async with await opened(place) as store:
         await put(store, "run.1")
         assert await store.mark("run.1", CommandState.ACCEPTED)
         assert not await store.mark("run.1", CommandState.SENT)
@@ -114,16 +116,16 @@ async def test_a_command_never_goes_back(tmp_path: Path) -> None:
             await store.settle("run.1", "pi", b"", CommandState.SENT)
 
 
-async def test_fault_07_an_outcome_that_comes_again_is_no_news(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_fault_07_an_outcome_that_comes_again_is_no_news(place: Place) -> None:
+    async with await opened(place) as store:
         await put(store, "run.1")
         answers = await asyncio.gather(*(store.settle("run.1", "pi", b"done") for _ in range(5)))
         assert sorted(answers) == [Settled.AGAIN] * 4 + [Settled.FIRST]
         assert await store.notes("run.1") == []
 
 
-async def test_fault_17_a_late_outcome_is_a_note_and_changes_nothing(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_fault_17_a_late_outcome_is_a_note_and_changes_nothing(place: Place) -> None:
+    async with await opened(place) as store:
         await put(store, "run.1")
         await store.settle("run.1", "pi", b"unknown")
         for outcome in (b"succeeded", b"succeeded", b"failed"):
@@ -136,8 +138,8 @@ async def test_fault_17_a_late_outcome_is_a_note_and_changes_nothing(tmp_path: P
         assert len(await store.notes("run.1")) == 20
 
 
-async def test_fault_18_an_outcome_from_another_agent_is_foreign(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_fault_18_an_outcome_from_another_agent_is_foreign(place: Place) -> None:
+    async with await opened(place) as store:
         await put(store, "run.1")
         assert await store.settle("run.1", "desktop", b"forged") is Settled.FOREIGN
         assert await store.settle("never", "pi", b"forged") is Settled.FOREIGN
@@ -147,9 +149,9 @@ async def test_fault_18_an_outcome_from_another_agent_is_foreign(tmp_path: Path)
 
 
 async def test_fault_16_what_was_never_sent_expires_and_what_was_sent_does_not(
-    tmp_path: Path,
+    place: Place,
 ) -> None:
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         for name in ("queued", "sent", "accepted", "cancelling"):
             await put(store, name)
         await put(store, "later", expires_at=LATER + 1)
@@ -170,7 +172,8 @@ async def test_fault_16_what_was_never_sent_expires_and_what_was_sent_does_not(
 
 
 async def test_fault_15_ten_thousand_wait_and_the_next_is_refused_at_once(tmp_path: Path) -> None:
-    async with await opened(tmp_path, durable=False) as store:
+    place = Place(tmp_path / "evoclaw.db")  # a server would count as well, and take its time
+    async with await opened(place) as store:
         names = [f"run.{number}" for number in range(10_000)]
         await asyncio.gather(*(put(store, name) for name in names))
         with pytest.raises(QueueFull, match="has 10,000 commands waiting") as refused:
@@ -182,15 +185,15 @@ async def test_fault_15_ten_thousand_wait_and_the_next_is_refused_at_once(tmp_pa
         assert (await put(store, "one more")).kind is Kind.NEW
         with pytest.raises(QueueFull):
             await put(store, "and another")
-    async with await opened(tmp_path, durable=False) as store:
+    async with await opened(place) as store:
         assert ids(await store.wanted("pi", 1000.0)) == [*names[1:], "one more"]
         assert len(await store.expire(LATER)) == 10_001
         assert await store.wanted("pi", 1000.0) == []
         assert (await put(store, "again", cap=1)).kind is Kind.NEW
 
 
-async def test_closed_commands_are_forgotten_with_their_notes(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_closed_commands_are_forgotten_with_their_notes(place: Place) -> None:
+    async with await opened(place) as store:
         for name in ("waits", "settled", "expired"):
             await put(store, name, expires_at=500.0 if name == "expired" else None)
         await store.settle("settled", "pi", b"outcome")
@@ -206,7 +209,7 @@ async def test_closed_commands_are_forgotten_with_their_notes(tmp_path: Path) ->
 
 async def test_fault_26_a_full_disk_refuses_commands_and_keeps_the_others(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        async with await opened(disk) as store:
+        async with await CommandStore.open(disk / "commands.db") as store:
             ballast = fill(disk)
             kept: list[str] = []
             with pytest.raises(StoreFull):

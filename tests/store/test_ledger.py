@@ -4,26 +4,29 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from evoclaw.core.ledgers import Limit, Refusal, Reservation
+from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.store.ledger import BEHIND, FORGOTTEN, KEPT, StoredLedger
 from evoclaw.store.opening import DamagedStore
 from evoclaw.store.sqlite import StoreError
 from tests.governance.budget.support import Clock, account
+from tests.store.places import Place
+from tests.store.places import opened_ledger as opened
 from tests.store.support import ROOT
 
 RUN = ("tenant", "run")
 RACER = """
-import asyncio, sys
-from pathlib import Path
+import asyncio, sys, time
 from evoclaw.core.ledgers import Limit, Reservation
-from evoclaw.store.ledger import StoredLedger
+from tests.store.places import Place, opened_ledger as opened
 
-async def main(path, name, most):
-    async with await StoredLedger.open_file(Path(path)) as ledger:
+async def main(at, schema, name, most):
+    async with opened(Place.of(at, schema), time.time) as ledger:
         await ledger.open("run", {"calls": Limit(int(most))}, {})
         print("ready", flush=True)
         sys.stdin.readline()
@@ -69,10 +72,10 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("most", [1, 17])
 async def test_fault_50_five_processes_racing_one_budget_pass_exactly_as_often_as_it_says(
-    most: int, tmp_path: Path
+    most: int, place: Place
 ) -> None:
-    path = tmp_path / "budget.db"
-    racers = [start(RACER, str(path), str(number), str(most)) for number in range(5)]
+    where = (str(place.at), place.schema)
+    racers = [start(RACER, *where, str(number), str(most)) for number in range(5)]
     try:
         for racer in racers:
             assert racer.stdout is not None
@@ -85,7 +88,7 @@ async def test_fault_50_five_processes_racing_one_budget_pass_exactly_as_often_a
             racer.kill()
             racer.wait()
     assert sum(int(out) for out, _ in outs) == most
-    async with await StoredLedger.open_file(path) as ledger:
+    async with opened(place, time.time) as ledger:
         assert (await account(ledger, "run")).spent == {"calls": most}
 
 
@@ -111,16 +114,16 @@ async def test_after_kill_9_nothing_is_forgotten_and_what_was_open_is_found_by_i
         assert isinstance(again, Reservation) and not again.fresh, "it is not paid for twice"
 
 
-async def test_what_nobody_settled_for_a_day_is_taken_for_spent(tmp_path: Path) -> None:
+async def test_what_nobody_settled_for_a_day_is_taken_for_spent(place: Place) -> None:
     clock = Clock()
-    async with await StoredLedger.open_file(tmp_path / "b.db", clock=clock) as ledger:
+    async with opened(place, clock) as ledger:
         await ledger.open("tenant", {"action.relay": Limit(1, 3_600.0)}, {})
         await ledger.reserve(("tenant",), {"action.relay": 1}, "lost")
     clock.now += FORGOTTEN - 1
-    async with await StoredLedger.open_file(tmp_path / "b.db", clock=clock) as ledger:
+    async with opened(place, clock) as ledger:
         assert (await account(ledger, "tenant")).held == {"action.relay": 1}
     clock.now += 2
-    async with await StoredLedger.open_file(tmp_path / "b.db", clock=clock) as ledger:
+    async with opened(place, clock) as ledger:
         found = await ledger.reserve(("tenant",), {"action.relay": 1}, "next")
         assert isinstance(found, Refusal), "it counts from when it was given up"
         clock.now += 3_600
@@ -128,14 +131,14 @@ async def test_what_nobody_settled_for_a_day_is_taken_for_spent(tmp_path: Path) 
         assert isinstance(found, Reservation)
 
 
-async def test_time_in_a_ledger_never_goes_back(tmp_path: Path) -> None:
+async def test_time_in_a_ledger_never_goes_back(place: Place) -> None:
     clock = Clock()
-    async with await StoredLedger.open_file(tmp_path / "b.db", clock=clock) as ledger:
+    async with opened(place, clock) as ledger:
         await ledger.open("tenant", {"action.relay": Limit(1, 3_600.0)}, {})
         await ledger.reserve(("tenant",), {"action.relay": 1}, "a")
         ledger.settle("a", {"action.relay": 1})
     before, clock.now = clock.now, 0.0
-    async with await StoredLedger.open_file(tmp_path / "b.db", clock=clock) as ledger:
+    async with opened(place, clock) as ledger:
         # A board without a battery wakes up in 1970, and learns the time a little later.
         assert isinstance(await ledger.reserve(("tenant",), {"action.relay": 1}, "b"), Refusal)
         clock.now = before + 3_600
@@ -146,15 +149,15 @@ async def test_time_in_a_ledger_never_goes_back(tmp_path: Path) -> None:
         assert (await account(ledger, "tenant")).touched == before + 3_600
 
 
-async def test_accounts_of_runs_that_ended_are_kept_a_while_and_then_gone(tmp_path: Path) -> None:
-    clock, path = Clock(), tmp_path / "b.db"
-    async with await StoredLedger.open_file(path, clock=clock) as ledger:
+async def test_accounts_of_runs_that_ended_are_kept_a_while_and_then_gone(place: Place) -> None:
+    clock = Clock()
+    async with opened(place, clock) as ledger:
         await ledger.open("tenant", {}, {})
         await ledger.reserve(RUN, {"calls": 1}, "a")
         ledger.close("run")
     for later, there in ((KEPT - 1, True), (2, False)):
         clock.now += later
-        async with await StoredLedger.open_file(path, clock=clock) as ledger:
+        async with opened(place, clock) as ledger:
             assert ("run" in [one.name for one in await ledger.accounts()]) is there
             assert (await account(ledger, "tenant")).spent == {"calls": 1}
 
@@ -209,3 +212,16 @@ async def test_a_ledger_with_a_changed_figure_is_not_believed(tmp_path: Path) ->
 async def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     async with await StoredLedger.open_file(tmp_path / "b.db"):
         assert (tmp_path / "b.db").stat().st_mode & 0o077 == 0
+
+
+async def test_one_account_is_found_with_those_below_and_no_others(place: Place) -> None:
+    names = ["tenant:a", "tenant:a/user:x", "tenant:a-b", "tenant:a0", "tenant:b", "run:1"]
+    async with opened(place, Clock()) as ledger:
+        for books in (ledger, MemoryLedger(Clock())):
+            for name in names:
+                await books.open(name, {}, {})
+            found = [one.name for one in await books.accounts("tenant:a")]
+            assert found == ["tenant:a", "tenant:a/user:x"]
+            assert [one.name for one in await books.accounts("run:1")] == ["run:1"]
+            assert await books.accounts("run:2") == []
+            assert len(await books.accounts()) == len(names)

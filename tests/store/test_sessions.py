@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,50 +8,56 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import Record, Replied, RunFinished, RunStarted, StopReason
 from evoclaw.core.messages import Message, Reply, user
 from evoclaw.core.profile import Profile
-from evoclaw.store.sessions import Session, SessionStore, Spent
+from evoclaw.store.database import Conflict
+from evoclaw.store.session_tables import SCHEMA
+from evoclaw.store.sessions import Fenced, Session, SessionStore, Spent
+from tests.store.places import Place
 
 
-async def opened(folder: Path) -> SessionStore:
-    return await SessionStore.open(folder / "sessions.db", durable=False, clock=lambda: 1000.0)
+async def opened(place: Place) -> SessionStore:
+    return SessionStore(await place.open(SCHEMA), clock=lambda: 1000.0)
 
 
 def record(run_id: str, seq: int, text: str) -> Record:
     return Record(run_id, seq, 1.0, Replied(Reply(text)))
 
 
-async def test_a_session_is_made_once_and_found_again(tmp_path: Path) -> None:
+async def test_a_session_is_made_once_and_found_again(place: Place) -> None:
     made = Session("s1", "coder", "ann", "first", "", 0, frozenset({"shell"}), frozenset({"bash"}))
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         kept = await store.create(made)
         again = await store.create(Session("s1", "other", "bob"))
     assert kept == again
     assert (kept.agent, kept.owner, kept.created_at) == ("coder", "ann", 1000.0)
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         assert await store.session("s1") == kept
         assert await store.session("s2") is None
 
 
 async def test_sessions_are_listed_by_owner_agent_and_what_is_below_newest_first(
-    tmp_path: Path,
+    place: Place,
 ) -> None:
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         await store.create(Session("root", "a", "ann"))
         await store.create(Session("child", "b", "ann", parent="root", depth=1))
         await store.create(Session("grandchild", "a", "ann", parent="child", depth=2))
         await store.create(Session("other", "a", "ann"))
         await store.create(Session("foreign", "a", "bob"))
 
-        async def ids(owner: str, **filters: str) -> list[str]:
+        async def ids(owner: str, **filters: Any) -> list[str]:
             return [one.session.id for one in await store.sessions(owner, **filters)]
 
         assert await ids("ann") == ["other", "grandchild", "child", "root"]
         assert await ids("ann", within="child") == ["grandchild", "child"]
         assert await ids("ann", within="root", agent="a") == ["grandchild", "root"]
         assert await ids("bob", within="root") == []
+        assert await ids("ann", limit=2) == ["other", "grandchild"]
+        assert await ids("ann", before="grandchild", limit=1) == ["child"]
+        assert await ids("ann", before="root") == await ids("ann", before="gone") == []
 
 
 async def test_what_happened_in_a_run_survives_a_restart_with_its_messages_and_figures(
-    tmp_path: Path,
+    place: Place,
 ) -> None:
     opening: tuple[Message, ...] = (user("hi"),)
     records = [
@@ -60,14 +65,14 @@ async def test_what_happened_in_a_run_survives_a_restart_with_its_messages_and_f
         record("r1", 2, "hello"),
         Record("r1", 3, 2.0, RunFinished(StopReason.COMPLETED, "hello")),
     ]
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         await store.create(Session("s1", "a"))
         run = await store.begin("r1", "s1", "hi")
         assert run.is_open and await store.begin("r1", "s1", "other") == run
         await store.append(run, records[:1], [(0, opening[0])], Spent(), None)
         spent = Spent(1, 2, 30, 4, 0.5)
         await store.append(run, records[1:], [(1, Reply("hello"))], spent, StopReason.COMPLETED)
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         assert await store.records("r1") == records
         assert await store.last_record("r1") == records[-1]
         assert await store.last_record("r2") is None
@@ -81,13 +86,13 @@ async def test_what_happened_in_a_run_survives_a_restart_with_its_messages_and_f
 
 
 async def test_a_record_that_is_there_already_is_refused_with_all_that_came_with_it(
-    tmp_path: Path,
+    place: Place,
 ) -> None:
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         await store.create(Session("s1", "a"))
         run = await store.begin("r1", "s1", "hi")
         await store.append(run, [record("r1", 1, "one")], [(0, user("hi"))], Spent(), None)
-        with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        with pytest.raises(Conflict):
             twice = [record("r1", 2, "two"), record("r1", 1, "again")]
             await store.append(run, twice, [(1, user("no"))], Spent(9), None)
         assert await store.records("r1") == [record("r1", 1, "one")]
@@ -95,9 +100,9 @@ async def test_a_record_that_is_there_already_is_refused_with_all_that_came_with
 
 
 async def test_what_all_runs_below_one_spent_is_added_up_and_unknown_stays_unknown(
-    tmp_path: Path,
+    place: Place,
 ) -> None:
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         top = await store.begin("top", "s1", "hi")
         below = await store.begin("below", "s2", "do", parent_run="top", root_run="top")
         await store.begin("else", "s3", "hi")
@@ -109,8 +114,8 @@ async def test_what_all_runs_below_one_spent_is_added_up_and_unknown_stays_unkno
         assert await store.spent("never") == Spent()
 
 
-async def test_only_background_runs_that_did_not_end_are_left_behind(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_only_background_runs_that_did_not_end_are_left_behind(place: Place) -> None:
+    async with await opened(place) as store:
         for name, background in (("a", True), ("b", False), ("c", True)):
             await store.begin(name, name, "do", parent_run="top", background=background)
         done = await store.run("c")
@@ -119,23 +124,23 @@ async def test_only_background_runs_that_did_not_end_are_left_behind(tmp_path: P
         assert [run.id for run in await store.left_behind("top")] == ["a"]
 
 
-async def test_todos_are_kept_per_session_and_replaced_whole(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_todos_are_kept_per_session_and_replaced_whole(place: Place) -> None:
+    async with await opened(place) as store:
         assert await store.todos("s1") is None
         await store.put_todos("s1", b"[1]")
         await store.put_todos("s1", b"[2]")
         await store.put_todos("s2", b"[3]")
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         assert (await store.todos("s1"), await store.todos("s2")) == (b"[2]", b"[3]")
 
 
-async def test_a_question_is_asked_once_and_its_first_answer_counts(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_a_question_is_asked_once_and_its_first_answer_counts(place: Place) -> None:
+    async with await opened(place) as store:
         asked = await store.questions.ask("r1.1.0", "s1", b"why")
         assert asked.answer is None
         assert not await store.questions.answer("r1.9.9", b"who")
         assert [one.id for one in await store.questions.waiting()] == ["r1.1.0"]
-    async with await opened(tmp_path) as store:
+    async with await opened(place) as store:
         assert await store.questions.answer("r1.1.0", b"because")
         assert not await store.questions.answer("r1.1.0", b"no")
         again = await store.questions.ask("r1.1.0", "s1", b"changed")
@@ -143,8 +148,8 @@ async def test_a_question_is_asked_once_and_its_first_answer_counts(tmp_path: Pa
         assert await store.questions.waiting() == []
 
 
-async def test_questions_of_a_run_that_ended_are_given_up_and_no_others(tmp_path: Path) -> None:
-    async with await opened(tmp_path) as store:
+async def test_questions_of_a_run_that_ended_are_given_up_and_no_others(place: Place) -> None:
+    async with await opened(place) as store:
         for name in ("r1.1.0", "r1.2.0", "r11.1.0", "r2.1.0"):
             await store.questions.ask(name, "s1", b"why")
         await store.questions.answer("r1.1.0", b"because")
@@ -153,3 +158,51 @@ async def test_questions_of_a_run_that_ended_are_given_up_and_no_others(tmp_path
         assert not await store.questions.answer("r1.2.0", b"late")
         kept = await store.questions.get("r1.1.0")
         assert kept is not None and kept.answer == b"because"
+
+
+async def test_fault_10_who_has_a_lower_epoch_stores_nothing(place: Place) -> None:
+    async with await opened(place) as store:
+        await store.create(Session("s1", "a"))
+        run = await store.begin("r1", "s1", "hi")
+        await store.append(run, [record("r1", 1, "mine")], [], Spent(1), None, epoch=0)
+        take = "UPDATE runs SET epoch = 2, holder = 'other', lease_until = 2000.0"
+        await store.database.write(lambda connection: connection.execute(take))
+        for epoch in (0, 1):
+            with pytest.raises(Fenced, match="epoch 2") as refused:
+                await store.append(
+                    run, [record("r1", 2, "late")], [], Spent(9), None, epoch=epoch, wait=False
+                )
+            assert (refused.value.epoch, refused.value.now) == (epoch, 2)
+        await store.append(run, [record("r1", 2, "theirs")], [], Spent(2), None, epoch=2)
+        assert [one.event for one in await store.records("r1")] == [
+            Replied(Reply("mine")),
+            Replied(Reply("theirs")),
+        ]
+        now = await store.run("r1")
+        assert now is not None and now.spent == Spent(2)
+        assert (now.epoch, now.holder, now.lease_until) == (2, "other", 2000.0)
+
+
+async def test_runs_are_listed_newest_first_and_page_by_page(place: Place) -> None:
+    async with await opened(place) as store:
+        for owner in ("ann", "bob"):
+            await store.create(Session(owner, "a", owner))
+        ends = (None, StopReason.WAITING, StopReason.COMPLETED)
+        for number in range(9):
+            owner = ("ann", "bob")[number % 2]
+            run = await store.begin(f"r{number}", owner, "hi", errand=b"errand" if number else None)
+            await store.append(run, [], [], Spent(), ends[number % 3])
+
+        async def ids(**filters: Any) -> str:
+            return "".join(run.id[1:] for run in await store.runs(**filters))
+
+        assert await ids() == "876543210"
+        assert (await ids(limit=3), await ids(limit=3, before="r6")) == ("876", "543")
+        assert await ids(before="r0") == await ids(before="unknown") == ""
+        assert await ids(state="open") == "630"
+        assert await ids(state="waiting") == "741"
+        assert await ids(state="ended", owner="ann") == "82"
+        assert await ids(session_id="bob") == "7531"
+        assert await ids(owner="nobody") == ""
+        assert await store.of("other").runs() == []
+        assert (await store.errand("r0"), await store.errand("r1")) == (None, b"errand")

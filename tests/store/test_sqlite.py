@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.store.database import Conflict, Connection, DamagedStore, Schema, StoreError, StoreFull
 from evoclaw.store.opening import beside
-from evoclaw.store.sqlite import DamagedStore, Database, Schema, StoreError, StoreFull
+from evoclaw.store.sqlite import SqliteDatabase
 from tests.store.support import (
     SCHEMA,
     add,
@@ -34,8 +35,8 @@ from tests.store.support import (
 WAIT = 20.0
 
 
-async def opened(path: Path, *, set_aside: bool = False) -> Database:
-    return await Database.open(path, SCHEMA, set_aside=set_aside)
+async def opened(path: Path, *, set_aside: bool = False) -> SqliteDatabase:
+    return await SqliteDatabase.open(path, SCHEMA, set_aside=set_aside)
 
 
 async def filled(path: Path, count: int = 50) -> None:
@@ -43,14 +44,14 @@ async def filled(path: Path, count: int = 50) -> None:
         await asyncio.gather(*(database.write(add(f"row {n}", n * 40)) for n in range(count)))
 
 
-async def batch(database: Database, *works: Callable[[sqlite3.Connection], object]) -> list[object]:
+async def batch(database: SqliteDatabase, *works: Callable[[Connection], object]) -> list[object]:
     """Have writes asked for while another one is committed, so that they share the next commit."""
     tasks = [asyncio.create_task(database.write(work)) for work in (nothing, *works)]
     _, *answers = await asyncio.gather(*tasks, return_exceptions=True)
     return answers
 
 
-def nothing(_: sqlite3.Connection) -> None:
+def nothing(_: Connection) -> None:
     """A write that changes nothing, and is committed like any other."""
 
 
@@ -70,10 +71,12 @@ async def test_what_was_written_is_read_also_after_reopening(tmp_path: Path) -> 
 async def test_a_durable_one_waits_for_the_disk_at_every_commit(
     tmp_path: Path, durable: bool, level: int
 ) -> None:
-    def synchronous(connection: sqlite3.Connection) -> int:
+    def synchronous(connection: Connection) -> int:
         return connection.execute("PRAGMA synchronous").fetchone()[0]
 
-    async with await Database.open(tmp_path / "things.db", SCHEMA, durable=durable) as database:
+    async with await SqliteDatabase.open(
+        tmp_path / "things.db", SCHEMA, durable=durable
+    ) as database:
         assert await database.read(synchronous) == level
 
 
@@ -98,8 +101,8 @@ async def test_64_writers_need_far_fewer_commits_than_writes(tmp_path: Path) -> 
 
 
 async def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
-    def half_done(error: BaseException) -> Callable[[sqlite3.Connection], None]:
-        def work(connection: sqlite3.Connection) -> None:
+    def half_done(error: BaseException) -> Callable[[Connection], None]:
+        def work(connection: Connection) -> None:
             add("half")(connection)
             raise error
 
@@ -116,7 +119,7 @@ async def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
             add("better"),
         )
         kinds = [type(answer) for answer in answers]
-        failures = [StoreError, sqlite3.IntegrityError, ValueError, RuntimeError]
+        failures = [StoreError, Conflict, ValueError, RuntimeError]
         assert kinds == [int, *failures, int]
         assert await database.read(names) == ["good", "better"]
         with pytest.raises(StoreError, match="ours"):
@@ -131,7 +134,7 @@ async def test_a_commit_that_fails_is_undone_and_the_next_one_works(tmp_path: Pa
     child_of = """CREATE TABLE parts (
         of INTEGER REFERENCES things (id) DEFERRABLE INITIALLY DEFERRED)"""
     schema = Schema(SCHEMA.name, ((*SCHEMA.steps[0], child_of),))
-    async with await Database.open(tmp_path / "things.db", schema) as database:
+    async with await SqliteDatabase.open(tmp_path / "things.db", schema) as database:
         await database.read(lambda connection: connection.execute("PRAGMA foreign_keys=ON"))
         orphan = "INSERT INTO parts VALUES (77)"
         answers = await batch(database, add("one"), lambda c: c.execute(orphan), add("two"))
@@ -253,7 +256,7 @@ async def test_an_older_file_is_brought_up_to_date_and_a_newer_one_refused(tmp_p
         SCHEMA.name, (*SCHEMA.steps, ("ALTER TABLE things ADD COLUMN more TEXT",)), SCHEMA.sealed
     )
     for _ in range(2):
-        async with await Database.open(path, newer) as database:
+        async with await SqliteDatabase.open(path, newer) as database:
             assert len(await database.read(names)) == 3
             await database.read(lambda connection: connection.execute("SELECT more FROM things"))
     with pytest.raises(ConfigError, match="newer version"):
@@ -264,7 +267,7 @@ async def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "things.db"
     await filled(path, 3)
     with pytest.raises(ConfigError, match="not a other store"):
-        await Database.open(path, Schema("other store", SCHEMA.steps), set_aside=True)
+        await SqliteDatabase.open(path, Schema("other store", SCHEMA.steps), set_aside=True)
     assert path.exists()
 
 
@@ -454,3 +457,55 @@ async def test_a_log_torn_at_its_end_is_what_a_power_cut_leaves(tmp_path: Path) 
         async with await opened(path) as database:
             found = await database.read(names)
         assert found == [f"row {number}" for number in range(len(found))]
+
+
+async def test_fault_26_what_was_promised_before_the_disk_was_full_is_kept_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        async with await opened(disk / "things.db") as database:
+            await database.write(add("one"))
+            ballast = fill(disk)
+            await database.write(add("promised", 100_000), wait=False)
+            assert await database.read(names) == ["one", "promised"]
+            for _ in range(2):
+                with pytest.raises(StoreFull):
+                    await database.write(add("refused"))
+            with pytest.raises(StoreFull):
+                await database.read(names)
+            ballast.unlink()
+            await database.write(add("two"))
+            assert await database.read(names) == ["one", "promised", "two"]
+        async with await opened(disk / "things.db") as database:
+            assert await database.read(names) == ["one", "promised", "two"]
+
+
+async def test_what_was_promised_and_cannot_be_kept_is_said_when_it_is_closed(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        database = await opened(disk / "things.db")
+        await database.write(add("one"))
+        fill(disk)
+        await database.write(add("promised", 100_000), wait=False)
+        with pytest.raises(StoreFull):
+            await database.close()
+
+
+async def test_what_was_promised_and_became_impossible_stops_all_writing(tmp_path: Path) -> None:
+    """Who is told that it was done must never find out by chance that it was not."""
+    with small_disk(tmp_path / "disk") as disk:
+        database = await opened(disk / "things.db")
+        await database.write(add("one"))
+        ballast = fill(disk)
+        await database.write(add("promised", 100_000), wait=False)
+        with pytest.raises(StoreFull):
+            await database.write(nothing)
+        ballast.unlink()
+        with closing(sqlite3.connect(disk / "things.db", isolation_level=None)) as other:
+            other.execute("INSERT INTO things (name) VALUES ('promised')")
+        for _ in range(2):
+            with pytest.raises(StoreError, match="begin anew"):
+                await database.write(add("two"))
+        with pytest.raises(StoreError, match="begin anew"):
+            await database.close()

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -27,11 +27,13 @@ from evoclaw.orchestrator.subruns import run_id_of
 from evoclaw.store import approvals, command_tables, ledger, receipts, session_tables
 from evoclaw.store.approvals import ApprovalStore, Claim, StoredApproval
 from evoclaw.store.commands import CommandStore, QueueFull, StoreError
+from evoclaw.store.database import Connection, Database, Schema
 from evoclaw.store.ledger import StoredLedger
 from evoclaw.store.receipts import Kept, ReceiptStore
 from evoclaw.store.sessions import Session, SessionStore, Spent
-from evoclaw.store.sqlite import Database, Schema
+from evoclaw.store.sqlite import SqliteDatabase
 from tests.observe.support import NOON, fields, warm_in
+from tests.store.places import Place
 
 A, B = "acme", "local"
 IDS = ("one", "two")
@@ -65,7 +67,8 @@ class World:
 async def world() -> AsyncGenerator[World]:
     modules = (session_tables, approvals, receipts, command_tables, ledger)
     databases = [
-        Database(Path("memory"), connected(module.SCHEMA), durable=False) for module in modules
+        SqliteDatabase(Path("memory"), connected(module.SCHEMA), durable=False)
+        for module in modules
     ]
     first, second, third, fourth, fifth = databases
 
@@ -329,14 +332,14 @@ async def traced(databases: Sequence[Database], act: Callable[[], Awaitable[obje
     """The statements that something takes."""
     said: list[str] = []
     for database in databases:
-        await database.read(lambda c: c.set_trace_callback(said.append))
+        await database.read(lambda c: cast(Any, c).set_trace_callback(said.append))
     await act()
     for database in databases:
-        await database.read(lambda c: c.set_trace_callback(None))
+        await database.read(lambda c: cast(Any, c).set_trace_callback(None))
     return said
 
 
-def explained(connection: sqlite3.Connection, statements: list[str]) -> list[str]:
+def explained(connection: Connection, statements: list[str]) -> list[str]:
     """How each of some statements would find its rows; those of other stores are left out."""
     found: list[str] = []
     for statement in statements:
@@ -348,15 +351,15 @@ def explained(connection: sqlite3.Connection, statements: list[str]) -> list[str
     return found
 
 
-async def test_fault_56_two_tenants_use_the_same_ids_at_the_same_time(tmp_path: Path) -> None:
-    async with await SessionStore.open(tmp_path / "sessions.db", durable=False) as store:
+async def test_fault_56_two_tenants_use_the_same_ids_at_the_same_time(place: Place) -> None:
+    async with SessionStore(await place.open(session_tables.SCHEMA)) as store:
 
         async def talk(tenant: str) -> list[object]:
             own = store.of(tenant)
             made = await own.create(Session("same", "agent", tenant))
             run = await own.begin("run", "same", tenant)
             for number in range(20):
-                record = Record("run", number, 1.0, Replied(Reply(f"{tenant} {number}")))
+                record = Record("run", number + 1, 1.0, Replied(Reply(f"{tenant} {number}")))
                 await own.append(run, [record], [(number, user(tenant))], Spent(number), None)
                 await own.put_todos("same", f"{tenant} {number}".encode())
                 await own.questions.ask(f"run.{number}", "same", tenant.encode())

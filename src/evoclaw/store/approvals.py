@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from evoclaw.store.sqlite import Database, Schema, sealed, unsealed
+from evoclaw.store.database import Connection, Database, Schema, sealed, unsealed
+from evoclaw.store.sqlite import SqliteDatabase
 
 KEPT = 30 * 86_400.0
 """Seconds that an asking is kept after it has expired."""
@@ -119,7 +119,7 @@ class Claim(Struct, frozen=True):
 
 
 class ApprovalStore:
-    """Askings and answers in one file, which several processes may use at the same time."""
+    """Askings and answers, which several processes may use at the same time."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self.database, self._clock = database, clock
@@ -127,9 +127,8 @@ class ApprovalStore:
     @classmethod
     async def open(cls, path: Path, *, clock: Callable[[], float] = time.time) -> ApprovalStore:
         """Open or make the file, and forget what is long over."""
-        store = cls(await Database.open(path, SCHEMA), clock)
-        statement, before = "DELETE FROM approvals WHERE expires_at < ?", clock() - KEPT
-        await store.database.write(lambda c: c.execute(statement, (before,)))
+        store = cls(await SqliteDatabase.open(path, SCHEMA), clock)
+        await store.tidy()
         return store
 
     async def __aenter__(self) -> ApprovalStore:
@@ -137,6 +136,11 @@ class ApprovalStore:
 
     async def __aexit__(self, *_: object) -> None:
         await self.database.close()
+
+    async def tidy(self) -> None:
+        """Forget what is long over."""
+        statement, before = "DELETE FROM approvals WHERE expires_at < ?", self._clock() - KEPT
+        await self.database.write(lambda c: c.execute(statement, (before,)))
 
     def now(self) -> float:
         """The time by which things expire."""
@@ -151,7 +155,7 @@ class ApprovalStore:
     ) -> tuple[Standing, bool]:
         """Keep the first answer; how it stood before, and whether this one counts."""
 
-        def work(connection: sqlite3.Connection) -> tuple[Standing, bool]:
+        def work(connection: Connection) -> tuple[Standing, bool]:
             row = self._one(connection, "WHERE id = ? AND tenant = ?", id_, tenant)
             if row is None:
                 return Standing.UNKNOWN, False
@@ -168,20 +172,26 @@ class ApprovalStore:
         """Take an asking, or an approval that is not used up, back; False if it is too late."""
         statement = (
             "UPDATE approvals SET closed_at = ? WHERE id = ? AND tenant = ? "
-            "AND closed_at IS NULL AND decision IS NOT 'deny' "
+            "AND closed_at IS NULL AND (decision IS NULL OR decision <> 'deny') "
             "AND (used_at IS NULL OR decision = 'session')"
         )
         values = (self._clock(), id_, tenant)
         return await self.database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
-    async def give_up(self, run_id: str) -> None:
+    async def give_up(self, run_id: str, tenant: str) -> None:
         """A run has ended: nobody waits for answers to what it asked any more."""
         statement = (
-            "UPDATE approvals SET closed_at = ? WHERE request_id >= ? AND request_id < ? "
-            "AND decision IS NULL AND closed_at IS NULL"
+            "UPDATE approvals SET closed_at = ? WHERE tenant = ? "
+            "AND request_id >= ? AND request_id < ? AND decision IS NULL AND closed_at IS NULL"
         )
-        values = (self._clock(), f"{run_id}.", f"{run_id}/")  # '/' comes right after '.'
+        values = (self._clock(), tenant, f"{run_id}.", f"{run_id}/")  # '/' comes right after '.'
         await self.database.write(lambda c: c.execute(statement, values))
+
+    async def forget(self, run_ids: Sequence[str], tenant: str) -> None:
+        """Forget what these runs asked."""
+        delete = "DELETE FROM approvals WHERE tenant = ? AND request_id >= ? AND request_id < ?"
+        rows = [(tenant, f"{run_id}.", f"{run_id}/") for run_id in run_ids]
+        await self.database.write(lambda c: c.executemany(delete, rows))
 
     async def get(self, id_: str, tenant: str) -> StoredApproval | None:
         """One asking of a tenant."""
@@ -207,7 +217,7 @@ class ApprovalStore:
         return await self.database.read(lambda c: self._rows(c, condition, tenant, now))
 
     def _claim(
-        self, connection: sqlite3.Connection, claim: Claim
+        self, connection: Connection, claim: Claim
     ) -> tuple[Standing, StoredApproval | None]:
         new, now = claim.row, self._clock()
         exact = "WHERE tenant = ? AND request_id = ? AND sha256 = ?"
@@ -223,7 +233,7 @@ class ApprovalStore:
         return self._use(connection, claim, row, now), row
 
     def _ask(
-        self, connection: sqlite3.Connection, claim: Claim, now: float
+        self, connection: Connection, claim: Claim, now: float
     ) -> tuple[Standing, StoredApproval | None]:
         new = claim.row
         # The same call as something else than before: what was said of that is worth nothing.
@@ -256,7 +266,7 @@ class ApprovalStore:
         return Standing.WAITING, new
 
     def _wide(
-        self, connection: sqlite3.Connection, new: StoredApproval, now: float
+        self, connection: Connection, new: StoredApproval, now: float
     ) -> StoredApproval | None:
         """An approval for the session that covers a call; the asking for it is done with."""
         condition = (
@@ -274,7 +284,7 @@ class ApprovalStore:
         return wide
 
     def _use(
-        self, connection: sqlite3.Connection, claim: Claim, row: StoredApproval, now: float
+        self, connection: Connection, claim: Claim, row: StoredApproval, now: float
     ) -> Standing:
         """Use an approval for the call that it was given for: once, or as the same use again."""
         if row.used_epoch is not None:
@@ -286,26 +296,22 @@ class ApprovalStore:
             return Standing.EXPIRED
         connection.execute(
             "UPDATE approvals SET used_at = coalesce(used_at, ?), used_epoch = ?, used_by = ?, "
-            "uses = uses + (used_at IS NULL) WHERE id = ?",
+            "uses = uses + CASE WHEN used_at IS NULL THEN 1 ELSE 0 END WHERE id = ?",
             (now, claim.epoch, claim.holder, row.id),
         )
         return Standing.ONCE if row.decision == "once" else Standing.SESSION
 
-    def _one(
-        self, connection: sqlite3.Connection, condition: str, *values: Any
-    ) -> StoredApproval | None:
+    def _one(self, connection: Connection, condition: str, *values: Any) -> StoredApproval | None:
         found = self._rows(connection, condition, *values)
         return found[0] if found else None
 
-    def _rows(
-        self, connection: sqlite3.Connection, condition: str, *values: Any
-    ) -> list[StoredApproval]:
-        path = self.database.path
+    def _rows(self, connection: Connection, condition: str, *values: Any) -> list[StoredApproval]:
+        name = self.database.name
         rows: list[StoredApproval] = []
         for row in connection.execute(f"SELECT {_COLUMNS} FROM approvals {condition}", values):
             id_, tenant, request, sha, scope, asked, expires, decision, answer, *rest = row
-            said = None if answer is None else unsealed(answer, path)
-            seen = unsealed(asked, path)
+            said = None if answer is None else unsealed(answer, name)
+            seen = unsealed(asked, name)
             rows.append(
                 StoredApproval(
                     id_, tenant, request, sha, scope, seen, expires, decision, said, *rest

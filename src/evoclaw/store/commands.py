@@ -6,7 +6,6 @@ Delivery knows no tenants: an edge may be shared. Whoever asks for a person or a
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
@@ -17,7 +16,8 @@ from msgspec import Struct
 
 from evoclaw.core.labels import LOCAL
 from evoclaw.store.command_tables import SCHEMA, WAITS
-from evoclaw.store.sqlite import Database, StoreError, sealed, unsealed
+from evoclaw.store.database import EVERY, Connection, Database, StoreError, sealed, unsealed
+from evoclaw.store.sqlite import SqliteDatabase
 
 
 class CommandState(StrEnum):
@@ -109,10 +109,15 @@ RENEW = f"UPDATE commands SET payload = ?, expires_at = ? WHERE request_id = ? A
 SETTLE = f"""
 UPDATE commands SET state = ?, outcome = ?, settled_at = ?
 WHERE request_id = ? AND agent_id = ? AND {WAITS}
+RETURNING tenant
 """
+CAME = """
+INSERT INTO waiting VALUES (?, ?, 1) ON CONFLICT (tenant, agent_id) DO UPDATE SET n = waiting.n + 1
+"""
+WENT = "UPDATE waiting SET n = n - 1 WHERE tenant = ? AND agent_id = ?"
 # The same outcome sent again is no news, and nobody may fill the disk with different ones.
 NOTE = """
-INSERT INTO notes SELECT ?1, ?2, ?3
+INSERT INTO notes (request_id, at, outcome) SELECT ?1, ?2, ?3
 WHERE NOT EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND outcome = ?3)
 AND NOT EXISTS (SELECT 1 FROM notes WHERE request_id = ?1 AND outcome = ?3)
 AND (SELECT count(*) FROM notes WHERE request_id = ?1) < ?4
@@ -120,7 +125,7 @@ AND (SELECT count(*) FROM notes WHERE request_id = ?1) < ?4
 EXPIRE = """
 UPDATE commands SET state = 'expired', settled_at = ?1 WHERE seq IN
     (SELECT seq FROM commands WHERE state = 'queued' AND expires_at <= ?1 LIMIT ?2)
-RETURNING request_id
+RETURNING request_id, tenant, agent_id
 """
 FORGET = """
 DELETE FROM commands WHERE seq IN (SELECT seq FROM commands WHERE settled_at < ? LIMIT ?)
@@ -128,7 +133,7 @@ RETURNING request_id
 """
 NOTES_OF = """
 SELECT at, outcome FROM notes WHERE request_id = ?1
-AND EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND tenant = ?2) ORDER BY rowid
+AND EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND tenant = ?2) ORDER BY seq
 """
 MOST_NOTES = 20
 AT_ONCE = 500
@@ -140,7 +145,7 @@ class CommandStore:
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self.database = database
-        self._path, self._clock = database.path, clock
+        self._name, self._clock = database.name, clock
 
     @classmethod
     async def open(
@@ -151,8 +156,9 @@ class CommandStore:
         set_aside: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> CommandStore:
-        """Open or create a store; see `Database.open`, also on what raises."""
-        return cls(await Database.open(path, SCHEMA, durable=durable, set_aside=set_aside), clock)
+        """Open or create a store; see `SqliteDatabase.open`, also on what raises."""
+        opened = await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside)
+        return cls(opened, clock)
 
     async def __aenter__(self) -> CommandStore:
         return self
@@ -189,10 +195,11 @@ class CommandStore:
         """
         blob, tenant = sealed(payload), tenant or LOCAL.tenant
 
-        def work(connection: sqlite3.Connection) -> Stored | None:
+        def work(connection: Connection) -> Stored | None:
             state = CommandState.SENT if sent else CommandState.QUEUED
             new = (request_id, agent_id, run_id, blob, expires_at, cap, state, tenant)
             if connection.execute(PUT, new).rowcount:
+                connection.execute(CAME, (tenant, agent_id))
                 return Stored(Kind.NEW)
             row = self._find(connection, request_id)
             if row is not None and (row.agent_id, row.tenant) == (agent_id, tenant):
@@ -238,9 +245,11 @@ class CommandStore:
         blob, now = sealed(outcome), self._clock()
         find = "SELECT agent_id FROM commands WHERE request_id = ?"
 
-        def work(connection: sqlite3.Connection) -> Settled:
+        def work(connection: Connection) -> Settled:
             values = (state, blob, now, request_id, agent_id)
-            if connection.execute(SETTLE, values).rowcount:
+            closed = connection.execute(SETTLE, values).fetchall()
+            if closed:
+                connection.execute(WENT, (closed[0][0], agent_id))
                 return Settled.FIRST
             if connection.execute(find, (request_id,)).fetchone() != (agent_id,):
                 return Settled.FOREIGN
@@ -255,11 +264,11 @@ class CommandStore:
 
     async def notes(self, request_id: str) -> list[Note]:
         """Outcomes that came too late to count, in order."""
-        statement = "SELECT at, outcome FROM notes WHERE request_id = ? ORDER BY rowid"
+        statement = "SELECT at, outcome FROM notes WHERE request_id = ? ORDER BY seq"
         found = await self.database.read(lambda c: c.execute(statement, (request_id,)).fetchall())
-        return [Note(at, unsealed(outcome, self._path)) for at, outcome in found]
+        return [Note(at, unsealed(outcome, self._name)) for at, outcome in found]
 
-    async def wanted(self, agent_id: str, now: float, limit: int = -1) -> list[CommandRow]:
+    async def wanted(self, agent_id: str, now: float, limit: int = EVERY) -> list[CommandRow]:
         """Commands an agent is still to carry out, in the order they were put in.
 
         Of those whose time is over, the ones that were sent are among them: the agent does not
@@ -299,7 +308,7 @@ class CommandStore:
         ids = list(request_ids)
         statement = "SELECT state FROM commands WHERE request_id = ?"
 
-        def work(connection: sqlite3.Connection) -> dict[str, CommandState]:
+        def work(connection: Connection) -> dict[str, CommandState]:
             rows = [(id_, connection.execute(statement, (id_,)).fetchone()) for id_ in ids]
             return {id_: CommandState(row[0]) for id_, row in rows if row is not None}
 
@@ -310,12 +319,13 @@ class CommandStore:
         return len(await self._in_pieces(FORGET, older_than))
 
     async def _in_pieces(self, statement: str, time_: float) -> list[str]:
-        def work(connection: sqlite3.Connection) -> list[str]:
-            ids = [row[0] for row in connection.execute(statement, (time_, AT_ONCE)).fetchall()]
+        def work(connection: Connection) -> list[str]:
+            found = connection.execute(statement, (time_, AT_ONCE)).fetchall()
             if statement is FORGET:
-                gone = "DELETE FROM notes WHERE request_id = ?"
-                connection.executemany(gone, [(id_,) for id_ in ids])
-            return ids
+                connection.executemany("DELETE FROM notes WHERE request_id = ?", found)
+            else:
+                connection.executemany(WENT, [whose for _, *whose in found])
+            return [row[0] for row in found]
 
         found: list[str] = []
         while piece := await self.database.write(work):
@@ -325,12 +335,12 @@ class CommandStore:
     async def _rows(self, condition: str, *values: object) -> list[CommandRow]:
         statement = f"SELECT {COLUMNS} FROM commands {condition}"
         found = await self.database.read(lambda c: c.execute(statement, values).fetchall())
-        return [_row(columns, self._path) for columns in found]
+        return [_row(columns, self._name) for columns in found]
 
-    def _find(self, connection: sqlite3.Connection, request_id: str) -> CommandRow | None:
+    def _find(self, connection: Connection, request_id: str) -> CommandRow | None:
         statement = f"SELECT {COLUMNS} FROM commands WHERE request_id = ?"
         columns = connection.execute(statement, (request_id,)).fetchone()
-        return None if columns is None else _row(columns, self._path)
+        return None if columns is None else _row(columns, self._name)
 
 
 class TenantCommands:
@@ -338,48 +348,48 @@ class TenantCommands:
 
     def __init__(self, database: Database, tenant: str) -> None:
         self.tenant = tenant
-        self._database, self._path = database, database.path
+        self._database, self._name = database, database.name
 
     async def get(self, request_id: str) -> CommandRow | None:
         """What is known of a command."""
         statement = f"SELECT {COLUMNS} FROM commands WHERE request_id = ? AND tenant = ?"
         found = await self._all(statement, request_id, self.tenant)
-        return _row(found[0], self._path) if found else None
+        return _row(found[0], self._name) if found else None
 
     async def notes(self, request_id: str) -> list[Note]:
         """Outcomes that came too late to count, in order."""
         found = await self._all(NOTES_OF, request_id, self.tenant)
-        return [Note(at, unsealed(outcome, self._path)) for at, outcome in found]
+        return [Note(at, unsealed(outcome, self._name)) for at, outcome in found]
 
     async def known(self, request_ids: Iterable[str]) -> dict[str, CommandState]:
         """Which of some ids are ours, and how far they came."""
         ids, ours = list(request_ids), self.tenant
         statement = "SELECT state FROM commands WHERE request_id = ? AND tenant = ?"
 
-        def work(connection: sqlite3.Connection) -> dict[str, CommandState]:
+        def work(connection: Connection) -> dict[str, CommandState]:
             rows = [(id_, connection.execute(statement, (id_, ours)).fetchone()) for id_ in ids]
             return {id_: CommandState(row[0]) for id_, row in rows if row is not None}
 
         return await self._database.read(work)
 
-    async def waiting(self, agent_id: str = "", limit: int = -1) -> list[CommandRow]:
+    async def waiting(self, agent_id: str = "", limit: int = EVERY) -> list[CommandRow]:
         """Commands without an outcome, of one agent or of all, in the order they were put in."""
         statement = (
             f"SELECT {COLUMNS} FROM commands WHERE tenant = ?1 AND {WAITS} "
             "AND (?2 = '' OR agent_id = ?2) ORDER BY seq LIMIT ?3"
         )
         found = await self._all(statement, self.tenant, agent_id, limit)
-        return [_row(columns, self._path) for columns in found]
+        return [_row(columns, self._name) for columns in found]
 
     async def _all(self, statement: str, *values: object) -> list[Any]:
         return await self._database.read(lambda c: c.execute(statement, values).fetchall())
 
 
-def _row(columns: tuple[Any, ...], path: Path) -> CommandRow:
+def _row(columns: tuple[Any, ...], name: str) -> CommandRow:
     id_, agent, run, payload, expires_at, state, outcome, settled_at, tenant = columns
     return CommandRow(
-        *(id_, agent, run, unsealed(payload, path), expires_at, CommandState(state)),
-        None if outcome is None else unsealed(outcome, path),
+        *(id_, agent, run, unsealed(payload, name), expires_at, CommandState(state)),
+        None if outcome is None else unsealed(outcome, name),
         settled_at,
         tenant,
     )

@@ -6,7 +6,6 @@ the next one to look knows whether it may have happened.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
@@ -15,8 +14,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from evoclaw.store.database import Connection, Schema, sealed, unsealed
 from evoclaw.store.receipts import Draft, finish_in_chain
-from evoclaw.store.sqlite import Database, Schema, sealed, unsealed
+from evoclaw.store.sqlite import SqliteDatabase
 
 
 class CallState(StrEnum):
@@ -194,7 +194,7 @@ PRUNED_AT_ONCE = 500
 class Journal:
     """What an edge must still know after it was killed. Everything is durable when it returns."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Callable[[], float] = time.time) -> None:
         self.database = database
         self._path, self._clock = database.path, clock
 
@@ -207,8 +207,10 @@ class Journal:
         set_aside: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> Journal:
-        """Open or create a journal; see `Database.open`, also on what raises."""
-        return cls(await Database.open(path, SCHEMA, durable=durable, set_aside=set_aside), clock)
+        """Open or create a journal; see `SqliteDatabase.open`, also on what raises."""
+        return cls(
+            await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside), clock
+        )
 
     async def __aenter__(self) -> Journal:
         return self
@@ -246,7 +248,7 @@ class Journal:
         return await self.database.write(lambda c: self._receive(c, entry, new, now))
 
     def _receive(
-        self, connection: sqlite3.Connection, entry: Entry, new: tuple[object, ...], now: float
+        self, connection: Connection, entry: Entry, new: tuple[object, ...], now: float
     ) -> Received:
         find = "SELECT epoch, at FROM fences WHERE run_id = ?"
         fence = connection.execute(find, (entry.run_id,)).fetchone()
@@ -316,7 +318,7 @@ class Journal:
             least: How many are kept in any case: a clock that jumps must not open the door.
         """
 
-        def count(connection: sqlite3.Connection) -> int:
+        def count(connection: Connection) -> int:
             told = "SELECT count(*) FROM calls WHERE acked = 1"
             (held,) = connection.execute(told).fetchone()
             before = (now - window_seconds,)
@@ -354,7 +356,7 @@ class Journal:
         return [Version(n, unsealed(value, self._path), at) for n, value, at in found]
 
     async def _changed(self, statement: str, values: tuple[object, ...]) -> bool:
-        def work(connection: sqlite3.Connection) -> bool:
+        def work(connection: Connection) -> bool:
             return connection.execute(statement, values).rowcount > 0
 
         return await self.database.write(work)
@@ -364,7 +366,7 @@ class Journal:
         found = await self.database.read(lambda c: c.execute(statement, values).fetchall())
         return [self._row(columns) for columns in found]
 
-    def _find(self, connection: sqlite3.Connection, request_id: str) -> Row | None:
+    def _find(self, connection: Connection, request_id: str) -> Row | None:
         statement = f"SELECT {COLUMNS} FROM calls WHERE request_id = ?"
         columns = connection.execute(statement, (request_id,)).fetchone()
         return None if columns is None else self._row(columns)
@@ -390,9 +392,7 @@ class Journal:
         )
 
 
-def _add_version(
-    connection: sqlite3.Connection, key: str, blob: bytes, now: float, keep: int
-) -> int:
+def _add_version(connection: Connection, key: str, blob: bytes, now: float, keep: int) -> int:
     newest = "SELECT coalesce(max(n), 0) FROM versions WHERE key = ?"
     n: int = connection.execute(newest, (key,)).fetchone()[0] + 1
     connection.execute("INSERT INTO versions VALUES (?, ?, ?, ?)", (key, n, blob, now))

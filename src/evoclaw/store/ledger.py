@@ -9,14 +9,10 @@ too little; only what a reply took beyond its reservation can be lost with the l
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as File
 from typing import TypeVar
-
-import msgspec
-from msgspec.structs import replace
 
 from evoclaw.core.ledgers import (
     NO_MORE,
@@ -29,11 +25,12 @@ from evoclaw.core.ledgers import (
     Path,
     Refusal,
     Reservation,
-    found_again,
     least,
-    weigh,
 )
-from evoclaw.store.sqlite import Database, Schema, Work, sealed, unsealed
+from evoclaw.store.books import ACCOUNT, Books
+from evoclaw.store.database import Connection, Database, Schema, Work, unsealed
+from evoclaw.store.opening import Single
+from evoclaw.store.sqlite import SqliteDatabase
 
 T = TypeVar("T")
 
@@ -65,18 +62,29 @@ FORGOTTEN = 86_400.0
 """Seconds after which a reservation that nobody settled is taken for spent."""
 BEHIND = 0.02
 """Seconds at most before what was settled is written."""
-_ACCOUNT = msgspec.msgpack.Decoder(Account)
-_HOLD = msgspec.msgpack.Decoder(Hold)
-_PACK = msgspec.msgpack.Encoder()
 
 
 class StoredLedger:
-    """Accounts in a file."""
+    """Accounts that are kept."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
-        """Take over an open file; see `open_file`."""
-        self.database = database
-        self._path, self._wall = database.path, clock
+    def __init__(
+        self,
+        database: Database,
+        clock: Callable[[], float] = time.time,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """See `open_file`, and `begin` for a database that holds more than this.
+
+        Args:
+            database: Where it is.
+            clock: The wall clock.
+            wait: Whether a reservation is committed when `reserve` returns. If not, it is with the
+                next write to the database that waits, as that of a command: whoever begins what
+                it pays for must have waited for one.
+        """
+        self.database, self._owns, self._waits = database, False, wait
+        self._name, self._wall = database.name, clock
         self._latest = 0.0
         self._seen: dict[str, Account] = {}
         self._behind: list[Work[None]] = []
@@ -101,9 +109,12 @@ class StoredLedger:
             alone: No other process uses it: what is still set aside is a dead one's, and spent.
             clock: The wall clock; time in a ledger never goes back, whatever it says.
         """
-        ledger = cls(await Database.open(path, SCHEMA, durable=durable), clock)
+        # Safe against everything but that a power cut takes the last moments back.
+        form = Single(SCHEMA, "NORMAL")
+        ledger = cls(await SqliteDatabase.open(path, form, durable=durable), clock)
+        ledger._owns = True
         try:
-            await ledger._begin(durable, alone)
+            await ledger.begin(alone=alone)
         except BaseException:
             await ledger.database.close()
             raise
@@ -118,29 +129,28 @@ class StoredLedger:
         finally:
             if self._due is not None:
                 self._due.cancel()
-            await self.database.close()
+            if self._owns:
+                await self.database.close()
 
     async def flush(self) -> None:
         """Have everything written that was said so far."""
         if self._behind:
             await self._write(lambda _: None)
 
-    async def _begin(self, durable: bool, alone: bool) -> None:
+    async def begin(self, *, alone: bool = False) -> None:
+        """Take up what is there; see `open_file` on who is alone."""
         latest = "SELECT max(latest) FROM (SELECT max(touched) AS latest FROM accounts UNION "
-        latest += "SELECT max(at) FROM holds)"
+        latest += "SELECT max(at) FROM holds) AS times"
 
-        def look(connection: sqlite3.Connection) -> float:
-            if not durable:
-                # Safe against everything but that a power cut takes the last moments back.
-                connection.execute("PRAGMA synchronous=NORMAL")
+        def look(connection: Connection) -> float:
             return connection.execute(latest).fetchone()[0] or 0.0
 
         self._latest = await self.database.read(look)
         now = self._now()
 
-        def tidy(connection: sqlite3.Connection) -> None:
-            books = _Books(connection, self._path)
-            rows = "SELECT id FROM holds WHERE open AND at <= ?"
+        def tidy(connection: Connection) -> None:
+            books = Books(connection, self._name)
+            rows = "SELECT id FROM holds WHERE open = 1 AND at <= ?"
             until = now if alone else now - FORGOTTEN
             for (id,) in connection.execute(rows, (until,)).fetchall():
                 hold = books.hold(id)
@@ -148,7 +158,7 @@ class StoredLedger:
                     books.settle(hold, hold.amounts, now)
             books.put()
             gone = now - KEPT
-            connection.execute("DELETE FROM accounts WHERE closed AND touched < ?", (gone,))
+            connection.execute("DELETE FROM accounts WHERE closed = 1 AND touched < ?", (gone,))
 
         await self.database.write(tidy)
 
@@ -156,8 +166,8 @@ class StoredLedger:
         """Make sure an account is there, with these limits."""
         now = self._now()
 
-        def work(connection: sqlite3.Connection) -> Account:
-            books = _Books(connection, self._path)
+        def work(connection: Connection) -> Account:
+            books = Books(connection, self._name)
             known = books.account(account)
             known.limits, known.closed = dict(limits), False
             if not known.touched:
@@ -181,18 +191,18 @@ class StoredLedger:
         now = self._now()
 
         def work(
-            connection: sqlite3.Connection,
+            connection: Connection,
         ) -> tuple[Reservation | Refusal, dict[str, Account]]:
-            books = _Books(connection, self._path)
+            books = Books(connection, self._name)
             found = books.reserve_all(path, amounts, id, leaving, also, now)
             if isinstance(found, Refusal):
                 # What the books hold now was not written, and must not be seen.
-                books = _Books(connection, self._path)
+                books = Books(connection, self._name)
             else:
                 books.put()
             return found, {account.name: account for account in books.on(path)}
 
-        answer, seen = await self._write(work)
+        answer, seen = await self._write(work, wait=self._waits)
         self._seen.update(seen)
         return answer
 
@@ -200,8 +210,8 @@ class StoredLedger:
         """Say what was really spent; the first time counts."""
         now, spent = self._now(), dict(real)
 
-        def work(connection: sqlite3.Connection) -> None:
-            books = _Books(connection, self._path)
+        def work(connection: Connection) -> None:
+            books = Books(connection, self._name)
             hold = books.hold(id) or (Hold(id, path, {}, now) if path else None)
             if hold is not None and not hold.settled:
                 books.settle(hold, spent, now)
@@ -212,8 +222,8 @@ class StoredLedger:
     def release(self, id: str) -> None:
         """Set aside no longer."""
 
-        def work(connection: sqlite3.Connection) -> None:
-            books = _Books(connection, self._path)
+        def work(connection: Connection) -> None:
+            books = Books(connection, self._name)
             hold = books.hold(id)
             if hold is not None and not hold.settled:
                 books.release(hold)
@@ -225,9 +235,9 @@ class StoredLedger:
         """What it still has set aside is spent; its reservations are forgotten."""
         now = self._now()
 
-        def work(connection: sqlite3.Connection) -> None:
-            books = _Books(connection, self._path)
-            rows = "SELECT id FROM holds WHERE owner = ? AND open"
+        def work(connection: Connection) -> None:
+            books = Books(connection, self._name)
+            rows = "SELECT id FROM holds WHERE owner = ? AND open = 1"
             for (id,) in connection.execute(rows, (account,)).fetchall():
                 hold = books.hold(id)
                 if hold is not None:
@@ -244,27 +254,30 @@ class StoredLedger:
         found = [self._seen[name] for name in path if name in self._seen]
         return least(found, self._now())
 
-    async def accounts(self) -> Sequence[Account]:
-        """All of them, by name."""
+    async def accounts(self, within: str = "") -> Sequence[Account]:
+        """All of them, or only one and those below it, by name."""
+        # '0' comes right after '/'
+        only = "WHERE name = ? OR (name >= ? AND name < ?)" if within else ""
+        values = (within, f"{within}/", f"{within}0") if within else ()
 
-        def work(connection: sqlite3.Connection) -> list[Account]:
-            rows = connection.execute("SELECT state FROM accounts ORDER BY name")
-            return [_ACCOUNT.decode(unsealed(state, self._path)) for (state,) in rows]
+        def work(connection: Connection) -> list[Account]:
+            rows = connection.execute(f"SELECT state FROM accounts {only} ORDER BY name", values)
+            return [ACCOUNT.decode(unsealed(state, self._name)) for (state,) in rows]
 
         await self.flush()
         return await self.database.read(work)
 
-    async def _write(self, work: Work[T]) -> T:
+    async def _write(self, work: Work[T], *, wait: bool = True) -> T:
         """Do something after all that was said before it; both are kept, or neither."""
         behind, self._behind = self._behind, []
 
-        def all_of_it(connection: sqlite3.Connection) -> T:
+        def all_of_it(connection: Connection) -> T:
             for one in behind:
                 one(connection)
             return work(connection)
 
         try:
-            return await self.database.write(all_of_it)
+            return await self.database.write(all_of_it, wait=wait)
         except asyncio.CancelledError:
             raise  # it is done all the same
         except BaseException:
@@ -291,106 +304,3 @@ class StoredLedger:
     def _now(self) -> float:
         self._latest = max(self._latest, self._wall())
         return self._latest
-
-
-class _Books:
-    """The rows that one transaction touches."""
-
-    def __init__(self, connection: sqlite3.Connection, path: File) -> None:
-        self._connection, self._path = connection, path
-        self._accounts: dict[str, Account] = {}
-        self._holds: dict[str, Hold] = {}
-
-    def account(self, name: str) -> Account:
-        return self.on((name,))[0]
-
-    def hold(self, id: str) -> Hold | None:
-        statement = "SELECT state FROM holds WHERE id = ?"
-        row = self._connection.execute(statement, (id,)).fetchone()
-        return _HOLD.decode(unsealed(row[0], self._path)) if row else None
-
-    def on(self, path: Path) -> list[Account]:
-        """The accounts of a path."""
-        missing = [name for name in path if name not in self._accounts]
-        if missing:
-            marks = ",".join("?" * len(missing))
-            statement = f"SELECT name, state FROM accounts WHERE name IN ({marks})"
-            for name, state in self._connection.execute(statement, missing):
-                self._accounts[name] = _ACCOUNT.decode(unsealed(state, self._path))
-            for name in missing:
-                if name not in self._accounts:
-                    self._accounts[name] = Account(name)
-        return [self._accounts[name] for name in path]
-
-    def reserve(
-        self, path: Path, amounts: Amounts, id: str, leaving: Amounts, now: float
-    ) -> Reservation | Refusal:
-        known = self._holds.get(id) or self.hold(id)
-        if known is not None:
-            return found_again(known, self.on(known.path), now)
-        if min(amounts.values(), default=0) < 0:
-            raise ValueError(f"an amount below nothing: {amounts}")
-        accounts = self.on(path)
-        before = weigh(accounts, amounts, leaving, now)
-        if isinstance(before, Refusal):
-            return before
-        for account in accounts:
-            account.hold(amounts)
-        self._holds[id] = Hold(id, path, dict(amounts), now)
-        return Reservation(id, before=before)
-
-    def reserve_all(
-        self,
-        path: Path,
-        amounts: Amounts,
-        id: str,
-        leaving: Amounts,
-        also: Mapping[str, tuple[Path, Amounts]],
-        now: float,
-    ) -> Reservation | Refusal:
-        """Set aside everything, or say what there is not enough for."""
-        found = self.reserve(path, amounts, id, leaving, now)
-        fresh: list[str] = []
-        for other, (where, more) in also.items():
-            if isinstance(found, Refusal):
-                return found
-            one = self.reserve(where, more, other, NOTHING, now)
-            if isinstance(one, Refusal):
-                return one
-            fresh += [other] if one.fresh else []
-        return (
-            found if isinstance(found, Refusal) or not fresh else replace(found, also=tuple(fresh))
-        )
-
-    def settle(self, hold: Hold, real: Amounts, now: float) -> None:
-        for account in self.on(hold.path):
-            account.let_go(hold.amounts)
-            account.spend(real, now)
-        hold.settled = True
-        self._holds[hold.id] = hold
-
-    def release(self, hold: Hold) -> None:
-        for account in self.on(hold.path):
-            account.let_go(hold.amounts)
-        self._connection.execute("DELETE FROM holds WHERE id = ?", (hold.id,))
-
-    def put(self) -> None:
-        """Write what was changed."""
-        put = (
-            "INSERT INTO accounts (name, state, touched, closed) VALUES (?1, ?2, ?3, ?4) "
-            "ON CONFLICT (name) DO UPDATE SET state = ?2, touched = ?3, closed = ?4"
-        )
-        rows = [
-            (account.name, sealed(_PACK.encode(account)), account.touched, account.closed)
-            for account in self._accounts.values()
-        ]
-        self._connection.executemany(put, rows)
-        keep = (
-            "INSERT INTO holds (id, owner, state, at, open) VALUES (?1, ?2, ?3, ?4, ?5) "
-            "ON CONFLICT (id) DO UPDATE SET state = ?3, open = ?5"
-        )
-        holds = [
-            (hold.id, hold.owner, sealed(_PACK.encode(hold)), hold.at, not hold.settled)
-            for hold in self._holds.values()
-        ]
-        self._connection.executemany(keep, holds)

@@ -1,9 +1,4 @@
-"""Opening a store's file: made whole or not at all, looked through, set aside if damaged.
-
-StoreError          something could not be kept or read; it was not done, and may be tried again
-├── StoreFull       there is no room on the disk; works again when there is
-└── DamagedStore    the file is not what was written; it is never begun anew without a word
-"""
+"""Opening a store's file: made whole or not at all, looked through, set aside if damaged."""
 
 from __future__ import annotations
 
@@ -13,19 +8,21 @@ import secrets
 import sqlite3
 import struct
 import time
-import zlib
 from contextlib import closing, suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
-from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.core.errors import ConfigError
+from evoclaw.store.database import Conflict, DamagedStore, Schema, StoreError, StoreFull, unsealed
 
 PATIENCE = 5.0
 """Seconds another process may hold the file before we give up."""
 FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+THERE = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
 CLOSED_TO_US = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
 LARGEST_LOG = 4 << 20
 """Bytes a log may keep once what is in it was moved to the file."""
@@ -36,56 +33,84 @@ LOG_HEAD, FRAME_HEAD = 32, 24
 WORD = 0xFFFFFFFF
 
 
-class StoreError(EvoClawError):
-    """Something could not be kept or read."""
+class Form(Protocol):
+    """What a file is to hold, and how far it is there."""
 
-
-class StoreFull(StoreError):
-    """There is no room on the disk."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"no room on the disk of {path}; nothing was stored, free some and go on")
-        self.path = path
-
-
-class DamagedStore(StoreError):
-    """The file is not what was written."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(
-            f"{path} is damaged ({problem}); it was left as it is: restore it, "
-            "or have it set aside and begin with an empty history"
-        )
-        self.path, self.problem = path, problem
-
-
-class Schema(Struct, frozen=True):
-    """What a kind of store holds, and the way there from its older forms."""
-
-    name: str
-    """Of the kind; a file of another kind is refused."""
-    steps: tuple[tuple[str, ...], ...]
-    """The statements of each version, in order; never changed once released, only added to."""
-    sealed: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Tables, and their columns that hold `sealed` bytes; looked at when the file is opened."""
+    @property
+    def name(self) -> str:
+        """Of the kind of file; one of another kind is refused."""
+        ...
 
     @property
     def mark(self) -> int:
         """Tells a file of this kind from any other."""
-        return zlib.crc32(self.name.encode()) & 0x7FFFFFFF
+        ...
+
+    @property
+    def lasting(self) -> str:
+        """How SQLite waits for the disk if a write need not be on it: others may share the file."""
+        ...
+
+    def found(self, connection: sqlite3.Connection) -> None:
+        """Make the tables that a new file begins with."""
+        ...
+
+    def held(self, connection: sqlite3.Connection) -> Held:
+        """What is in a file."""
+        ...
+
+    def migrate(self, connection: sqlite3.Connection) -> None:
+        """Bring a file up to date."""
+        ...
 
 
-def sealed(data: bytes) -> bytes:
-    """Bytes and their checksum; SQLite itself would not notice a flipped bit in a value."""
-    return data + zlib.crc32(data).to_bytes(4, "big")
+class Held(Struct, frozen=True):
+    """What a file holds."""
+
+    versions: tuple[tuple[Schema, int], ...]
+    """How far each kind of store in it is."""
+    strangers: bool = False
+    """Whether there is more in it than is known here."""
+    beside: tuple[str, ...] = ()
+    """What makes the tables that are no store's."""
 
 
-def unsealed(blob: bytes, path: Path) -> bytes:
-    """The bytes that were sealed."""
-    data = blob[:-4]
-    if zlib.crc32(data).to_bytes(4, "big") != blob[-4:]:
-        raise DamagedStore(path, "a value does not match its checksum")
-    return data
+class Single(Struct, frozen=True):
+    """A file with one kind of store."""
+
+    schema: Schema
+    lasting: str = "OFF"
+
+    @property
+    def name(self) -> str:
+        """Of the kind."""
+        return self.schema.name
+
+    @property
+    def mark(self) -> int:
+        """Of the kind."""
+        return self.schema.mark
+
+    def found(self, connection: sqlite3.Connection) -> None:
+        """Make all of it."""
+        self.migrate(connection)
+
+    def held(self, connection: sqlite3.Connection) -> Held:
+        """How far it is."""
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        return Held(((self.schema, version),))
+
+    def migrate(self, connection: sqlite3.Connection) -> None:
+        """Take the steps that are missing, in one transaction."""
+        steps = self.schema.steps
+        connection.execute("BEGIN IMMEDIATE")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        for step in steps[version:]:
+            for statement in step:
+                connection.execute(statement)
+        if version < len(steps):
+            connection.execute(f"PRAGMA user_version={len(steps)}")
+        connection.execute("COMMIT")
 
 
 def explained(problem: sqlite3.Error, path: Path) -> Exception:
@@ -94,6 +119,8 @@ def explained(problem: sqlite3.Error, path: Path) -> Exception:
     found: Exception = problem
     if code in FULL:
         found = StoreFull(path)
+    elif code in THERE:
+        found = Conflict(f"{path}: {problem}")
     elif code & 0xFF in DAMAGED or "decode to UTF-8" in str(problem):
         found = DamagedStore(path, str(problem))
     elif code & 0xFF in CLOSED_TO_US:
@@ -108,20 +135,20 @@ def explained(problem: sqlite3.Error, path: Path) -> Exception:
 
 
 def open_file(
-    path: Path, schema: Schema, durable: bool, set_aside: bool
+    path: Path, form: Form, durable: bool, set_aside: bool
 ) -> tuple[sqlite3.Connection, Path | None]:
     """A connection to a sound file, and where a damaged one was moved to."""
     aside: Path | None = None
     try:
         path = path.resolve()
         try:
-            _prepare(path, schema)
+            _prepare(path, form)
         except DamagedStore:
             if not set_aside:
                 raise
-            aside = _move_aside(path)
-            _prepare(path, schema)
-        return _connected(path, schema, durable), aside
+            aside = move_aside(path, "damaged")
+            _prepare(path, form)
+        return _connected(path, form, durable), aside
     except OSError as problem:
         if problem.errno == errno.ENOSPC:
             raise StoreFull(path) from None
@@ -132,12 +159,12 @@ def open_file(
         raise explained(problem, path) from problem
 
 
-def _connected(path: Path, schema: Schema, durable: bool) -> sqlite3.Connection:
-    connection = _connect(path, "rw")
+def _connected(path: Path, form: Form, durable: bool) -> sqlite3.Connection:
+    connection = connect(path, "rw")
     try:
-        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else form.lasting}")
         connection.execute(f"PRAGMA journal_size_limit={LARGEST_LOG}")
-        _migrate(connection, schema)
+        form.migrate(connection)
         # From now on nobody is waited for in the thread of those who ask.
         connection.execute("PRAGMA busy_timeout=0")
     except BaseException:
@@ -146,7 +173,8 @@ def _connected(path: Path, schema: Schema, durable: bool) -> sqlite3.Connection:
     return connection
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection that commits when it is told to."""
     return sqlite3.connect(
         f"{path.as_uri()}?mode={mode}",
         uri=True,
@@ -156,14 +184,20 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     )
 
 
-def _prepare(path: Path, schema: Schema) -> None:
+def _prepare(path: Path, form: Form) -> None:
     """Make the file if there is none; look through it if there is."""
     wal = beside(path, "-wal")
     if not path.exists():
         if wal.exists() and wal.stat().st_size:
             raise DamagedStore(path, "only its log is left")
         path.parent.mkdir(parents=True, exist_ok=True)
-        _create(path, schema)
+        _create(path, form)
+    inspect_file(path, form)
+
+
+def inspect_file(path: Path, form: Form) -> None:
+    """Look through a file, and leave it as it is."""
+    wal = beside(path, "-wal")
     if not path.is_file():
         raise IsADirectoryError(errno.EISDIR, "not a file")
     # We never leave an empty one, and SQLite would quietly begin anew in it.
@@ -175,27 +209,27 @@ def _prepare(path: Path, schema: Schema) -> None:
         # A connection that only reads would not look at the rules of a table. One that may write
         # empties the log when it is closed as the last one; so another one outlives it, and what
         # is damaged stays as it was found, and is found again the next time.
-        with closing(_connect(path, "ro")) as last:
+        with closing(connect(path, "ro")) as last:
             last.execute("SELECT 1 FROM sqlite_schema").fetchone()
-            with closing(_connect(path, "rw")) as connection:
-                _inspect(connection, path, schema)
+            with closing(connect(path, "rw")) as connection:
+                _inspect(connection, path, form)
     except UnicodeDecodeError as problem:
         raise DamagedStore(path, "a name is no text any more") from problem
     except sqlite3.Error as problem:
         raise explained(problem, path) from problem
 
 
-def _create(path: Path, schema: Schema) -> None:
+def _create(path: Path, form: Form) -> None:
     """Make a file under another name first: it appears whole, or not at all."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
         # It holds whatever tools saw: for the owner's eyes alone.
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        with closing(_connect(draft, "rw")) as connection:
+        with closing(connect(draft, "rw")) as connection:
             if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
                 raise ConfigError(f"{path} must be on a local disk; choose another place")
-            connection.execute(f"PRAGMA application_id={schema.mark}")
-            _migrate(connection, schema)
+            connection.execute(f"PRAGMA application_id={form.mark}")
+            form.found(connection)
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -208,29 +242,44 @@ def _create(path: Path, schema: Schema) -> None:
     sync_folder(path.parent)
 
 
-def _inspect(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
+def _inspect(connection: sqlite3.Connection, path: Path, form: Form) -> None:
     def pragma(name: str) -> Any:
         return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
     connection.execute("PRAGMA query_only=ON")
     if pragma("journal_mode") != "wal":
         raise DamagedStore(path, "it does not know of its log")
-    if pragma("application_id") != schema.mark:
-        raise ConfigError(f"{path} is not a {schema.name}; choose another place")
-    version = pragma("user_version")
+    if pragma("application_id") != form.mark:
+        raise ConfigError(f"{path} is not a {form.name}; choose another place")
+    held = form.held(connection)
+    for schema, version in held.versions:
+        refuse_newer(schema, version, path)
+    expected, found = _tables_of(held), _tables(connection)
+    if not set(expected) <= set(found) or not (held.strangers or len(expected) == len(found)):
+        raise DamagedStore(path, "its tables are not the ones that were made")
+    # Not the quick check: only this one compares tables with their indexes, which is what finds
+    # a flipped bit in an id. What is not ours is looked at by whoever uses it.
+    ours = [f"({name})" for kind, name, made in expected if _is_plain(kind, made)]
+    for which in ours if held.strangers else ["(1)"]:
+        problem = pragma(f"integrity_check{which}")
+        if problem != "ok":
+            raise DamagedStore(path, problem)
+    for schema, version in held.versions:
+        if version == len(schema.steps):
+            _check_seals(connection, path, schema)
+
+
+def _is_plain(kind: str, made: str | None) -> bool:
+    return kind == "table" and made is not None and not made.startswith("CREATE VIRTUAL")
+
+
+def refuse_newer(schema: Schema, version: int, place: Path | str) -> None:
+    """Leave alone what a newer version has written."""
     if version > len(schema.steps):
         raise ConfigError(
-            f"{path} was written by a newer version of evoclaw; update, or choose another place"
+            f"{place} was written by a newer version of evoclaw ({schema.name}, {version}); "
+            "update, or choose another place"
         )
-    # Not the quick check: only this one compares tables with their indexes, which is what finds
-    # a flipped bit in an id.
-    problem = pragma("integrity_check(1)")
-    if problem != "ok":
-        raise DamagedStore(path, problem)
-    if _tables(connection) != _tables_of(schema, version):
-        raise DamagedStore(path, "its tables are not the ones that were made")
-    if version == len(schema.steps):
-        _check_seals(connection, path, schema)
 
 
 def _check_seals(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
@@ -243,24 +292,16 @@ def _check_seals(connection: sqlite3.Connection, path: Path, schema: Schema) -> 
                     unsealed(row[place], path)
 
 
-def _migrate(connection: sqlite3.Connection, schema: Schema) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    for step in schema.steps[version:]:
-        for statement in step:
-            connection.execute(statement)
-    if version < len(schema.steps):
-        connection.execute(f"PRAGMA user_version={len(schema.steps)}")
-    connection.execute("COMMIT")
+def _tables(connection: sqlite3.Connection) -> list[tuple[str, str, str | None]]:
+    return connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
 
 
-def _tables(connection: sqlite3.Connection) -> list[Any]:
-    return connection.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall()
-
-
-def _tables_of(schema: Schema, version: int) -> list[Any]:
+def _tables_of(held: Held) -> list[tuple[str, str, str | None]]:
+    """The tables that there should be."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        _migrate(connection, Schema(schema.name, schema.steps[:version]))
+        steps = [step for schema, version in held.versions for step in schema.steps[:version]]
+        for statement in (*held.beside, *chain.from_iterable(steps)):
+            connection.execute(statement)
         return _tables(connection)
 
 
@@ -319,12 +360,13 @@ def beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def _move_aside(path: Path) -> Path:
+def move_aside(path: Path, why: str) -> Path:
+    """Rename a file and its companions; the name says why, and when."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    aside, count = beside(path, f".damaged-{stamp}"), 1
+    aside, count = beside(path, f".{why}-{stamp}"), 1
     while any(beside(aside, suffix).exists() for suffix in ("", "-wal", "-shm")):
         count += 1
-        aside = beside(path, f".damaged-{stamp}-{count}")
+        aside = beside(path, f".{why}-{stamp}-{count}")
     for suffix in ("", "-wal", "-shm"):
         with suppress(FileNotFoundError):
             beside(path, suffix).rename(beside(aside, suffix))

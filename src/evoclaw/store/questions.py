@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 
 from msgspec import Struct
 
 from evoclaw.core.labels import LOCAL
-from evoclaw.store.sqlite import Database, sealed, unsealed
+from evoclaw.store.database import Connection, Database, sealed, unsealed
 
 QUESTIONS = (
     """CREATE TABLE questions (
@@ -65,7 +64,7 @@ class QuestionStore:
     def __init__(
         self, database: Database, clock: Callable[[], float], tenant: str = LOCAL.tenant
     ) -> None:
-        self._database, self._path, self._clock = database, database.path, clock
+        self._database, self._clock = database, clock
         self.tenant = tenant
 
     def of(self, tenant: str) -> QuestionStore:
@@ -80,7 +79,7 @@ class QuestionStore:
         )
         values = (self.tenant, question_id, session_id, sealed(question), self._clock())
 
-        def work(connection: sqlite3.Connection) -> StoredQuestion:
+        def work(connection: Connection) -> StoredQuestion:
             connection.execute(put, values)
             (found,) = self._questions(connection, "AND id = ?", question_id)
             return found
@@ -119,7 +118,7 @@ class QuestionStore:
         return await self._database.read(lambda c: self._questions(c, condition, session_id))
 
     def _questions(
-        self, connection: sqlite3.Connection, condition: str, value: str
+        self, connection: Connection, condition: str, value: str
     ) -> list[StoredQuestion]:
         statement = (
             "SELECT id, session_id, question, answer, asked_at FROM questions "
@@ -130,8 +129,8 @@ class QuestionStore:
             StoredQuestion(
                 id_,
                 session,
-                unsealed(question, self._path),
-                None if answer is None else unsealed(answer, self._path),
+                unsealed(question, self._database.name),
+                None if answer is None else unsealed(answer, self._database.name),
                 asked_at,
             )
             for id_, session, question, answer, asked_at in rows

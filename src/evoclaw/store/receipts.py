@@ -9,7 +9,6 @@ for a person or a run asks `ReceiptStore.of` its tenant.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from evoclaw.store.sqlite import Database, Schema, sealed, unsealed
+from evoclaw.store.database import EVERY, Connection, Database, Schema, sealed, unsealed
+from evoclaw.store.sqlite import SqliteDatabase
 
 HEAD = "receipts"
 """The key of a journal's place in its chain."""
@@ -44,11 +44,11 @@ class Draft(Protocol):
 
 
 def finish_in_chain(
-    connection: sqlite3.Connection,
+    connection: Connection,
     statement: str,
     end: tuple[str, float, str],
     draft: Draft,
-    path: Path,
+    path: Path | str,
 ) -> bool:
     """Note how a call ended, with the next receipt of the chain; False if it had ended already."""
     state, now, request_id = end
@@ -61,12 +61,12 @@ def finish_in_chain(
     return True
 
 
-def _place(connection: sqlite3.Connection, path: Path) -> Place:
+def _place(connection: Connection, path: Path | str) -> Place:
     found = connection.execute("SELECT value FROM meta WHERE key = ?", (HEAD,)).fetchone()
     return Place() if found is None else msgspec.json.decode(unsealed(found[0], path), type=Place)
 
 
-def _keep_place(connection: sqlite3.Connection, place: Place) -> None:
+def _keep_place(connection: Connection, place: Place) -> None:
     keep = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
     connection.execute(keep, (HEAD, sealed(msgspec.json.encode(place))))
 
@@ -134,7 +134,10 @@ SCHEMA = Schema(
 COLUMNS = (
     "agent_id, chain, counter, hash, prev, request_id, run_id, tenant, at, body, signature, flaw"
 )
-ADD = f"INSERT OR IGNORE INTO receipts ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+ADD = f"""
+INSERT INTO receipts ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (agent_id, hash, request_id, flaw) DO NOTHING
+"""
 LISTED = """
 WHERE seq IN (SELECT seq FROM receipts
     WHERE {whose} AND (?1 = '' OR agent_id = ?1) AND (?2 = '' OR run_id = ?2)
@@ -147,7 +150,7 @@ HOLES = """
 SELECT counter + 1, following - 1 FROM (
     SELECT counter, lead(counter) OVER (ORDER BY counter) AS following FROM (
         SELECT DISTINCT counter FROM receipts
-        WHERE agent_id = ?1 AND chain = ?2 AND counter > 0 AND flaw = ''))
+        WHERE agent_id = ?1 AND chain = ?2 AND counter > 0 AND flaw = '') AS places) AS pairs
 WHERE following > counter + 1
 """
 
@@ -157,14 +160,14 @@ class ReceiptStore:
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self.database = database
-        self._path, self._clock = database.path, clock
+        self._clock = clock
 
     @classmethod
     async def open(
         cls, path: Path, *, durable: bool = True, clock: Callable[[], float] = time.time
     ) -> ReceiptStore:
-        """Open or create a book; see `Database.open`, also on what raises."""
-        return cls(await Database.open(path, SCHEMA, durable=durable), clock)
+        """Open or create a book; see `SqliteDatabase.open`, also on what raises."""
+        return cls(await SqliteDatabase.open(path, SCHEMA, durable=durable), clock)
 
     async def __aenter__(self) -> ReceiptStore:
         return self
@@ -187,8 +190,8 @@ class ReceiptStore:
     async def sign(self, make: Callable[[Place], tuple[Kept, Place]]) -> Kept:
         """Add the next receipt of this machine's own chain; several processes may share it."""
 
-        def work(connection: sqlite3.Connection) -> Kept:
-            kept, place = make(_place(connection, self._path))
+        def work(connection: Connection) -> Kept:
+            kept, place = make(_place(connection, self.database.name))
             connection.execute(ADD, _values(kept))
             _keep_place(connection, place)
             return kept
@@ -205,7 +208,9 @@ class ReceiptStore:
             counter + 1,
         )
 
-    async def listed(self, *, agent_id: str = "", run_id: str = "", limit: int = -1) -> list[Kept]:
+    async def listed(
+        self, *, agent_id: str = "", run_id: str = "", limit: int = EVERY
+    ) -> list[Kept]:
         """Receipts, by device and in their order; of so many, the newest."""
         values = (agent_id, run_id, limit)
         return _in_order(await self._rows(LISTED.format(whose="true"), *values))
@@ -232,7 +237,7 @@ class ReceiptStore:
         keep = """INSERT INTO pins VALUES (?1, ?2, ?3, ?4) ON CONFLICT (agent_id)
             DO UPDATE SET key = ?2, trust = ?3, at = ?4 WHERE ?3 <> 'first use'"""
 
-        def work(connection: sqlite3.Connection) -> Pin:
+        def work(connection: Connection) -> Pin:
             connection.execute(keep, (agent_id, key, trust, now))
             find = "SELECT agent_id, key, trust, at FROM pins WHERE agent_id = ?"
             return Pin(*connection.execute(find, (agent_id,)).fetchone())
@@ -266,7 +271,9 @@ class TenantReceipts:
     def __init__(self, database: Database, tenant: str) -> None:
         self.tenant, self._database = tenant, database
 
-    async def listed(self, *, agent_id: str = "", run_id: str = "", limit: int = -1) -> list[Kept]:
+    async def listed(
+        self, *, agent_id: str = "", run_id: str = "", limit: int = EVERY
+    ) -> list[Kept]:
         """Receipts, by device and in their order; of so many, the newest."""
         values = (agent_id, run_id, limit, self.tenant)
         return _in_order(await _rows(self._database, LISTED.format(whose="tenant = ?4"), values))
@@ -280,15 +287,15 @@ class TenantReceipts:
 async def _rows(database: Database, condition: str, values: tuple[object, ...]) -> list[Kept]:
     statement = f"SELECT {COLUMNS} FROM receipts {condition}"
     found = await database.read(lambda c: c.execute(statement, values).fetchall())
-    return [_row(columns, database.path) for columns in found]
+    return [_row(columns, database.name) for columns in found]
 
 
-def _row(columns: tuple[Any, ...], path: Path) -> Kept:
+def _row(columns: tuple[Any, ...], name: str) -> Kept:
     agent, chain, counter, hash, prev, request, run, tenant, at, body, signature, flaw = columns
     return Kept(
         *(agent, chain, counter, hash, prev, request, run, tenant, at),
-        unsealed(body, path).decode(),
-        unsealed(signature, path).decode(),
+        unsealed(body, name).decode(),
+        unsealed(signature, name).decode(),
         flaw,
     )
 
@@ -312,4 +319,4 @@ async def settled_since(commands: Database, since: float) -> list[bytes]:
     """The outcomes in an orchestrator's command store that came after a time."""
     statement = "SELECT outcome FROM commands WHERE settled_at >= ? AND outcome IS NOT NULL"
     found = await commands.read(lambda c: c.execute(statement, (since,)).fetchall())
-    return [unsealed(row[0], commands.path) for row in found]
+    return [unsealed(row[0], commands.name) for row in found]

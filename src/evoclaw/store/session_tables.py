@@ -5,8 +5,8 @@ What was kept before there were tenants is of the one who had the machine, `loca
 
 from __future__ import annotations
 
+from evoclaw.store.database import Schema
 from evoclaw.store.questions import QUESTIONS, QUESTIONS_OF_TENANTS
-from evoclaw.store.sqlite import Schema
 
 # A table is not renamed: SQLite would look through the whole schema, at every opening of a file.
 SESSIONS = (
@@ -88,6 +88,19 @@ THE_REST = (
     "DROP TABLE old_todos",
 )
 
+HOLDERS = (
+    "ALTER TABLE runs ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE runs ADD COLUMN holder TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE runs ADD COLUMN lease_until REAL",
+    "ALTER TABLE runs ADD COLUMN errand BLOB",
+    "CREATE INDEX runs_listed ON runs (tenant, seq)",
+    # To find what may go on, and what is held, among all the runs that have ended.
+    "CREATE INDEX runs_open ON runs (tenant, session_id, seq) "
+    "WHERE stop IS NULL OR stop = 'waiting'",
+    "CREATE INDEX runs_held ON runs (holder) WHERE holder <> ''",
+)
+"""Who drives a run now, under which epoch, and what it was begun with."""
+
 SCHEMA = Schema(
     "session store",
     (
@@ -135,10 +148,11 @@ SCHEMA = Schema(
         ),
         ("ALTER TABLE runs ADD COLUMN label TEXT NOT NULL DEFAULT '{}'",),
         (*SESSIONS, *RUNS, *THE_REST, *QUESTIONS_OF_TENANTS),
+        HOLDERS,
     ),
     sealed=(
         ("sessions", ("session",)),
-        ("runs", ("asked",)),
+        ("runs", ("asked", "errand")),
         ("records", ("record",)),
         ("messages", ("message",)),
         ("todos", ("todos",)),

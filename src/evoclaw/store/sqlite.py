@@ -3,11 +3,16 @@
 Statements run where they are asked for, in the event loop's thread: they touch memory, and take
 less time than handing them to another thread and back would. Only the commit waits for the disk,
 and only that is the thread's.
+
+What nobody waits for stays in the open transaction until somebody does, or for a moment. If that
+transaction fails, as on a full disk, it is done again before anything else is: what was promised
+is kept, or whoever writes next is told.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import threading
 import weakref
@@ -16,24 +21,26 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from evoclaw.store.opening import (
-    PATIENCE,
+from evoclaw.store.database import (
+    LINGER,
     DamagedStore,
+    Dialect,
     Schema,
     StoreError,
     StoreFull,
-    explained,
-    open_file,
+    Work,
     sealed,
     unsealed,
 )
+from evoclaw.store.jobs import LARGEST_BATCH, Broken, Job, attempt_all
+from evoclaw.store.opening import PATIENCE, Form, Single, explained, open_file
 
 __all__ = [
     "DamagedStore",
-    "Database",
     "Schema",
+    "SqliteDatabase",
     "StoreError",
     "StoreFull",
     "Work",
@@ -41,19 +48,16 @@ __all__ = [
     "unsealed",
 ]
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
-"""Runs inside a transaction: uses the connection, and nothing else, as it may be undone and run
-again. It never commits, and is quick: nothing else goes on meanwhile."""
-
 Step = Callable[[], None]
 Then = Callable[[sqlite3.Error | None], None]
 
-LARGEST_BATCH = 256
-"""Writes that share one commit; more of them would make the first wait for the last."""
+AGAIN = 1.0
+"""Seconds before a commit that failed, and that nobody waits for, is tried again."""
 
 
-class Database:
+class SqliteDatabase:
     """One file, and one thread that waits for its disk.
 
     Everything asked for while a commit waits for the disk goes into the next one, so the disk is
@@ -69,7 +73,8 @@ class Database:
         durable: bool = True,
     ) -> None:
         """Take over an open connection; see `open`."""
-        self.path = path
+        self.path, self.name = path, str(path)
+        self.dialect: Dialect = "sqlite"
         self.set_aside = set_aside
         """Where a damaged file was moved to. Whoever opened it must tell."""
         self._loop = asyncio.get_running_loop()
@@ -84,19 +89,20 @@ class Database:
 
     @classmethod
     async def open(
-        cls, path: Path, schema: Schema, *, durable: bool = True, set_aside: bool = False
-    ) -> Database:
+        cls, path: Path, holds: Schema | Form, *, durable: bool = True, set_aside: bool = False
+    ) -> SqliteDatabase:
         """Open or create a file; look through all of it first.
 
         Args:
             path: Of the file; its folder is made.
-            schema: What it holds.
+            holds: What it holds.
             durable: Whether a write is on the disk when it returns, not just with the system.
             set_aside: Whether a damaged file is moved away and a new one begun, instead of
                 raising `DamagedStore`.
         """
+        form = Single(holds) if isinstance(holds, Schema) else holds
         opening = asyncio.get_running_loop().run_in_executor(
-            None, open_file, path, schema, durable, set_aside
+            None, open_file, path, form, durable, set_aside
         )
         try:
             connection, aside = await asyncio.shield(opening)
@@ -105,7 +111,7 @@ class Database:
             raise
         return cls(path, connection, aside, durable=durable)
 
-    async def __aenter__(self) -> Database:
+    async def __aenter__(self) -> SqliteDatabase:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -116,60 +122,29 @@ class Database:
         """How many batches were committed."""
         return self._writer.commits
 
-    async def write(self, work: Work[T]) -> T:
-        """Run something in a transaction; when this returns, it is committed.
-
-        A caller who is cancelled does not know whether it was done.
-        """
-        return await self._ask(work, writes=True)
+    async def write(self, work: Work[T], *, wait: bool = True) -> T:
+        """Run something in a transaction; see `Database.write`."""
+        return await self._ask(work, writes=True, wait=wait)
 
     async def read(self, work: Work[T]) -> T:
         """Run something that only reads; it sees every write that returned before."""
         return await self._ask(work, writes=False)
 
-    def _ask(self, work: Work[T], *, writes: bool) -> asyncio.Future[T]:
+    def _ask(self, work: Work[T], *, writes: bool, wait: bool = True) -> asyncio.Future[T]:
         if not self._stop.alive:
             raise StoreError(f"{self.path} is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._writer.take(_Job(work, answer, writes))
+        self._writer.take(Job(work, answer, writes=writes, wait=wait))
         return answer
 
     async def close(self) -> None:
         """Finish what was asked for, close the file, end the thread."""
+        first = self._stop.alive
         self._stop()
         await self._ended.wait()
         self._thread.join()
-
-
-class _Job:
-    """One thing to do, and who waits for it."""
-
-    __slots__ = ("answer", "problem", "result", "work", "writes")
-
-    def __init__(self, work: Work[Any], answer: asyncio.Future[Any], writes: bool) -> None:
-        self.work, self.answer, self.writes = work, answer, writes
-        self.result: Any = None
-        self.problem: BaseException | None = None
-
-    def attempt(self, connection: sqlite3.Connection) -> None:
-        self.problem = None
-        try:
-            self.result = self.work(connection)
-        except BaseException as problem:
-            # Handed to the one who asked; the others of its batch must not suffer for it.
-            self.problem = problem
-
-    def resolve(self, path: Path) -> None:
-        if self.answer.done():
-            return
-        if self.problem is None:
-            self.answer.set_result(self.result)
-        elif isinstance(self.problem, StopIteration):
-            self.answer.set_exception(RuntimeError("work raised StopIteration"))
-        elif isinstance(self.problem, sqlite3.Error):
-            self.answer.set_exception(explained(self.problem, path))
-        else:
-            self.answer.set_exception(self.problem)
+        if first and self._writer.broken is not None:
+            raise self._writer.broken
 
 
 class _Writer:
@@ -183,13 +158,19 @@ class _Writer:
         durable: bool,
     ) -> None:
         self.commits = 0
+        self.broken: BaseException | None = None
+        """Why nothing can be written any more."""
         self._path, self._connection, self._loop = path, connection, loop
         self._durable = durable
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[Job] = deque()
+        self._promised: list[Job] = []
+        """In the open transaction; if there is none, to be done again before anything else."""
+        self._problem: BaseException | None = None
+        self._due: asyncio.TimerHandle | None = None
         self._away = self._closing = False
         self._steps: SimpleQueue[tuple[Step, Then] | None] = SimpleQueue()
 
-    def take(self, job: _Job) -> None:
+    def take(self, job: Job) -> None:
         """Do something now, or when the disk is done with what was before."""
         self._waiting.append(job)
         self._go_on()
@@ -214,16 +195,43 @@ class _Writer:
             jobs = [self._waiting.popleft() for _ in some]
             for job in jobs:
                 if not job.writes:
-                    job.attempt(self._connection)
-                    job.resolve(self._path)
+                    self._read(job)
             if writes := [job for job in jobs if job.writes]:
                 self._write(writes)
         if self._closing and not self._away:
+            self._end()
+
+    def _end(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        while self._promised and self.broken is None and not self._away:
+            self._write([])
+        if not self._away:
             self._steps.put(None)
 
-    def _write(self, jobs: list[_Job], *, marks: bool = False) -> None:
+    def _read(self, job: Job) -> None:
+        if self._promised and not self._connection.in_transaction:
+            job.problem = self._problem  # what it must see is not there
+        else:
+            job.attempt(self._connection)
+        job.resolve(self._explained)
+
+    def _write(self, jobs: list[Job], *, marks: bool = False) -> None:
+        """Do writes; without any, commit what was promised."""
+        if self.broken is not None:
+            self._failed(jobs, self.broken)
+        elif self._connection.in_transaction:
+            # What was done in it before was promised, and is not undone for one that fails.
+            self._do(jobs, marks=True)
+        else:
+            self._write_anew(jobs, marks=marks)
+
+    def _write_anew(self, jobs: list[Job], *, marks: bool) -> None:
         def then(problem: sqlite3.Error | None) -> None:
-            self._begun(jobs, marks, problem)
+            if problem is None:
+                self._do([*self._promised, *jobs], marks=marks)
+            else:
+                self._failed(jobs, problem)
 
         problem = _problem_of(self._begin)
         if problem is not None and problem.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
@@ -241,61 +249,102 @@ class _Writer:
         finally:
             self._connection.execute("PRAGMA busy_timeout=0")
 
-    def _begun(self, jobs: list[_Job], marks: bool, problem: sqlite3.Error | None) -> None:
-        """Do everything of a batch; then have it committed."""
+    def _do(self, jobs: list[Job], *, marks: bool) -> None:
+        """Do everything of a batch in the open transaction."""
+        new = [job for job in jobs if not job.promised]
+        try:
+            done = attempt_all(self._connection, jobs, marks=marks, alive=self._check)
+            if not done:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error as problem:
+            self._failed(new, problem)
+            return
+        if done:
+            self._done(jobs, new)
+        elif len(jobs) > 1:
+            self._write(new, marks=True)
+        else:
+            self._tell_all(new)
+
+    def _done(self, jobs: list[Job], new: list[Job]) -> None:
+        lost = [job.problem for job in jobs if job.promised and job.problem is not None]
+        if lost:
+            self.broken = Broken(str(self._path), lost[0])
+            self._failed(new, self.broken)
+            return
+        for job in new:
+            if not job.wait:
+                self._promise(job)
+        waiting = [job for job in new if job.wait]
+        if waiting or not new:
+            self._finish(waiting)
+
+    def _check(self, job: Job) -> None:
+        if not self._connection.in_transaction:
+            # Some failures, as a full disk, undo everything.
+            cause = job.problem
+            raise cause if isinstance(cause, sqlite3.Error) else sqlite3.Error("undone")
+
+    def _promise(self, job: Job) -> None:
+        """Give the result of what is committed later."""
+        if job.problem is None:
+            job.promised = True
+            self._promised.append(job)
+            self._later(LINGER)
+        job.resolve(self._explained)
+
+    def _later(self, seconds: float) -> None:
+        if self._due is None and not self._closing:
+            self._due = self._loop.call_later(seconds, self._commit_promised)
+
+    def _commit_promised(self) -> None:
+        self._due = None
+        if self._promised and not self._away:
+            self._write([])
+
+    def _finish(self, waiting: list[Job]) -> None:
+        """Have the transaction committed."""
 
         def then(problem: sqlite3.Error | None) -> None:
-            self._committed(jobs, problem)
+            if problem is None:
+                self._promised.clear()
+                self._problem = None
+                self._tell_all(waiting)
+            else:
+                self._failed(waiting, problem)
 
-        if problem is not None:
-            return then(problem)
-        try:
-            done = self._attempt(jobs, marks)
-        except sqlite3.Error as problem:
-            return then(problem)
-        if not done and len(jobs) > 1:
-            # A mark before each write, to undo that one alone, would cost a quarter of it. Few
-            # fail: when one does, the batch is undone and done again with marks.
-            return self._write(jobs, marks=True)
-        if self._durable and done:
-            return self._hand_over(self._commit, then)
-        return then(_problem_of(self._commit) if done else None)
-
-    def _attempt(self, jobs: list[_Job], marks: bool) -> bool:
-        """Do all of it in the transaction; False if it had to be undone."""
-        execute = self._connection.execute
-        for job in jobs:
-            if marks:
-                execute("SAVEPOINT one")
-            job.attempt(self._connection)
-            if not self._connection.in_transaction:
-                # Some failures, as a full disk, undo everything.
-                cause = job.problem
-                raise cause if isinstance(cause, sqlite3.Error) else sqlite3.Error("undone")
-            if job.problem is not None and not marks:
-                execute("ROLLBACK")
-                return False
-            if job.problem is not None:
-                execute("ROLLBACK TO one")
-            if marks:
-                execute("RELEASE one")
-        return True
+        if self._durable:
+            self._hand_over(self._commit, then)
+        else:
+            then(_problem_of(self._commit))
 
     def _commit(self) -> None:
         self._connection.execute("COMMIT")
         self.commits += 1
 
-    def _committed(self, jobs: list[_Job], problem: sqlite3.Error | None) -> None:
-        """Tell those who wait for a batch."""
-        if problem is not None:
-            # If even this fails, the next batch cannot begin, fails, and tries it again.
-            with suppress(sqlite3.Error):
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+    def _failed(self, jobs: list[Job], problem: BaseException) -> None:
+        """Undo a transaction; what it promised is done again in the next one."""
+        # If even this fails, the next batch cannot begin, fails, and tries it again.
+        with suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        self._problem = problem
         for job in jobs:
             if job.problem is None:
                 job.problem = problem
-            job.resolve(self._path)
+        self._tell_all(jobs)
+        if self._promised and self.broken is None:
+            logger.warning("%s: not committed yet: %s", self._path, problem)
+            if self._closing:
+                self.broken = self._explained(problem)
+            self._later(AGAIN)
+
+    def _tell_all(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.resolve(self._explained)
+
+    def _explained(self, problem: BaseException) -> BaseException:
+        return explained(problem, self._path) if isinstance(problem, sqlite3.Error) else problem
 
     def _hand_over(self, step: Step, then: Then) -> None:
         """Have the thread do what may take its time; nothing else is done meanwhile."""

@@ -1,0 +1,331 @@
+"""What agents went through, found again by its words: a tenant's, or one of its users'.
+
+SQLite finds words with FTS5, PostgreSQL with a `tsvector` and a GIN index. A query is words and
+nothing else to either: nobody's text reaches a query language.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.labels import CLEAN, LOCAL, Label
+from evoclaw.core.messages import JSON
+from evoclaw.store.database import Connection, Database, Schema, sealed, unsealed
+
+MOST_WORDS, LONGEST_WORD = 16, 64
+"""Of a query: what is beyond is not looked for."""
+MOST_FOUND = 100
+RECENT = 10_000
+"""Observations of one owner that a query looks through, the newest: SQLite does that while nothing
+else is done."""
+BATCH = 500
+"""Observations that are forgotten in one transaction: nothing else is done meanwhile."""
+_WORD = re.compile(r"[^\W_]+")
+_GLUE = frozenset(
+    word
+    for line in (
+        "a an the this that these those and or but not of to in on at by for from with about as",
+        "into is are was were be been am do does did has have had i you he she it we they me him",
+        "her us them my your his its our their what which who when where why how can could would",
+        "should will please",
+    )
+    for word in line.split()
+)
+"""Words that are in every text, and so find nothing."""
+
+SCHEMA = Schema(
+    "memory",
+    (
+        (
+            """CREATE TABLE memory_observations (
+                seq INTEGER PRIMARY KEY,
+                tenant TEXT NOT NULL,
+                id TEXT NOT NULL,
+                owner TEXT NOT NULL,
+                session_id TEXT NOT NULL,
+                agent TEXT NOT NULL,
+                event_type TEXT NOT NULL,
+                at REAL NOT NULL,
+                labelled INTEGER NOT NULL,
+                whose TEXT NOT NULL,
+                content TEXT NOT NULL,
+                rest BLOB NOT NULL,
+                UNIQUE (tenant, owner, id)
+            ) STRICT""",
+            "CREATE INDEX memory_owners ON memory_observations (tenant, owner, seq)",
+            "CREATE INDEX memory_sessions ON memory_observations (tenant, session_id, seq)",
+            "CREATE INDEX memory_age ON memory_observations (at)",
+        ),
+        (
+            "CREATE VIRTUAL TABLE memory_words USING fts5 (whose, content, "
+            "content='memory_observations', content_rowid='seq', tokenize='porter unicode61')",
+            """CREATE TRIGGER memory_kept AFTER INSERT ON memory_observations BEGIN
+                INSERT INTO memory_words (rowid, whose, content)
+                VALUES (new.seq, new.whose, new.content);
+            END""",
+            """CREATE TRIGGER memory_forgotten AFTER DELETE ON memory_observations BEGIN
+                INSERT INTO memory_words (memory_words, rowid, whose, content)
+                VALUES ('delete', old.seq, old.whose, old.content);
+            END""",
+        ),
+    ),
+    sealed=(("memory_observations", ("rest",)),),
+    postgres=(
+        None,
+        (
+            "ALTER TABLE memory_observations ADD COLUMN words tsvector "
+            "GENERATED ALWAYS AS (to_tsvector('english'::regconfig, content)) STORED",
+            "CREATE INDEX memory_words ON memory_observations USING gin (words)",
+        ),
+    ),
+)
+_COLUMNS = "o.seq, o.id, o.session_id, o.agent, o.event_type, o.at, o.content, o.rest"
+_PUT = (
+    "INSERT INTO memory_observations (tenant, id, owner, session_id, agent, event_type, at, "
+    "labelled, whose, content, rest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (tenant, owner, id) DO NOTHING"
+)
+_OLDEST = (
+    "SELECT o.seq FROM memory_observations o WHERE o.tenant = ? AND o.owner = ? "
+    "ORDER BY o.seq DESC LIMIT 1 OFFSET ?"
+)
+_FIND = {
+    "sqlite": (
+        f"SELECT {_COLUMNS}, -bm25(memory_words, 0.0, 1.0) AS score FROM memory_words "
+        "JOIN memory_observations o ON o.seq = memory_words.rowid "
+        "WHERE memory_words MATCH ? AND memory_words.rowid >= ?"
+    ),
+    "postgres": (
+        f"SELECT {_COLUMNS}, ts_rank(o.words, asked.words) AS score FROM memory_observations o "
+        "JOIN (SELECT websearch_to_tsquery('english'::regconfig, ?) AS words) asked "
+        "ON o.words @@ asked.words WHERE o.seq >= ?"
+    ),
+}
+
+
+class EventType(StrEnum):
+    """What an observation is of."""
+
+    TOOL_CALL = "tool_call"
+    LLM_RESPONSE = "llm_response"
+    DECISION = "decision"
+    ERROR = "error"
+
+
+class Observation(Struct, frozen=True, omit_defaults=True):
+    """Something an agent went through."""
+
+    id: str
+    session_id: str
+    agent_name: str
+    event_type: EventType
+    content: str
+    metadata: dict[str, JSON] = {}
+    tags: tuple[str, ...] = ()
+    """`private` is never stored."""
+    timestamp: float = 0.0
+    """Unix time, seconds."""
+    label: Label = CLEAN
+    """Of everything it was made from."""
+
+
+class Found(Struct, frozen=True):
+    """An observation, and how well it fits."""
+
+    seq: int
+    """Later ones have a higher one."""
+    observation: Observation
+    score: float = 0.0
+
+
+class Scope(Struct, frozen=True):
+    """Where to look; what is not given is not narrowed."""
+
+    agent: str = ""
+    session_id: str = ""
+    besides: str = ""
+    """A session that is left out."""
+    clean: bool = False
+    """Leave out what was made from untrusted or private text."""
+
+
+ANYWHERE = Scope()
+
+
+class _Rest(Struct, frozen=True, omit_defaults=True):
+    metadata: dict[str, JSON] = {}
+    tags: tuple[str, ...] = ()
+    label: Label = CLEAN
+
+
+class MemoryStore:
+    """The observations of one user of a tenant."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Callable[[], float] = time.time,
+        tenant: str = LOCAL.tenant,
+        owner: str = "",
+    ) -> None:
+        """`owner` is whose sessions these are of; empty is whoever has the machine."""
+        self._database, self._clock = database, clock
+        self.tenant, self.owner = tenant, owner
+        self._whose = f"o{sha256(msgspec.json.encode((tenant, owner))).hexdigest()[:32]}"
+        self._decoder = msgspec.json.Decoder(_Rest)
+
+    def of(self, tenant: str, owner: str = "") -> MemoryStore:
+        """The observations of others, in the same database."""
+        return MemoryStore(self._database, self._clock, tenant, owner)
+
+    def now(self) -> float:
+        """The time by which observations are forgotten."""
+        return self._clock()
+
+    async def add(self, observations: Sequence[Observation], *, wait: bool = True) -> None:
+        """Keep some; what is there already stays as it is. `wait` is for the disk."""
+        rows = [self._row(one) for one in observations]
+        await self._database.write(lambda c: _put(c, rows), wait=wait)
+
+    async def find(self, query: str, limit: int = 5, scope: Scope = ANYWHERE) -> list[Found]:
+        """What fits a query best, the newer first of what fits alike; any text will do as one."""
+        asked = words_of(query)
+        if not asked:
+            return []
+        conditions, values = self._where(scope)
+        statement = (
+            f"{_FIND[self._database.dialect]} AND {conditions} ORDER BY score DESC, o.seq DESC "
+            "LIMIT ?"
+        )
+        text = self._query(asked)
+
+        def work(connection: Connection) -> list[Any]:
+            oldest = connection.execute(_OLDEST, (self.tenant, self.owner, RECENT)).fetchone()
+            since = 0 if oldest is None else oldest[0]
+            given = (text, since, *values, min(max(limit, 0), MOST_FOUND))
+            return connection.execute(statement, given).fetchall()
+
+        return [self._found(row) for row in await self._database.read(work)]
+
+    def _query(self, words: Sequence[str]) -> str:
+        if self._database.dialect == "postgres":
+            return " or ".join(words)
+        # Whose it is stands in the index, too: else all tenants' texts would be looked through.
+        either = " OR ".join(f'"{word}"' for word in words)
+        return f'whose : "{self._whose}" AND content : ({either})'
+
+    async def around(self, found: Found, before: int = 2, after: int = 2) -> list[Found]:
+        """What was before and after in the same session, in order, and itself."""
+        conditions, values = self._where(Scope(session_id=found.observation.session_id))
+        head = f"SELECT {_COLUMNS} FROM memory_observations o WHERE {conditions}"
+
+        def work(connection: Connection) -> list[Any]:
+            earlier = connection.execute(
+                f"{head} AND o.seq <= ? ORDER BY o.seq DESC LIMIT ?",
+                (*values, found.seq, before + 1),
+            ).fetchall()
+            later = connection.execute(
+                f"{head} AND o.seq > ? ORDER BY o.seq LIMIT ?", (*values, found.seq, after)
+            ).fetchall()
+            return [*reversed(earlier), *later]
+
+        return [self._found(row) for row in await self._database.read(work)]
+
+    async def get(self, observation_id: str) -> Observation | None:
+        """One of them."""
+        conditions, values = self._where(ANYWHERE)
+        statement = f"SELECT {_COLUMNS} FROM memory_observations o WHERE {conditions} AND o.id = ?"
+        given = (*values, observation_id)
+        row = await self._database.read(lambda c: c.execute(statement, given).fetchone())
+        return None if row is None else self._found(row).observation
+
+    async def forget(self, session_id: str) -> int:
+        """Forget all of a session; how much that was."""
+        conditions, values = self._where(Scope(session_id=session_id))
+        return await self._forget(conditions, values)
+
+    async def forget_before(self, moment: float) -> int:
+        """Forget what is older than a moment, of whoever it is; how much that was."""
+        return await self._forget("o.at < ?", (moment,))
+
+    async def _forget(self, conditions: str, values: Sequence[Any]) -> int:
+        some = f"SELECT o.seq FROM memory_observations o WHERE {conditions} LIMIT {BATCH}"
+        statement = f"DELETE FROM memory_observations WHERE seq IN ({some})"
+        gone, last = 0, BATCH
+        while last == BATCH:
+            last = await self._database.write(lambda c: c.execute(statement, values).rowcount)
+            gone += last
+        return gone
+
+    def _where(self, scope: Scope) -> tuple[str, tuple[Any, ...]]:
+        given: list[tuple[str, Any]] = [
+            ("o.tenant = ?", self.tenant),
+            ("o.owner = ?", self.owner),
+        ]
+        if scope.agent:
+            given.append(("o.agent = ?", scope.agent))
+        if scope.session_id:
+            given.append(("o.session_id = ?", scope.session_id))
+        if scope.besides:
+            given.append(("o.session_id <> ?", scope.besides))
+        if scope.clean:
+            given.append(("o.labelled = ?", 0))
+        return " AND ".join(part for part, _ in given), tuple(value for _, value in given)
+
+    def _row(self, one: Observation) -> tuple[Any, ...]:
+        rest = msgspec.json.encode(_Rest(one.metadata, one.tags, one.label))
+        labelled = int(one.label.untrusted or one.label.private)
+        texts = (one.id, self.owner, one.session_id, one.agent_name, one.event_type)
+        return (
+            self.tenant, *map(storable, texts), one.timestamp, labelled, self._whose,
+            storable(one.content), sealed(rest),
+        )  # fmt: skip
+
+    def _found(self, row: Any) -> Found:
+        seq, id_, session_id, agent, event_type, at, content, rest, *score = row
+        kept = self._decoder.decode(unsealed(rest, self._database.name))
+        observation = Observation(
+            id_, session_id, agent, EventType(event_type), content, kept.metadata, kept.tags, at,
+            kept.label,
+        )  # fmt: skip
+        return Found(seq, observation, *score)
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a text that can find something, each once."""
+    found = (match.group().lower() for match in _WORD.finditer(text[:4_000]))
+    kept = dict.fromkeys(word for word in found if word not in _GLUE and len(word) <= LONGEST_WORD)
+    return tuple(kept)[:MOST_WORDS]
+
+
+def storable(text: str) -> str:
+    """The text without what a database cannot keep: NUL, and halves of characters."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()
+
+
+def why_unsearchable() -> str:
+    """Why this SQLite cannot find words; empty if it can."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            connection.execute("CREATE VIRTUAL TABLE words USING fts5 (content)")
+        except sqlite3.OperationalError as problem:
+            return (
+                f"SQLite {sqlite3.sqlite_version} of this Python has no full-text search "
+                f"({problem}); set [memory] enabled = false, or use PostgreSQL"
+            )
+    return ""
+
+
+def _put(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    for row in rows:
+        connection.execute(_PUT, row)

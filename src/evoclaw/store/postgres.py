@@ -1,0 +1,378 @@
+"""PostgreSQL over one connection, which is a thread's: callers share commits, as with SQLite.
+
+Work is plain functions over a connection, so the connection is a plain one, and a thread waits for
+it. Everything asked for while it waits goes into the next transaction.
+
+All who write to one database take turns, also from other machines: a transaction begins with a
+lock. So what reads and then writes is as safe as on SQLite, and what a number was given first is
+seen first. Who stops in the middle of its turn loses it after `STALLED` seconds.
+
+If the server goes away during a commit, it is asked afterwards whether that was done; only if it
+stays away is a caller told that nobody knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import psycopg
+from psycopg import errors
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.store.database import LINGER, Dialect, StoreError, Undecided, Work
+from evoclaw.store.jobs import LARGEST_BATCH, Broken, Job, attempt_all, resolve
+from evoclaw.store.opening import PATIENCE
+from evoclaw.store.postgres_link import Server, Spoken, explained, is_gone
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+AGAIN = 1.0
+"""Seconds before a commit that failed, and that nobody waits for, is tried again."""
+BEGIN = "BEGIN; SELECT pg_advisory_xact_lock({key}); SELECT pg_current_xact_id()::text"
+
+
+class PostgresDatabase:
+    """One schema of a database, and one thread that speaks to its server."""
+
+    def __init__(
+        self, server: Server, connection: psycopg.Connection, patience: float = PATIENCE
+    ) -> None:
+        """Take over an open connection; see `open`."""
+        self.name = server.name
+        self.dialect: Dialect = "postgres"
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._writer = _Writer(server, connection, self._loop, patience)
+        # The thread knows the writer only, so that a database forgotten by all ends its thread.
+        self._stop = weakref.finalize(self, self._writer.take, None)
+        self._thread = threading.Thread(
+            target=self._writer.run, args=(self._ended,), name=f"store {self.name}"
+        )
+        self._thread.start()
+
+    @classmethod
+    async def open(
+        cls,
+        server: Server,
+        prepare: Callable[[psycopg.Connection], None],
+        *,
+        patience: float = PATIENCE,
+    ) -> PostgresDatabase:
+        """Connect, and have what is there brought up to date.
+
+        Args:
+            server: Where it is.
+            prepare: Makes the tables that are missing.
+            patience: Seconds that a server may be away before those who ask are told.
+        """
+        server.check()
+        opening = asyncio.get_running_loop().run_in_executor(None, _connect, server, prepare)
+        try:
+            connection = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unused)
+            raise
+        return cls(server, connection, patience)
+
+    async def __aenter__(self) -> PostgresDatabase:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def commits(self) -> int:
+        """How many batches were committed."""
+        return self._writer.commits
+
+    async def write(self, work: Work[T], *, wait: bool = True) -> T:
+        """Run something in a transaction; see `Database.write`. `Undecided` if nobody knows."""
+        return await self._ask(work, writes=True, wait=wait)
+
+    async def read(self, work: Work[T]) -> T:
+        """Run something that only reads; it sees every write that returned before."""
+        return await self._ask(work, writes=False)
+
+    def _ask(self, work: Work[T], *, writes: bool, wait: bool = True) -> asyncio.Future[T]:
+        if not self._stop.alive:
+            raise StoreError(f"{self.name} is closed")
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._writer.take(Job(work, answer, writes=writes, wait=wait))
+        return answer
+
+    async def close(self) -> None:
+        """Finish what was asked for, close the connection, end the thread."""
+        first = self._stop.alive
+        self._stop()
+        await self._ended.wait()
+        self._thread.join()
+        if first and self._writer.broken is not None:
+            raise self._writer.broken
+
+
+class _Writer:
+    """The thread, and what it knows."""
+
+    def __init__(
+        self,
+        server: Server,
+        connection: psycopg.Connection,
+        loop: asyncio.AbstractEventLoop,
+        patience: float,
+    ) -> None:
+        self.commits = 0
+        self.broken: StoreError | None = None
+        """Why nothing can be written any more."""
+        self._server, self._loop, self._patience = server, loop, patience
+        self._spoken: Spoken | None = Spoken(connection)
+        self._begin_statement = BEGIN.format(key=lock_key(server.schema)).encode()
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._promised: list[Job] = []
+        """In the open transaction; if there is none, to be done again before anything else."""
+        self._transaction = ""
+        """The number of the open one."""
+        self._undecided: tuple[str, list[Job]] | None = None
+        """A transaction that was told to commit, and what is in it, if nobody answered."""
+        self._due: float | None = None
+        self._closing = False
+
+    def take(self, job: Job | None) -> None:
+        """Do something when its turn comes; None: finish, and end."""
+        self._queue.put(job)
+
+    def run(self, ended: asyncio.Event) -> None:
+        """Be the thread."""
+        while not self._closing:
+            jobs = self._next()
+            for job in jobs:
+                if not job.writes:
+                    self._patiently(self._read, [job])
+            writes = [job for job in jobs if job.writes]
+            if writes or self._promised and (self._is_due() or self._closing):
+                self._write(writes)
+        if self._promised and self.broken is None:
+            self.broken = StoreError(f"{self._server.name}: the last writes could not be stored")
+        if self._spoken is not None:
+            self._spoken.raw.close()
+        self._tell(ended.set)
+
+    def _next(self) -> list[Job]:
+        """What was asked for; nothing if what was promised is due."""
+        wait = None if self._due is None else max(self._due - time.monotonic(), 0)
+        found: list[Job | None] = []
+        with suppress(Empty):
+            found.append(self._queue.get(timeout=wait))
+            while len(found) < LARGEST_BATCH:
+                found.append(self._queue.get_nowait())
+        if None in found:
+            self._closing = True
+        return [job for job in found if job is not None]
+
+    def _is_due(self) -> bool:
+        return self._due is not None and self._due <= time.monotonic()
+
+    def _write(self, jobs: list[Job]) -> None:
+        self._patiently(self._do, jobs)
+        if self._promised and not self._transaction:
+            self._due = time.monotonic() + AGAIN
+        elif not self._promised:
+            self._due = None
+
+    def _patiently(self, step: Callable[[list[Job]], None], jobs: list[Job]) -> None:
+        """Do a step; again, if the server went away meanwhile and comes back in time."""
+        end, pause = time.monotonic() + self._patience, 0.02
+        while self.broken is None:
+            left = [job for job in jobs if not job.promised and not job.answered]
+            if jobs and not left:
+                return
+            try:
+                step(left)
+                return
+            except (psycopg.Error, Broken) as problem:
+                gone = self._drop(problem)
+                if not gone or time.monotonic() + pause > end:
+                    self._fail(left, problem)
+                    return
+                time.sleep(pause)
+                pause = min(2 * pause, 0.5)
+        self._fail([job for job in jobs if not job.promised], self.broken)
+
+    def _read(self, jobs: list[Job]) -> None:
+        (job,) = jobs
+        if self._promised or self._undecided:
+            self._begin()
+        spoken = self._connected()
+        if self._transaction:
+            attempt_all(spoken, jobs, marks=True, alive=self._check)
+        else:
+            job.attempt(spoken)
+            self._check(job)
+        self._answer(job)
+
+    def _do(self, jobs: list[Job]) -> None:
+        """Do writes; without any, commit what was promised."""
+        self._begin()
+        jobs = [job for job in jobs if not job.answered]
+        spoken, marks = self._connected(), bool(self._promised)
+        if not attempt_all(spoken, jobs, marks=marks, alive=self._check):
+            self._roll_back()
+            if len(jobs) > 1:
+                self._begin()
+                attempt_all(spoken, jobs, marks=True, alive=self._check)
+        for job in jobs:
+            if not job.wait:
+                self._promise(job)
+        waiting = [job for job in jobs if job.wait]
+        if self._transaction and (waiting or not jobs):
+            self._commit(waiting)
+        for job in waiting:
+            self._answer(job)
+
+    def _begin(self) -> None:
+        """Make sure that a transaction is open, with all that was promised in it."""
+        if self._transaction:
+            return
+        cursor = self._connected().raw.execute(self._begin_statement)
+        while cursor.nextset():
+            pass
+        row = cursor.fetchone()
+        self._transaction = str(row[0]) if row else ""
+        self._decide()
+        attempt_all(self._connected(), self._promised, marks=True, alive=self._check)
+        lost = [job.problem for job in self._promised if job.problem is not None]
+        if lost:
+            self.broken = Broken(self._server.name, lost[0])
+            raise self.broken
+
+    def _decide(self) -> None:
+        """Find out whether a transaction was committed when the server went away."""
+        if self._undecided is None:
+            return
+        # Our lock is the one that it held: whatever became of it, it is over.
+        number, jobs = self._undecided
+        spoken = self._connected()
+        spoken.execute("SAVEPOINT one")
+        try:
+            status = spoken.execute("SELECT pg_xact_status(?::xid8)", (number,)).fetchone()
+            done = status[0] == "committed"
+        except errors.InvalidParameterValue:
+            # The server knows of no such number: it was restored from an earlier time.
+            spoken.execute("ROLLBACK TO SAVEPOINT one")
+            done = False
+        spoken.execute("RELEASE SAVEPOINT one")
+        self._undecided = None
+        if done:
+            self._committed(jobs)
+            for job in jobs:
+                self._answer(job)
+
+    def _commit(self, waiting: list[Job]) -> None:
+        self._undecided = (self._transaction, [*self._promised, *waiting])
+        raw = self._connected().raw
+        try:
+            cursor = raw.execute(b"COMMIT")
+        except psycopg.Error as problem:
+            if not is_gone(problem, raw):
+                self._undecided = None  # it said itself that it did not
+            raise
+        self._transaction, self._undecided = "", None
+        if cursor.statusmessage != "COMMIT":
+            raise psycopg.InternalError("the transaction was undone: work hid a failure of its own")
+        self._committed(self._promised)
+
+    def _committed(self, jobs: list[Job]) -> None:
+        self.commits += 1
+        done = set(map(id, jobs))
+        self._promised = [job for job in self._promised if id(job) not in done]
+
+    def _roll_back(self) -> None:
+        self._connected().raw.execute(b"ROLLBACK")
+        self._transaction = ""
+
+    def _check(self, job: Job) -> None:
+        problem = job.problem
+        if isinstance(problem, psycopg.Error) and is_gone(problem, self._connected().raw):
+            job.problem = None  # it is done again
+            raise problem
+
+    def _connected(self) -> Spoken:
+        if self._spoken is None:
+            self._spoken = Spoken(self._server.connect())
+        return self._spoken
+
+    def _drop(self, problem: BaseException) -> bool:
+        """Leave a transaction that failed; whether it was because the server is gone."""
+        gone = self._spoken is None or is_gone(problem, self._spoken.raw)
+        if not gone:
+            with suppress(psycopg.Error):
+                self._roll_back()
+                return False
+        if self._spoken is not None:
+            self._spoken.raw.close()
+        self._spoken, self._transaction = None, ""
+        return gone
+
+    def _promise(self, job: Job) -> None:
+        """Give the result of what is committed later."""
+        if job.problem is None:
+            job.promised = True
+            self._promised.append(job)
+            if self._due is None:
+                self._due = time.monotonic() + LINGER
+        self._answer(job)
+
+    def _answer(self, job: Job) -> None:
+        job.answered = True
+        problem = job.problem and explained(job.problem, self._server.name)
+        self._tell(resolve, job.answer, job.result, problem)
+
+    def _fail(self, jobs: list[Job], problem: BaseException) -> None:
+        unknown = set(map(id, self._undecided[1])) if self._undecided else set[int]()
+        for job in jobs:
+            job.problem = Undecided(self._server.name) if id(job) in unknown else problem
+            self._answer(job)
+        if self._promised:
+            logger.warning("%s: not committed yet: %s", self._server.name, problem)
+
+    def _tell(self, function: Callable[..., object], *arguments: object) -> None:
+        # A loop that was closed has nobody left who waits.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def lock_key(schema: str) -> int:
+    """The number of the lock that who writes to a schema holds."""
+    return zlib.crc32(f"evoclaw {schema}".encode())
+
+
+def _connect(server: Server, prepare: Callable[[psycopg.Connection], None]) -> psycopg.Connection:
+    try:
+        connection = server.connect()
+    except psycopg.Error as problem:
+        raise ConfigError(
+            f"cannot use {server.name}: {' '.join(str(problem).split())}; "
+            "start it, or check [store] in evoclaw.toml"
+        ) from None
+    try:
+        prepare(connection)
+    except BaseException as problem:
+        connection.close()
+        if isinstance(problem, psycopg.Error):
+            raise explained(problem, server.name) from problem
+        raise
+    return connection
+
+
+def _close_unused(opening: asyncio.Future[psycopg.Connection]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

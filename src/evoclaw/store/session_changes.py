@@ -1,0 +1,89 @@
+"""Sessions given another title, branched, forgotten: each all at once, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.core.messages import Message
+from evoclaw.store import session_statements as statements
+from evoclaw.store.database import Connection, sealed
+from evoclaw.store.sessions import Session, SessionStore
+
+BELOW = """
+WITH RECURSIVE below (id) AS (
+    SELECT id FROM sessions WHERE tenant = ?1 AND id = ?2 UNION
+    SELECT sessions.id FROM sessions JOIN below
+    ON sessions.tenant = ?1 AND sessions.parent = below.id
+)
+SELECT id FROM below
+"""
+RUNS = "SELECT id, stop FROM runs WHERE tenant = ? AND session_id = ?"
+OF_SESSIONS = ("messages", "todos", "questions", "runs")
+"""What is kept by the id of a session."""
+
+
+async def rename(store: SessionStore, session_id: str, title: str) -> Session | None:
+    """Give a session another title; None if there is no such session."""
+    put = "UPDATE sessions SET session = ? WHERE tenant = ? AND id = ?"
+
+    def work(connection: Connection) -> Session | None:
+        found = store.find_session(connection, session_id)
+        if found is None:
+            return None
+        new = replace(found, title=title)
+        connection.execute(put, (sealed(msgspec.json.encode(new)), store.tenant, session_id))
+        return new
+
+    return await store.database.write(work)
+
+
+async def branch(store: SessionStore, session: Session, messages: Sequence[Message]) -> Session:
+    """Keep a new session in which this was said."""
+    create = store.creating(session)
+    rows = [
+        (store.tenant, session.id, number, sealed(msgspec.json.encode(message)))
+        for number, message in enumerate(messages)
+    ]
+
+    def work(connection: Connection) -> Session:
+        made = create(connection)
+        connection.executemany(statements.SAY, rows)
+        return made
+
+    return await store.database.write(work)
+
+
+class Forgotten(Struct, frozen=True):
+    """What is gone, by id."""
+
+    sessions: tuple[str, ...]
+    runs: tuple[str, ...]
+
+
+async def forget(store: SessionStore, session_id: str) -> Forgotten | None:
+    """Forget a session, those below it, and all that was said and done there.
+
+    Returns:
+        What is forgotten; None if one of the runs has not ended, and so nothing was.
+    """
+    ours = store.tenant
+
+    def work(connection: Connection) -> Forgotten | None:
+        ids = [row[0] for row in connection.execute(BELOW, (ours, session_id)).fetchall()]
+        found = [row for id_ in ids for row in connection.execute(RUNS, (ours, id_)).fetchall()]
+        if any(stop in (None, "waiting") for _, stop in found):
+            return None
+        runs = [run_id for run_id, _ in found]
+        delete = "DELETE FROM records WHERE tenant = ? AND run_id = ?"
+        connection.executemany(delete, [(ours, run_id) for run_id in runs])
+        rows = [(ours, id_) for id_ in ids]
+        for table in OF_SESSIONS:
+            connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND session_id = ?", rows)
+        connection.executemany("DELETE FROM sessions WHERE tenant = ? AND id = ?", rows)
+        return Forgotten(tuple(ids), tuple(runs))
+
+    return await store.database.write(work)

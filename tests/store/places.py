@@ -1,0 +1,59 @@
+"""Where the tests of the stores keep things: in a file, or in a schema of a PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from evoclaw.store import approvals, command_tables, ledger, receipts, session_tables
+from evoclaw.store.database import Database, Schema
+from evoclaw.store.ledger import StoredLedger
+from evoclaw.store.parts import open_database
+
+SCHEMAS = (
+    session_tables.SCHEMA,
+    command_tables.SCHEMA,
+    approvals.SCHEMA,
+    ledger.SCHEMA,
+    receipts.SCHEMA,
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One database, which may be opened more than once."""
+
+    at: Path | str
+    schema: str = "evoclaw"
+
+    @classmethod
+    def of(cls, at: str, schema: str) -> Place:
+        """The same one, as another process was told of it."""
+        return cls(at if "://" in at else Path(at), schema)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is SQLite's."""
+        return isinstance(self.at, Path)
+
+    async def open(
+        self, *schemas: Schema, durable: bool = False, patience: float = 5.0
+    ) -> Database:
+        """Open it, for these kinds of store or for all."""
+        return await open_database(
+            self.at, schemas or SCHEMAS, schema=self.schema, durable=durable, patience=patience
+        )
+
+
+@asynccontextmanager
+async def opened_ledger(place: Place, clock: Callable[[], float]) -> AsyncGenerator[StoredLedger]:
+    """A ledger in a database that holds more than it."""
+    database = await place.open(ledger.SCHEMA)
+    try:
+        async with StoredLedger(database, clock) as books:
+            await books.begin()
+            yield books
+    finally:
+        await database.close()

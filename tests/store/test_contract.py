@@ -1,0 +1,309 @@
+"""What every database promises, whichever it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.store.database import (
+    Conflict,
+    Connection,
+    Database,
+    Schema,
+    StoreError,
+    Work,
+    sealed,
+    unsealed,
+)
+from tests.store.places import Place
+
+THINGS = Schema(
+    "things",
+    (
+        (
+            "CREATE TABLE things (id INTEGER PRIMARY KEY, name TEXT UNIQUE, value BLOB, "
+            "size REAL, n INTEGER, CHECK (name <> 'what is ? ''INTEGER''')) STRICT",
+        ),
+    ),
+    sealed=(("things", ("value",)),),
+)
+WAIT = 20.0
+
+
+@asynccontextmanager
+async def opened(place: Place, *, durable: bool = False) -> AsyncGenerator[Database]:
+    database = await place.open(THINGS, durable=durable)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+def add(name: str, n: int = 0) -> Work[int]:
+    statement = "INSERT INTO things (name, value, n) VALUES (?, ?, ?) RETURNING id"
+    values = (name, sealed(name.encode()), n)
+    return lambda connection: connection.execute(statement, values).fetchone()[0]
+
+
+def names(connection: Connection) -> list[str]:
+    return [row[0] for row in connection.execute("SELECT name FROM things ORDER BY id")]
+
+
+def nothing(_: Connection) -> None:
+    """A write that changes nothing, and is committed like any other."""
+
+
+async def seen_by_others(place: Place) -> list[str]:
+    """What is committed."""
+    async with opened(place) as other:
+        return await other.read(names)
+
+
+async def batch(database: Database, *works: Work[Any]) -> list[Any]:
+    """Have writes asked for while another one is committed, so that they share the next commit."""
+    tasks = [asyncio.create_task(database.write(work)) for work in (nothing, *works)]
+    _, *answers = await asyncio.gather(*tasks, return_exceptions=True)
+    return answers
+
+
+async def test_what_was_written_is_read_also_after_reopening(place: Place) -> None:
+    async with opened(place) as database:
+        assert database.dialect == ("sqlite" if place.is_file else "postgres")
+        first = await database.write(add("one"))
+        assert await database.write(add("two")) == first + 1
+        assert await database.read(names) == ["one", "two"]
+        assert await seen_by_others(place) == ["one", "two"]
+    assert await seen_by_others(place) == ["one", "two"]
+
+
+async def test_values_come_back_as_they_were(place: Place) -> None:
+    put = (
+        "INSERT INTO things (name, value, size, n) VALUES (?4, ?3, ?2, ?1) RETURNING n, size, value"
+    )
+
+    def kept(*values: Any) -> Work[tuple[Any, ...]]:
+        return lambda connection: tuple(connection.execute(put, values).fetchone())
+
+    async with opened(place) as database:
+        for number, values in enumerate(
+            (
+                (0, 0.1 + 0.2, b""),
+                ((1 << 63) - 1, 1e308, bytes(range(256))),
+                (-(1 << 63), -0.0, b"%s ?1 $1 'x'"),
+                (True, 5e-324, None),
+                (None, None, b"x" * 1_000_000),
+            )
+        ):
+            text = f"{number} ü 🙂 % %s ? $1 ' \" \\ \u007f"
+            assert await database.write(kept(*values, text)) == values
+            assert text in await database.read(names)
+        assert (
+            await database.read(
+                lambda c: c.execute("SELECT sum(n) FROM things WHERE n < 2 AND n >= 0").fetchone()[
+                    0
+                ]
+            )
+            == 1
+        )
+        for values in ((1 << 63, 0.0, b"", "big"), (0, 0.0, b"", "\ud800")):
+            with pytest.raises((OverflowError, UnicodeEncodeError)):
+                await database.write(kept(*values))
+        assert len(await database.read(names)) == 5
+
+
+async def test_a_null_in_a_text_is_kept_or_refused_never_changed(place: Place) -> None:
+    async with opened(place) as database:
+        if place.is_file:
+            await database.write(add("a\0b"))
+            assert await database.read(names) == ["a\0b"]
+        else:
+            with pytest.raises(StoreError, match="NUL"):
+                await database.write(add("a\0b"))
+            assert await database.read(names) == []
+
+
+async def test_texts_are_in_the_order_of_their_letters_numbers(place: Place) -> None:
+    """Ids are looked for by what they begin with: no language's order may be in between."""
+    given = ["run.1", "run/", "Run.1", "ä", "z", "run", "run-1", "_", "A", "a"]
+    async with opened(place) as database:
+        await asyncio.gather(*(database.write(add(name)) for name in given))
+        found = await database.read(
+            lambda c: c.execute("SELECT name FROM things ORDER BY name").fetchall()
+        )
+        assert [name for (name,) in found] == sorted(given)
+        within = "SELECT name FROM things WHERE name >= ? AND name < ?"
+        assert await database.read(lambda c: c.execute(within, ("run.", "run/")).fetchall()) == [
+            ("run.1",)
+        ]
+
+
+async def test_writes_that_come_together_share_a_commit(place: Place) -> None:
+    async with opened(place, durable=True) as database:
+        before = database.commits
+        answers = await batch(database, *(add(f"row {n}") for n in range(64)))
+        assert sorted(answers) == answers and len(set(answers)) == 64
+        assert database.commits - before <= 4
+
+
+async def test_a_write_that_fails_fails_alone(place: Place) -> None:
+    def half_done(error: BaseException) -> Work[None]:
+        def work(connection: Connection) -> None:
+            add("half")(connection)
+            raise error
+
+        return work
+
+    async with opened(place, durable=True) as database:
+        answers = await batch(
+            database,
+            add("good"),
+            half_done(StoreError("ours")),
+            add("good"),
+            half_done(ValueError("a bug")),
+            half_done(StopIteration()),
+            lambda c: c.execute("SELECT * FROM elsewhere").fetchall(),
+            add("better"),
+        )
+        assert [isinstance(one, Exception) for one in answers] == [False, *[True] * 5, False]
+        assert [type(answers[n]) for n in (1, 3, 4)] == [StoreError, ValueError, RuntimeError]
+        assert await database.read(names) == ["good", "better"]
+        with pytest.raises(StoreError, match="ours"):
+            await database.write(half_done(StoreError("ours")))
+        assert await seen_by_others(place) == ["good", "better"]
+
+
+async def test_a_read_that_fails_hurts_nobody(place: Place) -> None:
+    async with opened(place) as database:
+        await database.write(add("one"), wait=False)
+        with pytest.raises(Exception, match="elsewhere"):
+            await database.read(lambda c: c.execute("SELECT * FROM elsewhere").fetchall())
+        await database.write(add("two"))
+        assert await seen_by_others(place) == ["one", "two"]
+
+
+async def test_a_caller_who_gave_up_hurts_nobody(place: Place) -> None:
+    async with opened(place, durable=True) as database:
+        tasks = [asyncio.create_task(database.write(add(f"row {n}"))) for n in range(4)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(answers[1], asyncio.CancelledError)
+        found = await database.read(names)
+        assert [name for name in found if name != "row 1"] == ["row 0", "row 2", "row 3"]
+
+
+async def test_what_nobody_waits_for_is_seen_at_once_and_kept_soon(place: Place) -> None:
+    async with opened(place, durable=True) as database:
+        before = database.commits
+        await database.write(add("one"), wait=False)
+        assert await database.read(names) == ["one"]
+        async with asyncio.timeout(WAIT):
+            while not await seen_by_others(place):
+                pass
+        assert database.commits - before == 1
+
+
+async def test_a_chain_is_committed_together_with_the_write_that_waits(place: Place) -> None:
+    async with opened(place, durable=True) as database:
+        before = database.commits
+        ids = [await database.write(add(f"record {n}"), wait=False) for n in range(5)]
+        ids.append(await database.write(add("command")))
+        assert database.commits - before <= 2, "one, or two if the machine was slow"
+        assert ids == sorted(ids)
+        assert await seen_by_others(place) == [f"record {n}" for n in range(5)] + ["command"]
+
+
+async def test_one_of_a_chain_that_fails_leaves_the_rest(place: Place) -> None:
+    async with opened(place, durable=True) as database:
+        await database.write(add("one"), wait=False)
+        with pytest.raises(Conflict):
+            await database.write(add("one"), wait=False)
+        await database.write(add("two"), wait=False)
+        with pytest.raises(Conflict):
+            await database.write(add("one"))
+        await database.write(add("three"))
+        assert await seen_by_others(place) == ["one", "two", "three"]
+
+
+async def test_what_nobody_waited_for_is_kept_when_it_is_closed(place: Place) -> None:
+    database = await place.open(THINGS, durable=True)
+    await database.write(add("one"), wait=False)
+    await database.close()
+    assert await seen_by_others(place) == ["one"]
+    with pytest.raises(StoreError, match="is closed"):
+        await database.write(add("two"))
+    await database.close()
+
+
+async def test_work_that_reads_and_then_writes_is_alone(place: Place) -> None:
+    """As a ledger does: no update may be lost, whoever else writes at the same time."""
+
+    def more(connection: Connection) -> None:
+        n = connection.execute("SELECT n FROM things WHERE name = 'sum'").fetchone()[0]
+        connection.execute("UPDATE things SET n = ? WHERE name = 'sum'", (n + 1,))
+
+    async with opened(place) as one, opened(place) as other:
+        await one.write(add("sum"))
+
+        async def count(database: Database) -> None:
+            for number in range(20):
+                await database.write(more, wait=bool(number % 3))
+
+        await asyncio.gather(count(one), count(other), count(one))
+        await asyncio.gather(one.write(nothing), other.write(nothing))
+        total = await one.read(lambda c: c.execute("SELECT n FROM things").fetchone()[0])
+        assert total == 60
+
+
+async def test_parts_are_brought_up_to_date_each_by_itself(place: Place) -> None:
+    first = Schema("first", (("CREATE TABLE one (id TEXT PRIMARY KEY) STRICT",),))
+    second = Schema("second", (("CREATE TABLE two (id TEXT PRIMARY KEY) STRICT",),))
+    await (await place.open(first)).close()
+    database = await place.open(first, second)
+    await database.write(lambda c: c.execute("INSERT INTO one VALUES ('a')"))
+    await database.close()
+    newer = Schema("first", (*first.steps, ("ALTER TABLE one ADD COLUMN n INTEGER",)))
+    database = await place.open(newer)
+    assert await database.read(lambda c: c.execute("SELECT * FROM one").fetchall()) == [("a", None)]
+    await database.close()
+    await (await place.open(second)).close()
+    with pytest.raises(ConfigError, match="newer version"):
+        await place.open(second, first)
+
+
+async def test_a_step_that_fails_leaves_the_part_as_it_was(place: Place) -> None:
+    first = Schema("first", (("CREATE TABLE one (id TEXT PRIMARY KEY) STRICT",),))
+    await (await place.open(first)).close()
+    broken = Schema("first", (*first.steps, ("CREATE TABLE more (n INTEGER)", "no statement")))
+    with pytest.raises(Exception, match="no"):
+        await place.open(broken)
+    mended = Schema("first", (*first.steps, ("CREATE TABLE more (n INTEGER)",)))
+    database = await place.open(mended)
+    assert await database.read(lambda c: c.execute("SELECT * FROM more").fetchall()) == []
+    await database.close()
+
+
+async def test_many_open_it_for_the_first_time_at_once(place: Place) -> None:
+    opening = [place.open(THINGS) for _ in range(6)]
+    databases = await asyncio.gather(*opening)
+    await asyncio.gather(*(one.write(add(f"{n}")) for n, one in enumerate(databases)))
+    assert sorted(await databases[0].read(names)) == [str(n) for n in range(6)]
+    for database in databases:
+        await database.close()
+
+
+async def test_a_changed_value_is_noticed(place: Place) -> None:
+    async with opened(place) as database:
+        await database.write(add("one"))
+        await database.write(lambda c: c.execute("UPDATE things SET value = ?", (b"onx1234",)))
+        blob = await database.read(lambda c: c.execute("SELECT value FROM things").fetchone()[0])
+        with pytest.raises(StoreError, match="checksum"):
+            unsealed(blob, database.name)
+    if place.is_file:
+        with pytest.raises(StoreError, match="checksum"):
+            await place.open(THINGS)

@@ -1,0 +1,272 @@
+"""A server that goes away: what was promised is kept, and what nobody knows is said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.store.database import Connection, Database, StoreError, Undecided
+from evoclaw.store.parts import open_database
+from tests.store.places import Place
+from tests.store.servers import Postgres, free_port, why_no_postgres
+from tests.store.support import ROOT
+from tests.store.test_contract import THINGS, add, names, nothing, seen_by_others
+
+WAIT = 30.0
+pytestmark = pytest.mark.skipif(bool(why_no_postgres()), reason=why_no_postgres() or "there is one")
+
+
+class Cable:
+    """The way to a server, which can be cut at a word."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self._server = free_port(), port
+        self.cut_before = self.cut_after = b""
+        """A word of the client's: cut before it arrives, or before its answer does."""
+        self.away = False
+        """Whether nobody gets through any more once it was cut."""
+        self.cuts = 0
+        self._refusing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> asyncio.Server:
+        return await asyncio.start_server(self._carry, "127.0.0.1", self.port)
+
+    def mend(self) -> None:
+        """Let everybody through again."""
+        self._refusing = self.away = False
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            writer.close()
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", self._server)
+        ends = (writer, back)
+        up = asyncio.create_task(self._pass(reader, back, ends, watched=True))
+        down = asyncio.create_task(self._pass(there, writer, ends, watched=False))
+        await asyncio.wait([up, down])
+
+    async def _pass(
+        self,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        ends: tuple[asyncio.StreamWriter, ...],
+        *,
+        watched: bool,
+    ) -> None:
+        with suppress(OSError):
+            while data := await source.read(1 << 16):
+                if watched and self.cut_before and self.cut_before in data:
+                    self._cut()
+                    break
+                late = watched and self.cut_after and self.cut_after in data
+                if late:
+                    ends[0].close()  # no answer gets back
+                    self._cut()
+                sink.write(data)
+                await sink.drain()
+                if late:
+                    await source.read()
+                    break
+        for end in ends:
+            end.close()
+
+    def _cut(self) -> None:
+        self.cuts += 1
+        self.cut_before = self.cut_after = b""
+        self._refusing = self.away
+
+
+@asynccontextmanager
+async def cabled(
+    server: Postgres, patience: float = 20.0
+) -> AsyncGenerator[tuple[Cable, Database, Place]]:
+    """A database behind a cable, and the way to it that is never cut."""
+    cable, schema = Cable(server.port), f"test_{token_hex(6)}"
+    async with await cable.serve():
+        url = server.url.replace(str(server.port), str(cable.port))
+        database = await open_database(url, (THINGS,), schema=schema, patience=patience)
+        try:
+            yield cable, database, Place(server.url, schema)
+        finally:
+            cable.mend()
+            await database.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_commit_cut_off_is_found_out_about_and_done_once(
+    postgres_server: Postgres, when: str
+) -> None:
+    async with cabled(postgres_server) as (cable, database, place), asyncio.timeout(WAIT):
+        await database.write(add("before"))
+        await database.write(add("promised"), wait=False)
+        setattr(cable, f"cut_{when}", b"COMMIT")
+        answers = await asyncio.gather(*(database.write(add(f"row {n}")) for n in range(3)))
+        assert cable.cuts == 1 and len(set(answers)) == 3
+        assert await database.read(names) == ["before", "promised", "row 0", "row 1", "row 2"]
+        assert await seen_by_others(place) == await database.read(names)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_if_the_server_stays_away_nobody_claims_to_know(
+    postgres_server: Postgres, when: str
+) -> None:
+    async with cabled(postgres_server, 0.3) as (cable, database, place), asyncio.timeout(WAIT):
+        await database.write(add("promised"), wait=False)
+        cable.away = True
+        setattr(cable, f"cut_{when}", b"COMMIT")
+        with pytest.raises(Undecided, match="look before asking again"):
+            await database.write(add("unknown"))
+        with pytest.raises(StoreError):
+            await database.write(add("not done"))
+        cable.mend()
+        await database.write(add("later"))
+        found = ["promised", "later"] if when == "before" else ["promised", "unknown", "later"]
+        assert await database.read(names) == found
+        assert await seen_by_others(place) == found
+
+
+async def test_a_connection_lost_in_the_middle_is_made_again(postgres_server: Postgres) -> None:
+    async with cabled(postgres_server) as (cable, database, place), asyncio.timeout(WAIT):
+        await database.write(add("promised"), wait=False)
+        cable.cut_before = b"INSERT"
+        await database.write(add("one"))
+        cable.cut_before = b"SELECT"
+        assert await database.read(names) == ["promised", "one"]
+        await database.write(add("two"), wait=False)
+        cable.cut_before = b"SELECT"
+        assert await database.read(names) == ["promised", "one", "two"]
+        await database.write(nothing)
+        assert cable.cuts == 3
+        assert await seen_by_others(place) == ["promised", "one", "two"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+async def test_a_server_that_is_started_again_is_used_again(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    server = Postgres(tmp_path / "pg")
+    await asyncio.to_thread(server.start)
+    place = Place(server.url)
+    try:
+        database = await place.open(THINGS, durable=True, patience=0.3)
+        await database.write(add("one"))
+        await asyncio.to_thread(server.stop, how)
+        with pytest.raises(StoreError, match="postgresql://127.0.0.1") as away:
+            await database.write(add("two"))
+        assert not isinstance(away.value, Undecided), "it is known that nothing was done"
+        with pytest.raises(StoreError):
+            await database.read(names)
+        await asyncio.to_thread(server.start)
+        await database.write(add("three"))
+        assert await database.read(names) == ["one", "three"]
+        await database.close()
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+HOLDER = """
+import asyncio, sys
+from tests.store.places import Place
+from tests.store.test_contract import THINGS, add
+
+async def main():
+    database = await Place.of(*sys.argv[1:]).open(THINGS)
+    await database.write(add("before"))
+    await database.write(add("held"), wait=False)
+    print("holds", flush=True)
+    sys.stdin.readline()
+    await database.write(add("after"))
+    await database.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_fault_10_who_stops_in_the_middle_is_in_nobodys_way_for_long(
+    postgres_url: str,
+) -> None:
+    place = Place(postgres_url, f"test_{token_hex(6)}")
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, postgres_url, place.schema,
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(WAIT):
+            assert await child.stdout.readline() == b"holds\n"
+            os.kill(child.pid, signal.SIGSTOP)
+            database = await place.open(THINGS)
+            await database.write(add("other"))
+            os.kill(child.pid, signal.SIGCONT)
+            await child.communicate(b"\n")
+            assert child.returncode == 0
+            found = await database.read(names)
+            assert sorted(found) == ["after", "before", "held", "other"]
+            assert found.index("held") < found.index("after"), "in order, and nothing is lost"
+            await database.close()
+    finally:
+        with suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://u:secret@127.0.0.1/x", "may hold no password"),
+        ("postgresql://u@127.0.0.1/x?password=secret", "may hold no password"),
+        ("postgresql://u@127.0.0.1:1/x", "start it, or check"),
+        ("postgresql://u@[bad", "write it as postgresql://"),
+    ],
+)
+async def test_an_address_that_cannot_be_used_is_explained_without_its_secrets(
+    url: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        await open_database(url, (THINGS,), password="hidden")
+    assert "secret" not in str(refused.value) and "hidden" not in str(refused.value)
+
+
+async def test_a_schema_is_ours_alone(postgres_url: str) -> None:
+    first, second = (Place(postgres_url, f"test_{token_hex(6)}") for _ in range(2))
+    one, other = await first.open(THINGS), await second.open(THINGS)
+    await one.write(add("mine"))
+    assert await other.read(names) == []
+    await one.close()
+    await other.close()
+    with pytest.raises(ConfigError, match="cannot be the name of a schema"):
+        await Place(postgres_url, 'x"; DROP').open(THINGS)
+
+
+async def test_work_that_hides_a_failure_is_not_taken_for_done(postgres_url: str) -> None:
+    import psycopg
+
+    def hiding(connection: Connection) -> str:
+        add("half")(connection)
+        with suppress(psycopg.Error):
+            connection.execute("SELECT * FROM elsewhere")
+        return "done"
+
+    def wrong(connection: Connection) -> Any:
+        return connection.execute("SELECT * FROM things WHERE n = 'x'")
+
+    database = await Place(postgres_url, f"test_{token_hex(6)}").open(THINGS)
+    with pytest.raises(StoreError, match="undone"):
+        await database.write(hiding)
+    with pytest.raises(StoreError):
+        await database.write(wrong)
+    await database.write(add("one"))
+    assert await database.read(names) == ["one"]
+    await database.close()
