@@ -1,0 +1,264 @@
+"""What must hold of a definition before it is ever started: names, references, times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.skills.names import unknown
+from evoclaw.workflows.cron import parse_cron, zone_of
+from evoclaw.workflows.definition import (
+    CONTINUE,
+    FAIL,
+    AgentStep,
+    ApprovalStep,
+    ConditionStep,
+    Input,
+    ParallelStep,
+    Schedule,
+    SequenceStep,
+    Step,
+    ToolStep,
+    WaitStep,
+    Workflow,
+    WorkflowStep,
+    every,
+)
+from evoclaw.workflows.errors import WorkflowRefused
+from evoclaw.workflows.expressions import BadExpression, Reference, references
+from evoclaw.workflows.parsing import RESERVED, parse
+from evoclaw.workflows.places import Keys
+from evoclaw.workflows.templates import used
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+NAME_RULE = "a letter, then letters, digits, `_` and `-`, 64 at most"
+MOST_STEPS = 500
+ROOTS = ("inputs", "steps", "run")
+FIELDS = ("output", "state", "error")
+RUN = ("id", "name", "started_at", "scheduled_for")
+
+Complain = Callable[[Keys, str, str], EvoClawError]
+"""Makes an error of where it is, what is said there, and what is wrong with it."""
+
+
+def check(workflow: Workflow, complain: Complain | None = None) -> Workflow:
+    """Refuse a definition that cannot work, with `WorkflowRefused`; else give it back.
+
+    Args:
+        workflow: The definition.
+        complain: Words the refusal; a file's says where in the file.
+    """
+    _Checker(workflow, complain or _plainly(workflow.name)).check()
+    return workflow
+
+
+def check_value(kind: str, value: JSON) -> str:
+    """What is wrong with an input's value; empty if nothing is."""
+    fits = {
+        "string": isinstance(value, str),
+        "integer": isinstance(value, int) and not isinstance(value, bool),
+        "number": isinstance(value, int | float) and not isinstance(value, bool),
+        "boolean": isinstance(value, bool),
+        "object": is_object(value),
+        "array": is_array(value),
+        "any": True,
+    }
+    return "" if fits[kind] else f"must be of type {kind}"
+
+
+def _plainly(name: str) -> Complain:
+    def complain(keys: Keys, said: str, problem: str) -> EvoClawError:
+        return WorkflowRefused(f"workflow {name!r}, {'.'.join(keys)}: {problem}")
+
+    return complain
+
+
+class _Checker:
+    def __init__(self, workflow: Workflow, complain: Complain) -> None:
+        self._workflow, self._complain = workflow, complain
+        self._all = [step.name for step in every(workflow.steps)]
+
+    def check(self) -> None:
+        self._name(("name",), self._workflow.name)
+        for name, given in self._workflow.inputs.items():
+            self._input(("inputs", name), name, given)
+        if not self._workflow.steps:
+            raise self._complain(("steps",), "", "a workflow needs a step")
+        if len(self._all) > MOST_STEPS:
+            raise self._complain(("steps",), "", f"more than {MOST_STEPS} steps")
+        self._sequence(("steps",), self._workflow.steps, ())
+        self._templates(("output",), self._workflow.output, self._all)
+        if self._workflow.schedule is not None:
+            self._schedule(self._workflow.schedule)
+
+    def _name(self, keys: Keys, name: str) -> None:
+        if not NAME.fullmatch(name) or name in RESERVED:
+            problem = f"{name[:80]!r} cannot be a name: {NAME_RULE}"
+            raise self._complain(keys, name, problem)
+
+    def _input(self, keys: Keys, name: str, given: Input) -> None:
+        self._name(keys, name)
+        if given.default is not None and (problem := check_value(given.type, given.default)):
+            raise self._complain((*keys, "default"), "", f"the default of {name!r} {problem}")
+
+    def _sequence(self, keys: Keys, steps: Sequence[Step], before: Collection[str]) -> None:
+        """Check steps that run one after the other; each may use what was before it."""
+        seen = list(before)
+        for number, step in enumerate(steps):
+            here = (*keys, str(number))
+            later = [one.name for one in steps[number + 1 :]]
+            self._on_error(here, step, later)
+            self._step(here, step, seen)
+            seen += (one.name for one in every([step]))
+
+    def _step(self, keys: Keys, step: Step, before: Collection[str]) -> None:
+        self._name((*keys, "name"), step.name)
+        if step.name in (FAIL, CONTINUE):
+            problem = f"{step.name!r} means something else to on_error; choose another name"
+            raise self._complain((*keys, "name"), step.name, problem)
+        if self._all.count(step.name) > 1:
+            problem = f"two steps are named {step.name!r}; rename one of them"
+            raise self._complain((*keys, "name"), step.name, problem)
+        match step:
+            case AgentStep() | ToolStep() | WorkflowStep():
+                self._leaf(keys, step, before)
+            case WaitStep():
+                self._wait(keys, step, before)
+            case ApprovalStep():
+                self._templates((*keys, "message"), step.message, before)
+            case ParallelStep():
+                self._some((*keys, "steps"), step.steps)
+                for number, one in enumerate(step.steps):
+                    self._on_error((*keys, "steps", str(number)), one, ())
+                    self._step((*keys, "steps", str(number)), one, before)
+            case SequenceStep():
+                self._some((*keys, "steps"), step.steps)
+                self._sequence((*keys, "steps"), step.steps, before)
+            case ConditionStep():
+                self._condition(keys, step, before)
+
+    def _some(self, keys: Keys, steps: Sequence[Step]) -> None:
+        if not steps:
+            raise self._complain(keys, "", "there are no steps in it")
+
+    def _on_error(self, keys: Keys, step: Step, later: Sequence[str]) -> None:
+        if step.on_error in (FAIL, CONTINUE) or step.on_error in later:
+            return
+        place, aim = (*keys, "on_error"), step.on_error
+        if aim in self._all:
+            problem = f"on_error can only go on with a later step beside it, not with {aim!r}"
+            raise self._complain(place, aim, problem)
+        problem = unknown("step", aim, (FAIL, CONTINUE, *later))
+        raise self._complain(place, aim, f"on_error: {problem}")
+
+    def _leaf(
+        self, keys: Keys, step: AgentStep | ToolStep | WorkflowStep, before: Collection[str]
+    ) -> None:
+        match step:
+            case AgentStep():
+                if not (step.message or step.inputs):
+                    raise self._complain(keys, "", f"{step.name!r} needs a message or inputs")
+                self._templates((*keys, "message"), step.message, before)
+                self._templates((*keys, "inputs"), step.inputs, before)
+            case ToolStep():
+                self._templates((*keys, "arguments"), step.arguments, before)
+            case WorkflowStep():
+                if step.workflow == self._workflow.name:
+                    problem = "a workflow cannot be a step of itself"
+                    raise self._complain((*keys, "workflow"), step.workflow, problem)
+                self._templates((*keys, "inputs"), step.inputs, before)
+
+    def _wait(self, keys: Keys, step: WaitStep, before: Collection[str]) -> None:
+        if (step.seconds is None) is (not step.until):
+            raise self._complain(keys, "", f"{step.name!r} needs either seconds or until")
+        self._templates((*keys, "seconds"), step.seconds, before)
+        self._templates((*keys, "until"), step.until, before)
+
+    def _condition(self, keys: Keys, step: ConditionStep, before: Collection[str]) -> None:
+        place = (*keys, "if")
+        try:
+            found = list(references(parse(step.when)))
+        except BadExpression as problem:
+            raise self._complain(place, step.when, f"if: {problem}") from None
+        self._references(place, found, before)
+        self._some(keys, (*step.then, *step.otherwise))
+        self._sequence((*keys, "then"), step.then, before)
+        self._sequence((*keys, "else"), step.otherwise, before)
+
+    def _templates(self, keys: Keys, value: JSON, before: Collection[str]) -> None:
+        """Check what is filled in, each text where it stands."""
+        if isinstance(value, str):
+            try:
+                found = list(used(value))
+            except BadExpression as problem:
+                raise self._complain(keys, value, f"{keys[-1]}: {problem}") from None
+            self._references(keys, found, before)
+        elif is_object(value):
+            for key, one in value.items():
+                self._templates((*keys, key), one, before)
+        elif is_array(value):
+            for number, one in enumerate(value):
+                self._templates((*keys, str(number)), one, before)
+
+    def _references(self, keys: Keys, found: Iterable[Reference], before: Collection[str]) -> None:
+        for reference in found:
+            if problem := self._why_not(reference, before):
+                # Its beginning is as it is written; brackets may be written in several ways.
+                said = reference.text.partition("[")[0]
+                raise self._complain(keys, said, f"{reference.text}: {problem}")
+
+    def _why_not(self, reference: Reference, before: Collection[str]) -> str:
+        root, *rest = reference.path
+        if root not in ROOTS:
+            return unknown("name", str(root), ROOTS)
+        if not rest:
+            return f"say what of {root}"
+        name = str(rest[0])
+        if root == "inputs":
+            inputs = self._workflow.inputs
+            return "" if name in inputs else unknown("input", name, inputs)
+        if root == "run":
+            return "" if name in RUN else unknown("value", name, RUN)
+        if name not in self._all:
+            return unknown("step", name, before)
+        if name not in before:
+            return f"{name!r} has not ended by then; only steps that come before can be used"
+        if len(rest) < 2 or rest[1] not in FIELDS:
+            return f"say steps.{name}.output, .state or .error"
+        return ""
+
+    def _schedule(self, schedule: Schedule) -> None:
+        if bool(schedule.cron) is (schedule.every_s is not None):
+            raise self._complain(("schedule",), "", "a schedule needs either cron or every_s")
+        try:
+            zone = zone_of(schedule.timezone)
+        except EvoClawError as problem:
+            raise self._complain(("schedule", "timezone"), "", str(problem)) from None
+        try:
+            if schedule.cron:
+                parse_cron(schedule.cron).after(0.0, zone)
+        except EvoClawError as problem:
+            raise self._complain(("schedule", "cron"), "", f"cron: {problem}") from None
+        problem = wrong_inputs(self._workflow, schedule.inputs)
+        if problem:
+            raise self._complain(("schedule", "inputs"), "", f"schedule: {problem}")
+
+
+def wrong_inputs(workflow: Workflow, given: dict[str, JSON]) -> str:
+    """What is wrong with inputs; empty if nothing is."""
+    for name, value in given.items():
+        if name not in workflow.inputs:
+            return unknown("input", name, workflow.inputs)
+        if problem := check_value(workflow.inputs[name].type, value):
+            return f"input {name!r} {problem}"
+    missing = [
+        name for name, one in workflow.inputs.items() if one.is_required and name not in given
+    ]
+    return f"inputs are missing: {', '.join(missing)}" if missing else ""
+
+
+def with_defaults(workflow: Workflow, given: dict[str, JSON]) -> dict[str, JSON]:
+    """Inputs, and what holds of those that were not given."""
+    return {name: given.get(name, one.default) for name, one in workflow.inputs.items()}

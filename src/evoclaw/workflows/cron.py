@@ -1,0 +1,186 @@
+"""Cron expressions: when the next time is that one names.
+
+Five fields, minute, hour, day of month, month and day of week: `*`, numbers, names of months and
+days, ranges, steps and lists. If both kinds of day are given, either will do.
+
+Where clocks are changed: an hour given as `*` goes by the time that passes. Any other hour goes by
+the clock on the wall, and each of its times comes once a day: when the hour is there twice, the
+first time; when it is left out, as much later as the clock was put forward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from msgspec import Struct
+
+from evoclaw.core.errors import EvoClawError
+
+YEARS = 40
+"""How far ahead is looked: the calendar repeats itself in that time, all but for a century."""
+
+NAMED = {
+    "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *", "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0", "@daily": "0 0 * * *", "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}  # fmt: skip
+MONTHS = {
+    "jan": 1, "feb": 2, "mar": 3, "apr": 4, "may": 5, "jun": 6, "jul": 7, "aug": 8, "sep": 9,
+    "oct": 10, "nov": 11, "dec": 12,
+}  # fmt: skip
+DAYS = {"sun": 0, "mon": 1, "tue": 2, "wed": 3, "thu": 4, "fri": 5, "sat": 6}
+SUNDAY = 7
+"""As it is also written, so that a range can end with it."""
+_PART = re.compile(r"(\*|[a-z]{3}|\d{1,4})(?:-([a-z]{3}|\d{1,4}))?(?:/(\d{1,4}))?", re.ASCII)
+_LEFT_OUT = 2
+"""Days by which a time that a change of clocks left out may come later."""
+
+
+class BadCron(EvoClawError):
+    """A text is not a cron expression."""
+
+
+class _Field(Struct, frozen=True):
+    name: str
+    first: int
+    last: int
+    names: Mapping[str, int] = {}
+
+
+_FIELDS = (
+    _Field("minute", 0, 59),
+    _Field("hour", 0, 23),
+    _Field("day of month", 1, 31),
+    _Field("month", 1, 12, MONTHS),
+    _Field("day of week", 0, SUNDAY, DAYS),
+)
+
+
+class Cron(Struct, frozen=True):
+    """A cron expression, read."""
+
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    """Sunday is 0."""
+    any_hour: bool
+    """The hour is `*`, or steps of it."""
+    any_day: bool
+    """One of the two kinds of day is `*`, or steps of it: both must fit."""
+
+    def on(self, day: date) -> bool:
+        """Whether it names a day."""
+        if day.month not in self.months:
+            return False
+        by_date, by_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        return by_date and by_week if self.any_day else by_date or by_week
+
+    def after(self, moment: float, zone: ZoneInfo) -> float:
+        """The first time after a moment, in seconds since 1970; `BadCron` if there is none."""
+        found = self._passing(moment, zone) if self.any_hour else self._on_the_wall(moment, zone)
+        if found is None:
+            raise BadCron(f"no time fits within {YEARS} years")
+        return found
+
+    def _passing(self, moment: float, zone: ZoneInfo) -> float | None:
+        at = int(moment // 60) * 60 + 60
+        last = at + YEARS * 366 * 86_400
+        while at < last:
+            local = datetime.fromtimestamp(at, zone)
+            if not self.on(local.date()):
+                at = max(at + 60, _ceiling(_midnight(local.date() + timedelta(days=1), zone)))
+            elif local.hour in self.hours and local.minute in self.minutes and not local.second:
+                return float(at)
+            else:
+                # Where a zone is off by seconds, its minutes do not begin with ours.
+                at += 60 - local.second
+        return None
+
+    def _on_the_wall(self, moment: float, zone: ZoneInfo) -> float | None:
+        day = datetime.fromtimestamp(moment, zone).date() - timedelta(days=_LEFT_OUT)
+        best: float | None = None
+        more = YEARS * 366
+        while more > 0:
+            for at in self._times(day, zone) if self.on(day) else ():
+                if at > moment and (best is None or at < best):
+                    # Others may still come before it, but only if they were left out.
+                    best, more = at, min(more, _LEFT_OUT + 1)
+            day, more = day + timedelta(days=1), more - 1
+        return best
+
+    def _times(self, day: date, zone: ZoneInfo) -> Iterator[float]:
+        for hour in self.hours:
+            for minute in self.minutes:
+                local = datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone)
+                yield local.timestamp()
+
+
+def parse_cron(text: str) -> Cron:
+    """Read a cron expression; `BadCron` says what is wrong with it."""
+    words = NAMED.get(text.strip().lower(), text).lower().split()
+    if len(words) != len(_FIELDS):
+        names = ", ".join(field.name for field in _FIELDS)
+        problem = f"{text[:80]!r} has {len(words)} fields instead of five: {names}"
+        raise BadCron(f"{problem}; or write one of {', '.join(NAMED)}")
+    minutes, hours, days, months, weekdays = map(_values, words, _FIELDS)
+    return Cron(
+        minutes,
+        hours,
+        days,
+        months,
+        frozenset(number % 7 for number in weekdays),
+        any_hour=words[1].startswith("*"),
+        any_day=words[2].startswith("*") or words[4].startswith("*"),
+    )
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """A time zone by its name; `BadCron` if there is none."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise BadCron(f"unknown time zone {name[:80]!r}; write one such as Europe/Berlin") from None
+
+
+def _values(word: str, field: _Field) -> frozenset[int]:
+    return frozenset(number for part in word.split(",") for number in _part(part, field))
+
+
+def _part(part: str, field: _Field) -> range:
+    found = _PART.fullmatch(part)
+    if found is None or (found[1] == "*" and found[2]):
+        raise BadCron(f"{field.name}: cannot read {part[:20]!r}")
+    top = field.last - (field.last == SUNDAY)
+    first, last = field.first, top
+    if found[1] != "*":
+        first = _number(found[1], field)
+        last = _number(found[2], field) if found[2] else top if found[3] else first
+        last = SUNDAY if found[2] == "sun" else last
+    if found[3] is not None and int(found[3]) == 0:
+        raise BadCron(f"{field.name}: a step in {part[:20]!r} must be 1 or more")
+    if last < first:
+        raise BadCron(f"{field.name}: {part[:20]!r} ends before it begins")
+    return range(first, last + 1, int(found[3] or 1))
+
+
+def _number(text: str, field: _Field) -> int:
+    if text in field.names:
+        return field.names[text]
+    if not text.isdigit() or not field.first <= int(text) <= field.last:
+        known = f" or {'/'.join(field.names)}" if field.names else ""
+        allowed = f"{field.first} to {field.last}{known}"
+        raise BadCron(f"{field.name}: {text!r} is not one of {allowed}")
+    return int(text)
+
+
+def _midnight(day: date, zone: ZoneInfo) -> float:
+    return datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()
+
+
+def _ceiling(moment: float) -> int:
+    return -int(-moment // 60) * 60

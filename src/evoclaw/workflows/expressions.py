@@ -1,0 +1,230 @@
+"""A small language over inputs and outputs: references, comparisons, and, or, not. No calls.
+
+`a or b` is the first of them that is true, `a and b` the first that is not, as in Python; what a
+reference does not find is null. Nothing here can take long, reach out, or change anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.messages import JSON, is_array, is_object
+
+_PLAIN = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+
+
+class BadExpression(EvoClawError):
+    """A text is not an expression."""
+
+
+class ExpressionFailed(EvoClawError):
+    """An expression has no value: what it compares cannot be compared."""
+
+
+class Literal(Struct, frozen=True, tag=True):
+    """A value as it is written."""
+
+    value: JSON
+
+
+class Reference(Struct, frozen=True, tag=True):
+    """The way to a value: `steps.disk.output.lines[0]`."""
+
+    path: tuple[str | int, ...]
+
+    @property
+    def text(self) -> str:
+        """As it is written."""
+        return _spelled(self.path)
+
+
+class Listed(Struct, frozen=True, tag=True):
+    """Several values, in brackets."""
+
+    items: tuple[Expression, ...]
+
+
+class Negation(Struct, frozen=True, tag=True):
+    """`not`."""
+
+    inner: Expression
+
+
+class Junction(Struct, frozen=True, tag=True):
+    """`and`, or `or`, of two or more."""
+
+    word: str
+    items: tuple[Expression, ...]
+
+
+class Comparison(Struct, frozen=True, tag=True):
+    """Two values and how they compare."""
+
+    sign: str
+    left: Expression
+    right: Expression
+
+
+Expression: TypeAlias = Literal | Reference | Listed | Negation | Junction | Comparison
+
+
+class Missing(EvoClawError):
+    """A reference leads nowhere."""
+
+
+def references(expression: Expression) -> Iterator[Reference]:
+    """Every reference in it, in the order written."""
+    match expression:
+        case Reference():
+            yield expression
+        case Listed(items) | Junction(_, items):
+            for item in items:
+                yield from references(item)
+        case Negation(inner):
+            yield from references(inner)
+        case Comparison(_, left, right):
+            yield from references(left)
+            yield from references(right)
+        case Literal():
+            pass
+
+
+def evaluate(expression: Expression, scope: Mapping[str, JSON]) -> JSON:
+    """The value of an expression; `ExpressionFailed` if it has none."""
+    match expression:
+        case Literal(value):
+            return value
+        case Reference():
+            try:
+                return find(expression, scope)
+            except Missing:
+                return None
+        case Listed(items):
+            return [evaluate(item, scope) for item in items]
+        case Negation(inner):
+            return not truth(evaluate(inner, scope))
+        case Junction(word, items):
+            return _joined(word, items, scope)
+        case Comparison(sign, left, right):
+            return _compared(sign, evaluate(left, scope), evaluate(right, scope))
+
+
+def find(reference: Reference, scope: Mapping[str, JSON]) -> JSON:
+    """What a reference leads to; `Missing` if that is nothing."""
+    value: JSON = dict(scope)
+    for depth, part in enumerate(reference.path):
+        if not _has(value, part):
+            at = _spelled(reference.path[:depth])
+            raise Missing(f"{reference.text} leads nowhere: {_there(value, at)}")
+        value = value[part]
+    return value
+
+
+def _has(value: JSON, part: str | int) -> bool:
+    if isinstance(part, str):
+        return is_object(value) and part in value
+    return is_array(value) and -len(value) <= part < len(value)
+
+
+def truth(value: JSON) -> bool:
+    """Whether a value counts as true: all but null, false, 0 and what is empty."""
+    return bool(value)
+
+
+def same(one: JSON, other: JSON) -> bool:
+    """Whether two JSON values are equal; true is not 1, but 1 is 1.0."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if is_array(one) and is_array(other):
+        return len(one) == len(other) and all(map(same, one, other))
+    if is_object(one) and is_object(other):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return one == other
+
+
+def _there(value: JSON, at: str) -> str:
+    if is_object(value):
+        return f"{at} has {', '.join(sorted(value)[:10]) or 'nothing'}"
+    if is_array(value):
+        return f"{at} has {len(value)} items"
+    return f"{at} is {_kind(value)}"
+
+
+def _spelled(path: Sequence[str | int]) -> str:
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif _PLAIN.fullmatch(part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{msgspec.json.encode(part).decode()}]"
+    return text
+
+
+def _joined(word: str, items: Sequence[Expression], scope: Mapping[str, JSON]) -> JSON:
+    value: JSON = None
+    for item in items:
+        value = evaluate(item, scope)
+        if truth(value) is (word == "or"):
+            break
+    return value
+
+
+def _compared(sign: str, left: JSON, right: JSON) -> bool:
+    match sign:
+        case "==":
+            return same(left, right)
+        case "!=":
+            return not same(left, right)
+        case "in":
+            return _within(left, right)
+        case "contains":
+            return _within(right, left)
+        case _:
+            return _ordered(sign, left, right)
+
+
+def _within(item: JSON, whole: JSON) -> bool:
+    if whole is None:
+        return False
+    if is_array(whole):
+        return any(same(item, one) for one in whole)
+    if isinstance(item, str) and (isinstance(whole, str) or is_object(whole)):
+        return item in whole
+    raise ExpressionFailed(f"cannot look for {_kind(item)} in {_kind(whole)}")
+
+
+def _ordered(sign: str, left: JSON, right: JSON) -> bool:
+    texts = isinstance(left, str) and isinstance(right, str)
+    if not (texts or (_is_number(left) and _is_number(right))):
+        problem = f"cannot compare {_kind(left)} with {_kind(right)} by {sign}"
+        raise ExpressionFailed(f"{problem}; two numbers or two texts can be")
+    match sign:
+        case "<":
+            return left < right
+        case "<=":
+            return left <= right
+        case ">":
+            return left > right
+        case _:
+            return left >= right
+
+
+def _is_number(value: JSON) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _kind(value: JSON) -> str:
+    if value is None:
+        return "null"
+    for kind, name in (bool, "a boolean"), (str, "a text"), (list, "an array"), (dict, "an object"):
+        if isinstance(value, kind):
+            return name
+    return "a number"

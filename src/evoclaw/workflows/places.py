@@ -1,0 +1,81 @@
+"""Where in a TOML text something is said, as far as one can tell without parsing it again."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import TypeAlias
+
+Keys: TypeAlias = tuple[str, ...]
+"""The way to a value: its tables, then its own key; numbers count in an array."""
+
+_NOISE = re.compile(r"[\s\"']")
+
+
+class Places:
+    """The lines of a text."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.split("\n")
+        self._found: dict[Keys, int] = {}
+        for line, keys in _keys(self._lines):
+            self._found.setdefault(keys, line)
+
+    def line(self, keys: Keys, said: str = "") -> int:
+        """The line of a value, or of the table it is in; 0 if there is none.
+
+        Args:
+            keys: The way there.
+            said: A part of the value, which may span several lines.
+        """
+        tries = (self._found.get(keys[:end], 0) for end in range(len(keys), 0, -1))
+        line = next(filter(None, tries), 0)
+        said = said.partition("\n")[0]
+        if said and line:
+            for number, text in enumerate(self._lines[line - 1 :], line):
+                if said in text:
+                    return number
+                if number > line and text.lstrip().startswith("["):
+                    break
+        return line
+
+
+def _keys(lines: list[str]) -> Iterator[tuple[int, Keys]]:
+    """Each line that begins a table or sets a key, and which."""
+    here: Keys = ()
+    arrays: Counter[Keys] = Counter()
+    quote = ""
+    for number, line in enumerate(lines, 1):
+        inside, quote = bool(quote), _open_quote(line, quote)
+        said = line.strip()
+        if inside or said.startswith("#"):
+            continue
+        if said.startswith("["):
+            here = _table(said, arrays)
+            yield number, here
+        elif "=" in said:
+            name = _NOISE.sub("", said.partition("=")[0])
+            yield number, (*here, *name.split("."))
+
+
+def _table(said: str, arrays: Counter[Keys]) -> Keys:
+    keys: Keys = ()
+    names = _NOISE.sub("", said.strip("[").partition("]")[0]).split(".")
+    for depth, name in enumerate(names, 1):
+        plain = (*keys, name)
+        if depth == len(names) and said.startswith("[["):
+            arrays[plain] += 1
+        # A table below an array of tables is below the last of them.
+        keys = (*plain, str(arrays[plain] - 1)) if plain in arrays else plain
+    return keys
+
+
+def _open_quote(line: str, quote: str) -> str:
+    """Which of the quotes over several lines is open at the end of a line."""
+    for found in re.findall(r'"""|\'\'\'', line):
+        if not quote:
+            quote = found
+        elif quote == found:
+            quote = ""
+    return quote

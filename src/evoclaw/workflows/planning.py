@@ -1,0 +1,315 @@
+"""What a workflow does next: a pure function of how far it is, and of the time.
+
+Asked again after a crash it says the same. Facts it decides by itself, as that a wait is over,
+are to be kept as they are; what somebody else must do is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.messages import JSON
+from evoclaw.workflows.definition import (
+    CONTINUE,
+    FAIL,
+    AgentStep,
+    ApprovalStep,
+    ConditionStep,
+    Group,
+    Leaf,
+    ParallelStep,
+    SequenceStep,
+    Step,
+    ToolStep,
+    WaitStep,
+    WorkflowStep,
+)
+from evoclaw.workflows.events import (
+    Decision,
+    Event,
+    StepFailed,
+    StepFinished,
+    StepSkipped,
+    StepStarted,
+    WorkflowFinished,
+)
+from evoclaw.workflows.expressions import ExpressionFailed, evaluate, truth
+from evoclaw.workflows.parsing import parse
+from evoclaw.workflows.progress import (
+    FAILED,
+    RETRYING,
+    SUCCEEDED,
+    UNKNOWN,
+    Progress,
+    StepProgress,
+)
+from evoclaw.workflows.templates import fill, fill_text
+
+LAST = 253_402_300_799.0
+"""The end of the year 9999: nothing waits for longer than there are dates."""
+
+
+@dataclass(slots=True)
+class Moves:
+    """What is next."""
+
+    facts: list[Event] = field(default_factory=list[Event])
+    """To be kept; then ask again."""
+    asks: list[Leaf] = field(default_factory=list[Leaf])
+    """Steps under way that somebody else does."""
+    due: float | None = None
+    """When to ask again, if nothing happens before."""
+
+    def wait(self, until: float | None) -> None:
+        """Ask again then, or earlier."""
+        if until is not None:
+            self.due = until if self.due is None else min(self.due, until)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Steps that are over, all of them."""
+
+    failed: str = ""
+    """Why they failed; empty if they did not."""
+    output: JSON = None
+
+
+def plan(progress: Progress, now: float) -> Moves:
+    """What a workflow that goes on does next; one that is being cancelled just ends."""
+    return _Planner(progress, now).plan()
+
+
+def run_id_of(workflow_id: str, step: str, attempt: int) -> str:
+    """The run of an agent step, the same whenever that attempt is driven."""
+    return f"{workflow_id}-{step}-{attempt}"
+
+
+def child_id_of(workflow_id: str, step: str, attempt: int) -> str:
+    """The workflow of a workflow step, the same whenever that attempt is driven."""
+    digest = sha256(run_id_of(workflow_id, step, attempt).encode()).hexdigest()
+    return f"wf_{digest[:24]}"
+
+
+class _Planner:
+    def __init__(self, progress: Progress, now: float) -> None:
+        self._progress, self._now = progress, now
+        self._moves = Moves()
+        self._scope = progress.scope()
+
+    def plan(self) -> Moves:
+        workflow = self._progress.plan.workflow
+        settled = self._sequence(workflow.steps)
+        if settled is None or self._moves.facts:
+            return self._moves
+        error, output = settled.failed, settled.output
+        if not error and workflow.output is not None:
+            try:
+                output = fill(workflow.output, self._scope)
+            except EvoClawError as problem:
+                error = f"output: {problem}"
+        end = (
+            WorkflowFinished(FAILED, error=error) if error else WorkflowFinished(SUCCEEDED, output)
+        )
+        self._moves.facts.append(end)
+        return self._moves
+
+    def _sequence(self, steps: Sequence[Step]) -> Settled | None:
+        """Go through steps one after the other; None while they are not over."""
+        output: JSON = None
+        jump = ""
+        for step in steps:
+            if jump and step.name != jump:
+                continue
+            jump = ""
+            done = self._step(step)
+            if done is None:
+                return None
+            if done.failed and step.on_error == FAIL:
+                return done
+            if done.failed and step.on_error != CONTINUE:
+                jump = step.on_error
+            output = done.output
+        return Settled(output=output)
+
+    def _step(self, step: Step) -> Settled | None:
+        there = self._progress.steps.get(step.name)
+        if there is None:
+            self._start(step, 1)
+            return None
+        if there.ended:
+            error = there.error or "failed" if there.state == FAILED else ""
+            return Settled(f"{step.name}: {error}" if error else "", there.output)
+        match step:
+            case AgentStep() | ToolStep() | WorkflowStep():
+                self._leaf(step, there)
+            case WaitStep():
+                self._wait(step, there)
+            case ApprovalStep():
+                self._approval(step, there)
+            case _:
+                self._group(step, there)
+        return None
+
+    def _fact(self, event: Event) -> None:
+        self._moves.facts.append(event)
+
+    def _start(self, step: Step, attempt: int) -> None:
+        name, workflow_id = step.name, self._progress.workflow_id
+        try:
+            match step:
+                case AgentStep():
+                    started = StepStarted(name, attempt, run_id_of(workflow_id, name, attempt))
+                case WorkflowStep():
+                    child = child_id_of(workflow_id, name, attempt)
+                    started = StepStarted(name, attempt, workflow_id=child)
+                case WaitStep():
+                    started = StepStarted(name, attempt, due=self._until(step))
+                case ApprovalStep():
+                    asked = fill_text(step.message, self._scope)
+                    due = None if step.timeout_s is None else self._now + step.timeout_s
+                    started = StepStarted(name, attempt, asked=asked, due=due)
+                case ConditionStep():
+                    yes = truth(evaluate(parse(step.when), self._scope))
+                    started = StepStarted(name, attempt, taken="then" if yes else "else")
+                case _:
+                    started = StepStarted(name, attempt)
+        except EvoClawError as problem:
+            self._fact(StepStarted(name, attempt))
+            self._fact(StepFailed(name, attempt, str(problem)))
+        else:
+            self._fact(started)
+
+    def _leaf(self, step: Leaf, there: StepProgress) -> None:
+        answer = there.answer
+        if there.state == RETRYING and self._now >= (there.due or 0):
+            self._start(step, there.attempt + 1)
+        elif there.state == RETRYING:
+            self._moves.wait(there.due)
+        elif there.state != UNKNOWN:
+            self._moves.asks.append(step)
+        elif answer is not None:
+            match answer.decision:
+                case Decision.RETRY:
+                    self._start(step, there.attempt + 1)
+                case Decision.SKIP:
+                    self._fact(StepSkipped(step.name, answer.reason))
+                case _:
+                    error = f"{there.error}; {answer.by} said that it failed"
+                    self._fact(StepFailed(step.name, there.attempt, error))
+
+    def _wait(self, step: WaitStep, there: StepProgress) -> None:
+        if there.due is None or self._now >= there.due:
+            self._fact(StepFinished(step.name, there.attempt))
+        else:
+            self._moves.wait(there.due)
+
+    def _until(self, step: WaitStep) -> float:
+        if step.until:
+            text = fill_text(step.until, self._scope).strip()
+            return _instant(step.name, text)
+        seconds = fill(step.seconds, self._scope)
+        if isinstance(seconds, str):
+            seconds = _number(seconds)
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not (number and seconds >= 0):
+            raise ExpressionFailed(f"{step.name}: seconds must be a number, 0 or more")
+        return min(LAST, self._now + seconds)
+
+    def _approval(self, step: ApprovalStep, there: StepProgress) -> None:
+        answer = there.answer
+        if answer is None:
+            if there.due is not None and self._now >= there.due:
+                self._fact(StepFailed(step.name, there.attempt, "nobody answered in time"))
+            self._moves.wait(there.due)
+            return
+        yes = answer.decision is Decision.APPROVE
+        output = {"approved": yes, "by": answer.by, "reason": answer.reason}
+        if yes:
+            self._fact(StepFinished(step.name, there.attempt, output))
+        else:
+            why = f": {answer.reason}" if answer.reason else ""
+            error = f"denied by {answer.by}{why}"
+            self._fact(StepFailed(step.name, there.attempt, error, output))
+
+    def _group(self, step: Group, there: StepProgress) -> None:
+        match step:
+            case ParallelStep():
+                done = self._parallel(step)
+                inner: Sequence[Step] = step.steps
+            case SequenceStep():
+                done, inner = self._sequence(step.steps), step.steps
+            case ConditionStep():
+                inner = step.then if there.taken == "then" else step.otherwise
+                done = self._sequence(inner)
+        if done is None:
+            return
+        label = self._progress.label_of(())
+        for one in inner:
+            if found := self._progress.steps.get(one.name):
+                label = label | found.label
+        if done.failed:
+            self._fact(StepFailed(step.name, there.attempt, done.failed, done.output, label=label))
+        else:
+            self._fact(StepFinished(step.name, there.attempt, done.output, label))
+
+    def _parallel(self, group: ParallelStep) -> Settled | None:
+        """Go through all of them; those under way end by themselves, whatever fails beside."""
+        room, over, failed = group.limit, True, ""
+        output: dict[str, JSON] = {}
+        for step in group.steps:
+            there = self._progress.steps.get(step.name)
+            if there is None and (failed or not room):
+                over = over and bool(failed)
+                continue
+            done = self._step(step)
+            if done is None:
+                room, over = room - 1, False
+                continue
+            output[step.name] = done.output
+            if done.failed and step.on_error == FAIL:
+                failed = failed or done.failed
+        return Settled(failed, output) if over else None
+
+
+def asks_of(step: Leaf, progress: Progress) -> JSON:
+    """What a step gives to whoever does it, filled in; raises what filling in raises."""
+    scope = progress.scope()
+    match step:
+        case AgentStep():
+            return fill({"message": step.message, "inputs": step.inputs}, scope)
+        case ToolStep():
+            return fill(step.arguments, scope)
+        case WorkflowStep():
+            return fill(step.inputs, scope)
+
+
+def sources_of(step: Leaf) -> JSON:
+    """All templates of a step, for their references."""
+    match step:
+        case AgentStep():
+            return [step.message, step.inputs]
+        case ToolStep():
+            return step.arguments
+        case WorkflowStep():
+            return step.inputs
+
+
+def _number(text: str) -> JSON:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _instant(name: str, text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        problem = f"{name}: {text[:40]!r} is no time; write 2030-01-31T08:00:00+01:00"
+        raise ExpressionFailed(problem) from None

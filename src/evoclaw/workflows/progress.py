@@ -1,0 +1,184 @@
+"""How far a workflow is: a fold over its records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.labels import CLEAN, Label, Principal, joined
+from evoclaw.core.messages import JSON
+from evoclaw.workflows.definition import Workflow, every
+from evoclaw.workflows.events import (
+    CancelAsked,
+    Event,
+    StepAnswered,
+    StepFailed,
+    StepFinished,
+    StepPostponed,
+    StepResumed,
+    StepSkipped,
+    StepStarted,
+    StepUnknown,
+    WorkflowFinished,
+    WorkflowRecord,
+    WorkflowStarted,
+)
+from evoclaw.workflows.expressions import Reference
+
+RUNNING, POSTPONED, RETRYING, UNKNOWN = "running", "postponed", "retrying", "unknown"
+SUCCEEDED, FAILED, SKIPPED, CANCELLED = "succeeded", "failed", "skipped", "cancelled"
+ENDED = (SUCCEEDED, FAILED, SKIPPED)
+
+
+class Plan(Struct, frozen=True, omit_defaults=True):
+    """What a workflow was started with; its definition stays what it was then."""
+
+    workflow: Workflow
+    who: Principal
+    inputs: dict[str, JSON] = {}
+    label: Label = CLEAN
+    """Of the inputs, where a workflow gave them that had seen more than its user."""
+    ancestors: tuple[str, ...] = ()
+    """The names of the workflows it is a step of, the outermost first."""
+    parent: str = ""
+    scheduled_for: float | None = None
+
+
+def decode_plan(blob: bytes) -> Plan:
+    """A plan as it was kept."""
+    return msgspec.json.decode(blob, type=Plan)
+
+
+def decode_event(blob: bytes) -> Event:
+    """An event as it was kept."""
+    return msgspec.json.decode(blob, type=Event)
+
+
+@dataclass(slots=True)
+class StepProgress:
+    """How far a step is."""
+
+    state: str = RUNNING
+    attempt: int = 0
+    began_at: float = 0.0
+    """Its first attempt."""
+    started_at: float = 0.0
+    """Its last one."""
+    ended_at: float | None = None
+    run_ids: tuple[str, ...] = ()
+    workflow_id: str = ""
+    asked: str = ""
+    due: float | None = None
+    """When a wait is over, an answer too late, or a failed step tried again."""
+    taken: str = ""
+    output: JSON = None
+    error: str = ""
+    label: Label = CLEAN
+    answer: StepAnswered | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over."""
+        return self.state in ENDED
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a workflow is."""
+
+    workflow_id: str
+    plan: Plan
+    head: int = 0
+    """The number of the last record."""
+    started_at: float = 0.0
+    steps: dict[str, StepProgress] = field(default_factory=dict[str, StepProgress])
+    cancelling: CancelAsked | None = None
+    finished: WorkflowFinished | None = None
+    ended_at: float | None = None
+
+    def take(self, records: Iterable[WorkflowRecord]) -> None:
+        """Take in what happened next."""
+        for record in records:
+            self._take(record.event, record.at)
+            self.head = record.seq
+
+    def _take(self, event: Event, at: float) -> None:
+        match event:
+            case WorkflowStarted():
+                self.started_at = at
+            case CancelAsked():
+                self.cancelling = self.cancelling or event
+            case WorkflowFinished():
+                self.finished, self.ended_at = event, at
+            case StepStarted():
+                self._started(event, at)
+            case StepAnswered(step):
+                self.steps[step].answer = event
+            case StepPostponed(step, _, reason):
+                self.steps[step].state, self.steps[step].error = POSTPONED, reason
+            case StepResumed(step):
+                self.steps[step].state, self.steps[step].error = RUNNING, ""
+            case _:
+                self._settled(event, at)
+
+    def _started(self, event: StepStarted, at: float) -> None:
+        step = self.steps.setdefault(event.step, StepProgress(began_at=at))
+        step.state, step.attempt, step.started_at, step.ended_at = RUNNING, event.attempt, at, None
+        step.asked, step.due, step.taken = event.asked, event.due, event.taken
+        step.error, step.answer, step.workflow_id = "", None, event.workflow_id
+        if event.run_id:
+            step.run_ids = (*step.run_ids, event.run_id)
+
+    def _settled(
+        self, event: StepFinished | StepFailed | StepUnknown | StepSkipped, at: float
+    ) -> None:
+        step = self.steps[event.step]
+        match event:
+            case StepFinished(_, _, output, label):
+                step.state, step.output, step.label = SUCCEEDED, output, label
+            case StepFailed(again_at=None):
+                step.state, step.error, step.output = FAILED, event.error, event.output
+                step.label = event.label
+            case StepFailed():
+                step.state, step.error, step.due = RETRYING, event.error, event.again_at
+            case StepUnknown(_, _, reason):
+                step.state, step.error, step.answer = UNKNOWN, reason, None
+            case StepSkipped():
+                step.state, step.error = SKIPPED, ""
+        step.ended_at = at if step.ended else None
+
+    def scope(self) -> dict[str, JSON]:
+        """What expressions can refer to."""
+        never = StepProgress(SKIPPED)
+        steps: dict[str, JSON] = {}
+        for name in (step.name for step in every(self.plan.workflow.steps)):
+            step = self.steps.get(name, never)
+            steps[name] = {"output": step.output, "state": step.state, "error": step.error}
+        run: JSON = {
+            "id": self.workflow_id,
+            "name": self.plan.workflow.name,
+            "started_at": self.started_at,
+            "scheduled_for": self.plan.scheduled_for,
+        }
+        return {"inputs": self.plan.inputs, "steps": steps, "run": run}
+
+    def label_of(self, used: Iterable[Reference]) -> Label:
+        """Of what is made from these."""
+        labels: list[Label] = []
+        for reference in used:
+            root, name = (*reference.path, "")[:2]
+            if root == "inputs":
+                labels.append(self.plan.label)
+            elif root == "steps" and (step := self.steps.get(str(name))):
+                labels.append(step.label)
+        return joined(labels)
+
+
+def progress_of(workflow_id: str, plan: Plan, records: Sequence[WorkflowRecord]) -> Progress:
+    """How far a workflow is by its records."""
+    progress = Progress(workflow_id, plan)
+    progress.take(records)
+    return progress

@@ -1,0 +1,101 @@
+"""A workflow from TOML: every refusal names the file, the line, and what was meant, perhaps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import fields
+
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.core.toml import parse_toml
+from evoclaw.skills.names import unknown
+from evoclaw.workflows.checking import check
+from evoclaw.workflows.definition import KINDS, Input, Retry, Schedule, Workflow
+from evoclaw.workflows.errors import WorkflowRefused
+from evoclaw.workflows.places import Keys, Places
+
+_STEPS = ("steps", "then", "else")
+"""The keys below which there are steps."""
+
+
+def read_workflow(text: str, file: str, name: str = "") -> Workflow:
+    """Read and check a definition.
+
+    Args:
+        text: TOML.
+        file: What refusals call it.
+        name: Of the workflow, if the text gives none.
+    """
+    return _Reader(text, file).read(name)
+
+
+class _Reader:
+    def __init__(self, text: str, file: str) -> None:
+        self._values, self._file, self._places = parse_toml(text, file), file, Places(text)
+
+    def read(self, name: str) -> Workflow:
+        values = self._values
+        values.setdefault("name", name)
+        self._known((), values, _names(Workflow))
+        self._steps((), values)
+        for table, shape in ("inputs", Input), ("schedule", Schedule):
+            self._table(table, shape)
+        try:
+            workflow = msgspec.convert(values, Workflow)
+        except msgspec.ValidationError as problem:
+            said, _, where = str(problem).partition(" - at `$")
+            keys = tuple(re.findall(r"[\w-]+", where))
+            spelled = f"{keys[-1]}: " if keys and not keys[-1].isdigit() else ""
+            raise self._refused(keys, "", spelled + said) from None
+        return check(workflow, self._refused)
+
+    def _refused(self, keys: Keys, said: str, problem: str) -> EvoClawError:
+        line = self._places.line(keys, said)
+        return WorkflowRefused(f"{self._file}{f', line {line}' if line else ''}: {problem}")
+
+    def _known(self, keys: Keys, table: dict[str, JSON], names: Iterable[str]) -> None:
+        for key in table:
+            if key not in names:
+                raise self._refused((*keys, key), "", unknown("key", key, names))
+
+    def _table(self, name: str, shape: type[Input | Schedule]) -> None:
+        given = self._values.get(name)
+        if not is_object(given):
+            return
+        if shape is Schedule:
+            self._known((name,), given, _names(shape))
+            return
+        for key, one in given.items():
+            if is_object(one):
+                self._known((name, key), one, _names(shape))
+
+    def _steps(self, keys: Keys, table: dict[str, JSON]) -> None:
+        """Look through the steps below a table: their kinds and their keys."""
+        for below in _STEPS:
+            steps = table.get(below)
+            for number, step in enumerate(steps if is_array(steps) else ()):
+                if is_object(step):
+                    self._step((*keys, below, str(number)), step)
+
+    def _step(self, keys: Keys, step: dict[str, JSON]) -> None:
+        shapes = {shape.kind: shape for shape in KINDS}
+        kind = step.get("kind")
+        if kind is None:
+            raise self._refused(keys, "", f"kind is missing; there are: {', '.join(shapes)}")
+        shape = shapes.get(kind) if isinstance(kind, str) else None
+        if shape is None:
+            problem = unknown("kind", str(kind), shapes)
+            raise self._refused((*keys, "kind"), "", problem)
+        self._known(keys, step, ("kind", *_names(shape)))
+        if is_object(retry := step.get("retry")):
+            self._known((*keys, "retry"), retry, _names(Retry))
+        if "name" not in step:
+            raise self._refused(keys, "", "name is missing: every step has one")
+        self._steps(keys, step)
+
+
+def _names(shape: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(field.encode_name for field in fields(shape))

@@ -1,0 +1,98 @@
+"""Agents and tools that do as they were told beforehand, to try workflows out without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from evoclaw.core.errors import AgentNotFound
+from evoclaw.core.labels import Principal
+from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
+from evoclaw.core.tools import failure
+from evoclaw.workflows.ports import (
+    AgentAnswer,
+    AgentCall,
+    Done,
+    Ended,
+    Nature,
+    ToolAsked,
+    Waiting,
+)
+
+Says: TypeAlias = str | AgentAnswer | Callable[[AgentCall], Awaitable[Ended]]
+"""What an agent says: always the same, or what a function makes of what it is asked."""
+Does: TypeAlias = str | ToolResult | Callable[[ToolAsked], Awaitable[Done]]
+
+
+class ScriptedAgents:
+    """Agents whose runs outlive whoever awaits them, as real ones do."""
+
+    def __init__(self, agents: Mapping[str, Says]) -> None:
+        self._agents = agents
+        self.calls: list[AgentCall] = []
+        """Every run that was begun, once."""
+        self.cancelled: list[str] = []
+        self._runs: dict[tuple[str, str], AgentCall] = {}
+
+    async def begin(self, who: Principal, call: AgentCall) -> Waiting | None:
+        """Start a run; the same run when it is begun again."""
+        if call.agent not in self._agents:
+            raise AgentNotFound(call.agent, tuple(self._agents))
+        if (who.tenant, call.run_id) not in self._runs:
+            self._runs[who.tenant, call.run_id] = call
+            self.calls.append(call)
+        return None
+
+    async def result(self, tenant: str, run_id: str) -> Ended:
+        """What the agent says."""
+        call = self._runs[tenant, run_id]
+        says = self._agents[call.agent]
+        if isinstance(says, str):
+            return AgentAnswer(ok=True, output={"result": says}, text=says)
+        return says if isinstance(says, AgentAnswer) else await says(call)
+
+    async def cancel(self, tenant: str, run_id: str) -> None:
+        """Note that a run was to end."""
+        if (tenant, run_id) in self._runs:
+            self.cancelled.append(run_id)
+
+
+class ScriptedTools:
+    """Tools that count how often each request was really run."""
+
+    def __init__(self, tools: Mapping[str, Does], harmless: Iterable[str] = ()) -> None:
+        """Say what tools do, and which of them may be run twice."""
+        self._tools, self._harmless = tools, frozenset(harmless)
+        self.calls: list[ToolAsked] = []
+        """Everything that was asked for, also if it came to nothing."""
+        self.cancelled: list[str] = []
+
+    def nature(self, who: Principal, tool: str) -> Nature:
+        """Whether a tool may be run twice."""
+        return Nature(harmless=tool in self._harmless)
+
+    async def execute(self, who: Principal, asked: ToolAsked) -> Done:
+        """Do as told."""
+        self.calls.append(asked)
+        does = self._tools.get(asked.tool)
+        if does is None:
+            return failure(asked.request_id, asked.tool, ErrorKind.NOT_FOUND, "no such tool")
+        if isinstance(does, str):
+            return said(asked, does)
+        return does if isinstance(does, ToolResult) else await does(asked)
+
+    async def cancel(self, tenant: str, request_id: str) -> None:
+        """Note that a call was to end."""
+        self.cancelled.append(request_id)
+
+
+def said(asked: ToolAsked, text: str, **details: JSON) -> ToolResult:
+    """A result with a text."""
+    return ToolResult(asked.request_id, asked.tool, (TextBlock(text),), details=details)
+
+
+async def never(_: object) -> AgentAnswer:
+    """An agent that does not come to an end by itself."""
+    await asyncio.Event().wait()
+    return AgentAnswer(ok=False)

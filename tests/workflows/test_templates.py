@@ -1,0 +1,91 @@
+"""Templates: values stay what they are, and text becomes text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoclaw.workflows.expressions import BadExpression, Missing
+from evoclaw.workflows.templates import fill, used
+
+SCOPE: dict[str, Any] = {"inputs": {"n": 3, "host": "pi", "list": [1, None], "none": None}}
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "filled"),
+    [
+        ("{{ inputs.n }}", 3),
+        ("{{inputs.list}}", [1, None]),
+        ("{{ inputs.none }}", None),
+        (" {{ inputs.n }}", " 3"),
+        ("{{ inputs.host }}-{{ inputs.list }}-{{ inputs.none }}", "pi-[1,null]-null"),
+        ("{{ inputs.other or 'no' }}", "no"),
+        ("{{ '}}' }}{{ \"{{\" }}", "}}{{"),
+        ({"a": ["{{ inputs.n }}", 1]}, {"a": [3, 1]}),
+        ("no braces } { here", "no braces } { here"),
+    ],
+)
+def test_a_template_is_filled_in(template: object, filled: object) -> None:
+    assert fill(template, SCOPE) == filled
+
+
+def test_a_reference_on_its_own_that_leads_nowhere_is_a_mistake() -> None:
+    with pytest.raises(Missing, match="inputs.nope leads nowhere: inputs has host, list, n, none"):
+        fill("{{ inputs.nope }}", SCOPE)
+
+
+@pytest.mark.parametrize("template", ["{{ inputs.n", "{{ }}", "a {{ 'x }}", "{{ inputs. }}"])
+def test_what_has_no_end_or_no_sense_is_refused(template: str) -> None:
+    with pytest.raises(BadExpression):
+        fill(template, SCOPE)
+
+
+@given(values)
+def test_a_value_on_its_own_keeps_its_type(value: object) -> None:
+    assert fill("{{ v }}", {"v": value}) == value
+
+
+@given(
+    st.lists(st.text("ab }'\"\\", max_size=6) | st.integers(0, 4), max_size=6),
+    st.lists(values, min_size=5, max_size=5),
+)
+def test_text_around_values_is_put_together_in_order(parts: list[Any], given_: list[Any]) -> None:
+    """Against the same done by hand, piece by piece."""
+    scope = {f"v{number}": value for number, value in enumerate(given_)}
+    template = "|".join(f"{{{{ v{part} }}}}" if isinstance(part, int) else part for part in parts)
+    by_hand = "|".join(
+        part
+        if isinstance(part, str)
+        else given_[part]
+        if isinstance(given_[part], str)
+        else msgspec.json.encode(given_[part]).decode()
+        for part in parts
+    )
+    filled = fill(template, scope)
+
+    alone = len(parts) == 1 and isinstance(parts[0], int)
+    assert filled == (given_[parts[0]] if alone else by_hand)
+
+
+@given(values)
+def test_what_is_filled_in_is_never_read_as_a_template_again(value: object) -> None:
+    sneaky = {"text": "{{ inputs.secret }}", "value": value}
+
+    assert fill("{{ v }}", {"v": sneaky}) == sneaky
+    assert "{{ inputs.secret }}" in fill("x{{ v.text }}", {"v": sneaky})
+
+
+def test_references_in_templates_are_found() -> None:
+    found = used({"a": ["{{ inputs.x }} {{ steps.y.output or inputs.z }}"], "b": 1})
+
+    assert [one.text for one in found] == ["inputs.x", "steps.y.output", "inputs.z"]
