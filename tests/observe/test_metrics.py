@@ -1,0 +1,229 @@
+"""What is counted, and how Prometheus reads it: judged by its own parser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.events import (
+    CallFinished,
+    CallStarted,
+    Event,
+    Record,
+    Replied,
+    ReplyFailed,
+    RunFinished,
+    RunStarted,
+    StopReason,
+    TextDelta,
+    TurnStarted,
+)
+from evoclaw.core.messages import ErrorKind, Reply, TextBlock, ToolResult, Usage
+from evoclaw.core.profile import Profile
+from evoclaw.observe.durations import Durations
+from evoclaw.observe.metrics import Metrics, ToolMetrics
+from evoclaw.observe.tallies import Gauges
+
+STARTED = RunStarted("scripted/model", (), LoopSettings(), Profile())
+
+
+def tell(metrics: Metrics, *events: tuple[float, Event], agent: str = "cook") -> None:
+    listener = metrics.listener(agent)
+    for seq, (at, event) in enumerate(events, 1):
+        listener.receive(Record("run", seq, at, event))
+
+
+def call(
+    name: str,
+    seconds: float,
+    error: ErrorKind | None = None,
+    *,
+    text: str = "",
+    at: float = 100.0,
+    id_: str = "c1",
+) -> Sequence[tuple[float, Event]]:
+    result = ToolResult(id_, name, (TextBlock(text),), error)
+    return (at, CallStarted(id_, name, {}, "r.1")), (at + seconds, CallFinished(result))
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Everything that Prometheus reads, by its name and labels."""
+    text = metrics.render().decode()
+    return {
+        sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def only(found: Sequence[ToolMetrics]) -> ToolMetrics:
+    (one,) = found
+    return one
+
+
+def test_calls_are_counted_by_tool_agent_and_outcome() -> None:
+    metrics = Metrics()
+    tell(metrics, *call("bash", 0.2), *call("bash", 0.3, ErrorKind.TIMEOUT))
+    tell(metrics, *call("bash", 0.1), *call("read", 0.1), agent="baker")
+
+    found = samples(metrics)
+    assert found["evoclaw_tool_calls_total agent=cook outcome=success tool=bash"] == 1
+    assert found["evoclaw_tool_calls_total agent=cook outcome=timeout tool=bash"] == 1
+    assert found["evoclaw_tool_calls_total agent=baker outcome=success tool=bash"] == 1
+    assert found["evoclaw_tool_call_seconds_count agent=cook tool=bash"] == 2
+    assert found["evoclaw_tool_call_seconds_sum agent=cook tool=bash"] == pytest.approx(0.5)
+    assert found["evoclaw_tool_call_seconds_bucket agent=cook le=0.25 tool=bash"] == 1
+    assert found["evoclaw_tool_call_seconds_bucket agent=cook le=+Inf tool=bash"] == 2
+
+
+def test_the_figures_of_a_tool_are_those_that_were_asked_for() -> None:
+    metrics = Metrics()
+    for seconds in (0.1, 0.2, 0.3, 0.4):
+        tell(metrics, *call("bash", seconds, text="é12"))
+    tell(metrics, *call("bash", 10.0, ErrorKind.TIMEOUT, at=500.0), agent="baker")
+
+    bash = only(metrics.tools())
+    assert (bash.total_calls, bash.success_count) == (5, 4)
+    assert (bash.error_count, bash.timeout_count) == (1, 1)
+    assert bash.avg_latency_ms == pytest.approx(2200)
+    assert bash.p50_latency_ms == pytest.approx(300, rel=0.05)
+    assert bash.p95_latency_ms == pytest.approx(10_000, rel=0.05)
+    assert bash.max_latency_ms == pytest.approx(10_000)
+    assert bash.result_bytes == 16
+    assert (bash.last_error, bash.last_error_at) == ("timeout", 510.0)
+    assert only(metrics.tools("cook")).total_calls == 4
+
+
+def test_a_call_that_never_ran_has_no_duration() -> None:
+    metrics = Metrics()
+    denied = ToolResult("c1", "bash", (), ErrorKind.PERMISSION_DENIED)
+    tell(metrics, *call("bash", 0.2), (200.0, CallFinished(denied)))
+
+    bash = only(metrics.tools())
+    assert bash.outcomes == {"success": 1, "permission_denied": 1}
+    assert bash.max_latency_ms == pytest.approx(200)
+
+
+def test_names_that_a_model_makes_up_are_one() -> None:
+    metrics = Metrics()
+    for number in range(50):
+        unknown = ToolResult("c1", f"made-up-{number}", (), ErrorKind.NOT_FOUND)
+        tell(metrics, (1.0, CallFinished(unknown)))
+
+    assert [(one.tool, one.total_calls) for one in metrics.tools()] == [("other", 50)]
+
+
+def test_names_beyond_a_number_are_one() -> None:
+    metrics = Metrics(most_names=3)
+    for number in range(10):
+        tell(metrics, *call(f"tool-{number}", 0.1), agent=f"agent-{number}")
+
+    found = {one.tool: one.total_calls for one in metrics.tools()}
+    assert found == {"tool-0": 1, "tool-1": 1, "tool-2": 1, "other": 7}
+    assert "agent-9" not in metrics.render().decode()
+    for number in range(10):
+        metrics.http("GET", f"/v1/{number}", 200, 0.1)
+    assert samples(metrics)["evoclaw_http_requests_total method=GET route=other status=200"] == 7
+
+
+def test_a_run_that_waited_spends_its_tokens_once() -> None:
+    metrics = Metrics()
+    reply = Reply("hi", usage=Usage(10, 5), cost=0.25)
+    tell(
+        metrics,
+        (0.0, STARTED),
+        (0.0, TurnStarted(1)),
+        (1.0, Replied(reply)),
+        (2.0, RunFinished(StopReason.WAITING, "", usage=Usage(10, 5), cost=0.25)),
+        (60.0, TurnStarted(2)),
+        (61.0, Replied(reply)),
+        (62.0, RunFinished(StopReason.COMPLETED, "hi", usage=Usage(20, 10), cost=0.5)),
+    )
+
+    found = samples(metrics)
+    assert found["evoclaw_runs_total agent=cook stop=waiting"] == 1
+    assert found["evoclaw_runs_total agent=cook stop=completed"] == 1
+    assert found["evoclaw_turns_total agent=cook"] == 2
+    assert found["evoclaw_tokens_total agent=cook way=in"] == 20
+    assert found["evoclaw_tokens_total agent=cook way=out"] == 10
+    assert found["evoclaw_cost_dollars_total agent=cook"] == 0.5
+    assert found["evoclaw_run_seconds_sum agent=cook"] == 62
+    assert found["evoclaw_run_seconds_count agent=cook"] == 1
+
+
+def test_what_has_no_price_or_no_reply_is_counted_as_such() -> None:
+    metrics = Metrics()
+    tell(
+        metrics,
+        (0.0, Replied(Reply("hi", usage=Usage(10, 5)))),
+        (1.0, ReplyFailed("timeout", "", Usage(3, 0))),
+    )
+
+    found = samples(metrics)
+    assert found["evoclaw_unpriced_replies_total agent=cook"] == 2
+    assert found["evoclaw_failed_replies_total agent=cook"] == 1
+    assert found["evoclaw_tokens_total agent=cook way=in"] == 13
+
+
+def test_gauges_are_asked_for_when_the_figures_are_wanted() -> None:
+    live = [3]
+    gauges = Gauges(
+        live_runs=lambda: live[0],
+        link_reconnects=lambda: 7,
+        counts={"channels": lambda: {"refused: unknown_sender": 2}},
+    )
+    metrics = Metrics(gauges)
+
+    assert samples(metrics)["evoclaw_runs_live"] == 3
+    live[0] = 4
+    found = samples(metrics)
+    assert found["evoclaw_runs_live"] == 4
+    assert found["evoclaw_link_reconnects_total"] == 7
+    assert found["evoclaw_counted_total part=channels what=refused: unknown_sender"] == 2
+    assert "evoclaw_runs_queued" not in found
+
+
+def test_nothing_global_is_touched_and_no_text_is_told() -> None:
+    before = {family.name for family in REGISTRY.collect()}
+    metrics = Metrics()
+    tell(
+        metrics,
+        (0.0, TextDelta("my password is hunter2")),
+        *call("bash", 0.1, ErrorKind.EXECUTION_FAILED, text="hunter2"),
+        (1.0, RunFinished(StopReason.ERROR, "hunter2", reason="hunter2")),
+    )
+
+    assert b"hunter2" not in metrics.render()
+    assert "hunter2" not in str(metrics.tools())
+    assert {family.name for family in REGISTRY.collect()} == before
+
+
+def test_hostile_names_cannot_break_the_text() -> None:
+    metrics = Metrics()
+    tell(metrics, *call('a"} 1\nevil 2', 0.1), agent="x\\")
+    assert samples(metrics)['evoclaw_tool_calls_total agent=x\\ outcome=success tool=a"} 1\nevil 2']
+
+
+@given(st.lists(st.floats(1e-6, 1e5), min_size=1, max_size=200), st.floats(0.01, 1.0))
+def test_a_percentile_is_right_within_five_percent(taken: list[float], share: float) -> None:
+    durations = Durations()
+    for seconds in taken:
+        durations.add(seconds)
+
+    position = max(0, -int(-share * len(taken) // 1) - 1)
+    exact = sorted(taken)[position]
+    assert durations.percentile(share) == pytest.approx(exact, rel=0.05)
+
+
+def test_a_clock_that_went_back_makes_no_negative_duration() -> None:
+    metrics = Metrics()
+    tell(metrics, *call("bash", -5.0))
+    assert only(metrics.tools()).avg_latency_ms > 0
