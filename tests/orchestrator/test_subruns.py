@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from pathlib import Path
 
 import pytest
 
+from evoclaw.core.agent import narrowed
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import CallFinished, RunFinished
 from evoclaw.core.messages import ErrorKind, Reply, SystemMessage, ToolResult, UserMessage
@@ -13,8 +13,9 @@ from evoclaw.core.ports import ALLOW, Approval, Ask, Decision, Deny, Policy, Ver
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget.settings import BudgetSettings
 from evoclaw.orchestrator.sessions import Busy, NoSession
-from evoclaw.orchestrator.subruns import Limits, narrowed
+from evoclaw.orchestrator.subruns import Limits
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from evoclaw.store.database import Connection
 from evoclaw.tools.question import Answer
 from evoclaw.tools.sessions import task
 from tests.orchestrator.support import agent, ended, house, results
@@ -235,7 +236,7 @@ async def test_a_sub_run_that_had_ended_before_the_cut_is_not_run_again(tmp_path
         records = await home.say("go", run_id="run1")
         (finished,) = [r.seq for r in records if isinstance(r.event, CallFinished)]
 
-        def lose(connection: sqlite3.Connection) -> None:
+        def lose(connection: Connection) -> None:
             connection.execute(
                 "DELETE FROM records WHERE run_id = 'run1' AND seq >= ?", (finished,)
             )

@@ -285,6 +285,71 @@ async def test_an_agent_cannot_hear_what_is_for_others(
     assert await a.next() == ("evoclaw/agents/a/commands", b"for a")
 
 
+async def test_a_user_and_an_orchestrator_hear_each_other(
+    broker: EmbeddedBroker, parties: Parties
+) -> None:
+    brain = await parties.orchestrator(broker)
+    assert await brain.subscribe("evoclaw/agents/+/inbox/+") == 1
+    ann, _ = await parties.join(broker, "ann", Role.USER)
+    assert await ann.subscribe("evoclaw/agents/+/outbox/ann") == 1
+    bob, _ = await parties.join(broker, "bob", Role.USER)
+    assert await bob.subscribe("evoclaw/agents/cook/outbox/bob") == 1
+
+    await ann.publish("evoclaw/agents/cook/inbox/ann", b"hello")
+    assert await brain.next() == ("evoclaw/agents/cook/inbox/ann", b"hello")
+    for name, person in (("ann", ann), ("bob", bob)):
+        await brain.publish(f"evoclaw/agents/cook/outbox/{name}", name.encode())
+        assert await person.next() == (f"evoclaw/agents/cook/outbox/{name}", name.encode())
+
+
+async def test_a_user_can_speak_neither_as_another_nor_as_an_agent(
+    broker: EmbeddedBroker, parties: Parties
+) -> None:
+    brain = await parties.orchestrator(broker)
+    assert await brain.subscribe("evoclaw/agents/+/inbox/+") == 1
+    edge, _ = await parties.join(broker, "a")
+    assert await edge.subscribe("evoclaw/agents/a/commands") == 1
+    ann, password = await parties.join(broker, "ann", Role.USER)
+    bob, _ = await parties.join(broker, "bob", Role.USER)
+    assert await bob.subscribe("evoclaw/agents/+/outbox/bob") == 1
+
+    for last in ("inbox/bob", "outbox/bob", "outbox/ann", "commands", "reports", "status"):
+        for agent in ("a", "ann", "cook"):
+            await ann.publish(f"evoclaw/agents/{agent}/{last}", b"forged", retain=True)
+    await ann.publish("evoclaw/broadcast", b"forged")
+
+    again = await parties.open(broker, "ann", password)
+    await again.publish("evoclaw/agents/cook/inbox/ann", b"mine")
+    assert await brain.next() == ("evoclaw/agents/cook/inbox/ann", b"mine")
+    await brain.publish("evoclaw/agents/cook/outbox/bob", b"for bob")
+    assert await bob.next() == ("evoclaw/agents/cook/outbox/bob", b"for bob")
+    await brain.publish("evoclaw/agents/a/commands", b"do")
+    assert await edge.next() == ("evoclaw/agents/a/commands", b"do")
+
+
+async def test_a_user_hears_nothing_but_the_own_outbox(
+    broker: EmbeddedBroker, parties: Parties
+) -> None:
+    brain = await parties.orchestrator(broker)
+    edge, _ = await parties.join(broker, "a")
+    bob, _ = await parties.join(broker, "bob", Role.USER)
+    ann, _ = await parties.join(broker, "ann", Role.USER)
+
+    for wanted in ("outbox/bob", "inbox/+", "inbox/ann", "outbox/+", "commands", "reports"):
+        await ann.subscribe(f"evoclaw/agents/+/{wanted}")
+    for wanted in ("evoclaw/#", "#", "evoclaw/broadcast"):
+        await ann.subscribe(wanted)
+    await ann.subscribe("evoclaw/agents/+/outbox/ann")
+    await brain.publish("evoclaw/agents/cook/outbox/bob", b"secret")
+    await brain.publish("evoclaw/agents/a/commands", b"secret")
+    await brain.publish("evoclaw/broadcast", b"secret")
+    await bob.publish("evoclaw/agents/cook/inbox/bob", b"secret")
+    await edge.publish("evoclaw/agents/a/reports", b"secret")
+    await brain.publish("evoclaw/agents/cook/outbox/ann", b"for ann")
+
+    assert await ann.next() == ("evoclaw/agents/cook/outbox/ann", b"for ann")
+
+
 async def test_nats_refuses_a_subscription_to_anothers_topics(
     tmp_path: Path, parties: Parties
 ) -> None:

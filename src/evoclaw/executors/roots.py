@@ -14,6 +14,7 @@ from pathlib import Path
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
+from evoclaw.core.ops import CLOSED
 from evoclaw.executors.beneath import FOLDER, open_beneath
 
 LONGEST_PATH = 4096
@@ -50,10 +51,6 @@ class Place:
             yield descriptor
         finally:
             os.close(descriptor)
-
-
-CLOSED = ".evoclaw"
-"""Our own folder, wherever it lies."""
 
 
 class Roots:

@@ -13,9 +13,9 @@ from itertools import chain, islice
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import FileStat
+from evoclaw.core.ops import CLOSED, FileStat
 from evoclaw.executors.beneath import FOLDER, open_beneath
-from evoclaw.executors.roots import CLOSED, Place, Roots, explained
+from evoclaw.executors.roots import Place, Roots, explained
 
 BATCH = 512
 """Files looked at per trip to a thread."""

@@ -134,7 +134,7 @@ class Approvals:
                 # An asking from before keeps its id: the answer may already be on its way.
                 await self._wait_for(row.id, call, ask)
                 standing, row = await self._store.claim(claim)
-            if standing is Standing.WAITING and row is not None and self.settings.nobody == "deny":
+            if standing is Standing.WAITING and row is not None and self.settings.nobody != "wait":
                 await self._store.close(row.id, row.tenant)
                 standing, row = await self._store.claim(claim)
         return self._approval(standing, row, claim)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from evoclaw.core.agent import Agent
+from evoclaw.core.agent import Agent, narrowed
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import Record, RunFinished, StopReason
@@ -20,7 +20,16 @@ from evoclaw.core.tools import Call
 from evoclaw.core.wording import tool_not_found
 from evoclaw.orchestrator.cleaning import one_line, quoted
 from evoclaw.orchestrator.members import Member
-from evoclaw.orchestrator.subruns import Child, Key, Limits, LiveRun, narrowed, run_id_of
+from evoclaw.orchestrator.subruns import (
+    ALONE,
+    Child,
+    Hold,
+    Key,
+    Limits,
+    LiveRun,
+    run_id_of,
+)
+from evoclaw.store.queue import adopt
 from evoclaw.store.sessions import Listed, Session, SessionStore, Spent, StoredRun
 from evoclaw.tools import sessions as told
 from evoclaw.tools.sessions import Brief, Said, State, Told
@@ -60,6 +69,7 @@ class Host(Protocol):
         deadline: Deadline,
         above: LiveRun | None,
         brief: Brief | None,
+        hold: Hold = ALONE,
     ) -> LiveRun:
         """Put a run together."""
         ...
@@ -226,7 +236,8 @@ class Delegates:
 
         async def drive() -> None:
             async with above.places:
-                run = await host.prepare(session, stored, deadline, above, brief)
+                hold = await self._hold(stored)
+                run = await host.prepare(session, stored, deadline, above, brief, hold)
                 async with aclosing(host.drive(run)) as records:
                     async for _ in records:
                         pass
@@ -242,6 +253,11 @@ class Delegates:
         host.children[self._key(stored.id)] = child
         child.task.add_done_callback(ended)
         return child
+
+    async def _hold(self, stored: StoredRun) -> Hold:
+        """Drive a sub-run by the right of this one, if it still has that."""
+        own, epoch = self._run.stored.id, self._run.hold.epoch
+        return ALONE if epoch is None else Hold(await adopt(self._store, stored.id, own, epoch))
 
     async def _wait_for(self, child: Child) -> None:
         try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from evoclaw.core.ports import (
     ALLOW,
@@ -19,7 +20,7 @@ from evoclaw.core.ports import (
     Verdict,
 )
 from evoclaw.core.tools import Call
-from evoclaw.store.questions import QuestionStore
+from evoclaw.store.questions import QuestionStore, StoredQuestion
 from evoclaw.tools.question import (
     NAME,
     Answer,
@@ -70,12 +71,12 @@ class Questions:
     async def waiting(self, session_id: str = "") -> Sequence[tuple[str, Question]]:
         """What is asked and not answered yet: the session, and the question."""
         found = await self._store.waiting(session_id)
-        return [(one.session_id, _decoded(one.question)) for one in found]
+        return [(one.session_id, _decoded(one.question)) for one in found if not _is_call(one)]
 
     async def answer(self, question_id: str, answer: Answer) -> str:
         """Answer a question; what is wrong with the answer, if anything. The first one counts."""
         stored = await self._store.get(question_id)
-        if stored is None:
+        if stored is None or _is_call(stored):
             return "there is no such question"
         if problem := problem_of(_decoded(stored.question), answer):
             return problem
@@ -151,6 +152,15 @@ class Parking(Policy):
         if ask.code == CODE and call.name == NAME:
             return Approval(Decision.PENDING, ask.reason)
         return await self.approver.approve(call, ask)
+
+
+class _Kind(Struct):
+    caller: bool = False
+
+
+def _is_call(stored: StoredQuestion) -> bool:
+    """Whether it is no question to a person, but a call that its caller's program is to run."""
+    return msgspec.json.decode(stored.question, type=_Kind).caller
 
 
 def _decoded(blob: bytes) -> Question:

@@ -83,6 +83,8 @@ class Reception:
         """Who is told of edges that want to join; nobody unless this orchestrator lets them in."""
         self.receipts: Inspector | None = None
         """Who checks the receipts of results; without one they are handed on unchecked."""
+        self.is_connected = False
+        """Whether the broker is there now."""
 
     async def run(self) -> None:
         """Be there until cancelled; leaves nothing running."""
@@ -112,6 +114,7 @@ class Reception:
 
     async def connected(self) -> None:
         """Ask who is there: what was said meanwhile is not known."""
+        self.is_connected = True
         try:
             await self._link.publish(BROADCAST, encode(Command("hello")))
         except LinkDown:
@@ -119,6 +122,7 @@ class Reception:
 
     def disconnected(self, reason: str) -> None:
         """Count it; the link tries again."""
+        self.is_connected = False
         self.counts["disconnected"] += 1
 
     def received(self, message: Incoming) -> None:

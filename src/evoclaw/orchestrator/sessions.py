@@ -7,14 +7,12 @@ import copy
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
-from evoclaw.core.agent import Agent, LoopSettings
+from evoclaw.core.agent import Agent, LoopSettings, narrowed
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.errors import AgentNotFound, EvoClawError
+from evoclaw.core.errors import AgentNotFound
 from evoclaw.core.events import Record, RunStarted
 from evoclaw.core.history import History
 from evoclaw.core.ledgers import Amounts, Ledger
@@ -29,76 +27,37 @@ from evoclaw.governance.budget.telling import Telling
 from evoclaw.governance.budget.terms import Terms
 from evoclaw.governance.chain import Chain
 from evoclaw.governance.permissions import Permissions
+from evoclaw.orchestrator.callers import Callers, with_callers
+from evoclaw.orchestrator.cleaning import one_line
+from evoclaw.orchestrator.definitions import budget_of
 from evoclaw.orchestrator.delegates import ABOUT_SESSIONS, STARTERS, Delegates
+from evoclaw.orchestrator.equipping import Equip, Recall, StoredTodos, nothing_recalled
+from evoclaw.orchestrator.errands import LONGEST_TITLE, Busy, Errand, NoSession, errand_of
 from evoclaw.orchestrator.members import Member
 from evoclaw.orchestrator.questions import Parking, Questions
 from evoclaw.orchestrator.subruns import (
+    ALONE,
     Child,
     Family,
     Heard,
+    Hold,
     Key,
     Limits,
     LiveRun,
     Within,
-    narrowed,
+    heard_in,
     run_id_of,
+    seq_after,
     spent_before,
+    whole_turns,
 )
 from evoclaw.providers.thrifty import Thrifty
+from evoclaw.store import session_changes
+from evoclaw.store.approvals import ApprovalStore
 from evoclaw.store.sessions import Session, SessionStore, StoredRun
-from evoclaw.tools.notes import Todo, Todos
+from evoclaw.tools.notes import Todos
 from evoclaw.tools.question import Person
 from evoclaw.tools.sessions import Brief, Sessions
-
-
-class NoSession(EvoClawError):
-    """There is no session of that id."""
-
-    def __init__(self, session_id: str) -> None:
-        super().__init__(f"there is no session {session_id!r}")
-        self.session_id = session_id
-
-
-class Busy(EvoClawError):
-    """A session is answering something else, or has not ended what it was doing."""
-
-    def __init__(self, session_id: str, why: str) -> None:
-        super().__init__(f"session {session_id!r} {why}")
-        self.session_id = session_id
-
-
-class Equip(Protocol):
-    """Gives a session's runs their parts."""
-
-    def __call__(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
-        """The provider, tools, rules and approver of a run.
-
-        On whose behalf it runs is what the session says; of the principal given here only the
-        agent counts, and the user where the session has no owner.
-
-        Args:
-            agent: Who answers.
-            session: Where, and whose it is.
-            given: What the tools of this session are handed, by Protocol: `Todos`, `Person`,
-                `Sessions`; and under `History` what was said before this run goes on.
-        """
-        ...
-
-
-class StoredTodos:
-    """The todos of a session, on the disk."""
-
-    def __init__(self, store: SessionStore, session_id: str) -> None:
-        self._store, self._session_id = store, session_id
-
-    async def read(self) -> Sequence[Todo]:
-        """All of them, in order."""
-        blob = await self._store.todos(self._session_id)
-        return () if blob is None else msgspec.json.decode(blob, type=tuple[Todo, ...])
-
-    async def replace(self, todos: Sequence[Todo]) -> None:
-        """Keep these instead of what was there."""
-        await self._store.put_todos(self._session_id, msgspec.json.encode(todos))
 
 
 class Conversations:
@@ -119,6 +78,9 @@ class Conversations:
         listening: Callable[[Session, Sequence[Record]], Sequence[Sink]] = lambda _, __: (),
         edges: Callable[[], Sequence[Member]] = lambda: (),
         prompt: Callable[[Agent], str] = lambda agent: agent.prompt,
+        recall: Recall = nothing_recalled,
+        approvals: ApprovalStore | None = None,
+        together: bool = False,
     ) -> None:
         """Choose the parts.
 
@@ -132,10 +94,12 @@ class Conversations:
             price: What a model's tokens cost; needed where money is bounded.
             cheaper: Who answers when little of a budget is left.
             attended: Whether the approver reaches somebody, to be asked when a limit is near.
-            listening: Who listens to a run of a session, beside whoever the caller adds; told
-                what happened in it before.
+            listening: Who listens to a run of a session; told what happened in it before.
             edges: The members of the fleet.
             prompt: The instructions that a session of an agent starts with.
+            recall: What is remembered for a run.
+            approvals: Where its calls wait for approval: given up when it has ended.
+            together: Commit a reply with what follows; models and tools then wait for the store.
         """
         self.store, self.agents, self.edges = store, agents, edges
         self.limits = limits or Limits()
@@ -143,7 +107,8 @@ class Conversations:
         self.price, self.attended = price, attended
         self.questions = questions or Questions(store.questions)
         self._equip, self._prompt, self._listening = equip, prompt, listening
-        self._cheaper = tuple(cheaper)
+        self._recall, self.approvals, self._together = recall, approvals, together
+        self.cheaper = tuple(cheaper)
         self.children: dict[Key, Child] = {}
         """Sub-runs of all tenants that go on in this process, by tenant and run id."""
         self.running: dict[Key, LiveRun] = {}
@@ -171,6 +136,40 @@ class Conversations:
                 capabilities=found.capabilities,
             )
         )
+
+    async def rename(self, session_id: str, title: str) -> Session:
+        """Give a session another title: one line, cut."""
+        found = await session_changes.rename(self.store, session_id, one_line(title, LONGEST_TITLE))
+        if found is None:
+            raise NoSession(session_id)
+        return found
+
+    async def branch(self, session_id: str, at_message: int) -> Session:
+        """A new session with what was said in one up to a message, that one included.
+
+        A reply whose calls have not all their answers by then is left out.
+        """
+        session = await self.store.session(session_id)
+        if session is None:
+            raise NoSession(session_id)
+        said = await self.store.messages(session_id, 0, max(0, at_message + 1))
+        messages = whole_turns([message for _, message in said])
+        new = replace(session, id=secrets.token_hex(8))
+        return await session_changes.branch(self.store, new, messages)
+
+    async def forget(self, session_id: str) -> Sequence[str]:
+        """Forget a session, those that were begun from it, and all that happened there.
+
+        The ids of all of them are given: what others noted of them is theirs to forget.
+        """
+        if await self.store.session(session_id) is None:
+            raise NoSession(session_id)
+        gone = await session_changes.forget(self.store, session_id)
+        if gone is None:
+            raise Busy(session_id, "has not ended what it was doing; cancel that first")
+        if self.approvals is not None:
+            await self.approvals.forget(gone.runs, self.store.tenant)
+        return gone.sessions
 
     async def say(
         self,
@@ -264,6 +263,7 @@ class Conversations:
         deadline: Deadline,
         above: LiveRun | None,
         brief: Brief | None,
+        hold: Hold = ALONE,
     ) -> LiveRun:
         """Put a run together: what it is made of, and how far it came.
 
@@ -273,11 +273,13 @@ class Conversations:
             deadline: When it is over.
             above: The run it is a part of; it never may more than that.
             brief: What it was begun with, if it is the first of its session.
+            hold: By what right it is driven, and what is said to it meanwhile.
         """
         whose = {session.tenant} if above is None else {session.tenant, above.session.tenant}
         if whose != {self.store.tenant}:
             raise NoSession(session.id)  # nobody drives a run of another tenant
-        agent = self.agent(session)
+        errand = errand_of(await self.store.errand(stored.id))
+        agent = _asked_for(self.agent(session), errand)
         capabilities = narrowed(agent.capabilities, session.capabilities)
         family, spent = Family(self.limits), dict[str, int]()
         if above is None:
@@ -290,25 +292,46 @@ class Conversations:
         if records and isinstance(opening := records[0].event, RunStarted):
             state, settings = fold(records), opening.settings
         else:
-            messages = self._opening(agent, [message for _, message in earlier], stored)
+            said = [message for _, message in earlier]
+            messages = await self._opening(agent, session, said, stored, errand)
             state, settings = new_run(messages, stored.id), _settings(agent, brief)
         run = LiveRun(
             self.store, session, stored, state, settings, deadline, family, capabilities,
-            seq=len(records), known=len(earlier),
+            seq=seq_after(records), known=len(earlier), heard=heard_in(records),
+            hold=hold, together=self._together, approvals=self.approvals,
             places=asyncio.Semaphore(self.limits.side_by_side),
         )  # fmt: skip
-        run.ports, run.rules = self._ports(agent, run, above, spent)
+        run.ports, run.rules = self._ports(agent, run, above, spent, errand)
         run.budget.recall(records)
-        run.sinks = tuple(self._listening(session, records))
+        run.sinks = self.listeners(session, records)
         return run
 
-    def _opening(self, agent: Agent, earlier: list[Message], stored: StoredRun) -> list[Message]:
+    def listeners(self, session: Session, records: Sequence[Record]) -> tuple[Sink, ...]:
+        """Who listens to a run of a session, in which this happened before."""
+        return tuple(self._listening(session, records))
+
+    async def _opening(
+        self,
+        agent: Agent,
+        session: Session,
+        earlier: list[Message],
+        stored: StoredRun,
+        errand: Errand,
+    ) -> list[Message]:
         if not earlier and (text := self._prompt(agent)):
             earlier = [SystemMessage(text)]
-        return [*earlier, UserMessage((TextBlock(stored.asked, stored.label),))]
+        asked = [UserMessage((TextBlock(stored.asked, stored.label),))]
+        if errand.messages:
+            return [*earlier, *errand.messages, *(asked if errand.message else ())]
+        return [*earlier, *await self._recall(agent, session, stored), *asked]
 
     def _ports(
-        self, agent: Agent, run: LiveRun, above: LiveRun | None, spent: Amounts
+        self,
+        agent: Agent,
+        run: LiveRun,
+        above: LiveRun | None,
+        spent: Amounts,
+        errand: Errand,
     ) -> tuple[Ports, tuple[Policy, ...]]:
         session = run.session
         given: dict[type, object] = {
@@ -323,7 +346,7 @@ class Conversations:
         run.budget = Budget(
             self.ledger,
             run.stored.id,
-            self.limits.budget,
+            budget_of(agent, self.limits.budget),
             Terms(price=self.price, attended=self.attended),
             principal=principal,
             above=None if above is None else above.budget,
@@ -333,7 +356,7 @@ class Conversations:
         executor = Within(
             Heard(Filtered(ports.executor, run.capabilities), self.store, ABOUT_SESSIONS),
             None if above is None else above.ports.executor,
-            session.tools,
+            frozenset() if errand.single else session.tools,
             STARTERS if deepest else frozenset(),
         )
         rules: tuple[Policy, ...] = (Permissions(run.capabilities),)
@@ -344,8 +367,18 @@ class Conversations:
         parking = Parking(self.questions, session.id, ports.approver)
         policy = Chain((*rules, parking, run.budget))
         told = Telling(executor, run.budget)
-        provider = Thrifty(ports.provider, run.budget.share, self._cheaper)
-        return Ports(provider, told, policy, parking, principal), rules
+        provider = Thrifty(ports.provider, run.budget.share, self.cheaper)
+        made = Ports(provider, told, policy, parking, principal, steering=run.hold.steering)
+        callers = Callers(self.store.questions)
+        return with_callers(made, errand.tools, callers, session.id, run.budget), rules
+
+
+def _asked_for(agent: Agent, errand: Errand) -> Agent:
+    """An agent as a run was begun with it."""
+    settings = errand.settings or agent.settings
+    if errand.single:
+        settings = replace(settings, confirm=False)
+    return replace(agent, model=errand.model or agent.model, settings=settings)
 
 
 def _settings(agent: Agent, brief: Brief | None) -> LoopSettings:

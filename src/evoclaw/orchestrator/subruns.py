@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -18,31 +18,53 @@ from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import (
+    CallJudged,
     CallOutput,
+    CallStarted,
+    Event,
+    Prompted,
     ReasoningDelta,
     Record,
+    Replied,
     RunFinished,
     StopReason,
     TextDelta,
+    ToolsChanged,
+    TurnStarted,
 )
 from evoclaw.core.labels import LOCAL, joined
 from evoclaw.core.ledgers import CALLS, DOLLARS, TOKENS, TURNS
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import ErrorKind, ToolResult, label_of, labelled
-from evoclaw.core.ports import Executor, Policy, Ports, Progress, Sink
+from evoclaw.core.messages import (
+    ErrorKind,
+    Message,
+    Reply,
+    ToolResult,
+    UserMessage,
+    label_of,
+    labelled,
+)
+from evoclaw.core.ports import Executor, Policy, Ports, Progress, Sink, nothing_said
 from evoclaw.core.state import RunState
-from evoclaw.core.tools import ALL, Call, Tool
+from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import tool_not_found
 from evoclaw.governance.budget.foresight import micros
 from evoclaw.governance.budget.policy import Budget
 from evoclaw.governance.budget.settings import BudgetSettings
+from evoclaw.store.approvals import ApprovalStore
 from evoclaw.store.sessions import Session, SessionStore, Spent, StoredRun
 
 GRACE = 5.0
 """Seconds that a sub-run has to say how far it came when it is cancelled."""
-PASSING = TextDelta | ReasoningDelta | CallOutput
-"""Records that are kept together with the next one that matters."""
+PASSING = TextDelta | ReasoningDelta | CallOutput | ToolsChanged | TurnStarted | CallJudged
+"""Records that are kept together with the next one that matters: if they are lost in a crash,
+nothing was done that they tell of."""
+HELD = 1_000
+"""Records in passing that are kept at the latest, though nothing that matters came."""
+SKIPPED = 2 * HELD
+"""Numbers that a run leaves out when it goes on after it was cut off: somebody may have seen
+records that were not kept yet, and must not take others of the same numbers for those."""
 
 
 Key: TypeAlias = tuple[str, str]
@@ -93,13 +115,6 @@ def spent_before(spent: Spent, settings: BudgetSettings) -> dict[str, int]:
         # A reply had no known price: nobody can say that anything is left.
         found[DOLLARS] = micros(settings.dollars)
     return found
-
-
-def narrowed(wanted: frozenset[str], held: frozenset[str]) -> frozenset[str]:
-    """Of the capabilities wanted, those that are held."""
-    if ALL in held:
-        return wanted
-    return held if ALL in wanted else wanted & held
 
 
 class Within:
@@ -191,6 +206,48 @@ class Child:
             await asyncio.wait([self.task])
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """By what right a run is driven, and what is said to it meanwhile."""
+
+    epoch: int | None = None
+    """Of its lease: what it does is refused once somebody has a higher one. None is for a process
+    that has the store for itself."""
+    steering: Callable[[], Sequence[UserMessage]] = nothing_said
+
+
+ALONE = Hold()
+
+
+def seq_after(records: Sequence[Record]) -> int:
+    """The last number that a run has used, also for records that may have been seen and lost."""
+    if not records:
+        return 0
+    last = records[-1]
+    return last.seq if isinstance(last.event, RunFinished) else last.seq + SKIPPED
+
+
+def _leads_on(event: Event) -> bool:
+    """Whether something follows at once that is committed with it, before anything is done."""
+    return isinstance(event, CallStarted) or (isinstance(event, Replied) and event.reply.has_calls)
+
+
+def heard_in(records: Sequence[Record]) -> int:
+    """How many messages a run has taken in that were said to it while it went on."""
+    events = [record.event for record in records]
+    return sum(isinstance(event, Prompted) and event.why == "steer" for event in events)
+
+
+def whole_turns(messages: Sequence[Message]) -> Sequence[Message]:
+    """Messages without a last reply that has calls which are not all answered."""
+    end = len(messages)
+    while end and isinstance(messages[end - 1], ToolResult):
+        end -= 1
+    reply = messages[end - 1] if end else None
+    cut = isinstance(reply, Reply) and len(reply.calls) > len(messages) - end
+    return messages[: end - 1] if cut else messages
+
+
 @dataclass(eq=False, slots=True)
 class LiveRun:
     """A run of a session in this process."""
@@ -205,9 +262,16 @@ class LiveRun:
     capabilities: frozenset[str]
     places: asyncio.Semaphore
     seq: int = 0
-    """Records that are kept already."""
+    """The last number of a record that was used."""
     known: int = 0
     """Messages that are kept already."""
+    heard: int = 0
+    """Messages that it took in while it went on."""
+    hold: Hold = ALONE
+    together: bool = False
+    """A reply, what is set aside for its calls, and its commands are committed together."""
+    approvals: ApprovalStore | None = None
+    """Where its calls wait for people."""
     children: list[Child] = field(default_factory=list[Child])
     ports: Ports = field(init=False)
     """Given last: its tools are handed this run."""
@@ -230,7 +294,7 @@ class LiveRun:
                     held.append(record)
                     if isinstance(record.event, RunFinished):
                         stop = record.event.stop
-                    if not isinstance(record.event, PASSING):
+                    if len(held) >= HELD or not isinstance(record.event, PASSING):
                         await self._keep(held, stop)
                         held = []
                     yield record
@@ -244,10 +308,19 @@ class LiveRun:
         messages = [(number, history[number]) for number in range(self.known, len(history))]
         usage = state.usage
         spent = Spent(state.turn, state.calls, usage.input, usage.output, state.cost)
-        await self.store.append(self.stored, records, messages, spent, stop)
+        waits = not (self.together and _leads_on(records[-1].event))
+        await self.store.append(
+            self.stored, records, messages, spent, stop, epoch=self.hold.epoch, wait=waits
+        )
         self.known = len(history)
         if stop is not None and stop is not StopReason.WAITING:
-            await self.store.questions.give_up(self.stored.id)
+            await self.give_up()
+
+    async def give_up(self) -> None:
+        """Nobody waits any more for answers to what it asked."""
+        await self.store.questions.give_up(self.stored.id)
+        if self.approvals is not None:
+            await self.approvals.give_up(self.stored.id, self.store.tenant)
 
     async def _end_children(self, *, clean: bool) -> None:
         running = [child for child in self.children if not child.task.done()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
@@ -90,11 +90,22 @@ def _from_table(prefix: str, models: tuple[str, ...], usage: Usage) -> float | N
     if calculate is None:
         return None
     for model in models:
-        try:
+        if _is_listed(_TABLE_IDS.get(prefix, prefix), model):
             return float(calculate(_TABLE_IDS.get(prefix, prefix), model, usage).total_price)
-        except LookupError:
-            continue
     return None
+
+
+@lru_cache(maxsize=1_024)
+def _is_listed(prefix: str, model: str) -> bool:
+    """Whether the table knows a model; it is gone through whole for one that it does not."""
+    calculate = _table()
+    if calculate is None:
+        return False
+    try:
+        calculate(prefix, model, Usage(1, 1))
+    except LookupError:
+        return False
+    return True
 
 
 @cache

@@ -17,7 +17,16 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.transport.topics import BROADCAST, ID_RULE, Kind, every, is_agent_id, topic
+from evoclaw.transport.topics import (
+    BROADCAST,
+    ID_RULE,
+    Box,
+    Kind,
+    every,
+    every_box,
+    is_agent_id,
+    topic,
+)
 
 _SPOKEN = (Kind.REPORTS, Kind.STATUS, Kind.CAPABILITIES)
 """What an agent says and an orchestrator listens to."""
@@ -28,6 +37,8 @@ class Role(StrEnum):
 
     AGENT = "agent"
     ORCHESTRATOR = "orchestrator"
+    USER = "user"
+    """A person, or a program that speaks for one: says something to agents, hears the answers."""
 
 
 class Rights(Struct, frozen=True):
@@ -53,9 +64,16 @@ class Account(Struct, frozen=True):
 
     @property
     def rights(self) -> Rights:
-        """What it may do: an agent on its own topics, an orchestrator the reverse on everyone's."""
+        """What it may do: an agent on its own topics, an orchestrator the reverse on everyone's.
+
+        A user has two boxes at each agent and nothing else: whose they are is the topic's last
+        word, which is the account's name.
+        """
         if self.role is Role.ORCHESTRATOR:
-            return Rights((every(Kind.COMMANDS), BROADCAST), tuple(every(k) for k in _SPOKEN))
+            heard = (*(every(kind) for kind in _SPOKEN), every_box(Box.INBOX))
+            return Rights((every(Kind.COMMANDS), BROADCAST, every_box(Box.OUTBOX)), heard)
+        if self.role is Role.USER:
+            return Rights((every_box(Box.INBOX, self.name),), (every_box(Box.OUTBOX, self.name),))
         said = tuple(topic(self.name, kind) for kind in _SPOKEN)
         return Rights(said, (topic(self.name, Kind.COMMANDS), BROADCAST))
 
@@ -112,8 +130,9 @@ class Accounts:
             known = {account.name: account for account in self.all()}
             before = known.get(name)
             if before is not None and (new or before.role is not role):
+                whose = "a user" if before.role is Role.USER else f"an {before.role}"
                 raise ConfigError(
-                    f"there is an account {name!r} already, of an {before.role}; choose another "
+                    f"there is an account {name!r} already, of {whose}; choose another "
                     "name, or take that account away first"
                 )
             password = password or token_urlsafe(24)

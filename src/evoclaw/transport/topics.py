@@ -1,4 +1,4 @@
-"""Where on the broker each of the four wire messages goes."""
+"""Where on the broker each of the wire messages goes, and what people and agents say."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ class Kind(StrEnum):
 
 
 _KINDS = {str(kind): kind for kind in Kind}
+
+
+class Box(StrEnum):
+    """Where a person and an agent leave something for each other."""
+
+    INBOX = "inbox"
+    OUTBOX = "outbox"
+
+
+_BOXES = {str(box): box for box in Box}
 
 
 def is_agent_id(text: str) -> bool:
@@ -50,3 +60,29 @@ def read_topic(name: str) -> tuple[str, Kind] | None:
     if kind is None or folder != _AGENTS or not is_agent_id(agent_id):
         return None
     return agent_id, kind
+
+
+def box_topic(agent_id: str, box: Box, user: str) -> str:
+    """The topic of one person's box at one agent; raise `ValueError` for an id that is none."""
+    for given in (agent_id, user):
+        if not is_agent_id(given):
+            raise ValueError(f"{given!r} is no id: {ID_RULE}")
+    return f"{_AGENTS}/{agent_id}/{box}/{user}"
+
+
+def every_box(box: Box, user: str = "") -> str:
+    """The subscription to one kind of box at all agents: one person's, or everybody's."""
+    if user and not is_agent_id(user):
+        raise ValueError(f"{user!r} is no id: {ID_RULE}")
+    return f"{_AGENTS}/+/{box}/{user or '+'}"
+
+
+def read_box_topic(name: str) -> tuple[str, Box, str] | None:
+    """The agent, the kind of box and the person that a topic names; None if it is not one."""
+    head, _, user = name.rpartition("/")
+    folder, _, last = head.rpartition("/")
+    root, _, agent_id = folder.rpartition("/")
+    box = _BOXES.get(last)
+    if box is None or root != _AGENTS or not (is_agent_id(agent_id) and is_agent_id(user)):
+        return None
+    return agent_id, box, user

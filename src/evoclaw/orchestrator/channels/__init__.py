@@ -1,0 +1,1 @@
+"""How people reach the orchestrator other than by calling its API."""

@@ -1,0 +1,30 @@
+"""JSON pointers (RFC 6901): where in somebody else's JSON something stands."""
+
+from __future__ import annotations
+
+import re
+
+from evoclaw.core.messages import JSON, is_array, is_object
+
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+def find(document: JSON, pointer: str) -> JSON:
+    """What a pointer leads to; None if there is nothing."""
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if is_object(document):
+            document = document.get(key)
+        elif is_array(document) and _INDEX.fullmatch(key) and int(key) < len(document):
+            document = document[int(key)]
+        else:
+            return None
+    return document
+
+
+def find_text(document: JSON, pointer: str) -> str:
+    """The text, or the whole number, that a pointer leads to; empty if there is none."""
+    found = find(document, pointer)
+    if isinstance(found, bool) or not isinstance(found, str | int):
+        return ""
+    return str(found)

@@ -1,0 +1,213 @@
+"""Who watches the runs that go on: every record once, in order, and nobody holds a run up.
+
+What was said of a run is kept once for all who watch it, and bounded: a watcher is a place in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from typing import Protocol
+
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.events import Record, RunFinished, StopReason
+from evoclaw.orchestrator.subruns import HELD, PASSING, Key
+
+PAGE = 500
+"""Stored records that are read at once."""
+POLL = 1.0
+"""Seconds between two looks at a run that another process drives, or that has not begun."""
+SELDOM = 10.0
+"""Seconds between two looks, at most, at a run that waits for somebody: there may be thousands of
+them, for days. Whatever goes on in this process is told at once."""
+
+
+class TooSlow(EvoClawError):
+    """A watcher reads more slowly than its run speaks."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(f"you read too slowly; go on after record {after}")
+        self.after = after
+        """The last record that it was given: who goes on from there misses nothing."""
+
+
+class Stored(Protocol):
+    """Where the records of a run are kept."""
+
+    async def stop(self) -> StopReason | None:
+        """Why it ended, or that it waits; None while it goes on."""
+        ...
+
+    async def records(self, after: int, limit: int) -> Sequence[Record]:
+        """The next ones."""
+        ...
+
+
+class Topic:
+    """One run: what was said lately, and what is not kept yet."""
+
+    def __init__(self, room: int) -> None:
+        self._recent: deque[Record] = deque(maxlen=room)
+        self._said = asyncio.Event()
+        self.count = 0
+        """Records that were said since there is somebody here."""
+        self.tail: list[Record] = []
+        """Those that the store does not have yet: pieces of a reply or an output."""
+        self.live = False
+        """It goes on in this process."""
+        self.readers = 0
+
+    def publish(self, record: Record) -> None:
+        """Tell everybody; whatever is not in passing must be kept already."""
+        self.tail.append(record)
+        if not isinstance(record.event, PASSING) or len(self.tail) >= HELD:
+            self.tail.clear()
+        self._recent.append(record)
+        self.count += 1
+        self.stir()
+
+    def stir(self) -> None:
+        """Have everybody look."""
+        self._said.set()
+        self._said.clear()
+
+    def since(self, place: int) -> Sequence[Record] | None:
+        """What was said after so many records; None if that is no longer remembered."""
+        missed = self.count - place
+        if missed > len(self._recent):
+            return None
+        start = len(self._recent) - missed
+        return [self._recent[number] for number in range(start, len(self._recent))]
+
+    async def stirred(self, seconds: float | None = None) -> None:
+        """Wait until something was said, or so long."""
+        if seconds is None:
+            await self._said.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._said.wait()
+
+
+class Hub:
+    """The topics that somebody speaks or listens in."""
+
+    def __init__(self, slow: int = 1_000, *, poll: float = POLL) -> None:
+        """Know nobody yet.
+
+        Args:
+            slow: Records that a watcher may be behind.
+            poll: Seconds between two looks at a run that goes on elsewhere.
+        """
+        self._slow, self._poll = slow, poll
+        self._topics: dict[Key, Topic] = {}
+
+    @contextmanager
+    def topic(self, key: Key) -> Generator[Topic]:
+        """The topic of a run, for as long as the block lasts."""
+        topic = self._topics.get(key)
+        if topic is None:
+            topic = self._topics[key] = Topic(self._slow)
+        topic.readers += 1
+        try:
+            yield topic
+        finally:
+            topic.readers -= 1
+            if not topic.readers:
+                del self._topics[key]
+
+    def stir(self, key: Key) -> None:
+        """Have those who watch a run look at it."""
+        if (topic := self._topics.get(key)) is not None:
+            topic.stir()
+
+    async def watch(
+        self, key: Key, stored: Stored, after: int = 0, *, follow: bool = False
+    ) -> AsyncGenerator[Record, None]:
+        """Every record after one, each once: those that are kept, then the rest as it happens.
+
+        Args:
+            key: Whose run.
+            stored: Where its records are kept.
+            after: The number of the last record that is not wanted.
+            follow: Whether to go on while the run waits for somebody.
+        """
+        reader, pause = _Reader(stored, after, follow), self._poll
+        with self.topic(key) as topic:
+            while not reader.over:
+                # Whatever was said up to now is kept, or in the tail; the rest is still to come.
+                place, tail = topic.count, tuple(topic.tail)
+                for record in await reader.page(live=topic.live):
+                    yield record
+                if reader.over or reader.behind or (said := topic.since(place)) is None:
+                    continue
+                if not (topic.live or said):
+                    await topic.stirred(pause)
+                    pause = min(2 * pause, SELDOM) if reader.waits else self._poll
+                    continue
+                pause = self._poll
+                for record in reader.new(tail):
+                    yield record
+                async with aclosing(reader.listen(topic, place)) as records:
+                    async for record in records:
+                        yield record
+
+    async def until(self, key: Key, there: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until something holds of a run, looked at whenever something happened there."""
+        with self.topic(key) as topic:
+            while True:
+                place = topic.count
+                if await there():
+                    return
+                if topic.count == place:
+                    await topic.stirred(self._poll)
+
+
+class _Reader:
+    """How far a watcher has come."""
+
+    def __init__(self, stored: Stored, after: int, follow: bool) -> None:
+        self._stored, self._after, self._follow = stored, after, follow
+        self.over = False
+        self.behind = False
+        """The store has more."""
+        self.waits = False
+        """The run waits for somebody, as far as the store knows."""
+
+    async def page(self, *, live: bool) -> Sequence[Record]:
+        """What the store has; it is over if the run was when this began, and that was all."""
+        stop = None if live else await self._stored.stop()
+        page = await self._stored.records(self._after, PAGE)
+        if page:
+            self._after = page[-1].seq
+        self.behind, self.waits = len(page) == PAGE, stop is StopReason.WAITING
+        self.over = not self.behind and self._ends(stop)
+        return page
+
+    def new(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Those that were not given yet."""
+        fresh = [record for record in records if record.seq > self._after]
+        if fresh:
+            self._after = fresh[-1].seq
+            if isinstance(end := fresh[-1].event, RunFinished):
+                self.over = self._ends(end.stop)
+        return fresh
+
+    async def listen(self, topic: Topic, place: int) -> AsyncGenerator[Record, None]:
+        """What is said from a place on, while the run goes on here."""
+        while not self.over and (topic.live or place < topic.count):
+            records = topic.since(place)
+            if records is None:
+                raise TooSlow(self._after)
+            place += len(records)
+            for record in self.new(records):
+                yield record
+            if not records:
+                await topic.stirred()
+
+    def _ends(self, stop: StopReason | None) -> bool:
+        if stop is None:
+            return False
+        return stop is not StopReason.WAITING or not self._follow

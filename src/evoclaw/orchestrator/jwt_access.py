@@ -1,0 +1,206 @@
+"""Signed tokens of somebody else's (JWT), checked by keys that were configured, and no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.labels import Principal
+from evoclaw.core.messages import JSON, is_array
+from evoclaw.orchestrator.access import LONGEST, SCOPES, Caller
+
+if TYPE_CHECKING:
+    from jwt import PyJWK
+
+SHORTEST_SECRET = 32
+"""Bytes of a shared secret: as many as the hash has, as RFC 7518 wants."""
+MOST_KEYS = 100
+MAX_BYTES = 1 << 20
+SYMMETRIC = "HS256"
+
+Algorithm = Literal["EdDSA", "ES256", "RS256", "HS256"]
+
+
+class JwtSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose signed tokens are accepted, and what they mean here."""
+
+    issuer: str
+    """Must be the token's `iss`, to the letter."""
+    audience: str
+    """Must be in the token's `aud`."""
+    algorithms: Annotated[tuple[Algorithm, ...], Meta(min_length=1)] = ("EdDSA", "ES256", "RS256")
+    jwks_file: Path | None = None
+    """The issuer's public keys, each with a `kid`."""
+    secret_file: Path | None = None
+    """The shared secret, for HS256 and nothing else."""
+    leeway_s: Annotated[float, Meta(ge=0, le=300)] = 30.0
+    """Seconds that the issuer's clock may be off."""
+    tenant_claim: str = "tenant"
+    tenant: str = ""
+    """Whose data these tokens open, if that is always the same; else the claim must say."""
+    user_claim: str = "sub"
+    scopes_claim: str = "scope"
+    """A list, or one text with blanks between them."""
+    scopes: dict[str, tuple[str, ...]] = {}
+    """What the issuer's scopes mean here; without it they must be called as ours are."""
+
+
+class _Jwks(Struct):
+    keys: list[dict[str, Any]]
+
+
+class SignedTokens:
+    """Checks signed tokens; whatever is wrong with one, it is nobody's."""
+
+    def __init__(self, settings: JwtSettings, *, clock: Callable[[], float] = time.time) -> None:
+        """Read the keys; `ConfigError` if they cannot be what the algorithms need."""
+        self._settings, self._clock = settings, clock
+        self._keys: Mapping[str, PyJWK] = {}
+        self._secret = b""
+        asymmetric = [name for name in settings.algorithms if name != SYMMETRIC]
+        if SYMMETRIC in settings.algorithms:
+            self._secret = _secret(settings.secret_file)
+        if asymmetric:
+            self._keys = _keys(settings.jwks_file, asymmetric)
+        unknown = {one for given in settings.scopes.values() for one in given} - SCOPES
+        if unknown:
+            raise ConfigError(f"[server.jwt] scopes: no such scope: {', '.join(sorted(unknown))}")
+
+    def caller(self, bearer: str) -> Caller | None:
+        """Who shows it; None if it is not good, whatever the reason."""
+        import jwt
+
+        if len(bearer) > LONGEST or bearer.count(".") != 2:
+            return None
+        try:
+            header = jwt.get_unverified_header(bearer)
+            key, algorithm = self._key(header)
+            if key is None:
+                return None
+            claims = jwt.decode(
+                bearer,
+                key,
+                algorithms=[algorithm],
+                issuer=self._settings.issuer,
+                audience=self._settings.audience,
+                options={
+                    "require": ["exp", "iss", "aud"],
+                    # By our own clock, below.
+                    "verify_exp": False,
+                    "verify_nbf": False,
+                    "verify_iat": False,
+                },
+            )
+        except (jwt.PyJWTError, ValueError, RecursionError):
+            return None
+        return self._meaning(claims) if self._is_now(claims) else None
+
+    def _key(self, header: Mapping[str, Any]) -> tuple[PyJWK | bytes | None, str]:
+        """The key that a token must be signed with, and how; the token chooses neither."""
+        algorithm, kid = header.get("alg"), header.get("kid")
+        if not isinstance(algorithm, str) or algorithm not in self._settings.algorithms:
+            return None, ""
+        if "crit" in header:
+            return None, ""  # something must be understood that is not
+        if algorithm == SYMMETRIC:
+            return self._secret or None, algorithm
+        key = self._keys.get(kid) if isinstance(kid, str) else None
+        # A public key must never serve as the secret of another algorithm.
+        if key is None or key.algorithm_name != algorithm:
+            return None, ""
+        return key, algorithm
+
+    def _is_now(self, claims: Mapping[str, JSON]) -> bool:
+        now, leeway = self._clock(), self._settings.leeway_s
+        until, begins = _number(claims.get("exp")), _number(claims.get("nbf", 0))
+        if until is None or begins is None:
+            return False
+        return now < until + leeway and begins - leeway <= now
+
+    def _meaning(self, claims: Mapping[str, JSON]) -> Caller | None:
+        settings = self._settings
+        tenant = settings.tenant or claims.get(settings.tenant_claim)
+        user = claims.get(settings.user_claim)
+        if not isinstance(tenant, str) or not tenant or not isinstance(user, str) or not user:
+            return None
+        scopes = self._scopes(claims.get(settings.scopes_claim))
+        if not scopes:
+            return None
+        return Caller(Principal(tenant, user), scopes, f"jwt:{user}"[:200])
+
+    def _scopes(self, said: JSON) -> frozenset[str]:
+        words = said.split() if isinstance(said, str) else said if is_array(said) else []
+        named = [word for word in words if isinstance(word, str)]
+        if self._settings.scopes:
+            return frozenset(one for word in named for one in self._settings.scopes.get(word, ()))
+        return frozenset(named) & SCOPES
+
+
+def _number(value: JSON) -> float | None:
+    """A moment; None for what is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 1e15 else None
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as problem:
+        raise ConfigError(f"[server.jwt] {what} {path}: {problem.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"[server.jwt] {what} {path} is too large to be that")
+    return data
+
+
+def _secret(path: Path | None) -> bytes:
+    if path is None:
+        raise ConfigError("[server.jwt] HS256 needs a secret_file; better use EdDSA and jwks_file")
+    secret = _read(path, "secret_file").strip()
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(f"[server.jwt] others may read {path}; say chmod 600")
+    if len(secret) < SHORTEST_SECRET:
+        raise ConfigError(
+            f"[server.jwt] the secret in {path} must have at least {SHORTEST_SECRET} bytes"
+        )
+    return secret
+
+
+def _keys(path: Path | None, algorithms: list[str]) -> dict[str, PyJWK]:
+    """The keys that can be used, by their ids."""
+    if path is None:
+        raise ConfigError(f"[server.jwt] {', '.join(algorithms)} need a jwks_file")
+    try:
+        document = msgspec.json.decode(_read(path, "jwks_file"), type=_Jwks)
+    except (msgspec.DecodeError, RecursionError) as problem:
+        raise ConfigError(f"[server.jwt] {path} holds no JWKS: {problem}") from None
+    found: dict[str, PyJWK] = {}
+    for one in document.keys[:MOST_KEYS]:
+        key, kid = _key(one), one.get("kid")
+        if key is None or key.algorithm_name not in algorithms:
+            continue
+        if not isinstance(kid, str) or not kid or kid in found:
+            raise ConfigError(f"[server.jwt] each key in {path} needs a kid of its own")
+        found[kid] = key
+    if not found:
+        raise ConfigError(f"[server.jwt] {path} has no key for {', '.join(algorithms)}")
+    return found
+
+
+def _key(one: dict[str, Any]) -> PyJWK | None:
+    """A key; None for one of a kind that is not for us."""
+    from jwt import PyJWK
+    from jwt.exceptions import PyJWTError
+
+    if one.get("use", "sig") != "sig":
+        return None
+    try:
+        return PyJWK(one)
+    except (PyJWTError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,200 @@
+"""From the records of a run to what is worth remembering of it: a sink."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from evoclaw.core.events import (
+    ApprovalAnswered,
+    CallFinished,
+    CallJudged,
+    CallStarted,
+    Prompted,
+    Record,
+    Replied,
+    ReplyFailed,
+    RunFinished,
+    RunStarted,
+    StopReason,
+    ToolsChanged,
+)
+from evoclaw.core.labels import CLEAN
+from evoclaw.core.messages import (
+    JSON,
+    Message,
+    Reply,
+    SystemMessage,
+    ToolResult,
+    UserMessage,
+    label_of,
+)
+from evoclaw.core.ports import Decision
+from evoclaw.core.redaction import Marks, Redactor, marks_of
+from evoclaw.store.memory import EventType, Observation
+
+PRIVATE = "private"
+"""The tag of what is never stored."""
+LONGEST_ARGUMENT = 500
+"""Characters of one text in a call's arguments."""
+_TAG = re.compile(r"<\s*(/?)\s*private\b[^>]{0,200}>", re.IGNORECASE)
+_FAILED = frozenset(
+    {
+        StopReason.ERROR,
+        StopReason.MAX_ITERATIONS,
+        StopReason.BUDGET_EXCEEDED,
+        StopReason.DURATION_EXCEEDED,
+        StopReason.LOOP_DETECTED,
+    }
+)
+
+
+class Observing:
+    """Makes observations of one run; it is told every record once, in order.
+
+    Each bears the label of all that the run had seen by then. Once something private was said or
+    read, whatever follows may repeat it in other words: it is tagged private, too.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        agent: str,
+        keep: Callable[[Observation], None],
+        *,
+        redactor: Redactor,
+        most_chars: int,
+        records: Iterable[Record] = (),
+    ) -> None:
+        """Begin with what is known of the run.
+
+        Args:
+            session_id: Where it runs.
+            agent: Who.
+            keep: Takes the observations; quick.
+            redactor: Takes secrets out.
+            most_chars: Of one observation.
+            records: What happened before, if it is gone on with.
+        """
+        self._session_id, self._agent, self._keep = session_id, agent, keep
+        self._redactor, self._most = redactor, most_chars
+        self._label, self._private = CLEAN, False
+        self._asked = ""
+        self._arguments: dict[str, dict[str, JSON]] = {}
+        self._marks: dict[str, Marks | None] = {}
+        for record in records:
+            self.receive(record)
+
+    def receive(self, record: Record) -> None:
+        """Take one record."""
+        event = record.event
+        match event:
+            case RunStarted(messages=messages):
+                for message in messages:
+                    self._see(message)
+            case Prompted(message=message, why=why):
+                self._see(message, asks=why == "steer")
+            case ToolsChanged(tools=tools):
+                self._marks = {tool.name: marks_of(tool.parameters) for tool in tools}
+            case CallStarted(call_id=call_id, arguments=arguments):
+                self._arguments[call_id] = arguments
+            case Replied(reply=reply):
+                self._see(reply)
+                self._observe(record, EventType.LLM_RESPONSE, *self._replied(reply))
+            case CallFinished(result=result):
+                self._see(result)
+                self._observe(record, EventType.TOOL_CALL, *self._called(result))
+            case _:
+                self._receive_other(record)
+
+    def _receive_other(self, record: Record) -> None:
+        event = record.event
+        match event:
+            case ApprovalAnswered(decision=said) if said != Decision.PENDING:
+                text = f"A person was asked, and said: {said}. {event.reason}"
+                self._observe(record, EventType.DECISION, text, {"call_id": event.call_id})
+            case CallJudged(verdict="deny"):
+                text = f"A call was denied: {event.reason}"
+                metadata = {"call_id": event.call_id, "code": event.code}
+                self._observe(record, EventType.DECISION, text, metadata)
+            case ReplyFailed():
+                text = f"The model gave no reply: {event.reason}"
+                self._observe(record, EventType.ERROR, text, {"kind": event.kind})
+            case RunFinished(stop=stop) if stop in _FAILED:
+                text = f"The run ended: {stop}. {event.reason}"
+                self._observe(record, EventType.ERROR, text, {"stop": str(stop)})
+            case _:
+                pass
+
+    def _see(self, message: Message, *, asks: bool = True) -> None:
+        """Whatever is made from now on may be made from this."""
+        if isinstance(message, SystemMessage):
+            return
+        self._label = self._label | label_of(message)
+        self._private = self._private or has_private(message.text)
+        if isinstance(message, UserMessage) and asks:
+            self._asked = message.text
+
+    def _replied(self, reply: Reply) -> tuple[str, dict[str, JSON]]:
+        names = [call.name for call in reply.calls]
+        metadata: dict[str, JSON] = {
+            "model": reply.model,
+            "tokens": reply.usage.input + reply.usage.output,
+        }
+        if not names:
+            asked = self._redactor.text(self._asked, self._most // 4)
+            return f"Asked: {asked}\nAnswered: {reply.text}", metadata
+        said = f"{reply.text}\n" if reply.text else ""
+        return f"{said}Called: {', '.join(names)}", metadata | {"calls": names}
+
+    def _called(self, result: ToolResult) -> tuple[str, dict[str, JSON]]:
+        arguments = self._redactor.value(
+            self._arguments.pop(result.call_id, {}),
+            self._marks.get(result.name),
+            limit=LONGEST_ARGUMENT,
+        )
+        given = msgspec.json.encode(arguments).decode(errors="replace")[: self._most // 2]
+        metadata: dict[str, JSON] = {"tool": result.name, "call_id": result.call_id}
+        if result.error is not None:
+            metadata["error"] = str(result.error)
+        return f"{result.name} {given}\n{result.text}", metadata
+
+    def _observe(
+        self, record: Record, kind: EventType, content: str, metadata: dict[str, JSON]
+    ) -> None:
+        self._keep(
+            Observation(
+                f"{record.run_id}.{record.seq}",
+                self._session_id,
+                self._agent,
+                kind,
+                self._redactor.text(content, self._most),
+                {"run_id": record.run_id, **metadata},
+                (PRIVATE,) if self._private else (),
+                record.at,
+                self._label,
+            )
+        )
+
+
+def has_private(text: str) -> bool:
+    """Whether a part of a text is marked as private."""
+    return _TAG.search(text) is not None
+
+
+def without_private(text: str) -> str:
+    """A text without what stands between `<private>` and `</private>`; an open end is the end."""
+    kept: list[str] = []
+    depth = at = 0
+    for tag in _TAG.finditer(text):
+        if not depth:
+            kept.append(text[at : tag.start()])
+        depth = max(0, depth - 1) if tag[1] else depth + 1
+        at = tag.end()
+        if not depth:
+            kept.append("[private]")
+    if not depth:
+        kept.append(text[at:])
+    return "".join(kept)

@@ -1,0 +1,104 @@
+"""Runs as they are shown: what the store has of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from evoclaw.core.events import Record, RunFinished, StopReason
+from evoclaw.orchestrator.errands import RunView, State
+from evoclaw.store.sessions import Session, SessionStore, StoredRun
+
+_IN_STORE: dict[State | None, Literal["", "open", "waiting", "ended"]] = {
+    None: "",
+    State.QUEUED: "open",
+    State.RUNNING: "open",
+    State.WAITING: "waiting",
+    State.ENDED: "ended",
+}
+
+
+def state_of(stored: StoredRun) -> State:
+    """How a run stands. One that was cut off still counts as running: somebody goes on with it."""
+    if stored.stop is None:
+        return State.RUNNING if stored.epoch else State.QUEUED
+    return State.WAITING if stored.stop is StopReason.WAITING else State.ENDED
+
+
+class Views:
+    """The runs of one tenant."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self._sessions: dict[str, Session | None] = {}
+
+    async def of(self, stored: StoredRun) -> RunView:
+        """One of them."""
+        session, state = await self._session(stored.session_id), state_of(stored)
+        text = reason = ""
+        if state in (State.WAITING, State.ENDED):
+            record = await self._store.last_record(stored.id)
+            if record is not None and isinstance(end := record.event, RunFinished):
+                text, reason = end.text, end.reason
+        spent = stored.spent
+        return RunView(
+            stored.id,
+            stored.session_id,
+            "" if session is None else session.agent,
+            state,
+            stored.stop,
+            stored.asked,
+            text,
+            reason,
+            spent.turns,
+            spent.calls,
+            spent.tokens_in,
+            spent.tokens_out,
+            spent.cost,
+            stored.began_at,
+            None if state is State.WAITING else stored.ended_at,
+            stored.parent_run,
+            "" if session is None else session.owner,
+        )
+
+    async def list(
+        self, session_id: str, state: State | None, owner: str | None, before: str, limit: int
+    ) -> Sequence[RunView]:
+        """Some of them, newest first."""
+        found: list[RunView] = []
+        while len(found) < limit:
+            page = await self._store.runs(
+                session_id=session_id,
+                state=_IN_STORE[state],
+                owner=owner,
+                before=before,
+                limit=limit,
+            )
+            for stored in page:
+                if state in (None, state_of(stored)) and len(found) < limit:
+                    found.append(await self.of(stored))
+            if len(page) < limit:
+                break
+            before = page[-1].id
+        return found
+
+    async def _session(self, session_id: str) -> Session | None:
+        if session_id not in self._sessions:
+            self._sessions[session_id] = await self._store.session(session_id)
+        return self._sessions[session_id]
+
+
+class Kept:
+    """The records of one run, as they are kept."""
+
+    def __init__(self, store: SessionStore, run_id: str) -> None:
+        self._store, self._run_id = store, run_id
+
+    async def stop(self) -> StopReason | None:
+        """Why it ended, or that it waits. One that was deleted says nothing more."""
+        stored = await self._store.run(self._run_id)
+        return StopReason.CANCELLED if stored is None else stored.stop
+
+    async def records(self, after: int, limit: int) -> Sequence[Record]:
+        """The next ones."""
+        return await self._store.records(self._run_id, after, limit)

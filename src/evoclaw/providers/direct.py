@@ -1,0 +1,32 @@
+"""No model at all: the answer is what the last call gave. For runs that are one call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from evoclaw.core.events import Replied, ReplyEvent
+from evoclaw.core.messages import Reply, ToolResult
+from evoclaw.core.ports import Request
+from evoclaw.core.profile import Profile
+
+NAME = "direct"
+
+
+class Direct:
+    """Says what the last call gave; asks for nothing, and costs nothing."""
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+        return NAME
+
+    @property
+    def profile(self) -> Profile:
+        """It can say anything."""
+        return Profile()
+
+    async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
+        """Give the text of the last result, or say that there is none."""
+        last = request.history[-1] if len(request.history) else None
+        text = last.text if isinstance(last, ToolResult) else ""
+        yield Replied(Reply(text or "There was nothing to do.", model=NAME, cost=0.0))

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from evoclaw.orchestrator.channels.callbacks import Callback
+from evoclaw.orchestrator.channels.letters import Undelivered
+from tests.orchestrator.channels.posts import posted
+
+
+async def failure(callback: Callback) -> Undelivered:
+    with pytest.raises(Undelivered) as caught:
+        await callback.post(b"{}", {})
+    return caught.value
+
+
+async def test_an_answer_is_posted_on_this_machine_in_the_clear() -> None:
+    async with posted() as there:
+        await Callback(there.url).post(b'{"a": 1}', {"x-signed": "yes"})
+
+        assert await there.got(1) == [{"a": 1}]
+        assert there.headers[0]["x-signed"] == "yes"
+        assert there.headers[0]["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "address", ["10.1.2.3", "192.168.1.1", "169.254.169.254", "100.64.0.1", "fd00::1"]
+)
+async def test_a_name_that_leads_to_a_private_address_is_never_contacted(address: str) -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return [address]
+
+    problem = await failure(Callback("https://inside.example.org/", resolve=resolve))
+    assert problem.final
+    assert "was not contacted" in str(problem)
+
+
+async def test_a_private_address_may_be_allowed_and_nothing_else_with_it() -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return ["192.168.1.1"]
+
+    url = "https://inside.example.org/"
+    problem = await failure(Callback(url, ("10.0.0.0/8",), resolve=resolve))
+    assert problem.final
+
+
+async def test_nothing_leaves_this_machine_in_the_clear() -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return ["93.184.216.34"]
+
+    problem = await failure(Callback("http://outside.example.org/", resolve=resolve))
+    assert problem.final
+    assert "https only" in str(problem)
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with posted() as there:
+        there.statuses, there.more = [307], {"Location": there.url}
+        problem = await failure(Callback(there.url))
+
+        assert not problem.final
+        assert len(there.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "final"), [(500, False), (429, False), (404, False), (401, False), (410, True)]
+)
+async def test_only_gone_means_never_again(status: int, final: bool) -> None:
+    async with posted() as there:
+        there.statuses, there.more = [status], {"Retry-After": "7"}
+        problem = await failure(Callback(there.url))
+
+    assert (problem.final, problem.retry_after) == (final, 7.0)
+
+
+async def test_an_address_where_nobody_is_may_have_somebody_later() -> None:
+    async with posted() as there:
+        url = there.url
+    problem = await failure(Callback(url))
+    assert not problem.final
+    assert "cannot be reached" in str(problem)
+
+
+async def test_a_name_that_is_not_known_now_may_be_later() -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        raise OSError
+
+    assert not (await failure(Callback("https://x.example.org/", resolve=resolve))).final

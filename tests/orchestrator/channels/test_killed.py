@@ -1,0 +1,61 @@
+"""A process that dies while it answers: the next one answers, and nobody is answered twice."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+
+from evoclaw.core.messages import Reply
+from evoclaw.orchestrator.channels.letters import State
+from evoclaw.providers.scripted import Asked, says
+from tests.orchestrator.channels.support import PATIENCE, Postbox, kitchen, letter
+
+
+def _stuck(_: Asked) -> Reply:
+    sys.stdout.write("asked\n")
+    sys.stdout.flush()
+    time.sleep(60)  # the whole process hangs: it can only be killed
+    return says("never")
+
+
+async def _answer_forever(home: Path) -> None:
+    async with kitchen(home, _stuck) as made:
+        desk = made.desk([Postbox()])
+        async with desk.serving():
+            await desk.take(letter("how long?"))
+            await asyncio.Event().wait()
+
+
+async def test_a_letter_whose_process_was_killed_is_answered_once_by_the_next(
+    tmp_path: Path,
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", __name__, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            assert await process.stdout.readline() == b"asked\n"
+    finally:
+        process.kill()
+        await process.wait()
+
+    box = Postbox()
+    async with kitchen(tmp_path, says("twelve"), says("again")) as made:
+        desk = made.desk([box])
+        async with desk.serving():
+            (answer,) = await box.told()
+            again = await desk.take(letter("how long?"))
+
+        assert (answer.state, answer.text) == (State.ANSWER, "twelve")
+        assert (again.fresh, again.run_id) == (False, answer.run_id)
+        assert len(await made.runs.list("local")) == 1
+        assert len(made.model.requests) == 1
+
+
+if __name__ == "__main__":
+    signal.alarm(60)
+    asyncio.run(_answer_forever(Path(sys.argv[1])))

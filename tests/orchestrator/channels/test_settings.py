@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.orchestrator.channels.mqtt import MqttChannel
+from evoclaw.orchestrator.channels.opening import open_channels, read_secret
+from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings, check_channels
+from evoclaw.orchestrator.channels.webhooks import Webhook
+from evoclaw.transport.memory import MemoryBroker, MemoryLink
+
+SIGNED = WebhookSettings(secret_env="HOOK_SECRET")
+HOOK = ChannelSettings(name="hook", kind="webhook", senders=("ann",), webhook=SIGNED)
+BOXES = ChannelSettings(name="boxes", kind="mqtt", senders=("ann",))
+ENV = {"HOOK_SECRET": "0123456789abcdef"}
+
+
+def test_a_sender_is_known_by_name_or_by_the_name_of_the_channel() -> None:
+    table = ChannelSettings(name="hook", kind="mqtt", senders={"U1": "ann", "U2": ""})
+    assert [table.user_of(one) for one in ("U1", "U2", "U3")] == ["ann", "hook:U2", None]
+    assert not table.is_untrusted("U1")
+
+
+def test_everybody_may_be_let_in_but_is_not_trusted() -> None:
+    every = ChannelSettings(name="hook", kind="mqtt", senders={"*": "boss", "U1": "ann"})
+    assert [every.user_of(one) for one in ("U1", "U3", "*")] == ["ann", "hook:U3", "hook:*"]
+    assert [every.is_untrusted(one) for one in ("U1", "U3", "*")] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("channels", "problem"),
+    [
+        ([HOOK, HOOK], "two channels are named 'hook'"),
+        ([ChannelSettings(name="a b", kind="mqtt", senders=("*",))], "no name for a channel"),
+        ([ChannelSettings(name="a", kind="mqtt")], "nobody may use it"),
+        ([BOXES, ChannelSettings(name="b", kind="mqtt", senders=("*",))], "one broker"),
+        ([ChannelSettings(name="a", kind="webhook", senders=("*",))], "one of secret_env and"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(
+    channels: list[ChannelSettings], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        check_channels(channels)
+
+
+def test_a_callback_must_be_a_web_address() -> None:
+    wrong = WebhookSettings(secret_env="X", callback_url="ftp://example.org")
+    with pytest.raises(ConfigError, match="https://"):
+        check_channels([ChannelSettings(name="a", kind="webhook", senders=("*",), webhook=wrong)])
+
+
+async def test_channels_are_built_as_configured() -> None:
+    def link() -> MemoryLink:
+        return MemoryLink(MemoryBroker())
+
+    hook, boxes = open_channels([HOOK, BOXES], ENV, link)
+    assert isinstance(hook, Webhook)
+    assert isinstance(boxes, MqttChannel)
+
+
+def test_a_secret_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
+    place = tmp_path / "secret"
+    place.write_text("from the file, long\n")
+    filed = ChannelSettings(
+        name="a", kind="webhook", senders=("*",), webhook=WebhookSettings(secret_file=place)
+    )
+    assert read_secret(HOOK, ENV) == b"0123456789abcdef"
+    assert read_secret(filed, {}) == b"from the file, long"
+
+    with pytest.raises(ConfigError, match="HOOK_SECRET holds no secret"):
+        read_secret(HOOK, {})
+    place.unlink()
+    with pytest.raises(ConfigError, match="cannot read the secret"):
+        read_secret(filed, {})
+
+
+def test_a_secret_that_can_be_guessed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="too short"):
+        Webhook(HOOK, b"secret")

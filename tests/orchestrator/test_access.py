@@ -1,0 +1,290 @@
+"""Who comes in: our own tokens, and signed ones of somebody else's."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import jwt
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from jwt.algorithms import ECAlgorithm
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.labels import Principal
+from evoclaw.orchestrator.access import Access, Caller, FixedToken, Scope, holds
+from evoclaw.orchestrator.jwt_access import JwtSettings, SignedTokens
+from evoclaw.store.database import Database
+from evoclaw.store.parts import open_database
+from evoclaw.store.tokens import SCHEMA, TokenStore
+
+NOW = 1_800_000_000.0
+KEY = Ed25519PrivateKey.generate()
+OTHER = Ed25519PrivateKey.generate()
+CURVE = generate_private_key(SECP256R1())
+CLAIMS: dict[str, Any] = {
+    "iss": "https://id.example",
+    "aud": "evoclaw",
+    "sub": "ann",
+    "tenant": "acme",
+    "scope": "runs:read human unheard:of",
+    "exp": NOW + 60,
+}
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncGenerator[Database]:
+    opened = await open_database(tmp_path / "evoclaw.db", (SCHEMA,), durable=False)
+    yield opened
+    await opened.close()
+
+
+async def test_a_token_opens_what_it_was_made_for_and_is_kept_nowhere(
+    database: Database, tmp_path: Path
+) -> None:
+    access = Access(TokenStore(database, Clock()))
+    id_, whole = await access.new("ci", "acme", "ann", ["runs:read"])
+    assert whole.startswith(f"ec_{id_}_")
+    caller = await access.caller(whole)
+    assert caller == Caller(Principal("acme", "ann"), frozenset({"runs:read"}), id_)
+    secret = whole.rpartition("_")[2].encode()
+    assert len(secret) == 64
+    await database.close()
+    assert secret not in _all_in(tmp_path)
+
+
+def _all_in(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.iterdir())
+
+
+async def test_a_token_that_is_nearly_right_opens_nothing(database: Database) -> None:
+    access = Access(TokenStore(database, Clock()))
+    id_, whole = await access.new("ci", "acme", "ann", ["*"])
+    other, _ = await access.new("ci", "acme", "ann", ["*"])
+    secret = whole.rpartition("_")[2]
+    for shown in (
+        "", "ec", "ec_", f"ec_{id_}", f"ec_{id_}_", whole[:-1], whole + "0", whole.upper(),
+        f"ec_{other}_{secret}", f"ec__{secret}", f"xx_{id_}_{secret}", "ec_\\u2603_x", "a" * 9_000,
+        f"ec_{id_}_{secret}_",
+    ):  # fmt: skip
+        assert await access.caller(shown) is None, shown
+
+
+async def test_a_token_is_worth_nothing_after_its_time_and_once_taken_back(
+    database: Database,
+) -> None:
+    clock = Clock()
+    access = Access(TokenStore(database, clock))
+    _, brief = await access.new("ci", "acme", "ann", ["*"], 60)
+    id_, other = await access.new("ci", "acme", "ann", ["*"])
+    clock.now += 59
+    assert await access.caller(brief) is not None
+    clock.now += 1
+    assert await access.caller(brief) is None
+    assert not await access.revoke("another tenant", id_)
+    assert await access.caller(other) is not None
+    assert await access.revoke("acme", id_)
+    assert await access.caller(other) is None
+    listed = {token.id: token for token in await access.list("acme")}
+    assert listed[id_].revoked_at == clock.now
+    assert listed[id_].used_at == clock.now
+    assert all(token.hash == "" for token in listed.values())
+    assert await access.list("another tenant") == []
+
+
+async def test_a_token_needs_scopes_that_there_are(database: Database) -> None:
+    access = Access(TokenStore(database))
+    for scopes in ([], ["runs:reed"], ["*", "root"]):
+        with pytest.raises(ConfigError, match="scope"):
+            await access.new("ci", "acme", "ann", scopes)
+    with pytest.raises(ConfigError, match="tenant"):
+        await access.new("ci", "", "ann", ["*"])
+    with pytest.raises(ConfigError, match="scope"):
+        Access(TokenStore(database), fixed=[FixedToken("x", "secret", scopes=frozenset())])
+
+
+async def test_a_configured_token_is_known_without_the_store(database: Database) -> None:
+    fixed = FixedToken("boot", "s" * 40, "acme", "ops", frozenset({"admin"}))
+    access = Access(TokenStore(database), fixed=[fixed])
+    caller = await access.caller("s" * 40)
+    assert caller is not None
+    assert (caller.tenant, caller.token) == ("acme", "boot")
+
+
+def test_an_admin_may_everything_but_answer_for_a_person() -> None:
+    assert all(holds({"*"}, scope) for scope in Scope)
+    assert holds({"admin"}, "audit:read")
+    assert not holds({"admin"}, "human")
+    assert not holds({"admin"}, "*")
+    assert not holds({"runs:read"}, "runs:write")
+    admin = Caller(Principal("acme", "bot"), frozenset({"admin"}), "t1")
+    assert admin.answerer().why_not("acme")
+    person = Caller(Principal("acme", "ann"), frozenset({"human"}), "t2")
+    assert not person.answerer().why_not("acme")
+    assert person.answerer().why_not("other")
+
+
+def jwks(path: Path, **keys: dict[str, Any]) -> Path:
+    listed = [{"kid": kid, "use": "sig", **key} for kid, key in keys.items()]
+    path.write_bytes(msgspec.json.encode({"keys": listed}))
+    return path
+
+
+def public(key: Ed25519PrivateKey) -> dict[str, str]:
+    raw = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    shown = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+    return {"kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "x": shown}
+
+
+def curve() -> dict[str, Any]:
+    return ECAlgorithm.to_jwk(CURVE.public_key(), as_dict=True)
+
+
+def signed(claims: dict[str, Any] | None = None, **header: Any) -> str:
+    made = CLAIMS if claims is None else claims
+    return jwt.encode(made, KEY, algorithm="EdDSA", headers={"kid": "one", **header})
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> SignedTokens:
+    file = jwks(tmp_path / "jwks.json", one=public(KEY), two=curve())
+    settings = JwtSettings(issuer="https://id.example", audience="evoclaw", jwks_file=file)
+    return SignedTokens(settings, clock=Clock())
+
+
+def test_a_signed_token_says_who_asks(tokens: SignedTokens) -> None:
+    caller = tokens.caller(signed())
+    assert caller is not None
+    assert caller.principal == Principal("acme", "ann")
+    assert caller.scopes == {"runs:read", "human"}
+    late = tokens.caller(signed({**CLAIMS, "exp": NOW - 29, "nbf": NOW + 29}))
+    assert late is not None
+    other = jwt.encode(CLAIMS, CURVE, algorithm="ES256", headers={"kid": "two"})
+    assert tokens.caller(other) is not None
+
+
+def test_fault_63_a_signed_token_that_is_wrong_in_any_way_is_nobodys(
+    tokens: SignedTokens, tmp_path: Path
+) -> None:
+    raw = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    without = {name: CLAIMS[name] for name in CLAIMS}
+    wrong = {
+        "none": jwt.encode(CLAIMS, "", algorithm="none", headers={"kid": "one"}),
+        "another key": jwt.encode(CLAIMS, OTHER, algorithm="EdDSA", headers={"kid": "one"}),
+        "another algorithm": jwt.encode(CLAIMS, "s" * 64, algorithm="HS512"),
+        "the public key as a secret": jwt.encode(
+            CLAIMS, raw, algorithm="HS256", headers={"kid": "one"}
+        ),
+        "the other key's id": signed(kid="two"),
+        "an unknown id": signed(kid="three"),
+        "no id": jwt.encode(CLAIMS, KEY, algorithm="EdDSA"),
+        "nothing in it": "e30.e30.",
+        "something critical": signed(crit=["exp"]),
+        "another audience": signed({**CLAIMS, "aud": "other"}),
+        "another issuer": signed({**CLAIMS, "iss": "https://evil.example"}),
+        "expired": signed({**CLAIMS, "exp": NOW - 31}),
+        "not yet": signed({**CLAIMS, "nbf": NOW + 31}),
+        "a time that is none": signed({**CLAIMS, "exp": "9999999999"}),
+        "a boolean time": signed({**CLAIMS, "exp": True}),
+        "no tenant": signed({**CLAIMS, "tenant": ""}),
+        "a tenant that is no text": signed({**CLAIMS, "tenant": ["acme"]}),
+        "no user": signed({**CLAIMS, "sub": ""}),
+        "no scope of ours": signed({**CLAIMS, "scope": "openid email"}),
+        "rubbish": "a.b.c",
+        "too many parts": signed() + ".x",
+        "1 MB": "a" * 500_000 + "." + "b" * 500_000 + ".c",
+        "deep": base64.urlsafe_b64encode(b"[" * 3_000).decode() + ".e30.x",
+        **{
+            f"no {name}": signed({key: without[key] for key in without if key != name})
+            for name in ("iss", "aud", "exp", "sub", "scope", "tenant")
+        },
+    }
+    assert tokens.caller(signed()) is not None
+    for why, token in wrong.items():
+        assert tokens.caller(token) is None, why
+
+
+def test_fault_63_a_huge_token_costs_no_more_than_a_small_one(tokens: SignedTokens) -> None:
+    def cost(token: str) -> float:
+        began = time.process_time()
+        for _ in range(200):
+            tokens.caller(token)
+        return time.process_time() - began
+
+    assert cost("x" * 1_000_000 + ".y.z") <= cost(signed()) + 0.05
+
+
+def test_a_shared_secret_must_be_long_and_private(tmp_path: Path) -> None:
+    def made(secret: str, mode: int = 0o600) -> SignedTokens:
+        file = tmp_path / f"secret-{len(secret)}-{mode}"
+        file.write_text(secret)
+        file.chmod(mode)
+        return SignedTokens(
+            JwtSettings(
+                issuer="i", audience="evoclaw", algorithms=("HS256",), secret_file=file,
+                tenant="acme",
+            ),
+            clock=Clock(),
+        )  # fmt: skip
+
+    with pytest.raises(ConfigError, match="32 bytes"):
+        made("short")
+    with pytest.raises(ConfigError, match="chmod"):
+        made("s" * 40, 0o644)
+    claims = {**CLAIMS, "iss": "i", "tenant": "not asked"}
+    token = jwt.encode(claims, "s" * 40, algorithm="HS256")
+    caller = made("s" * 40).caller(token)
+    assert caller is not None
+    assert caller.tenant == "acme"
+    assert made("t" * 40).caller(token) is None
+
+
+def test_keys_that_cannot_be_used_are_said_at_the_start(tmp_path: Path) -> None:
+    def settings(file: Path | None, **more: Any) -> JwtSettings:
+        return JwtSettings(issuer="i", audience="a", jwks_file=file, **more)
+
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    secret = jwks(tmp_path / "oct.json", one={"kty": "oct", "k": "c2VjcmV0", "alg": "HS256"})
+    twice = tmp_path / "twice.json"
+    twice.write_bytes(msgspec.json.encode({"keys": [{"kid": "a", **public(KEY)}] * 2}))
+    for file, says in (
+        (None, "jwks_file"),
+        (tmp_path / "none.json", "jwks_file"),
+        (broken, "JWKS"),
+        (secret, "no key"),
+        (twice, "kid"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            SignedTokens(settings(file))
+    good = jwks(tmp_path / "good.json", one=public(KEY))
+    with pytest.raises(ConfigError, match="scope"):
+        SignedTokens(settings(good, scopes={"read": ("runs:reed",)}))
+
+
+def test_scopes_of_the_issuer_may_be_called_otherwise(tmp_path: Path) -> None:
+    file = jwks(tmp_path / "jwks.json", one=public(KEY))
+    settings = JwtSettings(
+        issuer="https://id.example", audience="evoclaw", jwks_file=file, scopes_claim="roles",
+        scopes={"reader": ("runs:read", "sessions:read")},
+    )  # fmt: skip
+    found = SignedTokens(settings, clock=Clock())
+    caller = found.caller(signed({**CLAIMS, "roles": ["reader", "root", 7]}))
+    assert caller is not None
+    assert caller.scopes == {"runs:read", "sessions:read"}
+    assert found.caller(signed({**CLAIMS, "roles": ["human"]})) is None

@@ -1,0 +1,156 @@
+"""From what was written down to agents: capped, bounded, asked with what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoclaw.config import read_evoclaw_toml
+from evoclaw.core.agent import Agent, Field, FieldType, LoopSettings
+from evoclaw.core.messages import JSON
+from evoclaw.governance.autonomy import Level
+from evoclaw.governance.budget.settings import BudgetSettings
+from evoclaw.orchestrator.definitions import (
+    BadInputs,
+    agents_of,
+    budget_of,
+    check_inputs,
+    default_of,
+    iterative,
+    level_of,
+    require_inputs,
+)
+
+Made = Callable[..., Mapping[str, Agent]]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    def one(text: str = "", model: str = "") -> Mapping[str, Agent]:
+        path = tmp_path / "evoclaw.toml"
+        path.write_text(text)
+        return agents_of(read_evoclaw_toml(path, {"HOME": "/home/pi"}), model=model)
+
+    return one
+
+
+def test_without_any_definition_there_is_the_usual_agent(made: Made) -> None:
+    agents = made(model="ollama/x")
+    assert list(agents) == ["evoclaw"] and default_of(agents) == "evoclaw"
+    assert agents["evoclaw"] == Agent("evoclaw", "ollama/x", capabilities=frozenset({"*"}))
+
+
+def test_the_first_one_defined_is_the_default(made: Made) -> None:
+    agents = made('[[agents]]\nid = "b"\n[[agents]]\nid = "a"\nmodel = ["x/y", "z/w"]', model="m/n")
+    assert (list(agents), default_of(agents)) == (["b", "a"], "b")
+    assert (agents["b"].model, agents["a"].model) == ("m/n", "x/y,z/w")
+    assert agents["b"].capabilities == frozenset()
+
+
+def test_what_nobody_may_hold_no_agent_holds(made: Made) -> None:
+    two = (
+        '[[agents]]\nid = "a"\ncapabilities = ["*"]\n'
+        '[[agents]]\nid = "b"\ncapabilities = ["shell", "git"]\n'
+        "[orchestrator.tools.permissions]\ngit = true\nshell = false\nnetwork = true\n"
+    )
+    agents = made(two)
+    assert agents["a"].capabilities == {"git", "network"}
+    assert agents["b"].capabilities == {"git"}
+    assert made("[orchestrator.tools.permissions]\n")["evoclaw"].capabilities == frozenset()
+
+
+def test_without_the_tool_loop_nobody_has_tools(made: Made) -> None:
+    text = '[orchestrator]\ntool_loop_enabled = false\n[[agents]]\nid = "a"\ncapabilities = ["*"]'
+    assert made(text)["a"].capabilities == frozenset()
+
+
+def test_limits_are_the_agents_own_or_those_of_all(made: Made) -> None:
+    agents = made(
+        "[orchestrator]\nmax_tool_iterations = 4\ntool_error_limit = 2\nevidence = true\n"
+        '[[agents]]\nid = "a"\n[agents.limits]\nmax_turns = 9\nmax_tokens = 50\n'
+        '[[agents]]\nid = "b"\n[agents.outputs.answer]\n[agents.outputs.why]\n'
+    )
+    assert agents["a"].settings == LoopSettings(
+        max_turns=9, max_tokens=50, tool_error_limit=2, evidence=True
+    )
+    assert agents["b"].settings.max_turns == 4
+    assert agents["b"].settings.output_fields == ("answer", "why")
+    assert "evidence" not in msgspec.to_builtins(made()["evoclaw"].settings)
+
+
+def test_the_iterative_api_has_its_own_turns_unless_some_were_chosen(made: Made) -> None:
+    chosen = made('[[agents]]\nid = "a"\n[agents.limits]\nmax_turns = 3\ntemperature = 0.5')["a"]
+    assert (iterative(chosen).max_turns, iterative(chosen).temperature) == (3, 0.5)
+    assert (iterative(made()["evoclaw"]).max_turns, iterative(chosen).confirm) == (20, True)
+
+
+def test_a_budget_of_an_agent_never_widens_the_usual_one() -> None:
+    usual = BudgetSettings(turns=10, tokens=100)
+    agent = Agent("a", "", budget={"turns": 50, "tokens": 7, "dollars": 1.5})
+    held = budget_of(agent, usual)
+    assert (held.turns, held.tokens, held.dollars, held.calls) == (10, 7, 1.5, usual.calls)
+    assert budget_of(Agent("b", ""), usual) is usual
+
+
+def test_a_level_is_never_above_what_the_process_allows() -> None:
+    silent, free = Agent("a", ""), Agent("b", "", autonomy="full")
+    assert level_of(silent) is Level.SUPERVISED
+    assert level_of(free) is Level.FULL
+    assert level_of(free, most=Level.READ_ONLY) is Level.READ_ONLY
+    assert level_of(silent, usual=Level.FULL, most=Level.SUPERVISED) is Level.SUPERVISED
+
+
+ASKED = Agent(
+    "weather",
+    "",
+    inputs={
+        "city": Field(FieldType.STRING, required=True),
+        "days": Field(FieldType.INTEGER),
+        "share": Field(FieldType.NUMBER),
+        "brief": Field(FieldType.BOOLEAN),
+        "places": Field(FieldType.ARRAY),
+        "more": Field(FieldType.OBJECT),
+        "any": Field(FieldType.ANY),
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "wrong"),
+    [
+        ({"city": "Oslo"}, ()),
+        ({"city": "Oslo", "days": 3.0, "share": 1, "brief": False, "any": [1]}, ()),
+        ({"city": "Oslo", "places": [], "more": {}, "days": None}, ()),
+        ({}, ("city",)),
+        ({"city": None}, ("city",)),
+        ({"city": 3}, ("city",)),
+        ({"city": "Oslo", "days": True, "share": "1", "brief": 0}, ("days", "share", "brief")),
+        ({"city": "Oslo", "days": 1.5, "places": {}, "more": []}, ("days", "places", "more")),
+        ({"City": "Oslo"}, ("city", "City")),
+    ],
+)
+def test_wrong_inputs_are_named(inputs: dict[str, JSON], wrong: tuple[str, ...]) -> None:
+    assert tuple(one.field for one in check_inputs(ASKED, inputs)) == wrong
+
+
+def test_an_agent_that_does_not_say_takes_anything() -> None:
+    assert check_inputs(Agent("a", ""), {"x": 1}) == ()
+
+
+def test_bad_inputs_tell_the_caller_what_to_change() -> None:
+    with pytest.raises(BadInputs) as refused:
+        require_inputs(ASKED, {"town": "Oslo"})
+    assert "city: is missing; it is required" in str(refused.value)
+    assert "town: is not known; there are: city, days" in str(refused.value)
+    assert [one.field for one in refused.value.problems] == ["city", "town"]
+    require_inputs(ASKED, {"city": "Oslo"})
+
+
+@given(st.dictionaries(st.text(max_size=20), st.integers(), max_size=60))
+def test_whatever_is_asked_the_problems_are_few(inputs: dict[str, JSON]) -> None:
+    assert 0 < len(check_inputs(ASKED, inputs)) <= 20

@@ -1,0 +1,94 @@
+"""An agent is offered what it may use, and no call waits longer than it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.agent import Agent
+from evoclaw.core.calls import prepare
+from evoclaw.core.errors import ConfigError, ToolFailure
+from evoclaw.core.messages import ErrorKind, ToolCall
+from evoclaw.core.tools import Call
+from evoclaw.core.toolset import Toolset
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.orchestrator.offering import offered
+from evoclaw.skills.watching import Shelf
+from evoclaw.tools.define import tool
+from tests.skills.support import guide, put
+
+
+@tool("file_read", timeout=5, max_timeout=30)
+async def look() -> str:
+    """Look."""
+    return "looked"
+
+
+@tool("file_read", timeout=5, max_timeout=600)
+async def stare() -> str:
+    """Stare."""
+    return "stared"
+
+
+@tool("shell")
+async def act() -> str:
+    """Act."""
+    return "acted"
+
+
+@tool("interact", timeout=300, max_timeout=300)
+async def ask() -> str:
+    """Ask."""
+    return "asked"
+
+
+ALL = LocalExecutor((look, stare, act, ask))
+
+
+def names(agent: Agent) -> list[str]:
+    return [one.name for one in offered(ALL, agent).tools()]
+
+
+def test_capabilities_and_the_list_of_names_both_narrow() -> None:
+    reads = frozenset({"file_read"})
+    assert names(Agent("a", "", capabilities=reads)) == ["look", "stare"]
+    assert names(Agent("a", "", capabilities=reads, tools=frozenset({"look", "act"}))) == ["look"]
+    assert names(Agent("a", "", capabilities=frozenset({"*"}), tools=frozenset())) == []
+    assert names(Agent("a", "")) == []
+
+
+async def test_what_is_not_offered_is_not_run() -> None:
+    agent = Agent("a", "", capabilities=frozenset({"*"}), tools=frozenset({"look"}))
+    executor = offered(ALL, agent)
+    every = Toolset.of(ALL.tools())
+
+    def called(name: str) -> Call:
+        call = prepare(ToolCall("1", name), every, request_id="r.1.0.1")
+        assert isinstance(call, Call)
+        return call
+
+    assert (await executor.execute(called("look"), print)).text == "looked"
+    with pytest.raises(ToolFailure) as refused:
+        await executor.execute(called("act"), print)
+    assert refused.value.kind is ErrorKind.NOT_FOUND
+
+
+def test_the_usual_time_holds_up_to_a_tools_maximum_and_not_for_people() -> None:
+    executor = offered(ALL, Agent("a", "", capabilities=frozenset({"*"})), seconds=60)
+    times = {one.name: one.timeout for one in executor.tools()}
+    assert times == {"look": 30, "stare": 60, "act": 60, "ask": 300}
+    with pytest.raises(ConfigError):
+        offered(ALL, Agent("a", ""), seconds=0)
+
+
+def test_the_tools_are_the_same_object_while_nothing_changed() -> None:
+    executor = offered(ALL, Agent("a", "", capabilities=frozenset({"*"})), seconds=60)
+    assert executor.tools() is executor.tools()
+
+
+def test_active_skills_leave_only_what_they_work_with(tmp_path: Path) -> None:
+    put(tmp_path, "seeing", SKILL_md=guide("seeing", allowed_tools="look"))
+    (skill,) = Shelf([tmp_path]).skills()
+    agent = Agent("a", "", capabilities=frozenset({"*"}))
+    assert [one.name for one in offered(ALL, agent, active=[skill]).tools()] == ["look"]

@@ -1,0 +1,193 @@
+"""Several processes on one database: each run is driven by one of them, and by nobody twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+from evoclaw.core.events import RunFinished, StopReason
+from evoclaw.core.messages import Reply, ToolResult
+from evoclaw.core.ports import Request
+from evoclaw.core.replay import Replay
+from evoclaw.orchestrator.driving import Driven
+from evoclaw.orchestrator.holders import is_gone, this_process
+from evoclaw.orchestrator.runs import Errand, State
+from evoclaw.providers.scripted import calls, says
+from evoclaw.store.queue import RunQueue, adopt
+from evoclaw.store.sessions import Fenced
+from evoclaw.tools.question import Answer
+from tests.orchestrator.running import LEAD, QUICK, WHO, Gate, Service, service
+from tests.store.places import Place
+
+
+def queue(house: Service) -> RunQueue:
+    return house.runs._queue  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_two_services_share_the_work_and_do_nothing_twice(place: Place) -> None:
+    settings = replace(QUICK, at_once=4)
+    async with service(place, settings=settings) as one, service(place, settings=settings) as two:
+        views = [await house.begin(f"m{n}") for n in range(20) for house in (one, two)]
+        for view in views:
+            assert (await one.ended(view.run_id)).stop is StopReason.COMPLETED
+        asked = Counter(str(message) for message in one.requests + two.requests)
+        assert len(asked) == 20
+        assert set(asked.values()) == {2}, "each of them said everything once"
+
+
+async def test_a_queue_that_one_leaves_is_served_by_the_other(place: Place) -> None:
+    async with service(place, serve=False) as idle:
+        view = await idle.begin("hello")
+        async with service(place) as busy:
+            assert (await busy.ended(view.run_id)).text == "lead: hello"
+        found = await idle.runs.look("local", view.run_id)
+        assert found is not None
+        assert found.state is State.ENDED
+
+
+async def test_what_was_taken_over_is_refused_and_left_alone(place: Place) -> None:
+    slow = replace(QUICK, lease_s=600)
+    async with service(place, settings=slow) as old, service(place) as new:
+        gate = old.gate = Gate()
+        view = await old.begin("hello")
+        await gate.next()
+        await queue(new).outlived([queue(old).holder])
+        assert (await new.ended(view.run_id)).text == "lead: hello"
+        gate.open("lead: hello")
+        assert (await old.ended(view.run_id)).text == "lead: hello"
+        records = await new.store.records(view.run_id)
+        assert sum(isinstance(record.event, RunFinished) for record in records) == 1
+        assert [record async for record in Replay(records).records()] == records
+        assert old.runs.live == 0
+
+
+async def test_a_lease_is_renewed_while_the_run_goes_on(place: Place) -> None:
+    async with service(place, settings=replace(QUICK, lease_s=1.0)) as house:
+        gate = house.gate = Gate()
+        view = await house.begin("hello")
+        await gate.next()
+        leases: set[float | None] = set()
+
+        async def renewed() -> bool:
+            stored = await house.store.run(view.run_id)
+            assert stored is not None
+            leases.add(stored.lease_until)
+            return len(leases) > 2
+
+        async with asyncio.timeout(20):
+            await house.runs.hub.until(("local", view.run_id), renewed)
+        gate.open("lead: hello")
+        assert (await house.ended(view.run_id)).stop is StopReason.COMPLETED
+        stored = await house.store.run(view.run_id)
+        assert stored is not None
+        assert (stored.epoch, stored.holder, stored.lease_until) == (1, "", None)
+
+
+async def test_a_sub_run_is_fenced_with_the_run_above(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+
+        def reply(agent: str, request: Request) -> Reply:
+            last = request.history.to_tuple()[-1]
+            if agent == "help":
+                return says("helped")
+            done = isinstance(last, ToolResult)
+            return says("done") if done else calls(("task", {"prompt": "help", "agent": "help"}))
+
+        house.answer = reply
+        view = await house.begin("go")
+        assert await gate.next() == "calls"
+        gate.open("calls")
+        assert await gate.next() == "helped"
+        (child,) = [run for run in await house.store.runs() if run.parent_run]
+        assert child.epoch == 1
+        await queue(house).outlived([queue(house).holder])
+        assert await queue(house).claim("local", view.run_id) is not None
+        with pytest.raises(Fenced):
+            await adopt(house.store, child.id, view.run_id, 1)
+        assert await adopt(house.store, child.id, view.run_id, 2) == 2
+        gate.wide = True
+        gate.open("helped")
+        await asyncio.wait([one.task for one in _live(house)])
+        stored = await house.store.run(child.id)
+        assert stored is not None
+        assert stored.stop is None, "what it said after it was out is not kept"
+
+
+def _live(house: Service) -> list[Driven]:
+    return list(house.runs._driving.live.values())  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_cancelled_run_takes_its_waiting_sub_runs_with_it(place: Place) -> None:
+    async with service(place) as house:
+
+        def reply(agent: str, request: Request) -> Reply:
+            if agent == "help":
+                return calls(("question", {"question": "Which?"}))
+            last = request.history.to_tuple()[-1]
+            if isinstance(last, ToolResult):
+                return calls(("question", {"question": "And now?"}))
+            return calls(("task", {"prompt": "help", "agent": "help"}))
+
+        house.answer = reply
+        view = await house.begin("go")
+        await house.until(view.run_id, State.WAITING)
+        assert len(await house.questions.waiting()) == 2
+        assert await house.runs.cancel("local", view.run_id)
+        await house.until(view.run_id, State.ENDED)
+        assert await house.questions.waiting() == []
+        found = {run.id: run.stop for run in await house.store.runs()}
+        assert set(found.values()) == {StopReason.CANCELLED}
+
+
+async def test_a_process_that_runs_is_not_gone() -> None:
+    name = this_process()
+    assert not is_gone(name)
+    machine, pid, _, rest = name.split("/")
+    assert is_gone(f"{machine}/{pid}/1/{rest}"), "another one had that number"
+    assert not is_gone(f"elsewhere/{pid}/1/{rest}")
+    assert not is_gone("named by somebody")
+
+
+async def test_agents_that_are_gone_end_their_runs_with_a_reason(place: Place) -> None:
+    async with service(place, serve=False) as idle:
+        view, _ = await idle.runs.start(WHO, Errand("hi", agent="help"))
+    async with service(place, agents=(LEAD,)) as house:
+        ended = await house.until(view.run_id, State.ENDED)
+        assert (ended.stop, "help" in ended.reason) == (StopReason.ERROR, True)
+
+
+async def test_one_whose_lease_ran_out_does_not_shut_itself_out(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+        view = await house.begin("hello")
+        await gate.next()
+        await queue(house).outlived([queue(house).holder])
+        assert await queue(house).next({}, 10, 10) == ()
+        await queue(house).renew()
+        gate.open("lead: hello")
+        assert (await house.ended(view.run_id)).stop is StopReason.COMPLETED
+        stored = await house.store.run(view.run_id)
+        assert stored is not None
+        assert stored.epoch == 1
+
+
+async def test_one_that_was_cut_off_before_it_was_parked_is_parked_by_the_next(
+    place: Place,
+) -> None:
+    async with service(place) as house:
+        house.answer = lambda agent, request: calls(("question", {"question": "Which?"}))
+        view = await house.begin("go")
+        await house.until(view.run_id, State.WAITING)
+    async with service(place, serve=False) as idle:
+        claim = await queue(idle).claim("local", view.run_id)
+        assert claim is not None
+        await queue(idle).release([claim])  # as if it had been cut off just then
+    async with service(place) as other:
+        other.answer = lambda agent, request: says("fine")
+        ((_, question),) = await other.questions.waiting()
+        await other.questions.answer(question.id, Answer(text="x"))
+        assert (await other.until(view.run_id, State.ENDED)).text == "fine"

@@ -1,0 +1,360 @@
+"""Runs that wait for somebody, hear something meanwhile, or are not wanted any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from msgspec.structs import replace
+
+from evoclaw.core.events import (
+    CallFinished,
+    Prompted,
+    Record,
+    RunFinished,
+    RunResumed,
+    StopReason,
+)
+from evoclaw.core.messages import ErrorKind, Reply, TextBlock, ToolResult, UserMessage
+from evoclaw.core.ports import ALLOW, Ask, Policy, Request, Verdict
+from evoclaw.core.replay import Replay
+from evoclaw.core.tools import Call
+from evoclaw.governance.approvals import HUMAN, Answerer, ApprovalSettings
+from evoclaw.orchestrator.approvals import Approvals, Decision
+from evoclaw.orchestrator.callers import Callers, caller_tool, place_of
+from evoclaw.orchestrator.driving import Driven
+from evoclaw.orchestrator.runs import Busy, Errand, NoRun, State
+from evoclaw.providers.scripted import calls, says
+from evoclaw.store.database import sealed
+from evoclaw.tools.question import Answer
+from tests.orchestrator.running import QUICK, WHO, Gate, Service, service
+from tests.store.places import Place
+
+PERSON = Answerer("person", "ann", "local", frozenset({HUMAN}))
+
+
+class AskAll(Policy):
+    async def judge(self, call: Call) -> Verdict:
+        return ALLOW if call.name == "question" else Ask("test", "may it?")
+
+    async def admit(self, turn: int) -> Verdict:
+        return ALLOW
+
+
+def asks_then_says(agent: str, request: Request) -> Reply:
+    """Ask the user something, then repeat what he said."""
+    last = request.history.to_tuple()[-1]
+    if isinstance(last, ToolResult):
+        return says(last.text)
+    return calls(("question", {"question": "Which one?"}))
+
+
+def works_then_says(agent: str, request: Request) -> Reply:
+    last = request.history.to_tuple()[-1]
+    if isinstance(last, ToolResult):
+        return says(last.text)
+    return calls(("work", {"what": "it"}))
+
+
+async def parked(house: Service) -> str:
+    """A run that waits for an answer; its id."""
+    house.answer = asks_then_says
+    view = await house.ended((await house.begin("go")).run_id)
+    assert view.state is State.WAITING
+    await house.until(view.run_id, State.WAITING)
+    return view.run_id
+
+
+async def answer(house: Service, text: str) -> None:
+    ((_, question),) = await house.questions.waiting()
+    assert await house.questions.answer(question.id, Answer(text=text)) == ""
+
+
+def driven(house: Service, run_id: str) -> Driven:
+    """A run as it goes on here."""
+    return house.runs._driving.live["local", run_id]  # pyright: ignore[reportPrivateUsage]
+
+
+def steered(records: list[Record]) -> list[str]:
+    events = [record.event for record in records]
+    return [e.message.text for e in events if isinstance(e, Prompted) and e.why == "steer"]
+
+
+async def test_a_run_that_waits_costs_nothing_and_goes_on_when_woken(place: Place) -> None:
+    async with service(place, settings=replace(QUICK, look_s=60)) as house:
+        run_id = await parked(house)
+        assert house.runs.live == 0
+        await answer(house, "the red one")
+        await house.runs.wake("local", run_id)
+        view = await house.ended(run_id)
+        assert (view.state, view.text) == (State.ENDED, "The user answered: the red one")
+        await house.runs.wake("local", run_id)
+        assert (await house.ended(run_id)).stop is StopReason.COMPLETED
+
+
+async def test_an_answer_that_another_process_took_is_found(place: Place) -> None:
+    async with service(place) as house:
+        run_id = await parked(house)
+        async with service(place, serve=False) as elsewhere:
+            await answer(elsewhere, "blue")
+        view = await house.until(run_id, State.ENDED)
+        assert view.text == "The user answered: blue"
+
+
+async def test_what_was_answered_while_nobody_was_up_goes_on_at_the_start(place: Place) -> None:
+    async with service(place) as house:
+        run_id = await parked(house)
+    async with service(place, serve=False) as elsewhere:
+        await answer(elsewhere, "green")
+    async with service(place) as house:
+        house.answer = asks_then_says
+        assert (await house.until(run_id, State.ENDED)).text == "The user answered: green"
+
+
+async def test_a_run_waits_for_an_approval_and_uses_it_once(place: Place) -> None:
+    async with service(place) as house:
+        house.answer, house.policy = works_then_says, AskAll()
+        approvals = Approvals(house.approvals, ApprovalSettings(nobody="wait"))
+        house.approver = approvals.approver("s")
+        run_id = (await house.begin("go")).run_id
+        await house.until(run_id, State.WAITING)
+        (case,) = await approvals.waiting()
+        assert await approvals.answer(case.asking.id, Decision.ONCE, PERSON) == ""
+        view = await house.until(run_id, State.ENDED)
+        assert (view.text, house.ran) == ("worked on it", ["it"])
+
+
+async def test_an_asking_that_expired_does_not_hold_a_run_for_ever(place: Place) -> None:
+    async with service(place) as house:
+        house.answer, house.policy = works_then_says, AskAll()
+        settings = ApprovalSettings(nobody="wait", expires_s=1)
+        house.approver = Approvals(house.approvals, settings).approver("s")
+        view = await house.until((await house.begin("go")).run_id, State.ENDED)
+        assert "not approved" in view.text
+        assert house.ran == []
+
+
+async def test_a_callers_tool_parks_the_run_until_its_result_is_there(place: Place) -> None:
+    async with service(place) as house:
+
+        def reply(agent: str, request: Request) -> Reply:
+            last = request.history.to_tuple()[-1]
+            return says(last.text) if isinstance(last, ToolResult) else calls(("weather", {}))
+
+        house.answer = reply
+        view, _ = await house.runs.start(WHO, Errand("go", tools=(caller_tool("weather"),)))
+        await house.until(view.run_id, State.WAITING)
+        shown = f"call_{view.run_id}_1_0"
+        assert place_of("local", shown) is not None
+
+        async def may(session_id: str) -> bool:
+            return session_id == view.session_id
+
+        callers = Callers(house.store.questions)
+        assert await callers.take({shown: (TextBlock("rain"),)}, may)
+        await house.runs.wake("local", view.run_id)
+        assert (await house.until(view.run_id, State.ENDED)).text == "rain"
+
+
+async def test_a_watcher_follows_a_run_over_its_waiting(place: Place) -> None:
+    async with service(place) as house:
+        run_id = await parked(house)
+        first = await house.records(run_id)
+        assert isinstance(first[-1].event, RunFinished)
+        following = asyncio.create_task(house.records(run_id, follow=True))
+        await answer(house, "x")
+        await house.runs.wake("local", run_id)
+        all_ = await following
+        assert all_[: len(first)] == first
+        assert isinstance(all_[len(first)].event, RunResumed)
+        assert [record.seq for record in all_] == list(range(1, len(all_) + 1))
+        assert all_ == await house.store.records(run_id)
+
+
+async def test_a_run_that_goes_on_is_cancelled(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+        view = await house.begin("long")
+        await gate.next()
+        assert await house.runs.cancel("local", view.run_id)
+        ended = await house.ended(view.run_id)
+        assert (ended.state, ended.stop) == (State.ENDED, StopReason.CANCELLED)
+        assert not await house.runs.cancel("local", view.run_id)
+        assert len(house.requests) == 1
+
+
+async def test_a_queued_run_is_cancelled_and_the_one_before_it_goes_on(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+        first = await house.begin("one")
+        await gate.next()
+        second = await house.begin("two", session=first.session_id)
+        assert await house.runs.cancel("local", second.run_id)
+        assert (await house.ended(second.run_id)).stop is StopReason.CANCELLED
+        gate.open("lead: one")
+        assert (await house.ended(first.run_id)).text == "lead: one"
+        said = await house.store.messages(first.session_id)
+        assert [m.text for _, m in said if isinstance(m, UserMessage | Reply)] == [
+            "one",
+            "lead: one",
+        ]
+        assert len(house.requests) == 1
+
+
+async def test_a_waiting_run_is_cancelled_and_nobody_is_asked_any_more(place: Place) -> None:
+    async with service(place) as house:
+        run_id = await parked(house)
+        assert await house.runs.cancel("local", run_id)
+        view = await house.until(run_id, State.ENDED)
+        assert view.stop is StopReason.CANCELLED
+        assert await house.questions.waiting() == []
+        records = await house.records(run_id)
+        finished = [r.event.result for r in records if isinstance(r.event, CallFinished)]
+        assert [result.error for result in finished] == [ErrorKind.CANCELLED]
+        assert [record async for record in Replay(records).records()] == records
+        house.answer = lambda agent, request: says("next")
+        after = await house.begin("and now?", session=view.session_id)
+        assert (await house.ended(after.run_id)).text == "next"
+
+
+async def test_askings_of_a_cancelled_run_are_given_up(place: Place) -> None:
+    async with service(place) as house:
+        house.answer, house.policy = works_then_says, AskAll()
+        approvals = Approvals(house.approvals, ApprovalSettings(nobody="wait"))
+        house.approver = approvals.approver("s")
+        run_id = (await house.begin("go")).run_id
+        await house.until(run_id, State.WAITING)
+        assert await house.runs.cancel("local", run_id)
+        await house.until(run_id, State.ENDED)
+        assert await approvals.waiting() == []
+        assert house.ran == []
+
+
+async def test_a_cancellation_outlives_the_process(place: Place) -> None:
+    async with service(place, serve=False) as idle:
+        view = await idle.begin("never")
+        assert await idle.runs._inbox.cancel("local", view.run_id)  # pyright: ignore[reportPrivateUsage]
+    async with service(place) as house:
+        assert (await house.until(view.run_id, State.ENDED)).stop is StopReason.CANCELLED
+        assert house.requests == []
+
+
+async def test_the_client_going_away_cancels_nothing(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+        view = await house.begin("long")
+        await gate.next()
+        watching = house.runs.watch("local", view.run_id)
+        await anext(watching)
+        await watching.aclose()
+        gate.open("lead: long")
+        assert (await house.ended(view.run_id)).stop is StopReason.COMPLETED
+
+
+async def test_what_is_said_meanwhile_is_heard_once(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+        view = await house.begin("begin")
+        assert await gate.next() == "lead: begin"
+        await house.runs.steer("local", view.run_id, "in French")
+        await house.runs.steer("local", view.run_id, "and short")
+        gate.wide = True
+        gate.open("lead: begin")
+        ended = await house.ended(view.run_id)
+        assert (ended.text, ended.turns) == ("lead: and short", 2)
+        records = await house.records(view.run_id)
+        assert steered(records) == ["in French", "and short"]
+        with pytest.raises(Busy):
+            await house.runs.steer("local", view.run_id, "too late")
+        with pytest.raises(NoRun):
+            await house.runs.steer("local", "nobody", "hello")
+        assert len(await house.runs.list("local")) == 1
+
+
+async def test_what_another_process_was_told_is_heard(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+        view = await house.begin("begin")
+        await gate.next()
+        async with service(place, serve=False) as elsewhere:
+            await elsewhere.runs.steer("local", view.run_id, "from afar")
+        steering = driven(house, view.run_id).steering
+        assert steering is not None
+
+        async def heard() -> bool:
+            return steering.known == 1
+
+        async with asyncio.timeout(10):
+            await house.runs.hub.until(("local", view.run_id), heard)
+        gate.wide = True
+        gate.open("lead: begin")
+        assert (await house.ended(view.run_id)).text == "lead: from afar"
+
+
+async def test_what_came_too_late_is_the_next_run(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+        view = await house.begin("begin")
+        await gate.next()
+        async with service(place, serve=False, settings=QUICK) as elsewhere:
+            # Kept, and the process that drives the run never looks.
+            driven(house, view.run_id).steering = None
+            await elsewhere.runs.steer("local", view.run_id, "one more")
+            await elsewhere.runs.steer("local", view.run_id, "thing")
+        gate.wide = True
+        gate.open("lead: begin")
+        assert (await house.ended(view.run_id)).text == "lead: begin"
+        newest = (await house.runs.list("local"))[0]
+        next_ = await house.ended(newest.run_id)
+        assert next_.run_id != view.run_id
+        assert (next_.asked, next_.session_id) == ("one more\n\nthing", view.session_id)
+        assert next_.text == "lead: one more\n\nthing"
+
+
+async def test_a_cut_off_run_hears_what_it_had_not_heard(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+        view = await house.begin("begin")
+        await gate.next()
+        await house.runs.steer("local", view.run_id, "first")
+        gate.open("lead: begin")
+        assert await gate.next() == "lead: first"
+        await house.runs.steer("local", view.run_id, "second")
+    async with service(place) as house:
+        assert (await house.ended(view.run_id)).text == "lead: second"
+        records = await house.records(view.run_id)
+        assert steered(records) == ["first", "second"]
+        assert [record async for record in Replay(records).records()] == records
+
+
+class Told(logging.Handler):
+    """Hears when something is said of a kind."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words, self.heard = words, asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.words in record.getMessage():
+            self.heard.set()
+
+
+async def test_what_cannot_be_read_of_one_run_keeps_no_other_from_being_tended(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with service(place) as house:
+        broken = await house.begin("hello")
+        await house.ended(broken.run_id)
+        row = ("local", broken.run_id, 0, sealed(b"no message"))
+        put = "INSERT INTO queue_inbox VALUES (?, ?, ?, ?)"
+        await house.store.database.write(lambda c: c.execute(put, row))
+    told = Told("a fault")
+    monkeypatch.setattr(logging.getLogger("evoclaw.orchestrator.tending"), "handlers", [told])
+    async with service(place) as house:
+        async with asyncio.timeout(10):
+            await told.heard.wait()  # the first look of a new process finds it
+        run_id = await parked(house)
+        await answer(house, "the red one")  # as another process would: nobody wakes the run
+        view = await house.until(run_id, State.ENDED)
+        assert "the red one" in view.text

@@ -1,0 +1,263 @@
+"""Those who watch a run are given every record once, in order, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from evoclaw.core.events import (
+    Event,
+    Record,
+    RunFinished,
+    RunResumed,
+    StopReason,
+    TextDelta,
+    TurnStarted,
+)
+from evoclaw.orchestrator.hub import Hub, TooSlow
+from evoclaw.orchestrator.subruns import HELD, PASSING
+from tests.orchestrator.running import QUICK, Gate, service
+from tests.store.places import Place
+
+KEY = ("local", "run")
+DELTA, TURN = TextDelta("x"), TurnStarted(1)
+
+
+class Shelf:
+    """The records of a run that are kept; reading them takes as long as a test wants."""
+
+    def __init__(self) -> None:
+        self.kept: list[Record] = []
+        self.held: list[Record] = []
+        self.stopped: StopReason | None = None
+        self.slow = 0
+        """How often the loop goes round while something is read."""
+
+    async def stop(self) -> StopReason | None:
+        await self._wait()
+        return self.stopped
+
+    async def records(self, after: int, limit: int) -> Sequence[Record]:
+        await self._wait()
+        found = [record for record in self.kept if record.seq > after][:limit]
+        await self._wait()
+        return found
+
+    async def _wait(self) -> None:
+        for _ in range(self.slow):
+            await asyncio.sleep(0)
+
+
+class Run:
+    """A run that says what it is told to, as a driver does: kept first, unless it is in passing."""
+
+    def __init__(self, hub: Hub, shelf: Shelf) -> None:
+        self._hub, self._shelf, self._seq = hub, shelf, 0
+        self.said: list[Record] = []
+
+    async def drive(self, events: Sequence[Event], pauses: Sequence[int]) -> None:
+        with self._hub.topic(KEY) as topic:
+            topic.live = True
+            topic.stir()
+            self._shelf.stopped = None
+            for event, pause in zip(events, pauses, strict=True):
+                for _ in range(pause):
+                    await asyncio.sleep(0)
+                self._seq += 1
+                record = Record(KEY[1], self._seq, 0.0, event)
+                self._shelf.held.append(record)
+                if not isinstance(event, PASSING) or len(self._shelf.held) >= HELD:
+                    self._shelf.kept.extend(self._shelf.held)
+                    self._shelf.held.clear()
+                    if isinstance(event, RunFinished):
+                        self._shelf.stopped = event.stop
+                    await asyncio.sleep(0)
+                self.said.append(record)
+                topic.publish(record)
+            topic.live = False
+            topic.tail.clear()
+            topic.stir()
+
+
+async def watch(
+    hub: Hub, shelf: Shelf, after: int, wait: int, reads: Sequence[int]
+) -> list[Record]:
+    """Come later, read at some speed, and reconnect when dropped."""
+    for _ in range(wait):
+        await asyncio.sleep(0)
+    found: list[Record] = []
+    while True:
+        try:
+            async for record in hub.watch(KEY, shelf, after, follow=True):
+                found.append(record)
+                for _ in range(reads[len(found) % len(reads)]):
+                    await asyncio.sleep(0)
+            return found
+        except TooSlow as slow:
+            assert slow.after == (found[-1].seq if found else after)
+            after = slow.after
+
+
+WAITS = RunFinished(StopReason.WAITING, "")
+ENDS = RunFinished(StopReason.COMPLETED, "")
+some_events = st.lists(st.sampled_from([DELTA, DELTA, DELTA, TURN]), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    some_events,
+    some_events,
+    st.lists(st.integers(0, 4), min_size=28, max_size=28),
+    st.integers(0, 3),
+    st.lists(
+        st.tuples(
+            st.integers(0, 40),
+            st.integers(0, 5),
+            st.lists(st.integers(0, 6), min_size=1, max_size=4),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(2, 12),
+)
+def test_however_a_watcher_comes_it_misses_nothing_and_sees_nothing_twice(
+    before: list[Event],
+    after: list[Event],
+    pauses: list[int],
+    slow: int,
+    watchers: list[tuple[int, int, list[int]]],
+    room: int,
+) -> None:
+    async def story() -> None:
+        hub, shelf = Hub(room), Shelf()
+        shelf.slow = slow
+        run = Run(hub, shelf)
+        first: list[Event] = [TURN, *before, WAITS]
+        second: list[Event] = [TURN, *after, ENDS]
+        tasks = [
+            asyncio.create_task(watch(hub, shelf, start, wait, reads))
+            for wait, start, reads in watchers
+        ]
+        async with asyncio.timeout(20):
+            await run.drive(first, pauses[: len(first)])
+            await run.drive(second, pauses[len(first) : len(first) + len(second)])
+            for (_, start, _), task in zip(watchers, tasks, strict=True):
+                assert await task == run.said[start:]
+
+    asyncio.run(story())
+
+
+async def test_one_who_does_not_read_is_dropped_and_holds_nobody_up() -> None:
+    hub, shelf = Hub(slow=10), Shelf()
+    run = Run(hub, shelf)
+    slow, quick = hub.watch(KEY, shelf), asyncio.create_task(watch(hub, shelf, 0, 0, [0]))
+    reading = asyncio.create_task(anext(slow))
+    events: list[Event] = [*[DELTA] * 500, ENDS]
+    async with asyncio.timeout(10):
+        await run.drive(events, [1] * len(events))
+        first = await reading
+        assert await quick == run.said
+        got = [first]
+        with pytest.raises(TooSlow) as dropped:
+            while True:
+                got.append(await anext(slow))
+        assert got == run.said[: len(got)]
+        assert len(got) < 20
+        assert dropped.value.after == got[-1].seq
+        assert got + await watch(hub, shelf, dropped.value.after, 0, [0]) == run.said
+
+
+async def test_a_thousand_watchers_share_what_was_said() -> None:
+    hub, shelf = Hub(), Shelf()
+    run = Run(hub, shelf)
+    tasks = [asyncio.create_task(watch(hub, shelf, 0, 0, [0])) for _ in range(1_000)]
+    events: list[Event] = [*[DELTA] * 50, ENDS]
+    async with asyncio.timeout(20):
+        await run.drive(events, [2] * len(events))
+        for task in tasks:
+            assert await task == run.said
+    assert not hub._topics  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_watcher_sees_a_reply_while_it_is_made(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+        view = await house.begin("hello")
+        await gate.next()
+        seen: list[Record] = []
+        async with asyncio.timeout(10):
+            async for record in house.runs.watch("local", view.run_id):
+                seen.append(record)
+                if isinstance(record.event, TextDelta):
+                    assert record.seq not in [r.seq for r in await house.store.records(view.run_id)]
+                    gate.open("lead: hello")
+        assert seen == await house.store.records(view.run_id)
+        assert await house.records(view.run_id, after=3) == seen[3:]
+
+
+async def test_numbers_that_somebody_saw_are_not_used_for_something_else(place: Place) -> None:
+    async with service(place) as house:
+        gate = house.gate = Gate()
+        view = await house.begin("hello")
+        await gate.next()
+        seen: list[Record] = []
+        async with asyncio.timeout(10):
+            async for record in house.runs.watch("local", view.run_id):
+                seen.append(record)
+                if isinstance(record.event, TextDelta):
+                    break
+    async with service(place) as house:
+        await house.ended(view.run_id)
+        rest = await house.records(view.run_id, after=seen[-1].seq)
+        assert isinstance(rest[0].event, RunResumed)
+        assert isinstance(rest[-1].event, RunFinished)
+        kept = await house.store.records(view.run_id)
+        assert [record for record in kept if record.seq > seen[-1].seq] == rest
+
+
+async def test_a_run_that_another_process_drives_can_be_watched(place: Place) -> None:
+    async with service(place) as house, service(place, serve=False) as elsewhere:
+        gate = house.gate = Gate()
+        view = await house.begin("hello")
+        await gate.next()
+        watching = asyncio.create_task(elsewhere.records(view.run_id))
+        result = asyncio.create_task(elsewhere.runs.result("local", view.run_id))
+        gate.open("lead: hello")
+        assert await watching == await house.store.records(view.run_id)
+        assert (await result).text == "lead: hello"
+
+
+async def test_long_histories_come_page_by_page(place: Place) -> None:
+    many = replace(QUICK, slow_watcher=10)
+    async with service(place, settings=many) as house:
+        text = "\n".join(str(number) for number in range(1_500))
+        view = await house.begin(text)
+        await house.ended(view.run_id)
+        records = await house.records(view.run_id)
+        assert len(records) > 1_500
+        assert records == await house.store.records(view.run_id)
+
+
+async def test_a_run_that_waits_is_looked_at_more_and_more_seldom() -> None:
+    looks = 0
+
+    class Waiting:
+        async def stop(self) -> StopReason | None:
+            nonlocal looks
+            looks += 1
+            return StopReason.WAITING
+
+        async def records(self, after: int, limit: int) -> Sequence[Record]:
+            return ()
+
+    watched = Hub(poll=0.005).watch(("local", "r"), Waiting(), follow=True)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5), aclosing(watched):
+            await anext(watched)
+    assert 2 < looks < 12
