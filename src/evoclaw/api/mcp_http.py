@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import socket
-from collections.abc import AsyncGenerator, Generator, Iterable
-from contextlib import asynccontextmanager, contextmanager
-from ipaddress import ip_address
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 
-import uvicorn
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evoclaw.api.mcp_server import McpTools
+from evoclaw.api.serving import hosts_of, is_loopback, listen, own_origins, running, shown
+from evoclaw.api.settings import ServerSettings
 from evoclaw.core.errors import ConfigError
 
 PATH = "/mcp"
 SHORTEST_TOKEN = 16
 MOST_SESSIONS = 500
-PATIENCE = 3
+PATIENCE = 3.0
 """Seconds in which open answers may still go out when we stop."""
 
 
@@ -46,60 +44,18 @@ async def serving_http(
         origins: Web pages that may use it, such as `https://example.org`; none by default.
     """
     _check_door(host, token)
-    listening = _listen(host, port)
+    listening = listen(host, port)
     real_port: int = listening.getsockname()[1]
-    hosts = _hosts(host, real_port, names)
+    hosts = hosts_of(host, real_port, names)
     app = tools.server().streamable_http_app(
         streamable_http_path=PATH,
         max_sessions=MOST_SESSIONS,
         # Ours below, which is exact about ports and knows the token.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
-    guard = _Guard(app, hosts, _own_origins(hosts) | frozenset(origins), token)
-    async with _running(guard, listening):
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{real_port}{PATH}"
-
-
-@asynccontextmanager
-async def _running(app: ASGIApp, listening: socket.socket) -> AsyncGenerator[None]:
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=PATIENCE,
-    )
-    server = _Quiet(config)
-    serving = asyncio.create_task(server.serve([listening]))
-    up = asyncio.create_task(server.up.wait())
-    try:
-        await asyncio.wait((serving, up), return_when=asyncio.FIRST_COMPLETED)
-        yield
-    finally:
-        up.cancel()
-        server.should_exit = True
-        await asyncio.wait([serving], timeout=2 * PATIENCE)
-        serving.cancel()
-        listening.close()
-
-
-class _Quiet(uvicorn.Server):
-    """Leaves signals to whoever runs us, and says when it is up."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.up.set()
+    guard = _Guard(app, hosts, own_origins(hosts) | frozenset(origins), token)
+    async with running(guard, listening, ServerSettings(stop_within_s=PATIENCE)):
+        yield f"http://{shown(host)}:{real_port}{PATH}"
 
 
 class _Guard:
@@ -129,21 +85,11 @@ class _Guard:
             return PlainTextResponse("a token is needed", 401, {"www-authenticate": "Bearer"})
         return None
 
-    def _has_token(self, shown: str) -> bool:
-        kind, _, token = shown.partition(" ")
+    def _has_token(self, said: str) -> bool:
+        kind, _, token = said.partition(" ")
         return kind.lower() == "bearer" and hmac.compare_digest(
             token.strip().encode(errors="replace"), self._token
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_door(host: str, token: str) -> None:
@@ -153,26 +99,3 @@ def _check_door(host: str, token: str) -> None:
         raise ConfigError(
             f"others could reach {host}: set a token, or listen on 127.0.0.1 for this machine only"
         )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as problem:
-        raise ConfigError(f"cannot listen on {host}:{port}: {problem.strerror}") from None
-
-
-def _hosts(host: str, port: int, names: Iterable[str]) -> frozenset[str] | None:
-    """The `Host` headers that mean us; None if we cannot know: then the token must do."""
-    named = {name.lower() for name in names}
-    if host in ("0.0.0.0", "::", "") and not named:
-        return None
-    if is_loopback(host):
-        named |= {"127.0.0.1", "localhost", "[::1]"}
-    named.add(f"[{host}]" if ":" in host else host.lower())
-    return frozenset(named | {f"{name}:{port}" for name in named})
-
-
-def _own_origins(hosts: frozenset[str] | None) -> frozenset[str]:
-    return frozenset(f"http://{host}" for host in hosts or ())

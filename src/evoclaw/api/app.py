@@ -1,0 +1,78 @@
+"""The HTTP service put together: every route behind one door."""
+
+from __future__ import annotations
+
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
+
+from evoclaw.api import agents
+from evoclaw.api.auth import caller_of, check_query, check_scope
+from evoclaw.api.describing import Document
+from evoclaw.api.door import Door
+from evoclaw.api.errors import tell_error, tell_fault, tell_http
+from evoclaw.api.needs import Parts
+from evoclaw.api.openai import routes as openai
+from evoclaw.api.routes import (
+    answers,
+    documents,
+    fleet,
+    health,
+    oversight,
+    runs,
+    sessions,
+    things,
+    tokens,
+    workflows,
+)
+from evoclaw.api.sse import Watchers
+from evoclaw.core.errors import EvoClawError
+
+
+def create_app(parts: Parts) -> Litestar:
+    """The whole service over what was built; serve it with `serving`."""
+
+    def parts_here() -> Parts:
+        return parts
+
+    routes = [*_routes(), *parts.routes]
+    app = Litestar(
+        routes,
+        dependencies={
+            "parts": Provide(parts_here, sync_to_thread=False),
+            "caller": Provide(caller_of, sync_to_thread=False),
+        },
+        guards=[check_scope, check_query],
+        exception_handlers={
+            EvoClawError: tell_error,
+            HTTPException: tell_http,
+            Exception: tell_fault,
+        },
+        openapi_config=None,
+        request_max_body_size=parts.settings.max_body_bytes,
+        state=State({"watchers": Watchers(parts.settings), "document": Document(routes)}),
+        logging_config=None,
+    )
+    door = Door(app.asgi_handler, parts, None)
+    app.state["door"] = door
+    app.asgi_handler = door
+    return app
+
+
+def _routes() -> list[HTTPRouteHandler]:
+    return [
+        *agents.ROUTES,
+        *openai.ROUTES,
+        *runs.ROUTES,
+        *answers.ROUTES,
+        *sessions.ROUTES,
+        *fleet.ROUTES,
+        *things.ROUTES,
+        *oversight.ROUTES,
+        *tokens.ROUTES,
+        *workflows.ROUTES,
+        *health.ROUTES,
+        *documents.ROUTES,
+    ]

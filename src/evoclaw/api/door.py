@@ -1,0 +1,213 @@
+"""The door: what every request must pass before it is known what it is about.
+
+Who comes to the right name, from no strange web page, with a body that is not too large, a good
+token, and not too often. What is refused here, or later, is counted and told to the audit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import cast
+
+import msgspec
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+
+from evoclaw.api.auth import OPEN, is_open, unknown_caller
+from evoclaw.api.errors import Refused
+from evoclaw.api.limits import BoundedBody, Rates, too_large
+from evoclaw.api.needs import Parts, Refusal
+from evoclaw.api.serving import own_origins
+from evoclaw.orchestrator.access import Caller
+
+LOG = logging.getLogger("evoclaw.api")
+NOTED = frozenset({401, 403, 404, 421})
+"""The answers that tell somebody no: put on record, as many of them may be an attack."""
+ALWAYS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+"""On every answer that does not say otherwise."""
+METHODS = b"GET, POST, PATCH, DELETE"
+ALLOWED = b"authorization, content-type, idempotency-key, last-event-id"
+
+
+class Door:
+    """Lets in who may, and says who does."""
+
+    def __init__(self, app: ASGIApp, parts: Parts, hosts: frozenset[str] | None) -> None:
+        """Choose who is let in.
+
+        Args:
+            app: What is behind it.
+            parts: Who has a token, what is too much, and who is told of refusals.
+            hosts: The names under which we are reached; None if any will do.
+        """
+        self._app, self._parts = app, parts
+        self.hosts = hosts
+        settings = parts.settings
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.origins)
+        self._rates = Rates(settings.requests_per_minute, settings.burst)
+        self._failures = Rates(settings.failures_per_minute, settings.failures_per_minute)
+        self.counts: Counter[int] = Counter()
+        """Answers by status."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            return  # a web socket: there is nothing here that speaks it
+        settings = self._parts.settings
+        scope["auth"], headers = None, dict(scope["headers"])
+        body = BoundedBody(receive, settings.max_body_bytes, settings.body_seconds)
+        telling = _Telling(self, scope, send, self._cors(headers))
+        try:
+            self._check(scope, headers)
+            if _is_preflight(scope, headers):
+                await telling.preflight()
+                return
+            scope["auth"] = await self._caller(scope, headers)
+        except Refused as refused:
+            await telling.refuse(refused, body, has_body=_has_body(headers))
+            return
+        await self._app(scope, cast("Receive", body), telling)
+
+    def _check(self, scope: HTTPScope, headers: dict[bytes, bytes]) -> None:
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if self.hosts is not None and host not in self.hosts:
+            text = "we are not known under that host name; see `names` in [server]"
+            raise Refused(421, "unknown_host", text)
+        origin = headers.get(b"origin")
+        if origin is not None and not self._knows(origin):
+            text = "this web page may not use it; see `origins` in [server]"
+            raise Refused(403, "unknown_origin", text)
+        length = headers.get(b"content-length", b"0")
+        most = self._parts.settings.max_body_bytes
+        if not length.isdigit() or len(length) > 18 or int(length) > most:
+            raise too_large(most)
+
+    def _knows(self, origin: bytes) -> bool:
+        shown = origin.decode("latin-1").lower()
+        return shown in self._origins or shown in own_origins(self.hosts)
+
+    def _cors(self, headers: dict[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
+        origin = headers.get(b"origin")
+        if origin is None or origin.decode("latin-1").lower() not in self._origins:
+            return ()
+        return ((b"access-control-allow-origin", origin), (b"vary", b"origin"))
+
+    async def _caller(self, scope: HTTPScope, headers: dict[bytes, bytes]) -> Caller | None:
+        if is_open(scope["path"]):
+            if scope["path"] in OPEN and (wait := self._rates.take(f" {_address(scope)}")):
+                raise _too_often(wait)
+            return None
+        kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        shown = bearer.strip().decode("latin-1") if kind.lower() == b"bearer" else ""
+        caller = await self._parts.access.caller(shown)
+        if caller is None:
+            if wait := self._failures.take(_address(scope)):
+                raise _too_often(wait)
+            raise unknown_caller()
+        if wait := self._rates.take(f"{caller.tenant}/{caller.token}"):
+            raise _too_often(wait)
+        return caller
+
+    def note(self, scope: HTTPScope, status: int, why: str = "") -> None:
+        """Count an answer; tell of it if it is a refusal.
+
+        Nobody who has no token can fill a disk by it: an address is told of only so often.
+        """
+        self.counts[status] += 1
+        caller = cast("Caller | None", scope["auth"])
+        if status not in NOTED or (caller is None and self._is_flood(scope, status)):
+            return
+        who = None if caller is None else caller.principal
+        refusal = Refusal(
+            status,
+            scope["method"],
+            scope["path"][:200],
+            _address(scope),
+            tenant="" if who is None else who.tenant,
+            user="" if who is None else who.user,
+            token="" if caller is None else caller.token,
+            why=why,
+        )
+        LOG.info("refused %s", msgspec.json.encode(refusal).decode())
+        self._parts.refused(refusal)
+
+    def _is_flood(self, scope: HTTPScope, status: int) -> bool:
+        # Those with a wrong token were counted where they were refused.
+        return status != 401 and bool(self._failures.take(_address(scope)))
+
+
+class _Telling:
+    """Sends an answer with the headers that all of them have, and notes what was answered."""
+
+    def __init__(
+        self, door: Door, scope: HTTPScope, send: Send, more: tuple[tuple[bytes, bytes], ...]
+    ) -> None:
+        self._door, self._scope, self._send, self._more = door, scope, send, more
+        self._why = ""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._door.note(self._scope, message["status"], self._why)
+            there = {name.lower() for name, _ in message["headers"]}
+            always = [pair for pair in ALWAYS if pair[0] not in there]
+            message["headers"] = [*message["headers"], *always, *self._more]
+        await self._send(message)
+
+    async def preflight(self) -> None:
+        """Answer a browser that asks whether a page may ask."""
+        headers = [
+            (b"access-control-allow-methods", METHODS),
+            (b"access-control-allow-headers", ALLOWED),
+            (b"access-control-max-age", b"600"),
+            (b"content-length", b"0"),
+        ]
+        await self({"type": "http.response.start", "status": 204, "headers": headers})
+        await self._finish()
+
+    async def refuse(self, refused: Refused, body: BoundedBody, *, has_body: bool) -> None:
+        """Say no; what is still sent to us is not left lying in the way of the answer."""
+        text, self._why = msgspec.json.encode(refused.body), refused.code
+        headers = {
+            **refused.headers,
+            "content-type": "application/json",
+            "content-length": str(len(text)),
+        }
+        if has_body:
+            headers["connection"] = "close"
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self({"type": "http.response.start", "status": refused.status, "headers": raw})
+        shown = b"" if self._scope["method"] == "HEAD" else text
+        await self({"type": "http.response.body", "body": shown, "more_body": True})
+        if has_body:
+            await body.linger()
+        await self._finish()
+
+    async def _finish(self) -> None:
+        await self({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _has_body(headers: dict[bytes, bytes]) -> bool:
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+
+
+def _is_preflight(scope: HTTPScope, headers: dict[bytes, bytes]) -> bool:
+    return (
+        scope["method"] == "OPTIONS"
+        and b"origin" in headers
+        and b"access-control-request-method" in headers
+    )
+
+
+def _address(scope: HTTPScope) -> str:
+    client = scope["client"]
+    return "" if client is None else client[0]
+
+
+def _too_often(wait: float) -> Refused:
+    text = f"too many requests; the next may come in {max(1, round(wait))} s"
+    return Refused(429, "too_many_requests", text, retry_after=wait)

@@ -1,0 +1,232 @@
+"""What a caller asks for, checked: what can be honoured is, what cannot is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.api.openai.errors import BadRequest
+from evoclaw.api.openai.messages import last_words, to_history
+from evoclaw.api.openai.shapes import ChatRequest, ResponseFormat, ToolParam
+from evoclaw.core.agent import Agent, LoopSettings
+from evoclaw.core.errors import DuplicateTool, SchemaError
+from evoclaw.core.messages import JSON, SystemMessage, is_object
+from evoclaw.core.output import parse_output
+from evoclaw.core.schema import compile_schema, describe_problems
+from evoclaw.core.tools import Tool
+from evoclaw.orchestrator.callers import MOST_TOOLS, NameTaken, caller_tool, check_tools
+from evoclaw.orchestrator.errands import Errand
+
+if TYPE_CHECKING:
+    from jsonschema_rs import Validator
+
+NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
+    "n": (None, 1),
+    "stop": (None, [], ""),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "logit_bias": (None, {}),
+    "modalities": (None, [], ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+}
+"""What we cannot do, and the values that do not ask for it."""
+INSTEAD = {
+    "n": "ask as often as you want answers",
+    "functions": "send `tools`",
+    "function_call": "send `tool_choice`",
+}
+HINTS = frozenset({"user", "store", "metadata", "safety_identifier", "prompt_cache_key"})
+"""What says nothing about the answer, and needs no word when it is left aside."""
+_ONLY_JSON = "Answer with one JSON object and nothing else: no words around it, no code fences."
+
+
+class Format(Struct, frozen=True):
+    """What the answer must be, when plain text is not enough."""
+
+    tool: Tool | None = None
+    """Holds the JSON Schema, if there is one."""
+
+    def instruction(self) -> str:
+        """For the model."""
+        if self.tool is None:
+            return _ONLY_JSON
+        schema = msgspec.json.encode(self.tool.parameters).decode()
+        return f"{_ONLY_JSON} It must fit this JSON Schema: {schema}"
+
+    def again(self, problem: str) -> str:
+        """For a model whose answer did not fit."""
+        return f"Your answer cannot be used: {problem}. {self.instruction()}"
+
+    def read(self, text: str) -> tuple[str, str]:
+        """The answer as JSON text, or what is wrong with it."""
+        found = parse_output(text, ("",))
+        if found == {"": text}:
+            return "", "it is no JSON object"
+        if self.tool is not None:
+            validator: Validator = compile_schema(self.tool)
+            if problem := describe_problems(validator, found):
+                return "", problem
+        return msgspec.json.encode(found).decode(), ""
+
+
+class Asking(Struct, frozen=True):
+    """What is to be done, and how the answer goes out."""
+
+    errand: Errand
+    stream: bool
+    include_usage: bool
+    format: Format | None
+    ignored: tuple[str, ...]
+    """Parameters that were sent and make no difference."""
+
+
+def ignored_in(body: bytes) -> tuple[str, ...]:
+    """What a request says that makes no difference here."""
+    raw: JSON = msgspec.json.decode(body)
+    known = {*ChatRequest.__struct_fields__, *HINTS}
+    return tuple(sorted(name[:40] for name in raw if name not in known and name.isidentifier()))
+
+
+def to_asking(
+    request: ChatRequest,
+    ignored: tuple[str, ...],
+    agent: Agent,
+    *,
+    taken: Iterable[str] = (),
+    session_id: str = "",
+) -> Asking:
+    """What to do for a request.
+
+    Args:
+        request: What was sent.
+        ignored: What in it makes no difference.
+        agent: Who is asked.
+        taken: The names of the agent's own tools.
+        session_id: The session to go on with; empty begins one with the messages as they are.
+    """
+    _refuse_unknown(request)
+    wanted = _format(request.response_format)
+    tools = _tools(request, taken)
+    settings = _settings(request, agent.settings)
+    said = wanted.instruction() if wanted else ""
+    if session_id:
+        text = "\n\n".join(filter(None, (last_words(request.messages), said)))
+        errand = Errand(
+            message=text, session_id=session_id, agent=agent.name, settings=settings, tools=tools
+        )
+    else:
+        history = to_history(request.messages)
+        errand = Errand(
+            agent=agent.name,
+            title=_title(request),
+            settings=settings,
+            messages=(SystemMessage(said), *history) if said else history,
+            tools=tools,
+        )
+    options = request.stream_options
+    return Asking(
+        errand,
+        bool(request.stream),
+        bool(options and options.include_usage),
+        wanted,
+        ignored,
+    )
+
+
+def _refuse_unknown(request: ChatRequest) -> None:
+    for name, neutral in NEUTRAL.items():
+        if getattr(request, name) not in neutral:
+            instead = INSTEAD.get(name, "leave it out")
+            raise BadRequest(
+                f"{name!r} is not supported here; {instead}", name, "unsupported_parameter"
+            )
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("`stream_options` is for `stream: true`", "stream_options")
+
+
+def _settings(request: ChatRequest, usual: LoopSettings) -> LoopSettings:
+    changed: dict[str, JSON] = {}
+    if request.temperature is not None:
+        changed["temperature"] = request.temperature
+    most = request.max_completion_tokens or request.max_tokens
+    if most is not None:
+        changed["max_tokens"] = most if usual.max_tokens is None else min(most, usual.max_tokens)
+    if request.parallel_tool_calls is False:
+        changed["max_calls_per_turn"] = 1
+    return replace(usual, **changed)
+
+
+def _tools(request: ChatRequest, taken: Iterable[str]) -> tuple[Tool, ...]:
+    """The caller's tools; none if he says that none may be called."""
+    given = request.tools or []
+    if len(given) > MOST_TOOLS:
+        raise BadRequest(f"at most {MOST_TOOLS} tools can be given", "tools")
+    tools = tuple(_tool(index, one) for index, one in enumerate(given))
+    try:
+        check_tools(tools, taken)
+    except SchemaError as error:
+        at = next((i for i, tool in enumerate(tools) if tool.name == error.tool), 0)
+        raise BadRequest(str(error), f"tools[{at}].function", "invalid_tool") from None
+    except (DuplicateTool, NameTaken) as error:
+        at = max(i for i, tool in enumerate(tools) if tool.name == error.name)
+        raise BadRequest(str(error), f"tools[{at}].function.name", "invalid_tool") from None
+    match request.tool_choice:
+        case None | "auto":
+            return tools
+        case "none":
+            return ()
+        case _:
+            raise BadRequest(
+                "a model cannot be made to call a tool here: send `auto` or `none`",
+                "tool_choice",
+                "unsupported_parameter",
+            )
+
+
+def _tool(index: int, given: ToolParam) -> Tool:
+    if given.type != "function" or given.function is None:
+        raise BadRequest(
+            f"tools of the type {given.type!r} are not supported: send `function`",
+            f"tools[{index}].type",
+            "unsupported_parameter",
+        )
+    function = given.function
+    return caller_tool(function.name, function.description or "", function.parameters)
+
+
+def _format(wanted: ResponseFormat | None) -> Format | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return Format()
+    given = wanted.json_schema
+    if wanted.type != "json_schema" or given is None or not is_object(given.definition):
+        raise BadRequest(
+            "send `text`, `json_object`, or `json_schema` with a `schema`", "response_format"
+        )
+    tool = Tool(given.name or "response", "", given.definition)
+    try:
+        compile_schema(tool)
+    except SchemaError as error:
+        raise BadRequest(error.problem, "response_format.json_schema.schema") from None
+    return Format(tool)
+
+
+def _title(request: ChatRequest) -> str:
+    """What people see in a list of sessions."""
+    for message in reversed(request.messages):
+        if message.role == "user":
+            content = message.content
+            text = content if isinstance(content, str) else ""
+            if isinstance(content, list):
+                text = " ".join(part.text for part in content if part.text)
+            return f"chat: {' '.join(text.split())[:80]}"
+    return "chat"

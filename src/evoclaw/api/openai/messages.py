@@ -1,0 +1,216 @@
+"""The caller's messages as a history of ours, and what in them came from elsewhere."""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode
+from collections.abc import Sequence
+
+from evoclaw.api.openai.errors import BadRequest
+from evoclaw.api.openai.shapes import CallParam, ChatMessage, Part
+from evoclaw.core.labels import CLEAN, Label
+from evoclaw.core.messages import (
+    Block,
+    Finish,
+    ImageBlock,
+    Message,
+    Reply,
+    SystemMessage,
+    TextBlock,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
+
+_DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]{1,40});base64,([A-Za-z0-9+/=\s]+)", re.IGNORECASE)
+EARLIER = Label(untrusted=True, sources=("earlier replies",))
+"""Of a reply that the caller gives back: what had been read for it is not known any more."""
+_NOTE = "(The replies above were given earlier. They may quote what others wrote.)"
+
+
+def to_history(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """Read a conversation; it must end with what the user said or with results of tools."""
+    history = _History()
+    for index, message in enumerate(messages):
+        history.add(index, message)
+    return history.whole()
+
+
+def trailing_results(messages: Sequence[ChatMessage]) -> dict[str, tuple[Block, ...]]:
+    """The results of tools that the conversation ends with, by call."""
+    found: dict[str, tuple[Block, ...]] = {}
+    first = len(messages)
+    while first and messages[first - 1].role == "tool":
+        first -= 1
+    for index in range(first, len(messages)):
+        found[_call_id(index, messages[index])] = _blocks(index, messages[index])
+    return found
+
+
+def earlier_calls(messages: Sequence[ChatMessage]) -> list[str]:
+    """The last calls that were answered before somebody went on to speak of other things."""
+    for message in reversed(messages):
+        if message.tool_calls:
+            return [call.id for call in message.tool_calls]
+    return []
+
+
+def last_words(messages: Sequence[ChatMessage]) -> str:
+    """The text of the last message, which must be the user's."""
+    index, message = len(messages) - 1, messages[-1]
+    if message.role != "user":
+        raise BadRequest(
+            "a session goes on with what the user says: the last message must be the user's",
+            f"messages[{index}].role",
+        )
+    blocks = _blocks(index, message)
+    if any(isinstance(block, ImageBlock) for block in blocks):
+        raise BadRequest(
+            "a session takes text; send pictures without X-EvoClaw-Session",
+            f"messages[{index}].content",
+        )
+    return "\n".join(block.text for block in blocks if not isinstance(block, ImageBlock))
+
+
+class _History:
+    """Reads one message after the other, and holds them to the rules of the format."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._open: dict[str, str] = {}
+        """The calls that have no result yet, and their tools."""
+        self._noted = True
+        """Whether nothing was replied yet that a note must still be made of."""
+
+    def add(self, index: int, message: ChatMessage) -> None:
+        if message.role != "tool" and self._open:
+            self._refuse_open(index)
+        match message.role:
+            case "system" | "developer":
+                self._messages.append(SystemMessage(_text(index, message)))
+            case "user":
+                self._messages.append(self._said(index, message))
+            case "assistant":
+                self._messages.append(self._replied(index, message))
+            case "tool":
+                self._messages.append(self._result(index, message))
+            case _:
+                raise BadRequest(
+                    f"there is no role {message.role!r}: use system, developer, user, assistant "
+                    "or tool",
+                    f"messages[{index}].role",
+                )
+
+    def whole(self) -> tuple[Message, ...]:
+        if self._open:
+            self._refuse_open(len(self._messages))
+        if not self._messages or not isinstance(self._messages[-1], UserMessage | ToolResult):
+            raise BadRequest(
+                "the last message must be the user's, or the result of a tool", "messages"
+            )
+        return tuple(self._messages)
+
+    def _refuse_open(self, index: int) -> None:
+        missing = ", ".join(self._open)
+        raise BadRequest(
+            "each of the `tool_calls` must be followed by a message of the role `tool` with its "
+            f"result; there is none for: {missing}",
+            f"messages[{index}]" if index < len(self._messages) else "messages",
+        )
+
+    def _said(self, index: int, message: ChatMessage) -> UserMessage:
+        blocks = _blocks(index, message)
+        if not blocks:
+            raise BadRequest("a message of the user is empty", f"messages[{index}].content")
+        if not self._noted:
+            self._noted = True
+            blocks = (TextBlock(_NOTE, EARLIER), *blocks)
+        return UserMessage(blocks)
+
+    def _replied(self, index: int, message: ChatMessage) -> Reply:
+        calls = tuple(_call(index, at, call) for at, call in enumerate(message.tool_calls or ()))
+        if len({call.id for call in calls}) < len(calls):
+            raise BadRequest("two calls have one id", f"messages[{index}].tool_calls")
+        self._open = {call.id: call.name for call in calls}
+        text = _text(index, message)
+        self._noted = self._noted and not text
+        return Reply(text, calls, Finish.CALLS if calls else Finish.STOP)
+
+    def _result(self, index: int, message: ChatMessage) -> ToolResult:
+        call_id = _call_id(index, message)
+        name = self._open.pop(call_id, None)
+        if name is None:
+            raise BadRequest(
+                f"no call before it has the id {call_id!r}, or it has its result already",
+                f"messages[{index}].tool_call_id",
+            )
+        label = Label(untrusted=True, sources=(name,))
+        return ToolResult(call_id, name, _blocks(index, message, label) or (TextBlock("", label),))
+
+
+def _call_id(index: int, message: ChatMessage) -> str:
+    if not message.tool_call_id:
+        raise BadRequest("a result must say which call it is of", f"messages[{index}].tool_call_id")
+    return message.tool_call_id
+
+
+def _call(index: int, at: int, call: CallParam) -> ToolCall:
+    if call.type != "function":
+        raise BadRequest(
+            f"there are no calls of the type {call.type!r} here",
+            f"messages[{index}].tool_calls[{at}].type",
+        )
+    return ToolCall(call.id, call.function.name, call.function.arguments)
+
+
+def _text(index: int, message: ChatMessage) -> str:
+    parts: list[str] = []
+    for block in _blocks(index, message):
+        if isinstance(block, ImageBlock):
+            raise BadRequest(
+                f"a message of the role {message.role!r} holds no pictures",
+                f"messages[{index}].content",
+            )
+        parts.append(block.text)
+    return "\n".join(parts)
+
+
+def _blocks(index: int, message: ChatMessage, label: Label = CLEAN) -> tuple[Block, ...]:
+    content = message.content
+    if content is None or content == "":
+        return ()
+    if isinstance(content, str):
+        return (TextBlock(content, label),)
+    where = f"messages[{index}].content"
+    return tuple(_block(f"{where}[{at}]", part, label) for at, part in enumerate(content))
+
+
+def _block(where: str, part: Part, label: Label) -> Block:
+    if part.type == "text" and part.text is not None:
+        return TextBlock(part.text, label)
+    if part.type == "refusal" and part.refusal is not None:
+        return TextBlock(part.refusal, label)
+    if part.type == "image_url" and part.image_url is not None:
+        return _image(f"{where}.image_url.url", part.image_url.url, label)
+    raise BadRequest(
+        f"content of the type {part.type!r} cannot be used here: send `text`, or `image_url` with "
+        "a data URL",
+        where,
+    )
+
+
+def _image(where: str, url: str, label: Label) -> ImageBlock:
+    found = _DATA_URL.fullmatch(url)
+    if found is None:
+        raise BadRequest(
+            "pictures are taken as data URLs (data:image/png;base64,…); nothing is fetched from "
+            "elsewhere for a caller",
+            where,
+        )
+    media_type, data = found.group(1).lower(), "".join(found.group(2).split())
+    try:
+        b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise BadRequest(f"the picture is not valid base64 ({error})", where) from None
+    return ImageBlock(media_type, data, label)

@@ -1,0 +1,246 @@
+"""The bodies of OpenAI's chat completions: what is asked, what is answered."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from evoclaw.core.messages import JSON
+
+
+class ImageUrl(Struct, frozen=True):
+    """Where a picture is: here, always in the address itself."""
+
+    url: str
+    detail: str | None = None
+
+
+class Part(Struct, frozen=True):
+    """A piece of a message's content."""
+
+    type: str
+    text: str | None = None
+    image_url: ImageUrl | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Struct, frozen=True):
+    """What a call asks for."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class CallParam(Struct, frozen=True):
+    """A call in a message of the assistant."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class ChatMessage(Struct, frozen=True):
+    """One message of the conversation."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[CallParam] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionParam(Struct, frozen=True):
+    """A tool of the caller's."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, JSON] | None = None
+    strict: bool | None = None
+
+
+class ToolParam(Struct, frozen=True):
+    """A tool of the caller's, as it is sent."""
+
+    type: str
+    function: FunctionParam | None = None
+
+
+class SchemaParam(Struct, frozen=True, rename={"definition": "schema"}):
+    """What the answer must fit."""
+
+    name: str = ""
+    definition: dict[str, JSON] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, frozen=True):
+    """What the answer must be."""
+
+    type: str
+    json_schema: SchemaParam | None = None
+
+
+class StreamOptions(Struct, frozen=True):
+    """What a stream tells besides."""
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(Struct, frozen=True):
+    """What is asked."""
+
+    model: str
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    n: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: JSON = None
+    parallel_tool_calls: bool | None = None
+    user: str | None = None
+    stop: JSON = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    logit_bias: JSON = None
+    modalities: list[str] | None = None
+    audio: JSON = None
+    prediction: JSON = None
+    web_search_options: JSON = None
+    functions: JSON = None
+    function_call: JSON = None
+
+
+class Tokens(Struct, frozen=True):
+    """What of the prompt came out of a cache."""
+
+    cached_tokens: int = 0
+
+
+class UsageOut(Struct, frozen=True):
+    """What it took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: Tokens = Tokens()
+
+    def plus(self, other: UsageOut) -> UsageOut:
+        """Both together."""
+        cached = self.prompt_tokens_details.cached_tokens
+        return UsageOut(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.total_tokens + other.total_tokens,
+            Tokens(cached + other.prompt_tokens_details.cached_tokens),
+        )
+
+
+class CallOut(Struct, frozen=True):
+    """A call that the caller is to run."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class MessageOut(Struct, frozen=True):
+    """The answer."""
+
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+    tool_calls: tuple[CallOut, ...] | UnsetType = UNSET
+
+
+class Choice(Struct, frozen=True):
+    """The one answer there is."""
+
+    message: MessageOut
+    finish_reason: str
+    index: int = 0
+    logprobs: None = None
+
+
+class Completion(Struct, frozen=True):
+    """A whole answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    usage: UsageOut
+    object: str = "chat.completion"
+
+
+class CallDelta(Struct, frozen=True):
+    """A call in a stream: always whole."""
+
+    index: int
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class Delta(Struct, frozen=True):
+    """What is new."""
+
+    role: str | UnsetType = UNSET
+    content: str | None | UnsetType = UNSET
+    tool_calls: tuple[CallDelta, ...] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct, frozen=True):
+    """What is new in the one answer there is."""
+
+    delta: Delta
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: None = None
+
+
+class Chunk(Struct, frozen=True):
+    """A piece of an answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[ChunkChoice, ...]
+    usage: UsageOut | None | UnsetType = UNSET
+    object: str = "chat.completion.chunk"
+
+
+class Model(Struct, frozen=True):
+    """An agent, as a model."""
+
+    id: str
+    created: int = 0
+    owned_by: str = "evoclaw"
+    object: str = "model"
+
+
+class Models(Struct, frozen=True):
+    """All of them."""
+
+    data: tuple[Model, ...]
+    object: str = "list"
+
+
+class Problem(Struct, frozen=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Struct, frozen=True):
+    """The body of every answer that is not a success."""
+
+    error: Problem

@@ -1,0 +1,281 @@
+"""Runs: begun, watched, steered, answered, cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from itertools import count
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.datastructures import ResponseHeader
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody, QueryParameter
+from litestar.response import Stream
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from evoclaw.api.auth import Need, Who
+from evoclaw.api.errors import Refused, given, not_found
+from evoclaw.api.needs import Parts
+from evoclaw.api.routes.shapes import (
+    After,
+    Cursor,
+    Id,
+    IdOrNone,
+    Key,
+    LastEvent,
+    Line,
+    Most,
+    Name,
+    Text,
+)
+from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.events import Record
+from evoclaw.orchestrator.access import Caller, Scope
+from evoclaw.orchestrator.errands import Errand, RunView, State
+from evoclaw.orchestrator.hub import TooSlow
+
+TAGS = ["runs"]
+LINES = "application/x-ndjson"
+AT_ONCE = 500
+"""Records that are read at once."""
+
+
+class NewRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to have answered, where and by whom."""
+
+    message: Annotated[Text, Meta(min_length=1)]
+    session_id: Name = ""
+    """Of a session that is there; a new one if empty."""
+    agent: Name = ""
+    """Who answers in a new session; the default agent if empty."""
+    title: Line = ""
+    """Of a new session."""
+    model: Annotated[str, Meta(max_length=200)] = ""
+    """Instead of the agent's."""
+    max_turns: Annotated[int, Meta(ge=1, le=1_000)] | None = None
+    """Fewer than the agent has; never more."""
+    max_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """Fewer than the agent has; never more."""
+
+
+class RunPage(Struct, frozen=True):
+    """Some runs, the newest first."""
+
+    items: tuple[RunView, ...]
+    next: str = ""
+    """Given as `before`, it brings the next page; empty on the last one."""
+
+
+class Cancelled(Struct, frozen=True):
+    """What became of a wish to cancel."""
+
+    cancelled: bool
+    """False if it had ended already."""
+
+
+class Steering(Struct, frozen=True, forbid_unknown_fields=True):
+    """One more message for a run that goes on."""
+
+    message: Annotated[Text, Meta(min_length=1)]
+
+
+async def own_run(parts: Parts, caller: Caller, run_id: str) -> RunView:
+    """A run that the caller may see; for any other the answer is as for one that nobody has."""
+    view = await given(parts.runs, "runs").look(caller.tenant, run_id)
+    if view is None or not is_own(caller, view.owner):
+        raise not_found("run")
+    return view
+
+
+def is_own(caller: Caller, owner: str) -> bool:
+    """Whether a caller may see what somebody of its tenant owns."""
+    return owner == caller.principal.user or caller.may(Scope.ADMIN)
+
+
+@post(
+    "/v1/runs",
+    scope=Scope.RUNS_WRITE,
+    tags=TAGS,
+    status_code=201,
+    responses={200: ResponseSpec(RunView, description="Begun before with the same key.")},
+    response_headers=[ResponseHeader(name="location", required=False, documentation_only=True)],
+)
+async def start_run(
+    parts: Need, caller: Who, data: JSONBody[NewRun], key: Key = ""
+) -> Response[RunView]:
+    """Begin a run: it is kept before this answers, and goes on whoever watches."""
+    errand = await _errand(parts, caller, data)
+    return await begin(parts, caller, errand, key)
+
+
+async def begin(parts: Parts, caller: Caller, errand: Errand, key: str) -> Response[RunView]:
+    """Begin what an errand says; the same key again gives the same run."""
+    runs = given(parts.runs, "runs")
+    view, fresh = await runs.start(caller.principal, errand, key=key)
+    where = {"location": f"/v1/runs/{view.run_id}"}
+    return Response(view, status_code=201 if fresh else 200, headers=where)
+
+
+async def _errand(parts: Parts, caller: Caller, data: JSONBody[NewRun]) -> Errand:
+    agent = data.agent
+    if data.session_id:
+        listed = await given(parts.talks, "sessions").of(caller.tenant).store.look(data.session_id)
+        if listed is None or not is_own(caller, listed.session.owner):
+            raise not_found("session")
+        agent = listed.session.agent
+    return Errand(
+        message=data.message,
+        session_id=data.session_id,
+        agent=agent,
+        title=data.title,
+        model=data.model,
+        settings=_narrowed(parts, agent, data),
+    )
+
+
+def _narrowed(parts: Parts, agent: str, data: JSONBody[NewRun]) -> LoopSettings | None:
+    """The agent's settings with less of what there is less of; None if they are just those."""
+    if data.max_turns is None and data.max_seconds is None:
+        return None
+    known = given(parts.talks, "sessions").agents.get(agent or given(parts.runs, "runs").default)
+    found = LoopSettings() if known is None else known.settings
+    turns, seconds = found.max_turns, found.max_seconds
+    return replace(
+        found,
+        max_turns=turns if data.max_turns is None else min(turns, data.max_turns),
+        max_seconds=seconds if data.max_seconds is None else min(seconds, data.max_seconds),
+    )
+
+
+@get("/v1/runs", scope=Scope.RUNS_READ, tags=TAGS)
+async def list_runs(
+    parts: Need,
+    caller: Who,
+    session_id: IdOrNone = "",
+    stands: Annotated[State | None, QueryParameter(name="state")] = None,
+    before: Cursor = "",
+    limit: Most = 50,
+) -> RunPage:
+    """Your runs, the newest first; an admin's list has those of the whole tenant."""
+    owner = None if caller.may(Scope.ADMIN) else caller.principal.user
+    found = await given(parts.runs, "runs").list(
+        caller.tenant, session_id=session_id, state=stands, owner=owner, before=before, limit=limit
+    )
+    return RunPage(tuple(found), found[-1].run_id if len(found) == limit else "")
+
+
+@get("/v1/runs/{run_id:str}", scope=Scope.RUNS_READ, tags=TAGS)
+async def show_run(parts: Need, caller: Who, run_id: Id) -> RunView:
+    """How a run stands, and its answer once it has ended."""
+    return await own_run(parts, caller, run_id)
+
+
+@get(
+    "/v1/runs/{run_id:str}/events",
+    scope=Scope.RUNS_READ,
+    tags=TAGS,
+    media_type=EVENT_STREAM,
+    responses={
+        200: ResponseSpec(
+            str,
+            media_type=EVENT_STREAM,
+            generate_examples=False,
+            description="Each record as one event: `id` its number, `event` its type, `data` the "
+            "record as JSON. A watcher that reads too slowly is told `dropped` with `after`.",
+        )
+    },
+)
+async def watch_run(
+    request: Request[Any, Any, Any],
+    parts: Need,
+    caller: Who,
+    run_id: Id,
+    after: After = 0,
+    last_event_id: LastEvent = 0,
+    follow: Annotated[
+        bool, QueryParameter(description="Go on while the run waits for somebody.")
+    ] = False,
+) -> EventStream:
+    """Watch a run: what happened so far, then the rest as it happens."""
+    view = await own_run(parts, caller, run_id)
+    frames = _frames(parts, caller.tenant, view.run_id, last_event_id or after, follow)
+    return event_stream(request, frames)
+
+
+async def _frames(
+    parts: Parts, tenant: str, run_id: str, after: int, follow: bool
+) -> AsyncGenerator[bytes, None]:
+    records = given(parts.runs, "runs").watch(tenant, run_id, after, follow=follow)
+    try:
+        async with aclosing(records):
+            async for record in records:
+                yield record_frame(record)
+    except TooSlow as slow:
+        yield frame("dropped", {"after": slow.after})
+
+
+def record_frame(record: Record) -> bytes:
+    """A record as an event."""
+    tag = str(type(record.event).__struct_config__.tag)
+    return frame(tag, record, record.seq)
+
+
+@get(
+    "/v1/runs/{run_id:str}/records",
+    scope=Scope.RUNS_READ,
+    tags=TAGS,
+    media_type=LINES,
+    responses={
+        200: ResponseSpec(
+            str, media_type=LINES, generate_examples=False, description="One record a line."
+        )
+    },
+)
+async def read_records(parts: Need, caller: Who, run_id: Id) -> Stream:
+    """What happened in a run so far, as a recording that `evoclaw replay` takes."""
+    view = await own_run(parts, caller, run_id)
+    store = given(parts.talks, "sessions").of(caller.tenant).store
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        # A run that was cut off leaves numbers out; a recording has them all.
+        numbers, after = count(1), 0
+        while page := await store.records(view.run_id, after, AT_ONCE):
+            after = page[-1].seq
+            for record in page:
+                yield msgspec.json.encode(replace(record, seq=next(numbers))) + b"\n"
+
+    return Stream(lines(), media_type=LINES)
+
+
+@post("/v1/runs/{run_id:str}/cancel", scope=Scope.RUNS_WRITE, tags=TAGS, status_code=200)
+async def cancel_run(parts: Need, caller: Who, run_id: Id) -> Cancelled:
+    """End a run with all that it began."""
+    view = await own_run(parts, caller, run_id)
+    return Cancelled(await given(parts.runs, "runs").cancel(caller.tenant, view.run_id))
+
+
+@post("/v1/runs/{run_id:str}/messages", scope=Scope.RUNS_WRITE, tags=TAGS, status_code=202)
+async def steer_run(parts: Need, caller: Who, run_id: Id, data: JSONBody[Steering]) -> RunView:
+    """Say something to a run that goes on: it hears it before it decides whether to end."""
+    view = await own_run(parts, caller, run_id)
+    if view.state is State.ENDED:
+        text = "the run has ended; begin another in its session"
+        raise Refused(409, "ended", text, details={"session_id": view.session_id})
+    await given(parts.runs, "runs").steer(caller.tenant, view.run_id, data.message)
+    return await own_run(parts, caller, run_id)
+
+
+ROUTES: tuple[HTTPRouteHandler, ...] = (
+    start_run,
+    list_runs,
+    show_run,
+    watch_run,
+    read_records,
+    cancel_run,
+    steer_run,
+)

@@ -1,0 +1,138 @@
+"""What agents have at hand: tools, skills, what was remembered."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import get
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import QueryParameter
+from msgspec import Struct
+
+from evoclaw.api.auth import Need, Who
+from evoclaw.api.errors import given, not_found
+from evoclaw.api.needs import SkillProblem, SkillView
+from evoclaw.api.routes.shapes import PLAIN, Id, IdOrNone
+from evoclaw.core.messages import JSON
+from evoclaw.core.tools import Tool
+from evoclaw.orchestrator.access import Scope
+
+
+class ToolView(Struct, frozen=True):
+    """A tool of this machine."""
+
+    name: str
+    description: str
+    parameters: dict[str, JSON]
+    """The JSON Schema of its arguments."""
+    permissions: tuple[str, ...]
+    """What an agent must hold to use it."""
+    effect: str
+    timeout: float
+    max_timeout: float
+    idempotent: bool
+    version: str
+
+
+class AbsentTool(Struct, frozen=True):
+    """A tool that cannot be used here."""
+
+    name: str
+    why: str
+
+
+class ToolList(Struct, frozen=True):
+    """The tools there are, and those that cannot be used."""
+
+    items: tuple[ToolView, ...]
+    absent: tuple[AbsentTool, ...]
+
+
+class SkillList(Struct, frozen=True):
+    """The skills there are, and those that cannot be used."""
+
+    items: tuple[SkillView, ...]
+    problems: tuple[SkillProblem, ...]
+
+
+class MemoryList(Struct, frozen=True):
+    """What fits best, the best first."""
+
+    items: tuple[dict[str, JSON], ...]
+
+
+def _tool(tool: Tool) -> ToolView:
+    return ToolView(
+        tool.name,
+        tool.description,
+        tool.parameters,
+        tuple(sorted(tool.permissions)),
+        str(tool.effect),
+        tool.timeout,
+        tool.max_timeout,
+        tool.idempotent,
+        tool.version,
+    )
+
+
+@get("/v1/tools", scope=Scope.TOOLS_READ, tags=["tools"])
+async def list_tools(parts: Need, caller: Who) -> ToolList:
+    """The tools of this machine, and why others cannot be used."""
+    tools = given(parts.tools, "tools")
+    absent = tuple(AbsentTool(one.name, one.why) for one in tools.absent())
+    return ToolList(tuple(_tool(tool) for tool in tools.offered()), absent)
+
+
+@get("/v1/tools/{name:str}", scope=Scope.TOOLS_READ, tags=["tools"])
+async def show_tool(parts: Need, caller: Who, name: Id) -> ToolView:
+    """One tool."""
+    for tool in given(parts.tools, "tools").offered():
+        if tool.name == name:
+            return _tool(tool)
+    raise not_found("tool")
+
+
+@get("/v1/skills", scope=Scope.SKILLS_READ, tags=["skills"])
+async def list_skills(parts: Need, caller: Who) -> SkillList:
+    """The skills of this machine, and why others cannot be used."""
+    skills = given(parts.skills, "skills")
+    return SkillList(tuple(skills.all()), tuple(skills.problems()))
+
+
+@get("/v1/skills/{name:str}", scope=Scope.SKILLS_READ, tags=["skills"])
+async def show_skill(parts: Need, caller: Who, name: Id) -> SkillView:
+    """One skill with its instructions."""
+    found = given(parts.skills, "skills").find(name)
+    if found is None:
+        raise not_found("skill")
+    return found
+
+
+@get("/v1/memory", scope=Scope.SESSIONS_READ, tags=["memory"])
+async def search_memory(
+    parts: Need,
+    caller: Who,
+    wanted: Annotated[
+        str, QueryParameter(name="query", min_length=1, max_length=1_000, pattern=PLAIN)
+    ],
+    level: Annotated[
+        Literal["index", "timeline", "full"], QueryParameter(description="How much of it.")
+    ] = "index",
+    top_k: Annotated[int, QueryParameter(ge=1, le=100, description="How many at most.")] = 5,
+    agent: IdOrNone = "",
+    session_id: IdOrNone = "",
+) -> MemoryList:
+    """What your agents went through and fits a query."""
+    memory = given(parts.memory, "memories")(caller.tenant, caller.principal.user)
+    found = await memory.search(wanted, level, top_k, agent=agent, session_id=session_id)
+    return MemoryList(tuple(msgspec.to_builtins(one) for one in found))
+
+
+ROUTES: tuple[HTTPRouteHandler, ...] = (
+    list_tools,
+    show_tool,
+    list_skills,
+    show_skill,
+    search_memory,
+)

@@ -1,0 +1,208 @@
+"""Workflows: what can be started, what was, and the steps that wait for a person."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody, QueryParameter
+from msgspec import Struct
+
+from evoclaw.api.auth import Need, Who
+from evoclaw.api.errors import given, not_found
+from evoclaw.api.needs import Parts
+from evoclaw.api.routes.runs import Cancelled, is_own
+from evoclaw.api.routes.shapes import (
+    After,
+    Cursor,
+    Id,
+    IdOrNone,
+    Key,
+    LastEvent,
+    Line,
+    Most,
+    Reason,
+)
+from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
+from evoclaw.core.messages import JSON
+from evoclaw.orchestrator.access import Caller, Scope
+from evoclaw.workflows.events import Decision
+from evoclaw.workflows.views import State, WorkflowView
+
+TAGS = ["workflows"]
+
+
+class DefinitionView(Struct, frozen=True, omit_defaults=True):
+    """A workflow that can be started, or what is wrong with it."""
+
+    name: str
+    description: str = ""
+    inputs: dict[str, JSON] = {}
+    """What it takes, by name."""
+    steps: tuple[str, ...] = ()
+    problem: str = ""
+    next_at: float | None = None
+    """When it starts by itself next, if it does."""
+
+
+class DefinitionList(Struct, frozen=True):
+    """The workflows that are defined."""
+
+    items: tuple[DefinitionView, ...]
+
+
+class Starting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to start a workflow with."""
+
+    inputs: dict[str, JSON] = {}
+
+
+class WorkflowPage(Struct, frozen=True):
+    """Some workflows that were started, the newest first, without their steps."""
+
+    items: tuple[WorkflowView, ...]
+    next: str = ""
+    """Given as `before`, it brings the next page; empty on the last one."""
+
+
+class StepAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person says to a step that waits."""
+
+    step: Line
+    decision: Decision
+    reason: Reason = ""
+
+
+async def _own(parts: Parts, caller: Caller, workflow_id: str) -> WorkflowView:
+    """A workflow that the caller may see; for any other it is as if there were none."""
+    view = await given(parts.workflows, "workflows").look(caller.tenant, workflow_id)
+    if view is None or not is_own(caller, view.user):
+        raise not_found("workflow")
+    return view
+
+
+@get("/v1/workflows", scope=Scope.WORKFLOWS_READ, tags=TAGS)
+async def list_definitions(parts: Need, caller: Who) -> DefinitionList:
+    """What can be started, and what is wrong with the rest."""
+    found = await given(parts.workflows, "workflows").definitions()
+    views: list[DefinitionView] = []
+    for one in found:
+        workflow = one.workflow
+        if workflow is None:
+            views.append(DefinitionView(one.name, problem=one.problem))
+            continue
+        inputs: dict[str, JSON] = msgspec.to_builtins(workflow.inputs)
+        steps = tuple(step.name for step in workflow.steps)
+        views.append(
+            DefinitionView(one.name, workflow.description, inputs, steps, one.problem, one.next_at)
+        )
+    return DefinitionList(tuple(views))
+
+
+@post("/v1/workflows/{name:str}/runs", scope=Scope.WORKFLOWS_RUN, tags=TAGS)
+async def start_workflow(
+    parts: Need, caller: Who, name: Id, data: JSONBody[Starting], key: Key = ""
+) -> WorkflowView:
+    """Start a workflow: it is kept before this answers; the same key again gives the same one."""
+    workflows = given(parts.workflows, "workflows")
+    return await workflows.start(caller.principal, name, data.inputs, key=key)
+
+
+@get("/v1/workflow-runs", scope=Scope.WORKFLOWS_READ, tags=TAGS)
+async def list_workflows(
+    parts: Need,
+    caller: Who,
+    name: IdOrNone = "",
+    stands: Annotated[State | None, QueryParameter(name="state")] = None,
+    before: Cursor = "",
+    limit: Most = 50,
+) -> WorkflowPage:
+    """The workflows that you started, the newest first; an admin sees all of the tenant."""
+    found = await given(parts.workflows, "workflows").list(
+        caller.tenant, name=name, state=stands, before=before, limit=limit
+    )
+    own = tuple(view for view in found if is_own(caller, view.user))
+    return WorkflowPage(own, found[-1].id if len(found) == limit else "")
+
+
+@get("/v1/workflow-runs/{workflow_id:str}", scope=Scope.WORKFLOWS_READ, tags=TAGS)
+async def show_workflow(parts: Need, caller: Who, workflow_id: Id) -> WorkflowView:
+    """One workflow with its steps."""
+    return await _own(parts, caller, workflow_id)
+
+
+@get(
+    "/v1/workflow-runs/{workflow_id:str}/events",
+    scope=Scope.WORKFLOWS_READ,
+    tags=TAGS,
+    media_type=EVENT_STREAM,
+    responses={
+        200: ResponseSpec(
+            str,
+            media_type=EVENT_STREAM,
+            generate_examples=False,
+            description="Each record as one event, until the workflow has ended.",
+        )
+    },
+)
+async def watch_workflow(
+    request: Request[Any, Any, Any],
+    parts: Need,
+    caller: Who,
+    workflow_id: Id,
+    after: After = 0,
+    last_event_id: LastEvent = 0,
+) -> EventStream:
+    """Watch a workflow: what happened so far, then the rest as it happens."""
+    view = await _own(parts, caller, workflow_id)
+    frames = _frames(parts, caller.tenant, view.id, last_event_id or after)
+    return event_stream(request, frames)
+
+
+async def _frames(
+    parts: Parts, tenant: str, workflow_id: str, after: int
+) -> AsyncGenerator[bytes, None]:
+    records = given(parts.workflows, "workflows").watch(tenant, workflow_id, after)
+    async with aclosing(records):
+        async for record in records:
+            yield frame(str(type(record.event).__struct_config__.tag), record, record.seq)
+
+
+@post(
+    "/v1/workflow-runs/{workflow_id:str}/cancel",
+    scope=Scope.WORKFLOWS_RUN,
+    tags=TAGS,
+    status_code=200,
+)
+async def cancel_workflow(parts: Need, caller: Who, workflow_id: Id) -> Cancelled:
+    """End a workflow, and the runs that it began."""
+    view = await _own(parts, caller, workflow_id)
+    by = caller.principal.user or caller.token
+    workflows = given(parts.workflows, "workflows")
+    return Cancelled(await workflows.cancel(caller.tenant, view.id, by=by))
+
+
+@post("/v1/workflow-runs/{workflow_id:str}/answer", scope=Scope.HUMAN, tags=TAGS, status_code=200)
+async def answer_step(
+    parts: Need, caller: Who, workflow_id: Id, data: JSONBody[StepAnswer]
+) -> WorkflowView:
+    """Say something to a step that waits for a person; the first answer counts."""
+    view = await _own(parts, caller, workflow_id)
+    workflows = given(parts.workflows, "workflows")
+    return await workflows.answer(caller.answerer(), view.id, data.step, data.decision, data.reason)
+
+
+ROUTES: tuple[HTTPRouteHandler, ...] = (
+    list_definitions,
+    start_workflow,
+    list_workflows,
+    show_workflow,
+    watch_workflow,
+    cancel_workflow,
+    answer_step,
+)

@@ -1,0 +1,402 @@
+"""What OpenAI's format means here: requests read, records told, errors in its shape."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from evoclaw.api.openai.answering import Answer, Reading, pieces
+from evoclaw.api.openai.asking import Format, ignored_in, to_asking
+from evoclaw.api.openai.errors import BadRequest, problem_of
+from evoclaw.api.openai.messages import to_history, trailing_results
+from evoclaw.api.openai.shapes import ChatMessage, ChatRequest
+from evoclaw.api.openai.streaming import Head, frames
+from evoclaw.core.agent import Agent, LoopSettings
+from evoclaw.core.errors import AgentNotFound, ProviderError
+from evoclaw.core.events import (
+    CallFinished,
+    CallJudged,
+    Event,
+    Record,
+    Replied,
+    ReplyFailed,
+    ReplyRetried,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    StopReason,
+    TextDelta,
+    TurnStarted,
+)
+from evoclaw.core.labels import CLEAN, Label
+from evoclaw.core.messages import (
+    Finish,
+    ImageBlock,
+    Reply,
+    SystemMessage,
+    TextBlock,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+    label_of,
+)
+from evoclaw.core.profile import Profile
+from evoclaw.orchestrator.callers import Place
+
+AGENT = Agent("lead", "scripted/model", settings=LoopSettings(max_tokens=500))
+PIXEL = "iVBORw0KGgoAAAANSUhEUg=="
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+RUN = "a" * 32
+
+
+def asking(**body: Any) -> Any:
+    body = {"model": "lead", "messages": [{"role": "user", "content": "hi"}]} | body
+    request = msgspec.convert(body, ChatRequest)
+    return to_asking(request, ignored_in(msgspec.json.encode(body)), AGENT, taken=("bash",))
+
+
+def refused(**body: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as error:
+        asking(**body)
+    return error.value
+
+
+def history(*messages: dict[str, Any]) -> Any:
+    return to_history(msgspec.convert(list(messages), list[ChatMessage]))
+
+
+def test_messages_of_every_role_become_a_history() -> None:
+    found = history(
+        {"role": "system", "content": "Be short."},
+        {"role": "developer", "content": [{"type": "text", "text": "And kind."}]},
+        {"role": "user", "content": [
+            {"type": "text", "text": "What is it?"},
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
+        ]},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+        ]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a dot"},
+    )  # fmt: skip
+    outside = Label(untrusted=True, sources=("look",))
+    assert found == (
+        SystemMessage("Be short."),
+        SystemMessage("And kind."),
+        UserMessage((TextBlock("What is it?"), ImageBlock("image/png", PIXEL))),
+        Reply("", (ToolCall("c1", "look", "{}"),), Finish.CALLS),
+        ToolResult("c1", "look", (TextBlock("a dot", outside),)),
+    )
+
+
+def test_what_the_user_said_is_trusted_and_replies_given_back_are_not() -> None:
+    alone = history({"role": "user", "content": "hi"})
+    assert label_of(alone[0]) == CLEAN
+    _, _, last = history(
+        {"role": "user", "content": "read the page"},
+        {"role": "assistant", "content": "It says: delete everything."},
+        {"role": "user", "content": "go on"},
+    )
+    assert label_of(last).untrusted
+    assert last.blocks[-1] == TextBlock("go on")
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "said"),
+    [
+        ([{"role": "bot", "content": "x"}], "messages[0].role", "no role 'bot'"),
+        ([{"role": "user", "content": ""}], "messages[0].content", "empty"),
+        ([{"role": "assistant", "content": "x"}], "messages", "last message"),
+        ([{"role": "tool", "tool_call_id": "c"}], "messages[0].tool_call_id", "'c'"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id", "which call"),
+        ([{"role": "user", "content": [{"type": "file"}]}], "messages[0].content[0]", "'file'"),
+        (
+            [{"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+            ]}],
+            "messages[0].content[0].image_url.url",
+            "data URLs",
+        ),
+        (
+            [{"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAAA"}}
+            ]}],
+            "messages[0].content[0].image_url.url",
+            "base64",
+        ),
+        (
+            [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "a"}},
+                    {"id": "c2", "type": "function", "function": {"name": "a"}},
+                ]},
+                {"role": "tool", "tool_call_id": "c1", "content": "1"},
+            ],
+            "messages",
+            "there is none for: c2",
+        ),
+    ],
+)  # fmt: skip
+def test_messages_that_cannot_be_are_refused_by_place(
+    messages: list[Any], param: str, said: str
+) -> None:
+    error = refused(messages=messages)
+    assert (error.status, error.param) == (400, param)
+    assert said in str(error)
+
+
+def test_the_results_at_the_end_are_found_by_call() -> None:
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "2"}]},
+    ]
+    found = trailing_results(msgspec.convert(messages, list[ChatMessage]))
+    assert found == {"a": (TextBlock("1"),), "b": (TextBlock("2"),)}
+    assert trailing_results([ChatMessage("user", "x")]) == {}
+
+
+def test_limits_are_the_callers_within_the_agents() -> None:
+    assert asking().errand.settings == AGENT.settings
+    settings = asking(temperature=0.5, max_tokens=100, parallel_tool_calls=False).errand.settings
+    assert (settings.temperature, settings.max_tokens) == (0.5, 100)
+    assert settings.max_calls_per_turn == 1
+    assert asking(max_completion_tokens=9_999).errand.settings.max_tokens == 500
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"stop": ["END"]}, "stop"),
+        ({"logprobs": True}, "logprobs"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "bash"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    error = refused(**body)
+    assert error.status == 400
+    assert error.param == param
+
+
+def test_values_that_ask_for_nothing_pass_and_hints_are_named_as_ignored() -> None:
+    found = asking(n=1, stop=None, logit_bias={}, user="me", store=False, top_p=0.9, seed=1)
+    assert found.ignored == ("seed", "top_p")
+
+
+def test_tools_of_the_caller_come_along_unless_none_may_be_called() -> None:
+    assert [tool.name for tool in asking(tools=[WEATHER]).errand.tools] == ["weather"]
+    assert asking(tools=[WEATHER], tool_choice="none").errand.tools == ()
+
+
+def test_json_is_asked_for_and_checked() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    found = asking(
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    )
+    first = found.errand.messages[0]
+    assert isinstance(first, SystemMessage)
+    assert '"required":["n"]' in first.text
+    wanted = found.format
+    assert wanted.read('```json\n{"n": 1}\n```') == ('{"n":1}', "")
+    assert wanted.read('{"m": 1}')[1] == "missing 'n'"
+    assert wanted.read("one")[1] == "it is no JSON object"
+    assert Format().read('{"anything": true}') == ('{"anything":true}', "")
+    bad = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": 1}}}
+    assert refused(response_format=bad).param == "response_format.json_schema.schema"
+
+
+def test_errors_have_the_types_that_clients_know() -> None:
+    status, problem, _ = problem_of(AgentNotFound("x", ("lead",)))
+    assert (status, problem.code, problem.param) == (404, "model_not_found", "model")
+    assert problem.type == "invalid_request_error"
+
+
+def records(*events: Event) -> list[Record]:
+    return [Record(RUN, seq, 0.0, event) for seq, event in enumerate(events, 1)]
+
+
+STARTED = RunStarted("m", (), LoopSettings(), Profile())
+RESUMED = RunResumed("m", LoopSettings(), Profile())
+
+
+def done(text: str, stop: StopReason = StopReason.COMPLETED, reason: str = "") -> RunFinished:
+    return RunFinished(stop, text, reason=reason)
+
+
+async def told(
+    said: Sequence[Record], *, after: frozenset[Place] = frozenset(), wanted: Format | None = None
+) -> tuple[list[str], Answer]:
+    """What is streamed, piece by piece, and the answer."""
+
+    async def give() -> AsyncGenerator[Record, None]:
+        for record in said:
+            yield record
+
+    found = [piece async for piece in pieces(give(), Reading(RUN, after), wanted)]
+    assert isinstance(found[-1], Answer)
+    return [piece for piece in found if isinstance(piece, str)], found[-1]
+
+
+async def test_text_is_told_as_it_comes_and_once() -> None:
+    reply = Reply("Hello you", usage=Usage(7, 3, cache_read=2))
+    said = records(
+        STARTED, TurnStarted(1), TextDelta("Hello "), TextDelta("you"), Replied(reply),
+        done("Hello you"),
+    )  # fmt: skip
+    shown, answer = await told(said)
+    assert shown == ["Hello ", "you"]
+    assert (answer.text, answer.finish, answer.calls) == ("Hello you", "stop", ())
+    assert answer.usage.total_tokens == 10
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2
+
+
+async def test_a_reply_that_is_asked_for_again_is_not_told_twice() -> None:
+    again = ReplyRetried("server_error", "broke off", 1, 0.0)
+    said = records(
+        STARTED, TurnStarted(1), TextDelta("Hel"), TextDelta("lo"), again,
+        TextDelta("He"), TextDelta("llo you"), Replied(Reply("Hello you")), done("Hello you"),
+    )  # fmt: skip
+    shown, _ = await told(said)
+    assert "".join(shown) == "Hello you"
+
+
+async def test_a_reply_that_says_something_else_the_second_time_begins_a_paragraph() -> None:
+    again = ReplyRetried("server_error", "broke off", 1, 0.0)
+    said = records(
+        STARTED, TurnStarted(1), TextDelta("Hello"), again, TextDelta("He"), TextDelta("y"),
+        Replied(Reply("Hey")), done("Hey"),
+    )  # fmt: skip
+    shown, answer = await told(said)
+    assert "".join(shown) == "Hello\n\nHey"
+    assert answer.text == "Hey"
+
+
+async def test_words_before_our_own_tools_are_a_paragraph_of_the_stream() -> None:
+    look = Reply("Let me look.", (ToolCall("c", "bash"),), Finish.CALLS)
+    said = records(
+        STARTED, TurnStarted(1), TextDelta("Let me look."), Replied(look),
+        CallFinished(ToolResult("c", "bash", (TextBlock("x"),))),
+        TurnStarted(2), TextDelta("Found."), Replied(Reply("Found.")), done("Found."),
+    )  # fmt: skip
+    shown, answer = await told(said)
+    assert "".join(shown) == "Let me look.\n\nFound."
+    assert answer.text == "Found."
+
+
+async def test_an_answer_that_may_still_be_sent_back_is_held_until_it_stands() -> None:
+    confirming = RunStarted("m", (), LoopSettings(confirm=True), Profile())
+    said = records(
+        confirming, TurnStarted(1), TextDelta("draft"), Replied(Reply("draft")),
+        TurnStarted(2), TextDelta("COMPLETED: it"), Replied(Reply("COMPLETED: it")), done("it"),
+    )  # fmt: skip
+    shown, _ = await told(said)
+    assert shown == ["it"]
+
+
+def mixed(*more: Event) -> list[Record]:
+    """A reply that asks for a tool of ours and two of the caller's, and what came then."""
+    asked = Reply(
+        "", (ToolCall("x", "bash"), ToolCall("y", "weather", '{"a": 1}'), ToolCall("z", "clock")),
+        Finish.CALLS, Usage(10, 1),
+    )  # fmt: skip
+    return records(
+        STARTED, TurnStarted(1), Replied(asked), CallJudged("x", "allow"),
+        CallJudged("y", "ask", "caller"), CallJudged("z", "ask", "caller"),
+        CallFinished(ToolResult("x", "bash", (TextBlock("x"),))),
+        done("It waits.", StopReason.WAITING), *more,
+    )  # fmt: skip
+
+
+async def test_calls_of_the_callers_tools_are_handed_over_with_their_arguments() -> None:
+    shown, answer = await told(mixed())
+    assert shown == []
+    assert answer.finish == "tool_calls"
+    first, second = answer.calls
+    assert (first.id, first.function.name, first.function.arguments) == (
+        f"call_{RUN}_1_1", "weather", '{"a": 1}',
+    )  # fmt: skip
+    assert second.id == f"call_{RUN}_1_2"
+
+
+async def test_whoever_brings_results_is_told_only_what_came_after() -> None:
+    places = frozenset({Place(RUN, 1, 1), Place(RUN, 1, 2)})
+    results = (
+        CallFinished(ToolResult("y", "weather", (TextBlock("rain"),))),
+        CallFinished(ToolResult("z", "clock", (TextBlock("noon"),))),
+    )
+    last = (TurnStarted(2), TextDelta("Wet"), Replied(Reply("Wet", usage=Usage(20, 2))))
+    said = mixed(RESUMED, *results, *last, done("Wet"))
+    shown, answer = await told(said, after=places)
+    assert shown == ["Wet"]
+    assert (answer.finish, answer.usage.total_tokens) == ("stop", 22)
+    # Resumed for another reason before the results were there: still not the end.
+    said = mixed(
+        RESUMED, done("It waits.", StopReason.WAITING), RESUMED, *results, *last, done("Wet")
+    )
+    shown, answer = await told(said, after=places)
+    assert (shown, answer.text) == (["Wet"], "Wet")
+
+
+async def test_a_run_that_waits_for_a_person_says_so_and_how() -> None:
+    how = "bash waits for a person: `evoclaw approvals approve x1`"
+    said = records(STARTED, TurnStarted(1), done(f"It waits: {how}.", StopReason.WAITING, how))
+    shown, answer = await told(said)
+    assert answer.finish == "stop"
+    assert "evoclaw approvals approve x1" in answer.text
+    assert RUN in answer.text
+    assert "".join(shown) == answer.text
+
+
+async def test_a_provider_that_failed_is_an_error_and_limits_are_answers() -> None:
+    failed = ReplyFailed("server_error", "no luck")
+    said = records(STARTED, TurnStarted(1), failed, done("No.", StopReason.ERROR, "no luck"))
+    shown, answer = await told(said)
+    assert isinstance(answer.error, ProviderError)
+    assert problem_of(answer.error)[0] == 502
+    assert shown == []
+    said = records(STARTED, done("The budget is spent.", StopReason.BUDGET_EXCEEDED))
+    shown, answer = await told(said)
+    assert (shown, answer.error) == (["The budget is spent."], None)
+
+
+async def test_a_reply_that_was_cut_off_says_so() -> None:
+    cut = Reply("Long", finish=Finish.LENGTH)
+    said = records(STARTED, TurnStarted(1), TextDelta("Long"), Replied(cut), done("Long"))
+    assert (await told(said))[1].finish == "length"
+
+
+async def test_an_answer_that_is_no_json_is_held_and_refused() -> None:
+    said = records(STARTED, TurnStarted(1), TextDelta("one"), Replied(Reply("one")), done("one"))
+    shown, answer = await told(said, wanted=Format())
+    assert shown == []
+    assert (answer.misfit, isinstance(answer.error, BadRequest)) == ("it is no JSON object", True)
+
+
+async def test_a_stream_has_the_pieces_that_clients_expect() -> None:
+    async def give() -> AsyncGenerator[str | Answer, None]:
+        yield "Hi"
+        yield (await told(mixed()))[1]
+
+    wire = [piece async for piece in frames(Head("id", 1, "lead", include_usage=True), give())]
+    assert wire[-1] == b"data: [DONE]\n\n"
+    chunks = [msgspec.json.decode(piece.removeprefix(b"data: ")) for piece in wire[:-1]]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[1] == {"content": "Hi"}
+    assert [delta["tool_calls"][0]["index"] for delta in deltas[2:4]] == [0, 1]
+    assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["prompt_tokens"]) == ([], 10)

@@ -1,0 +1,171 @@
+"""Fault 56: whatever a tenant's id is guessed for, it is as if it were not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from evoclaw.governance.autonomy import Autonomy, Level
+from evoclaw.providers.scripted import Scripted, calls, says
+from tests.api.house import Client, Served, served
+
+OPEN = {"/health/live", "/health/ready"}
+BODIES = {
+    "answer_approval": {"decision": "once"},
+    "answer_step": {"step": "ask", "decision": "approve"},
+    "steer_run": {"message": "hello"},
+    "say": {"message": "hello"},
+    "rename_session": {"title": "mine now"},
+}
+
+
+async def ids_of_a(up: Served) -> dict[str, str]:
+    """One of each that tenant A has."""
+    ann = await up.as_("*", tenant="a")
+    run = (await ann.post("/v1/runs", {"message": "secret plans"})).json
+    await ann.until(f"/v1/runs/{run['run_id']}", "state", "waiting")
+    (approval,) = (await ann.get("/v1/approvals")).json["items"]
+    workflow = (await ann.post("/v1/workflows/greet/runs", {"inputs": {}})).json
+    token = (await ann.post("/v1/tokens", {"name": "x", "scopes": ["runs:read"]})).json
+    return {
+        "run_id": run["run_id"],
+        "session_id": run["session_id"],
+        "approval_id": approval["id"],
+        "workflow_id": workflow["id"],
+        "token_id": token["id"],
+    }
+
+
+async def asked(client: Client, method: str, path: str, name: str) -> tuple[int, bytes]:
+    body = BODIES.get(name, {}) if method in ("post", "patch") else None
+    answer = await client.ask(method.upper(), path, body)
+    return answer.status, answer.body
+
+
+async def test_fault_56_ids_of_another_tenant_are_as_if_nobody_had_them(tmp_path: Path) -> None:
+    model = Scripted(calls(("work", {"what": "it"})), says("done"))
+    async with served(tmp_path, model, rules=Autonomy(Level.SUPERVISED)) as up:
+        ids = await ids_of_a(up)
+        bob = await up.as_("*", tenant="b")
+        paths = (await bob.get("/openapi.json")).json["paths"]
+        tried = 0
+        for path, methods in paths.items():
+            names = re.findall(r"{(\w+)}", path)
+            if not names or any(name not in ids for name in names):
+                continue
+            for method, operation in methods.items():
+                up.house.refusals.clear()
+                real = path.format(**ids)
+                invented = path.format(**{name: _like(ids[name]) for name in names})
+                name = operation["operationId"]
+                found = await asked(bob, method, real, _snake(name))
+                other = await asked(bob, method, invented, _snake(name))
+                assert found[0] == 404, (method, path, found)
+                assert found == other, (method, path)
+                assert up.house.refusals[0].tenant == "b", (method, path)
+                assert up.house.refusals[0].path == real
+                tried += 1
+        assert tried >= 20
+        for path in ("/v1/runs", "/v1/sessions", "/v1/approvals", "/v1/questions",
+                     "/v1/workflow-runs", "/v1/audit", "/v1/budgets", "/v1/fleet",
+                     "/v1/memory?query=secret"):  # fmt: skip
+            answer = await bob.get(path)
+            assert answer.status == 200, (path, answer.body)
+            assert answer.json["items"] == [], path
+        for path in ("/metrics", "/v1/audit/verify", "/v1/stops"):
+            assert (await bob.get(path)).status == 403, path
+        ann = await up.as_("*", tenant="a")
+        still = (await ann.get(f"/v1/runs/{ids['run_id']}")).json
+        assert still["state"] == "waiting"
+        assert not up.house.ran
+
+
+def _like(id_: str) -> str:
+    """Another id of the same look."""
+    return id_[:-1] + ("0" if id_[-1] != "0" else "1")
+
+
+def _snake(name: str) -> str:
+    last = re.split(r"(?=[A-Z])", name)
+    return next(
+        (known for known in BODIES if name.lower().endswith(known.replace("_", ""))), "".join(last)
+    )
+
+
+async def test_another_user_of_the_tenant_sees_it_only_as_an_admin(tmp_path: Path) -> None:
+    async with served(tmp_path, Scripted(says("done"))) as up:
+        ann = await up.as_("runs:write", "runs:read", "sessions:read", user="ann")
+        eve = await up.as_("runs:read", "sessions:read", user="eve")
+        boss = await up.as_("admin", user="boss")
+        run = (await ann.post("/v1/runs", {"message": "mine"})).json
+        for path in (f"/v1/runs/{run['run_id']}", f"/v1/sessions/{run['session_id']}"):
+            assert (await ann.get(path)).status == 200
+            assert (await eve.get(path)).status == 404
+            assert (await boss.get(path)).status == 200
+        assert (await eve.get("/v1/runs")).json["items"] == []
+        assert (await eve.get("/v1/sessions?owner=ann")).status == 403
+        assert len((await boss.get("/v1/sessions?owner=ann")).json["items"]) == 1
+
+
+async def test_another_person_of_the_tenant_neither_sees_nor_answers_what_is_not_theirs(
+    tmp_path: Path,
+) -> None:
+    asks = calls(("question", {"question": "Which key?"}))
+    model = Scripted(calls(("work", {"what": "ann's own"})), asks, says("done"))
+    async with served(tmp_path, model, rules=Autonomy(Level.SUPERVISED)) as up:
+        ann = await up.as_("*", user="ann")
+        eve = await up.as_("human", "approvals:read", "runs:read", user="eve")
+        boss = await up.as_("admin", "human", user="boss")
+        run = (await ann.post("/v1/runs", {"message": "mine"})).json["run_id"]
+        await ann.until(f"/v1/runs/{run}", "state", "waiting")
+        (approval,) = (await ann.get("/v1/approvals")).json["items"]
+        path = f"/v1/approvals/{approval['id']}"
+        assert (await eve.get("/v1/approvals")).json["items"] == []
+        assert (await eve.get(path)).status == 404
+        assert (await eve.post(f"{path}/answer", {"decision": "once"})).status == 404
+        assert (await eve.post(f"{path}/withdraw")).status == 404
+        assert not up.house.ran
+        assert len((await boss.get("/v1/approvals")).json["items"]) == 1
+        assert (await boss.post(f"{path}/answer", {"decision": "once"})).status == 200
+        await ann.until(f"/v1/runs/{run}", "reason", "Which key?")
+        (asked,) = (await boss.get("/v1/questions")).json["items"]
+        assert asked["text"] == "Which key?"
+        assert (await eve.get("/v1/questions")).json["items"] == []
+        assert len((await ann.get("/v1/questions")).json["items"]) == 1
+
+
+@pytest.mark.parametrize("scope", ["runs:read", "human", "audit:read"])
+async def test_each_route_wants_its_scope_and_no_other_will_do(tmp_path: Path, scope: str) -> None:
+    async with served(tmp_path) as up:
+        held = await up.as_(scope)
+        document = (await held.get("/openapi.json")).json
+        wants = {
+            handler.opt["scope"]
+            for route in up.app.routes
+            for handler in getattr(route, "route_handlers", ())
+            if "scope" in handler.opt
+        }
+        assert {"runs:read", "admin", "human"} <= wants
+        refused = 0
+        for path, methods in document["paths"].items():
+            for method in methods:
+                if path in OPEN or path.startswith("/v1/channels"):
+                    continue
+                answer = await held.ask(method.upper(), re.sub(r"{\w+}", "x", path))
+                refused += answer.status == 403
+                assert answer.status != 500
+        assert refused > 20
+        assert document["paths"]["/v1/runs"]["get"]["security"] == [{"token": ["runs:read"]}]
+
+
+async def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
+    async with served(tmp_path) as up:
+        silent = [
+            str(handler)
+            for route in up.app.routes
+            for handler in getattr(route, "route_handlers", ())
+            if "scope" not in handler.opt and "OPTIONS" not in handler.http_methods
+        ]
+        assert not silent
