@@ -50,7 +50,7 @@ async def test_one_terminal_is_enough_for_a_broker_an_orchestrator_and_an_edge(
 ) -> None:
     task = reply("", ("bash", {"command": "echo over there > proof; cat proof"}))
     async with shell(tmp_path, task, reply("It says: over there.")) as here:
-        async with running(here, "up", "--folder", str(here.workspace)) as up:
+        async with running(here, "up", "--api-port", "0", "--folder", str(here.workspace)) as up:
             await up.says("edge local: online")
             pinged, listed = await asyncio.gather(
                 here.type("ping", "local", "--json"), here.type("tools", "local")
@@ -70,7 +70,7 @@ async def test_one_terminal_is_enough_for_a_broker_an_orchestrator_and_an_edge(
 async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again(
     tmp_path: Path,
 ) -> None:
-    async with shell(tmp_path) as here, running(here, "up", "--no-edge") as up:
+    async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", "--no-edge") as up:
         await up.says("broker on")
         line = (await here.type("agents", "invite", "pi")).out.split()
         device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
@@ -92,7 +92,7 @@ async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again
 
 
 async def test_tools_that_a_device_gets_later_are_asked_about_first(tmp_path: Path) -> None:
-    async with shell(tmp_path) as here, running(here, "up", "--no-edge") as up:
+    async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", "--no-edge") as up:
         await up.says("broker on")
         line = (await here.type("agents", "invite", "pi")).out.split()
         device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
@@ -118,7 +118,7 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     cert, key = str(files.server_cert), str(files.server_key)
     tls = ("--cert", cert, "--key", key, "--ca-file", str(files.ca))
-    async with shell(tmp_path) as here, running(here, "up", *tls) as up:
+    async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", *tls) as up:
         await up.says("edge local: online")
         assert "broker on mqtts://" in up.said
         line = (await here.type("agents", "invite", "pi")).out.split()
@@ -156,8 +156,37 @@ async def test_what_cannot_work_is_said_with_what_to_do(
 
 
 async def test_a_run_on_an_edge_that_is_not_there_says_who_is(tmp_path: Path) -> None:
-    async with shell(tmp_path) as here, running(here, "up") as up:
+    async with shell(tmp_path) as here, running(here, "up", "--api-port", "0") as up:
         await up.says("edge local: online")
         done = await here.type("ping", "nobody")
     assert done.code == exits.MISUSED
     assert "agent 'nobody' is not online; online: local" in done.err
+
+
+async def test_a_person_gets_an_account_at_the_broker_and_loses_it(tmp_path: Path) -> None:
+    async with shell(tmp_path) as here:
+        early = await here.type("channels", "user", "ann")
+        async with running(here, "up", "--api-port", "0", "--no-edge", "--no-api") as up:
+            await up.says("broker on")
+            made = await here.type("channels", "user", "ann")
+            taken = await here.type("channels", "user", "orchestrator")
+            gone = await here.type("channels", "remove-user", "ann")
+            again = await here.type("channels", "remove-user", "ann")
+    assert (early.code, "start it" in early.err) == (exits.MISUSED, True)
+    assert (made.code, len(made.out.strip()) > 16) == (exits.OK, True), made.err
+    assert (taken.code, "another name" in taken.err) == (exits.MISUSED, True)
+    assert (gone.code, again.code) == (exits.OK, exits.MISUSED)
+
+
+async def test_the_commands_know_the_services_own_certificate(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    async with shell(tmp_path) as here:
+        data = here.home / ".evoclaw"
+        data.mkdir(mode=0o700, exist_ok=True)
+        (data / "evoclaw.toml").write_text(
+            f'[server]\ntls_cert = "{files.server_cert}"\ntls_key = "{files.server_key}"\n'
+        )
+        async with running(here, "up", "--api-port", "0", "--no-edge") as up:
+            await up.says("service on https://")
+            seen = await here.type("status")
+    assert "https://127.0.0.1" in seen.out, seen.err

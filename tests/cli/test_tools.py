@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from evoclaw.store.session_tables import SCHEMA
 from evoclaw.store.sessions import SessionStore
 from evoclaw.tools.sets import NAMES
 from tests.cli.support import reply, shell
 from tests.executors.sshd import sshd
+from tests.store.places import Place
 
 
 async def test_tools_are_listed_with_why_some_cannot_be_used(tmp_path: Path) -> None:
@@ -113,11 +115,11 @@ async def test_a_session_remembers_and_its_todos_outlive_the_process(tmp_path: P
 async def test_what_a_session_had_not_ended_is_gone_on_with_first(tmp_path: Path) -> None:
     async with shell(tmp_path, reply("Hello."), reply("Went on."), reply("Now this.")) as here:
         assert (await here.type("run", "--session", "home", "hi")).code == 0
-        path = here.home / ".evoclaw" / "sessions.db"
-        async with await SessionStore.open(path) as store:
+        place = Place(here.home / ".evoclaw" / "evoclaw.db")
+        async with SessionStore(await place.open(SCHEMA)) as store:
             await store.begin("cut-off", "home", "something long")  # and then it was killed
         ran = await here.type("run", "--session", "home", "and now?")
-        async with await SessionStore.open(path) as store:
+        async with SessionStore(await place.open(SCHEMA)) as store:
             said = [message for _, message in await store.messages("home")]
     assert (ran.code, ran.out) == (0, "Now this.\n"), ran.err
     assert "going on with what this session had not ended" in ran.err

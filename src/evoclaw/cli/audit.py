@@ -15,11 +15,11 @@ from typing import Protocol
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean, one_line
+from evoclaw.cli.audit_lines import audit_line
+from evoclaw.cli.clean import clean
 from evoclaw.cli.fleet import show
 from evoclaw.cli.render import tell
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.messages import JSON
 from evoclaw.observe.audit.checkpoints import Checkpoint, Key, check_key, decode, encode
 from evoclaw.observe.audit.cold import Cold, Query
 from evoclaw.observe.audit.material import Stored, exported, material_in
@@ -245,14 +245,4 @@ def _show(fields: Fields, options: Namespace) -> None:
     if options.json:
         show(fields)
         return
-
-    def said(name: str) -> str:
-        value: JSON = fields.get(name)
-        return "" if value is None else str(value)
-
-    verdict = " ".join(filter(None, (said("verdict"), said("code"))))
-    given = msgspec.json.encode(fields["parameters"]).decode() if "parameters" in fields else ""
-    more = given or said("reason") or said("model")
-    what = said("tool") or said("kind")
-    line = f"{said('timestamp')} {said('agent_id'):12} {what:14} {said('result'):10} {verdict:16} "
-    show(one_line(line + more, 200) if more else clean(line).rstrip())
+    show(audit_line(fields))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from evoclaw.cli import exits
 from evoclaw.cli.needs import Wiring
+from evoclaw.cli.notify import READY, STOPPING, notify
 from evoclaw.cli.render import tell
 
 
@@ -36,6 +37,8 @@ async def _serve(path: Path | None, wiring: Wiring) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, edge.stop)
         tell(f"edge {edge.parts.who.agent_id}: {len(edge.parts.executor.tools())} tools")
+        notify(READY)
         await edge.run()
+        notify(STOPPING)
         tell(f"edge {edge.parts.who.agent_id}: gone")
     return exits.OK

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.cli import exits
+from evoclaw.cli.offline import add_offline
+from evoclaw.cli.online import add_online
 from evoclaw.cli.oversight import add_oversight
 from evoclaw.core.version import VERSION
 
 if TYPE_CHECKING:
     from evoclaw.cli.needs import Wiring
 
-_FILES = {"ping": "fleet", "doctor": "tools"}
+_FILES = {"ping": "fleet", "import": "export"}
 """Where a command's function is, if not in a file of its own name."""
 
 
@@ -37,7 +39,8 @@ def main(arguments: Sequence[str], wiring: Wiring) -> int:
 
             return policy(options, wiring.judges(Path.cwd(), os.environ))
         module = import_module(f"evoclaw.cli.{_FILES.get(options.command, options.command)}")
-        return getattr(module, options.command)(options, wiring)
+        name = "import_" if options.command == "import" else options.command
+        return getattr(module, name)(options, wiring)
     except EvoClawError as error:
         tell(f"evoclaw: {error}")
         return exits.MISUSED
@@ -69,9 +72,8 @@ def parser() -> argparse.ArgumentParser:
     _add_tools(commands.add_parser)
     _add_mcp(commands.add_parser("mcp", help="our tools for MCP clients, and theirs for us"))
     add_oversight(commands.add_parser)
-    again = commands.add_parser("replay", help="play a recorded run again, offline")
-    again.add_argument("file", help="a recording, as `evoclaw run` makes them")
-    again.add_argument("--json", action="store_true", help="records as lines of JSON")
+    add_online(commands.add_parser)
+    add_offline(commands.add_parser, _add_bounds)
     return top
 
 
@@ -87,6 +89,9 @@ def _add_fleet(add: Callable[..., argparse.ArgumentParser]) -> None:
     up.add_argument("--no-edge", action="store_true", help="no edge on this machine")
     up.add_argument("--folder", default=".", help="where that edge works (default: here)")
     up.add_argument("--model", default="", help="that edge's own model, to answer prompts")
+    up.add_argument("--api-host", metavar="HOST", help="where the service listens (default: here)")
+    up.add_argument("--api-port", metavar="PORT", type=int, help="its port (default: 8433)")
+    up.add_argument("--no-api", action="store_true", help="no service: a broker and its fleet only")
     edge = add("edge", help="be one of the hands")
     edge.add_argument("--config", metavar="FILE", help="its agent.toml (default: ./agent.toml)")
     _add_join(edge)
@@ -175,20 +180,30 @@ def _add_agents(agents: argparse.ArgumentParser) -> None:
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("task", nargs="?", help="what to do, in plain words; `-` reads it from stdin")
     run.add_argument(
-        "--model",
-        metavar="PROVIDER/MODEL",
-        help="default: whichever is at hand; `A,B` falls back on B when A fails",
-    )
-    run.add_argument(
         "--on",
         metavar="AGENT",
         help="work on this edge, or on ssh://USER@HOST/FOLDER; `any` takes whichever has the tool, "
         "`*` offers to ask each",
     )
     run.add_argument("--session", metavar="NAME", help="go on with a conversation, or begin it")
+    run.add_argument(
+        "--quarantine",
+        action="store_true",
+        help="keep what outsiders wrote from the model; it asks another one about it",
+    )
+    _add_bounds(run, resume=True)
+
+
+def _add_bounds(run: argparse.ArgumentParser, *, resume: bool = False) -> None:
+    """How a run here works, what bounds it, where it is recorded."""
+    run.add_argument(
+        "--model",
+        metavar="PROVIDER/MODEL",
+        help="default: whichever is at hand; `A,B` falls back on B when A fails",
+    )
     run.add_argument("--folder", default=".", help="where to work (default: here)")
     run.add_argument("--tools", metavar="A,B", help="offer these tools only")
-    run.add_argument("--turns", type=_positive, default=10, help="turns at most (default: 10)")
+    run.add_argument("--turns", type=_positive, help="turns at most (default: 10)")
     run.add_argument("--seconds", type=_positive, help="time at most (default: an hour)")
     run.add_argument("--json", action="store_true", help="records as lines of JSON on stdout")
     how = run.add_mutually_exclusive_group()
@@ -199,15 +214,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stop and wait for `evoclaw approvals` if nobody is here",
     )
-    run.add_argument(
-        "--quarantine",
-        action="store_true",
-        help="keep what outsiders wrote from the model; it asks another one about it",
-    )
     where = run.add_mutually_exclusive_group()
     where.add_argument("--record", metavar="FILE", help="where to record the run")
     where.add_argument("--no-record", action="store_true", help="do not record the run")
-    where.add_argument("--resume", metavar="FILE", help="go on with a recorded run")
+    if resume:
+        where.add_argument("--resume", metavar="FILE", help="go on with a recorded run")
 
 
 def _positive(text: str) -> int:

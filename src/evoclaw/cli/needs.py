@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from evoclaw.governance.pairing import Devices
     from evoclaw.governance.stops import StopFile
     from evoclaw.observe.audit.settings import AuditSettings
+    from evoclaw.orchestrator.access import Access
     from evoclaw.orchestrator.approvals import Approvals
     from evoclaw.orchestrator.archive import ReceiptArchive
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.sessions import Conversations
     from evoclaw.skills.approvals import ApprovalFile
+    from evoclaw.store.moving import Manifest
     from evoclaw.tools.question import Person
 
 
@@ -42,6 +44,15 @@ class Begun(Struct, frozen=True):
     """Whether a person can be asked, now or later."""
     quarantine: bool = False
     """Whether what outsiders wrote is kept behind handles."""
+
+
+class ChannelFacts(Struct, frozen=True):
+    """What is known of a channel."""
+
+    name: str
+    kind: str
+    agent: str
+    senders: tuple[str, ...]
 
 
 class Wiring(Protocol):
@@ -98,12 +109,36 @@ class Wiring(Protocol):
         """What devices signed."""
         ...
 
+    def open_access(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Access]:
+        """The tokens of this machine, whether the service is up or not."""
+        ...
+
+    def channels(self, env: Mapping[str, str]) -> Sequence[ChannelFacts]:
+        """The channels that are configured."""
+        ...
+
+    def add_user(self, name: str, env: Mapping[str, str]) -> str:
+        """Make a person's account at our broker: its password."""
+        ...
+
+    def remove_user(self, name: str, env: Mapping[str, str]) -> bool:
+        """Take a person's account away."""
+        ...
+
+    def open_moving(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Moving]:
+        """The store of this machine, to be taken elsewhere or brought here."""
+        ...
+
+    def settings_text(self, env: Mapping[str, str]) -> str:
+        """Every setting of `evoclaw.toml` with its default, explained and commented out."""
+        ...
+
     def audit_place(self, env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
         """The data folder, and what was chosen about the audit."""
         ...
 
-    def wants_evidence(self, env: Mapping[str, str]) -> bool:
-        """Whether answers must cite the receipts of what they say was done."""
+    def loop_settings(self, env: Mapping[str, str]) -> LoopSettings:
+        """What bounds a run of whoever says nothing else."""
         ...
 
     def judges(self, workspace: Path, env: Mapping[str, str]) -> Judges:
@@ -179,9 +214,10 @@ class Wiring(Protocol):
         workspace: Path,
         model: str,
         tls: tuple[Path, Path, Path] | None,
+        api: Mapping[str, object] | None,
         env: Mapping[str, str],
     ) -> AbstractAsyncContextManager[House]:
-        """Broker, orchestrator and edge on this machine."""
+        """Broker, orchestrator, service and edge on this machine."""
         ...
 
     def invite(self, agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
@@ -244,6 +280,18 @@ class Judges(Protocol):
         ...
 
 
+class Moving(Protocol):
+    """What is kept, on its way out or in."""
+
+    async def write(self, file: Path, *, tenant: str = "") -> Manifest:
+        """Everything, or all of one tenant, into a new file."""
+        ...
+
+    async def read(self, file: Path, *, existing: Literal["refuse", "keep"] = ...) -> Manifest:
+        """Everything from such a file: all of it, or nothing."""
+        ...
+
+
 class Invited(Protocol):
     """What the owner of a new edge needs."""
 
@@ -269,6 +317,24 @@ class House(Protocol):
     @property
     def orchestrator(self) -> Orchestrator:
         """The orchestrator."""
+        ...
+
+    @property
+    def api(self) -> str:
+        """Where the service is; empty if there is none."""
+        ...
+
+    @property
+    def live(self) -> int:
+        """How many runs go on."""
+        ...
+
+    async def drain(self) -> None:
+        """Begin no more runs, and let those that go on end, for a while."""
+        ...
+
+    def reload(self) -> str:
+        """Read the settings again, and say what became of that."""
         ...
 
 

@@ -69,6 +69,8 @@ class Screen:
         self._out, self._err, self._colour = out, err, colour
         self._shown = ""
         """The model's text since its turn began."""
+        self._told: dict[str, str] = {}
+        """Model and tools, as they were said last: in a conversation they seldom change."""
 
     def receive(self, record: Record) -> None:
         """Show one record."""
@@ -95,10 +97,10 @@ class Screen:
             case TurnStarted():
                 self._shown = ""
             case RunStarted(model) | RunResumed(model):
-                self._note(f"model {one_line(model)}", "dim")
+                self._note_new("model", one_line(model))
             case ToolsChanged(tools):
                 names = ", ".join(tool.name for tool in tools) or "none"
-                self._note(f"tools {one_line(names, 300)}", "dim")
+                self._note_new("tools", one_line(names, 300))
             case ReplyRetried(kind, reason, _, wait):
                 self._note(f"↻ {kind}, asking again in {wait:.1f} s: {one_line(reason)}", "yellow")
                 self._shown = ""
@@ -110,6 +112,11 @@ class Screen:
                 self._note("… shortened what the model sees of the history", "dim")
             case _:
                 pass
+
+    def _note_new(self, what: str, text: str) -> None:
+        if self._told.get(what) != text:
+            self._told[what] = text
+            self._note(f"{what} {text}", "dim")
 
     def _show_call(self, event: Event) -> None:
         match event:

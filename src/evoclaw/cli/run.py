@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
 from evoclaw.cli.needs import Begun, Wiring
@@ -38,23 +40,29 @@ WAIT = 15.0
 """Seconds that an edge is waited for before a run is given up."""
 
 
-def run(options: Namespace, wiring: Wiring) -> int:
-    """Run the command."""
+def run(options: Namespace, wiring: Wiring, opening: RunState | None = None) -> int:
+    """Run the command; with an opening, a run that begins there instead of with a task."""
     workspace = Path(options.folder).resolve()
     if not workspace.is_dir():
         raise ConfigError(f"there is no folder {workspace}")
-    return asyncio.run(_run(options, workspace, wiring))
+    return asyncio.run(_run(options, workspace, wiring, opening))
 
 
-async def _run(options: Namespace, workspace: Path, wiring: Wiring) -> int:
-    seconds = options.seconds or LoopSettings().max_seconds
-    settings = LoopSettings(
-        max_turns=options.turns, max_seconds=seconds, evidence=wiring.wants_evidence(os.environ)
+async def _run(
+    options: Namespace, workspace: Path, wiring: Wiring, opening: RunState | None
+) -> int:
+    usual = wiring.loop_settings(os.environ)
+    settings = replace(
+        usual,
+        max_turns=options.turns or usual.max_turns,
+        max_seconds=options.seconds or usual.max_seconds,
     )
     if options.session:
         return await _talk(options, workspace, wiring, settings)
     records, recording = _reopened(options)
-    state = fold(records) if records else new_run(_opening(options, workspace, wiring))
+    state = fold(records) if records else opening
+    if state is None:
+        state = new_run(_opening(options, workspace, wiring))
     async with (
         _approvals(options, wiring) as approvals,
         _ports(options, workspace, wiring, approvals.approver(), state, records) as ports,

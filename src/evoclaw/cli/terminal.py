@@ -33,9 +33,16 @@ class AtTerminal:
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Show the whole call and read one line."""
-        self.screen.write(f"\n{call.name} wants to run:\n{describe(call.arguments)}\n")
-        self.screen.write(f"  ({clean(ask.for_people or ask.reason)})\n")
-        self.screen.write(f"always: {clean(scope_of(call, ask).text)}\n")
+        covers, reason = scope_of(call, ask).text, ask.for_people or ask.reason
+        return await self.allow(call.name, call.arguments, reason, covers)
+
+    async def allow(
+        self, tool: str, arguments: dict[str, JSON], reason: str, covers: str
+    ) -> Approval:
+        """Show what wants to run, why that is asked, and what `always` covers; read one line."""
+        self.screen.write(f"\n{clean(tool)} wants to run:\n{describe(arguments)}\n")
+        self.screen.write(f"  ({clean(reason)})\n")
+        self.screen.write(f"always: {clean(covers)}\n")
         self.screen.write("Allow? [y]es, [a]lways, [n]o, or say why not: ")
         self.screen.flush()
         answer = (await read_line(self.keyboard)).strip()

@@ -1,11 +1,9 @@
-"""`evoclaw tools` and `evoclaw doctor`: what can be done here or on an edge, and what is not."""
+"""`evoclaw tools`: what can be done here, or on an edge."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import platform
-import shutil
 from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
@@ -75,49 +73,3 @@ def _facts(tool: Tool) -> dict[str, JSON]:
         "version": tool.version,
         "available": True,
     }
-
-
-def doctor(options: Namespace, wiring: Wiring) -> int:
-    """Say what works here, and how to get what does not."""
-    return asyncio.run(_doctor(options, wiring))
-
-
-async def _doctor(options: Namespace, wiring: Wiring) -> int:
-    found: list[tuple[str, bool, str]] = [
-        ("python", True, platform.python_version()),
-        ("data folder", *_home()),
-        ("model", *await _model(wiring)),
-        ("git", *_program("git")),
-        ("bash", *_program("bash")),
-    ]
-    async with wiring.open_toolbox(Path.cwd(), os.environ) as box:
-        found += [(f"sandbox {name}", ok, says) for name, ok, says in await box.sandbox()]
-        offered = [*(bound.tool for bound in box.tools), *box.others()]
-        found += [(tool.name, True, "can be used") for tool in offered]
-        found += [(one.name, False, one.why) for one in box.absent]
-        found += [(name, False, why) for name, why in box.problems().items()]
-    if options.json:
-        show([{"name": name, "ok": ok, "says": says} for name, ok, says in found])
-        return exits.OK
-    for name, ok, says in found:
-        show(f"{'ok ' if ok else '-- '} {name:18} {clean(says)}")
-    return exits.OK
-
-
-def _home() -> tuple[bool, str]:
-    home = Path(os.environ.get("EVOCLAW_HOME") or Path.home() / ".evoclaw")
-    if not home.exists():
-        return True, f"{home} (made when first needed)"
-    if not os.access(home, os.W_OK):
-        return False, f"{home} cannot be written; check its rights, or set EVOCLAW_HOME"
-    return True, str(home)
-
-
-async def _model(wiring: Wiring) -> tuple[bool, str]:
-    name, how = await wiring.model_at_hand(os.environ)
-    return bool(name), name or how
-
-
-def _program(name: str) -> tuple[bool, str]:
-    found = shutil.which(name)
-    return bool(found), found or f"not installed: install your system's package `{name}`"

@@ -1,4 +1,4 @@
-"""`evoclaw up`: a broker, an orchestrator and an edge in one terminal."""
+"""`evoclaw up`: a broker, an orchestrator with its service, and an edge, in one terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from argparse import Namespace
 from pathlib import Path
 
 from evoclaw.cli import exits
-from evoclaw.cli.needs import Wiring
+from evoclaw.cli.needs import House, Wiring
+from evoclaw.cli.notify import READY, RELOADING, STOPPING, notify
 from evoclaw.cli.render import tell
-from evoclaw.core.errors import ConfigError
+from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.orchestrator.fleet import Presence
 
 
@@ -21,10 +22,6 @@ def up(options: Namespace, wiring: Wiring) -> int:
 
 
 async def _up(options: Namespace, workspace: Path, wiring: Wiring) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
     parts = wiring.bring_up(
         host=options.host,
         port=options.port,
@@ -33,14 +30,61 @@ async def _up(options: Namespace, workspace: Path, wiring: Wiring) -> int:
         workspace=workspace,
         model=options.model,
         tls=_tls(options),
+        api=_api(options),
         env=os.environ,
     )
     async with parts as house:
         tell(f"broker on {house.url}")
+        if house.api:
+            tell(f"service on {house.api}, described on {house.api}/docs; `evoclaw chat` talks")
+        for member in house.orchestrator.fleet.online():
+            tell(f"edge {member.agent_id}: online")  # it was quicker than the rest
         house.orchestrator.listen(_show)
-        await stop.wait()
+        notify(READY)
+        await _stay(house)
         tell("leaving")
     return exits.OK
+
+
+async def _stay(house: House) -> None:
+    """Until told to leave; then what goes on may end, unless told again."""
+    stop, again = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def asked_to_stop() -> None:
+        (again if stop.is_set() else stop).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked_to_stop)
+    loop.add_signal_handler(signal.SIGHUP, _reload, house)
+    await stop.wait()
+    notify(STOPPING)
+    if (live := house.live) > 0:
+        tell(f"still going on: {live}; interrupt again to leave that for the next start")
+    draining = asyncio.create_task(house.drain())
+    waiting = asyncio.create_task(again.wait())
+    await asyncio.wait((draining, waiting), return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, waiting):
+        task.cancel()
+    await asyncio.wait((draining, waiting))
+
+
+def _reload(house: House) -> None:
+    """Read the settings again; what is wrong with them changes nothing."""
+    notify(RELOADING)
+    try:
+        tell(house.reload())
+    except EvoClawError as problem:
+        tell(f"evoclaw: the settings stay as they were: {problem}")
+    notify(READY)
+
+
+def _api(options: Namespace) -> dict[str, object] | None:
+    """What was said about the service beside the settings; None is no service."""
+    if options.no_api:
+        return None
+    said = {"host": options.api_host, "port": options.api_port}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _tls(options: Namespace) -> tuple[Path, Path, Path] | None:

@@ -1,0 +1,162 @@
+"""`evoclaw chat`: a conversation with an agent of the running service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Coroutine, Iterator
+from types import FrameType
+from typing import Any, TypeVar
+
+from evoclaw.cli import exits
+from evoclaw.cli.clean import one_line
+from evoclaw.cli.client import Client, Refused, open_client
+from evoclaw.cli.lines import Typist
+from evoclaw.cli.places import data_folder
+from evoclaw.cli.render import face, tell
+from evoclaw.cli.slash import COMMANDS, HELP, Where, do
+from evoclaw.cli.talking import Talk
+from evoclaw.cli.terminal import has_keyboard
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.events import RunFinished, StopReason
+from evoclaw.core.messages import JSON
+
+T = TypeVar("T")
+HISTORY = "chat_history"
+"""In the data folder."""
+
+
+def chat(options: Namespace, _wiring: object = None) -> int:
+    """Talk until the person leaves, or what is piped in ends."""
+    with asyncio.Runner() as runner:
+        talk = _Chat(options, runner)
+        talk.enter()
+        return talk.at_terminal() if talk.attended else talk.in_a_pipe()
+
+
+class _Chat:
+    """Reads, says, shows, again and again; between two runs nothing goes on."""
+
+    def __init__(self, options: Namespace, runner: asyncio.Runner) -> None:
+        self._options, self._runner = options, runner
+        self.attended = has_keyboard() and not options.json
+        self._where = Where(session=options.session or "", agent=options.agent or "")
+        self._code = exits.OK
+
+    def enter(self) -> None:
+        """Go into the session, if one was named, and take up what goes on in it."""
+        self._do(self._enter())
+
+    def at_terminal(self) -> int:
+        """A person types."""
+        typist = Typist(data_folder(os.environ) / HISTORY)
+        signal.signal(signal.SIGTERM, _leave)  # so that the terminal is left as it was
+        tell("type a message; /help says what else there is")
+        for text in _messages(typist):
+            typist.remember(text)
+            if not self._typed(text):
+                break
+        if self._where.session:
+            tell(f"to go on: evoclaw chat --session {self._where.session}")
+        return self._code
+
+    def in_a_pipe(self) -> int:
+        """Each line is a message; a run that waits for a person ends it all."""
+        for line in sys.stdin:
+            if line.strip() and not self._say(line.strip()):
+                break
+        return self._code
+
+    def _typed(self, text: str) -> bool:
+        """Do what was typed; whether to go on."""
+        self._code = exits.OK
+        if not text.startswith("/") or text.startswith("//"):
+            return self._say(text.removeprefix("/") if text.startswith("//") else text)
+        name, _, rest = text.strip().partition(" ")
+        if name == "/quit":
+            return False
+        if name not in COMMANDS:
+            tell(f"no such command; {HELP}")
+            return True
+        try:
+            self._where = self._do(do(name, rest.strip(), self._where))
+        except EvoClawError as problem:
+            tell(str(problem))
+        return True
+
+    def _say(self, text: str) -> bool:
+        """Have a message answered, and then what was typed too late for that; whether to go on."""
+        unsent = [text]
+        while unsent:
+            try:
+                left, unsent = self._do(self._run("\n".join(unsent)))
+            except Refused as problem:
+                tell(f"evoclaw: {problem}")
+                self._code = exits.FAILED
+                return self.attended
+            if left or (self._code == exits.WAITING and not self.attended):
+                return False
+        return True
+
+    async def _run(self, text: str) -> tuple[bool, list[str]]:
+        where = self._where
+        errand: dict[str, JSON] = {
+            "message": text,
+            "session_id": where.session,
+            "agent": "" if where.session else where.agent,
+            "title": "" if where.session else where.title,
+            "model": self._options.model or "",
+        }
+        async with open_client(os.environ) as client:
+            talk = self._talk(client)
+            end = await talk.say(errand)
+            self._note(talk, end)
+            return talk.left, talk.unsent
+
+    async def _enter(self) -> None:
+        async with open_client(os.environ) as client:
+            self._where, run = await self._where.enter(client)
+            if run is None:
+                return
+            tell(f"taking up what goes on here: {one_line(str(run.get('asked', '')))}")
+            talk = self._talk(client)
+            self._note(talk, await talk.take_up(run))
+
+    def _talk(self, client: Client) -> Talk:
+        keyboard = sys.stdin.fileno() if self.attended else None
+        return Talk(client, face(json=self._options.json), sys.stderr, keyboard)
+
+    def _note(self, talk: Talk, end: RunFinished | None) -> None:
+        self._where = self._where.after(talk.run)
+        self._code = exits.CANCELLED if end is None else exits.BY_STOP[end.stop]
+        if end is not None and end.stop is StopReason.WAITING and not self.attended:
+            tell("it waits for a person: see `evoclaw approvals`, or take it up in a terminal")
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+
+def _messages(typist: Typist) -> Iterator[str]:
+    """What is typed, until Ctrl-D or two Ctrl-C in a row."""
+    interrupted = False
+    while True:
+        try:
+            text = typist.read("> ")
+        except KeyboardInterrupt:
+            if interrupted:
+                return
+            interrupted = True
+            tell("\n(Ctrl-C again, Ctrl-D or /quit to leave)")
+            continue
+        if text is None:
+            return
+        interrupted = False
+        if text.strip():
+            yield text
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal.SIGTERM)

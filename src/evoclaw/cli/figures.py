@@ -1,0 +1,121 @@
+"""The figures of the service, read from what Prometheus reads."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+
+class Sample(Struct, frozen=True):
+    """One number, and what it is of."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class ToolFigures(Struct, frozen=True):
+    """What is known of one tool."""
+
+    tool: str
+    calls: int
+    failed: int
+    """Those that did not succeed, whatever the reason."""
+    errors: dict[str, int]
+    """By kind."""
+    mean_s: float | None
+    p50_s: float | None
+    p95_s: float | None
+    bytes: int
+
+
+def parse(text: str) -> Iterator[Sample]:
+    """Every number; lines that are none are passed over."""
+    for line in text.splitlines():
+        found = _SAMPLE.fullmatch(line.strip())
+        if found is None:
+            continue
+        labels = {name: _plain(value) for name, value in _LABEL.findall(found[2] or "")}
+        try:
+            yield Sample(found[1], labels, float(found[3]))
+        except ValueError:
+            continue
+
+
+def total(samples: Iterable[Sample], name: str) -> float | None:
+    """All numbers of a name together; None if there is none."""
+    found = [sample.value for sample in samples if sample.name == name]
+    return sum(found) if found else None
+
+
+def by(samples: Iterable[Sample], name: str, label: str) -> dict[str, float]:
+    """The numbers of a name, for each value of a label."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for sample in samples:
+        if sample.name == name:
+            found[sample.labels.get(label, "")] += sample.value
+    return dict(found)
+
+
+def tools(samples: Sequence[Sample]) -> list[ToolFigures]:
+    """The figures of each tool, those first that are called most."""
+    outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    buckets: defaultdict[str, Counter[float]] = defaultdict(Counter)
+    for sample in samples:
+        tool = sample.labels.get("tool", "")
+        if sample.name == "evoclaw_tool_calls_total":
+            outcomes[tool][sample.labels.get("outcome", "")] += int(sample.value)
+        elif sample.name == "evoclaw_tool_call_seconds_bucket":
+            buckets[tool][float(sample.labels.get("le", "inf"))] += int(sample.value)
+    seconds = by(samples, "evoclaw_tool_call_seconds_sum", "tool")
+    size = by(samples, "evoclaw_tool_result_bytes_total", "tool")
+    found = [
+        _figures(tool, counted, buckets[tool], seconds.get(tool, 0.0), int(size.get(tool, 0)))
+        for tool, counted in outcomes.items()
+    ]
+    return sorted(found, key=lambda one: (-one.calls, one.tool))
+
+
+def _figures(
+    tool: str, outcomes: Counter[str], buckets: Counter[float], seconds: float, size: int
+) -> ToolFigures:
+    calls, ran = outcomes.total(), buckets.get(math.inf, 0)
+    errors = {kind: count for kind, count in outcomes.items() if kind != "success"}
+    return ToolFigures(
+        tool,
+        calls,
+        calls - outcomes["success"],
+        errors,
+        seconds / ran if ran else None,
+        quantile(buckets, 0.5),
+        quantile(buckets, 0.95),
+        size,
+    )
+
+
+def quantile(buckets: Mapping[float, int], share: float) -> float | None:
+    """What this share of the calls stayed below, about; buckets count all up to their bound."""
+    whole = buckets.get(math.inf, 0)
+    if not whole:
+        return None
+    wanted, low, before = share * whole, 0.0, 0
+    for bound in sorted(buckets):
+        count = buckets[bound]
+        if count >= wanted and count > before:
+            if math.isinf(bound):
+                return low
+            return low + (bound - low) * (wanted - before) / (count - before)
+        low, before = bound, count
+    return low
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\\.", lambda found: _ESCAPES.get(found[0], found[0]), text)

@@ -1,0 +1,102 @@
+"""`evoclaw metrics`: what the service counted, for people, programs, or Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+import msgspec
+
+from evoclaw.cli import exits
+from evoclaw.cli.client import open_client
+from evoclaw.cli.figures import Sample, ToolFigures, by, parse, tools, total
+from evoclaw.cli.fleet import show
+from evoclaw.cli.tables import show_rows
+from evoclaw.core.messages import JSON, is_object
+
+PATH = "/metrics"
+_SUMS = {
+    "turns": "evoclaw_turns_total",
+    "cost_dollars": "evoclaw_cost_dollars_total",
+    "unpriced_replies": "evoclaw_unpriced_replies_total",
+    "retried_replies": "evoclaw_retried_replies_total",
+    "failed_replies": "evoclaw_failed_replies_total",
+    "runs_live": "evoclaw_runs_live",
+    "runs_queued": "evoclaw_runs_queued",
+    "edges_online": "evoclaw_edges_online",
+    "approvals_waiting": "evoclaw_approvals_waiting",
+    "watchers": "evoclaw_http_watchers",
+}
+
+
+def metrics(options: Namespace, _wiring: object = None) -> int:
+    """Show the figures."""
+    text = asyncio.run(_read())
+    if options.raw:
+        sys.stdout.write(text)
+        return exits.OK
+    samples = list(parse(text))
+    if options.tools:
+        show_tools(tools(samples), json=options.json)
+        return exits.OK
+    found = summary(samples)
+    if options.json:
+        show(found)
+        return exits.OK
+    show_rows(_rows(found), "nothing was counted yet")
+    return exits.OK
+
+
+async def _read() -> str:
+    async with open_client(os.environ) as client:
+        return (await client.raw("GET", PATH)).decode(errors="replace")
+
+
+def summary(samples: Sequence[Sample]) -> dict[str, JSON]:
+    """The figures of the process as a whole."""
+    found: dict[str, JSON] = {
+        "runs": by(samples, "evoclaw_runs_total", "stop"),
+        "calls": by(samples, "evoclaw_tool_calls_total", "outcome"),
+        "tokens": by(samples, "evoclaw_tokens_total", "way"),
+    }
+    sums = {name: total(samples, sample) for name, sample in _SUMS.items()}
+    return found | {name: value for name, value in sums.items() if value is not None}
+
+
+def show_tools(found: Sequence[ToolFigures], *, json: bool) -> None:
+    """Print the figures of each tool."""
+    if json:
+        show(msgspec.to_builtins(found))
+        return
+    head = ("tool", "calls", "failed", "p50", "p95", "bytes", "errors")
+    rows = [
+        (
+            one.tool,
+            str(one.calls),
+            str(one.failed),
+            _seconds(one.p50_s),
+            _seconds(one.p95_s),
+            str(one.bytes),
+            ", ".join(f"{count}× {kind}" for kind, count in sorted(one.errors.items())),
+        )
+        for one in found
+    ]
+    show_rows([head, *rows] if rows else [], "no tool was called yet")
+
+
+def _rows(found: dict[str, JSON]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in found.items():
+        if is_object(value):
+            said = ", ".join(f"{number:g} {key}" for key, number in sorted(value.items()))
+            rows.append((name, said or "none"))
+        else:
+            rows.append((name.replace("_", " "), f"{value:g}"))
+    return rows
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g} s"

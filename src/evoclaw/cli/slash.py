@@ -1,0 +1,186 @@
+"""What can be typed in a chat beside messages: `/sessions`, `/branch` and their like."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.cli import conversing, routes
+from evoclaw.cli.approvals import person_here
+from evoclaw.cli.clean import clean, one_line
+from evoclaw.cli.client import Client, open_client
+from evoclaw.cli.render import tell
+from evoclaw.cli.tables import lay_out, said
+from evoclaw.cli.watching import OVER, look
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON
+from evoclaw.core.ports import Approval, Decision
+
+HELP = "/help says which there are; // begins a message with a /"
+
+
+class Where(Struct, frozen=True):
+    """Where in the service a chat is."""
+
+    session: str = ""
+    """Its id; empty until the first message of a new one."""
+    agent: str = ""
+    """Who answers in a new one."""
+    title: str = ""
+    """Of a new one."""
+    run: str = ""
+    """The last run here."""
+
+    async def enter(self, client: Client) -> tuple[Where, dict[str, JSON] | None]:
+        """Go into the session that was named, or to a new one of that title; and its open run."""
+        if not self.session:
+            return self, None
+        found = await conversing.find(client, self.session)
+        if found is None:
+            return Where(agent=self.agent, title=self.session), None
+        where = Where(said(found, "id"), said(found, "agent"), run=said(found, "last_run"))
+        if not found.get("is_open") or not where.run:
+            return where, None
+        run = await look(client, where.run)
+        return where, None if run.get("state") == "ended" else run
+
+    def after(self, run: Mapping[str, JSON]) -> Where:
+        """Where a chat is when a run was begun."""
+        if not run:
+            return self
+        return Where(str(run["session_id"]), str(run.get("agent", "")), run=str(run["run_id"]))
+
+
+async def do(name: str, rest: str, where: Where) -> Where:
+    """Do what was typed; where the chat is after it."""
+    _, work = COMMANDS[name]
+    async with open_client(os.environ) as client:
+        return await work(client, rest, where)
+
+
+async def _help(_client: Client, _rest: str, where: Where) -> Where:
+    for line in lay_out((name, about) for name, (about, _) in COMMANDS.items()):
+        tell(line)
+    tell("while a run goes on, what you type is said to it; Ctrl-C ends it, twice leaves")
+    return where
+
+
+async def _new(_client: Client, rest: str, where: Where) -> Where:
+    tell("a new conversation begins with your next message")
+    return Where(agent=where.agent, title=rest)
+
+
+async def _sessions(client: Client, _rest: str, where: Where) -> Where:
+    for session in await conversing.sessions(client, 20):
+        mark = "*" if session.get("id") == where.session else " "
+        tell(f"{mark} {clean(said(session, 'id'))}  {one_line(said(session, 'title'))}")
+    return where
+
+
+async def _session(client: Client, rest: str, where: Where) -> Where:
+    if not rest:
+        tell(f"this is session {where.session or '(new)'}")
+        return where
+    found = await conversing.find(client, rest)
+    if found is None:
+        raise ConfigError(f"there is no session {rest!r}; see /sessions")
+    tell(f"{said(found, 'messages') or 0} messages before; /history shows them")
+    return Where(said(found, "id"), said(found, "agent"), run=said(found, "last_run"))
+
+
+async def _agent(_client: Client, rest: str, where: Where) -> Where:
+    if not rest:
+        raise ConfigError("say which agent: /agent NAME")
+    tell(f"a new conversation with {clean(rest)} begins with your next message")
+    return Where(agent=rest)
+
+
+async def _title(client: Client, rest: str, where: Where) -> Where:
+    if not rest:
+        raise ConfigError("say which title: /title TEXT")
+    if not where.session:
+        return replace(where, title=rest)
+    await conversing.rename(client, where.session, rest)
+    return where
+
+
+async def _history(client: Client, _rest: str, where: Where) -> Where:
+    found = await conversing.messages(client, where.session) if where.session else []
+    for number, message in found:
+        tell(conversing.line(number, message))
+    if not found:
+        tell("nothing was said yet")
+    return where
+
+
+async def _tools(client: Client, _rest: str, where: Where) -> Where:
+    found = routes.many(await client.get(routes.path("tools")))
+    for line in lay_out((said(tool, "name"), said(tool, "description")) for tool in found):
+        tell(line)
+    return where
+
+
+async def _approve(client: Client, rest: str, where: Where) -> Where:
+    await _answer(client, rest, where, Decision.ONCE)
+    return where
+
+
+async def _deny(client: Client, rest: str, where: Where) -> Where:
+    await _answer(client, rest, where, Decision.DENY)
+    return where
+
+
+async def _answer(client: Client, rest: str, where: Where, decision: Decision) -> None:
+    if why := person_here().why_not("local"):
+        raise ConfigError(why)
+    id_, _, reason = rest.partition(" ")
+    waiting = await routes.waiting(client, "" if id_ else where.run)
+    if not id_ and len(waiting) != 1:
+        for one in waiting:
+            tell(f"{one.id}  {clean(one.tool)}  {one_line(str(one.arguments))}")
+        raise ConfigError("several wait: say which" if waiting else "nothing waits here")
+    await routes.answer(client, id_ or waiting[0].id, Approval(decision, reason.strip()))
+    tell(f"{id_ or waiting[0].id}: {'denied' if decision is Decision.DENY else 'approved, once'}")
+
+
+async def _cancel(client: Client, _rest: str, where: Where) -> Where:
+    if not where.run or (await look(client, where.run)).get("state") == OVER[0]:
+        raise ConfigError("nothing goes on here")
+    await routes.cancel(client, where.run)
+    tell("cancelled")
+    return where
+
+
+async def _branch(client: Client, rest: str, where: Where) -> Where:
+    if not where.session:
+        raise ConfigError("nothing was said yet")
+    if rest and not rest.isdecimal():
+        raise ConfigError("say the last message to keep: /branch N; /history numbers them")
+    made = await conversing.branch(client, where.session, int(rest) if rest else None, "")
+    tell(f"this is now session {made}; the other one is {where.session}")
+    return Where(made, where.agent)
+
+
+async def _quit(_client: Client, _rest: str, where: Where) -> Where:
+    return where
+
+
+COMMANDS: Mapping[str, tuple[str, Callable[[Client, str, Where], Awaitable[Where]]]] = {
+    "/help": ("says this", _help),
+    "/new": ("begins another conversation: /new [TITLE]", _new),
+    "/sessions": ("lists your conversations", _sessions),
+    "/session": ("goes to one: /session ID or its title", _session),
+    "/agent": ("begins one with another agent: /agent NAME", _agent),
+    "/title": ("names this one: /title TEXT", _title),
+    "/history": ("shows what was said, numbered", _history),
+    "/tools": ("shows what agents have at hand", _tools),
+    "/approve": ("lets a call run: /approve [ID]", _approve),
+    "/deny": ("refuses one: /deny [ID REASON]", _deny),
+    "/cancel": ("ends the run that goes on", _cancel),
+    "/branch": ("goes on otherwise after message N: /branch [N]", _branch),
+    "/quit": ("leaves", _quit),
+}
+"""What it does, in words and in deed."""

@@ -1,0 +1,142 @@
+"""`evoclaw status`: whether the service is well, who is there, and what goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from argparse import Namespace
+from collections.abc import Awaitable, Callable, Mapping
+
+from evoclaw.cli import exits, routes
+from evoclaw.cli.clean import clean, one_line
+from evoclaw.cli.client import Client, NotUp, Refused, open_client
+from evoclaw.cli.figures import parse, tools
+from evoclaw.cli.fleet import show
+from evoclaw.cli.metrics import PATH, show_tools
+from evoclaw.cli.render import tell
+from evoclaw.cli.tables import said
+from evoclaw.core.messages import JSON, is_object
+
+MOST = 200
+"""Runs that are counted of a state; there may be more."""
+
+
+def status(options: Namespace, _wiring: object = None) -> int:
+    """Show it; the exit code is 0 if all is well, else 1."""
+    try:
+        return asyncio.run(_status(options))
+    except NotUp as problem:
+        if options.json:
+            show({"up": False, "why": str(problem)})
+        else:
+            tell(f"evoclaw: {problem}")
+        return exits.FAILED
+
+
+async def _status(options: Namespace) -> int:
+    async with open_client(os.environ) as client:
+        if options.tools:
+            text = await client.raw("GET", PATH)
+            show_tools(tools(list(parse(text.decode(errors="replace")))), json=options.json)
+            return exits.OK
+        found = await _found(client)
+    if options.json:
+        show(found)
+    else:
+        _show(found)
+    return exits.OK if found["ready"] else exits.FAILED
+
+
+async def _found(client: Client) -> dict[str, JSON]:
+    alive = routes.one(await client.get("/health/live"))
+    ready = routes.one(await client.ask("GET", "/health/ready", also=(503,)))
+    found: dict[str, JSON] = {
+        "up": True,
+        "url": client.url,
+        "version": alive.get("version", ""),
+        "ready": bool(ready.get("ready")),
+        "parts": ready.get("parts", {}),
+    }
+    for name, look in _LOOKS.items():
+        try:
+            found[name] = await look(client)
+        except Refused as problem:  # another token may not see all of it, or it is not served here
+            found[name] = {"unknown": str(problem)}
+    return found
+
+
+async def _edges(client: Client) -> JSON:
+    edges = routes.many(await client.get(routes.path("fleet")))
+    names = {bool(edge.get("online")): list[str]() for edge in (*edges, {"online": 1}, {})}
+    for edge in edges:
+        names[bool(edge.get("online"))].append(said(edge, "agent_id"))
+    return {"online": names[True], "offline": names[False]}
+
+
+async def _runs(client: Client) -> JSON:
+    counts: dict[str, int] = {}
+    for state in ("running", "queued", "waiting"):
+        counts[state] = len(await routes.pages(client, routes.path("runs"), MOST, state=state))
+    return counts
+
+
+async def _approvals(client: Client) -> JSON:
+    return [
+        {"id": one.id, "tool": one.tool, "run_id": one.run_id}
+        for one in await routes.waiting(client)
+    ]
+
+
+async def _budgets(client: Client) -> JSON:
+    return routes.many(await client.get(routes.path("budgets")))
+
+
+_LOOKS: Mapping[str, Callable[[Client], Awaitable[JSON]]] = {
+    "edges": _edges,
+    "runs": _runs,
+    "approvals": _approvals,
+    "budgets": _budgets,
+}
+
+
+def _show(found: dict[str, JSON]) -> None:
+    parts = ", ".join(f"{name} {how}" for name, how in sorted(found["parts"].items()))
+    well = "ready" if found["ready"] else "NOT ready"
+    show(f"{found['url']}: {well} ({clean(parts)}), version {clean(str(found['version']))}")
+    _line("edges", found["edges"], _said_edges)
+    _line("runs", found["runs"], _said_runs)
+    _line("approvals", found["approvals"], _said_approvals)
+    _line("budget", found["budgets"], _said_budgets)
+
+
+def _line(name: str, value: JSON, words: Callable[[JSON], str]) -> None:
+    unknown = is_object(value) and "unknown" in value
+    show(f"{name:10} {one_line(value['unknown'], 200) if unknown else words(value)}")
+
+
+def _said_edges(value: JSON) -> str:
+    online, offline = value["online"], value["offline"]
+    said_ = f"{len(online)} online{': ' if online else ''}{clean(', '.join(online))}"
+    return f"{said_}; {len(offline)} offline: {clean(', '.join(offline))}" if offline else said_
+
+
+def _said_runs(value: JSON) -> str:
+    shown = {state: f"{n}{'+' * (n >= MOST)}" for state, n in value.items()}
+    return ", ".join(f"{count} {state}" for state, count in shown.items())
+
+
+def _said_approvals(value: JSON) -> str:
+    if not value:
+        return "none wait"
+    ids = ", ".join(f"{clean(one['id'])} ({clean(one['tool'])})" for one in value[:5])
+    return f"{len(value)} wait: {ids}{' …' * (len(value) > 5)}; see `evoclaw approvals`"
+
+
+def _said_budgets(value: JSON) -> str:
+    said_ = [
+        f"{clean(account['account'])} {clean(kind)} {spent['left']:g} left of {spent['limit']:g}"
+        for account in value
+        for kind, spent in account["kinds"].items()
+        if spent.get("limit") is not None and spent.get("left") is not None
+    ]
+    return "; ".join(said_[:5]) or "no limit above that of single runs"

@@ -1,0 +1,148 @@
+"""`evoclaw systemd`: unit files that keep our processes up, and bounded as far as cages allow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+from evoclaw.cli import exits
+from evoclaw.cli.places import data_folder
+from evoclaw.core.errors import ConfigError
+
+_UNIT = """\
+# Made by `evoclaw systemd {which}{flag}`. Put it into {place}, then:
+#   {command} daemon-reload && {command} enable --now {name}
+[Unit]
+Description=EvoClaw: {about}
+Documentation=man:systemd.exec(5)
+{network}StartLimitIntervalSec=300
+StartLimitBurst=10
+
+[Service]
+# It says itself when it is ready, so what waits for it does not come too early.
+Type=notify
+NotifyAccess=main
+ExecStart={start}
+{reload}WorkingDirectory={folder}
+Environment={environment}
+{identity}Restart=on-failure
+RestartSec=2
+# Runs that go on are brought to a point from which they are taken up again.
+TimeoutStopSec=60
+KillMode=mixed
+UMask=0077
+# Cages put each command into a control group of its own, below ours.
+Delegate=yes
+
+# Bounds. What a model's command may touch is for its cage to say; these hold for all of us.
+# Cages of firejail and podman begin with a setuid program: with those, say NoNewPrivileges=no.
+NoNewPrivileges=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+# A cage is made of namespaces and mounts, and named; the native one is of Landlock and seccomp.
+SystemCallFilter=@system-service @mount sethostname seccomp
+SystemCallFilter=landlock_create_ruleset landlock_add_rule landlock_restrict_self
+SystemCallErrorNumber=EPERM
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+{bounds}# Left out because cages need what it takes away: RestrictNamespaces (a cage is one),
+# ProtectControlGroups (see Delegate), ProtectProc, ProcSubset, ProtectKernelTunables and
+# ProtectKernelLogs (with a part of /proc covered, the kernel allows no new /proc inside a cage),
+# and MemoryDenyWriteExecute (programs that compile as they run).
+
+[Install]
+WantedBy={target}
+"""
+_USER = """\
+# ProtectSystem, PrivateTmp and their like are left out: a user's systemd would make them by a
+# namespace of its own, and not every kernel lets a cage make another one inside of that.
+"""
+_SYSTEM = """\
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem={protects}
+{writes}PrivateTmp=yes
+RemoveIPC=yes
+"""
+
+
+def systemd(options: Namespace, _wiring: object = None) -> int:
+    """Print the unit file."""
+    sys.stdout.write(unit(options, os.environ))
+    return exits.OK
+
+
+def unit(options: Namespace, env: Mapping[str, str]) -> str:
+    """The unit file of the orchestrator, or of an edge."""
+    serves = options.which == "orchestrator"
+    folder = Path(options.folder).absolute()
+    data = Path("/var/lib/evoclaw") if options.system else data_folder(env).absolute()
+    words = [*_program(), *_arguments(options)]
+    return _UNIT.format(
+        which=options.which,
+        flag=" --system" if options.system else "",
+        place="/etc/systemd/system" if options.system else "~/.config/systemd/user",
+        command="systemctl" if options.system else "systemctl --user",
+        name=_name(options.which),
+        about="the orchestrator" if serves else "an edge",
+        network="Wants=network-online.target\nAfter=network-online.target\n"
+        if options.system
+        else "",
+        start=" ".join(_word(word) for word in words),
+        reload="ExecReload=/bin/kill -HUP $MAINPID\n" if serves else "",
+        folder=_word(str(folder), whole_line=True),
+        environment=_word(f"EVOCLAW_HOME={data}"),
+        identity=f"User={options.user}\nStateDirectory=evoclaw\nStateDirectoryMode=0700\n"
+        if options.system
+        else "",
+        bounds=_bounds(options, folder),
+        target="multi-user.target" if options.system else "default.target",
+    )
+
+
+def _name(which: str) -> str:
+    return "evoclaw.service" if which == "orchestrator" else "evoclaw-edge.service"
+
+
+def _arguments(options: Namespace) -> list[str]:
+    if options.which == "orchestrator":
+        return ["up", "--no-edge", "--folder", str(Path(options.folder).absolute())]
+    return ["edge", "--config", str(Path(options.config).absolute())]
+
+
+def _bounds(options: Namespace, folder: Path) -> str:
+    if not options.system:
+        return _USER
+    if options.which == "edge":
+        # Its folders are those of its agent.toml; the cage says which of them a command sees.
+        return _SYSTEM.format(protects="full", writes="")
+    return _SYSTEM.format(protects="strict", writes=f"ReadWritePaths={_path(folder)}\n")
+
+
+def _program() -> list[str]:
+    """How to start us again: the command itself, or this Python."""
+    found = shutil.which(sys.argv[0]) if Path(sys.argv[0]).name == "evoclaw" else None
+    if found is not None:
+        return [str(Path(found).absolute())]
+    return [sys.executable, "-m", "evoclaw"]
+
+
+def _word(text: str, *, whole_line: bool = False) -> str:
+    """One word as systemd reads it: no specifiers, no variables, no blanks that part it."""
+    if any(ord(character) < 32 for character in text):
+        raise ConfigError(f"{text!r} cannot stand in a unit file; choose a plainer name")
+    text = text.replace("%", "%%")
+    if whole_line:
+        return text
+    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return f'"{text}"' if set(text) & set(" '\"") else text
+
+
+def _path(path: Path) -> str:
+    """One of several paths on a line, where variables are not looked for."""
+    return _word(str(path)).replace("$$", "$")

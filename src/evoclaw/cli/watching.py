@@ -1,0 +1,58 @@
+"""One run of the service, record by record, until it ends or waits for a person."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+
+from evoclaw.cli.client import Client
+from evoclaw.cli.routes import one, path
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.events import Record, RunFinished
+from evoclaw.core.messages import JSON
+
+OVER = ("ended", "waiting")
+"""States in which nothing more comes by itself."""
+
+
+async def look(client: Client, run_id: str) -> dict[str, JSON]:
+    """What is known of a run."""
+    return one(await client.get(path("runs", run_id)))
+
+
+async def records_of(client: Client, run_id: str) -> list[Record]:
+    """What happened in a run so far."""
+    data = await client.raw("GET", path("runs", run_id, "records"))
+    try:
+        return msgspec.json.Decoder(Record).decode_lines(data)
+    except msgspec.DecodeError as problem:
+        raise EvoClawError(f"no records, from the service: {problem}") from None
+
+
+async def watch(client: Client, run_id: str, after: int = 0) -> AsyncGenerator[Record]:
+    """Every record after the one numbered `after`, once each and in order.
+
+    A service that went away in between is waited for; the last record is a `RunFinished`, unless
+    the run was ended before it began.
+    """
+    decoder = msgspec.json.Decoder(Record)
+    while True:
+        events = client.follow(
+            path("runs", run_id, "events"), after=str(after) if after else "", follow="true"
+        )
+        async with aclosing(events):
+            async for told in events:
+                try:
+                    record = decoder.decode(told.data)
+                except msgspec.DecodeError as problem:
+                    raise EvoClawError(f"no record, from the service: {problem}") from None
+                if record.seq <= after:
+                    continue
+                after = record.seq
+                yield record
+                if isinstance(record.event, RunFinished):
+                    return
+        if (await look(client, run_id)).get("state") in OVER:
+            return

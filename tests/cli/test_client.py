@@ -1,0 +1,167 @@
+"""How commands find the service, what they tell it, and what they do when it goes away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from evoclaw.cli.client import NotUp, Refused, find, open_client
+from evoclaw.cli.stream import MOST, EventStream, Told
+from evoclaw.cli.watching import watch
+from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.core.events import RunFinished, StopReason
+from tests.cli.serving import TOKEN, Served, left_by, serving
+
+
+def env(folder: Path, **more: str) -> dict[str, str]:
+    return {"EVOCLAW_HOME": str(folder / ".evoclaw"), **more}
+
+
+def test_events_come_out_the_same_however_the_bytes_are_cut() -> None:
+    said = (
+        b": hello\r\n\r\nid: 1\r\nevent: text_delta\r\ndata: a\r\n\r\n"
+        b"data: b\ndata: c\n\n: beat\n\nid: 3\nevent: x\n\nid:4\nevent:y\ndata:d\n\n"
+    )
+    expected = [Told("text_delta", b"a", "1"), Told("message", b"b\nc"), Told("y", b"d", "4")]
+    for size in range(1, len(said) + 1):
+        stream, found = EventStream(), list[Told]()
+        for at in range(0, len(said), size):
+            found += stream.feed(said[at : at + size])
+        assert found == expected, f"in pieces of {size}"
+
+
+def test_an_event_without_an_end_is_given_up() -> None:
+    stream = EventStream()
+    with pytest.raises(EvoClawError, match="16 MiB"):
+        for _ in range(MOST // 2**20 + 1):
+            stream.feed(b"data: " + b"x" * 2**20 + b"\n")
+
+
+async def test_the_file_of_the_service_must_be_private(tmp_path: Path) -> None:
+    async with serving() as fake:
+        left_by(fake, tmp_path)
+        assert find(env(tmp_path)).token == TOKEN
+        for mode in (0o640, 0o604, 0o622):
+            left_by(fake, tmp_path, mode=mode)
+            with pytest.raises(ConfigError, match="chmod go="):
+                find(env(tmp_path))
+
+
+def test_without_any_word_of_a_service_it_is_not_up(tmp_path: Path) -> None:
+    with pytest.raises(NotUp, match="start it with `evoclaw up`"):
+        find(env(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://192.0.2.7:8433", "unencrypted"),
+        ("http://localhost.example.org", "unencrypted"),
+        ("ftp://127.0.0.1", "no address"),
+        ("https://", "no address"),
+        ("https://me:secret@example.org", "EVOCLAW_TOKEN"),
+        ("https://example.org/?token=x", "EVOCLAW_TOKEN"),
+        ("https://[broken", "no address"),
+    ],
+)
+def test_an_address_that_would_give_the_token_away_is_refused(
+    url: str, problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        find(env(tmp_path, EVOCLAW_URL=url, EVOCLAW_TOKEN="secret"))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:1", "https://example.org"])
+def test_an_address_here_or_encrypted_is_taken(url: str, tmp_path: Path) -> None:
+    found = find(env(tmp_path, EVOCLAW_URL=url, EVOCLAW_TOKEN="secret"))
+    assert (found.url, found.token) == (url, "secret")
+
+
+async def test_a_refusal_is_told_in_the_words_of_the_service(tmp_path: Path) -> None:
+    async with serving() as fake:
+        left_by(fake, tmp_path)
+        async with open_client(env(tmp_path)) as client:
+            with pytest.raises(Refused, match="there is no such run; list them") as refused:
+                await client.get("/v1/runs/none")
+            assert (refused.value.status, refused.value.code) == (404, "not_found")
+        async with open_client(env(tmp_path, EVOCLAW_TOKEN="wrong")) as client:
+            with pytest.raises(Refused, match="evoclaw token new"):
+                await client.get("/v1/runs")
+
+
+async def test_a_stream_that_breaks_is_taken_up_without_gap_or_repetition(tmp_path: Path) -> None:
+    async def script(run: Served) -> None:
+        for number in range(20):
+            run.says(str(number))
+        run.ends("done")
+
+    async with serving(script) as fake:
+        left_by(fake, tmp_path)
+        fake.cut_after = [0, 1, 3, 7]
+        fake.drop_after = [-1, -1, -1, -1, 2]
+        async with open_client(env(tmp_path)) as client:
+            run = await client.post("/v1/runs", {"message": "go"}, key="k")
+            records = [record async for record in watch(client, run["run_id"])]
+    assert [record.seq for record in records] == list(range(1, 43))
+    assert fake.streams == ["", "", "1", "4", "11", "13"]
+    assert isinstance(end := records[-1].event, RunFinished) and end.text == "done"
+
+
+async def test_a_run_that_waits_ends_the_watching_and_can_be_watched_on(tmp_path: Path) -> None:
+    async def script(run: Served) -> None:
+        run.ends("", StopReason.WAITING)
+        await run.steered.get()
+        run.resumes()
+        run.ends("done")
+
+    async with serving(script) as fake:
+        left_by(fake, tmp_path)
+        async with open_client(env(tmp_path)) as client:
+            run = await client.post("/v1/runs", {"message": "go"}, key="k")
+            first = [record.seq async for record in watch(client, run["run_id"])]
+            fake.runs[run["run_id"]].steered.put_nowait("")
+            rest = [record.seq async for record in watch(client, run["run_id"], first[-1])]
+    assert (first, rest) == ([1, 2], [3, 4])
+
+
+async def test_the_token_is_not_carried_to_where_a_redirect_leads(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    async def there(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization", ""))
+        return web.json_response({})
+
+    async def here(request: web.Request) -> web.Response:
+        raise web.HTTPFound("/v1/there")
+
+    more = [web.get("/v1/there", there), web.get("/v1/here", here)]
+    async with serving(more=more) as fake:
+        left_by(fake, tmp_path)
+        async with open_client(env(tmp_path)) as client:
+            with pytest.raises(Refused, match="302"):
+                await client.get("/v1/here")
+    assert not seen
+
+
+async def test_an_answer_that_is_no_json_is_an_error_that_says_so(tmp_path: Path) -> None:
+
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="<html>")
+
+    async with serving(more=[web.get("/v1/page", page)]) as fake:
+        left_by(fake, tmp_path)
+        async with open_client(env(tmp_path)) as client:
+            with pytest.raises(EvoClawError, match="no JSON"):
+                await client.get("/v1/page")
+
+
+def test_a_file_that_is_no_word_of_a_service_is_named(tmp_path: Path) -> None:
+    path = tmp_path / ".evoclaw" / "api.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"url": 5}))
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"api\.json"):
+        find(env(tmp_path))

@@ -1,0 +1,138 @@
+"""`evoclaw init`, and that what it writes is what holds."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from evoclaw.cli.init import init
+from evoclaw.cli.main import parser
+from evoclaw.config import read_evoclaw_toml
+from evoclaw.config.template import template
+from evoclaw.core.errors import ConfigError
+
+_TLS = 'url = "mqtts://example.org"'
+NEEDED = {
+    "[[channels]]": ['senders = ["*"]'],
+    "broker.ca_file": [_TLS],
+    "broker.cert_file": [_TLS],
+    "broker.key_file": [_TLS, 'cert_file = "example"'],
+}
+"""What another setting, or table, needs beside it."""
+NOTHING = {"[[channels]].senders"}
+"""What holds if it is left out, but is refused as such: it must be said."""
+
+
+class Wiring:
+    """What the command is given."""
+
+    def settings_text(self, env: Mapping[str, str]) -> str:
+        home = {name: env[name] for name in ("HOME", "EVOCLAW_HOME") if name in env}
+        return template(read_evoclaw_toml(None, home))
+
+    async def model_at_hand(self, env: Mapping[str, str]) -> tuple[str, str]:
+        return "openai/test", ""
+
+
+def initialise(*words: str) -> int:
+    return init(parser().parse_args(["init", *words]), Wiring())
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EVOCLAW_HOME", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def test_the_file_read_back_gives_the_defaults(home: Path) -> None:
+    assert initialise() == 0
+    env = {"EVOCLAW_HOME": str(home)}
+    assert read_evoclaw_toml(home / "evoclaw.toml", env) == read_evoclaw_toml(None, env)
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert (home / "evoclaw.toml").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_others_could_read_is_shut(home: Path) -> None:
+    home.mkdir(mode=0o755)
+    initialise()
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_is_written_over_and_force_keeps_a_backup(home: Path) -> None:
+    home.mkdir()
+    (home / "evoclaw.toml").write_text("# mine\n")
+    with pytest.raises(ConfigError, match="--force"):
+        initialise()
+    assert (home / "evoclaw.toml").read_text() == "# mine\n"
+    initialise("--force")
+    initialise("--force")
+    assert (home / "evoclaw.toml.1").read_text() == "# mine\n"
+    assert (home / "evoclaw.toml.2").exists()
+
+
+def test_a_model_that_is_named_is_the_one_of_the_usual_agent(home: Path) -> None:
+    initialise("--model", 'odd/"model"')
+    env = {"EVOCLAW_HOME": str(home)}
+    found = read_evoclaw_toml(home / "evoclaw.toml", env)
+    (agent,) = found.agents
+    assert (agent.id, agent.model) == ("evoclaw", 'odd/"model"')
+    assert replace(found, agents=()) == read_evoclaw_toml(None, env)
+
+
+def settings(text: str) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Each setting: its table, its key, its line, and what must stand with it."""
+    needed: dict[str, list[str]] = {}
+    found: list[tuple[str, str, str]] = []
+    table = ""
+    for line in text.splitlines():
+        bare = line.removeprefix("#")
+        if re.fullmatch(r"\[+[\w.-]+\]+", bare):
+            table = bare
+            # A table of an entry stands below that entry, with what the entry must have.
+            entry = f"[[{table.strip('[]').partition('.')[0]}]]"
+            above = needed.get(entry, []) if entry != table else []
+            needed[table] = [*above, table, *NEEDED.get(table, [])]
+        elif line.startswith("#") and not line.startswith("# "):
+            found.append((table, bare.partition(" = ")[0], bare))
+            if "# must be given" in bare:
+                needed[table].append(bare)
+    for table, key, line in found:
+        yield table, key, line, [one for one in needed.get(table, []) if one != line]
+
+
+def test_every_line_can_be_uncommented_by_itself(home: Path) -> None:
+    env = {"EVOCLAW_HOME": str(home)}
+    text = template(read_evoclaw_toml(None, env))
+    (home).mkdir()
+    (home / "example").write_text("hello\n")
+    found = list(settings(text))
+    assert len(found) > 100
+    for table, key, line, above in found:
+        if f"{table}.{key}" in NOTHING:
+            continue
+        name = f"{table.strip('[]')}.{key}"
+        file = home / "one.toml"
+        file.write_text("\n".join([*above, *NEEDED.get(name, []), line]) + "\n")
+        try:
+            read_evoclaw_toml(file, env)
+        except ConfigError as problem:
+            raise AssertionError(f"{file.read_text()}\n{problem}") from None
+
+
+def test_every_table_and_key_is_there(home: Path) -> None:
+    text = template(read_evoclaw_toml(None, {"EVOCLAW_HOME": str(home)}))
+    keys = {f"{table.strip('[]')}.{key}".strip(".") for table, key, _, _ in settings(text)}
+    assert {"data", "orchestrator.max_tool_iterations", "agents.id", "agents.limits.max_turns",
+            "budget.actions.example.tools", "sandbox.engine", "mcp.command"} <= keys  # fmt: skip
+    assert "broker.password" not in text
+
+
+def test_the_folder_of_the_environment_is_the_one_that_is_used(home: Path) -> None:
+    assert os.environ["EVOCLAW_HOME"] == str(home)
+    assert initialise("--json") == 0
+    assert (home / "evoclaw.toml").exists()

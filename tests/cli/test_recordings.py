@@ -1,0 +1,113 @@
+"""`evoclaw fork` and `evoclaw diff` on recordings that real runs made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from evoclaw.core.events import RunStarted
+from evoclaw.core.messages import Reply, SystemMessage, ToolResult, UserMessage
+from evoclaw.store.recordings import read_recording
+from tests.cli.serving import answers, serving, shell_of
+from tests.cli.support import Shell, reply, shell
+
+TASK = (
+    reply("Looking.", ("read", {"path": "a.txt"})),
+    reply("", ("read", {"path": "b.txt"})),
+    reply("A and b."),
+)
+
+
+async def recorded(here: Shell, name: str, *arguments: str) -> Path:
+    path = here.workspace / name
+    for file in "ab":
+        (here.workspace / f"{file}.txt").write_text(f"{file}\n")
+    ran = await here.type(*arguments, "--record", str(path))
+    assert ran.code == 0, ran.err
+    return path
+
+
+def opening(path: Path) -> RunStarted:
+    event = read_recording(path)[0].event
+    assert isinstance(event, RunStarted)
+    return event
+
+
+async def test_a_fork_keeps_what_was_before_the_turn_and_asks_anew(tmp_path: Path) -> None:
+    async with shell(tmp_path, *TASK, reply("Forked.")) as here:
+        old = await recorded(here, "old.jsonl", "run", "read both")
+        new = await recorded(
+            here, "new.jsonl", "fork", str(old), "--at", "2", "--model", "openai/b"
+        )
+        again = await here.type("replay", str(new))
+    begun = opening(new)
+    kinds = [type(message) for message in begun.messages]
+    assert kinds == [SystemMessage, UserMessage, Reply, ToolResult]
+    assert begun.model == "openai/b"
+    assert (begun.messages[1].text, begun.messages[2].text) == ("read both", "Looking.")
+    assert read_recording(new)[0].run_id != read_recording(old)[0].run_id
+    assert again.out == "Forked.\n", "a fork is a recording like any other"
+
+
+async def test_a_fork_can_have_other_instructions_and_another_task(tmp_path: Path) -> None:
+    async with shell(tmp_path, *TASK, reply("Other."), reply("More.")) as here:
+        old = await recorded(here, "old.jsonl", "run", "read both")
+        (here.workspace / "prompt.txt").write_text("Be brief.")
+        first = await recorded(
+            *(here, "first.jsonl", "fork", str(old), "--at", "1"),
+            *("--prompt", "prompt.txt", "--message", "say other"),
+        )
+        more = await recorded(
+            *(here, "more.jsonl", "fork", str(old), "--at", "4", "--message", "and more"),
+        )
+    system, task = opening(first).messages
+    assert (system.text, task.text) == ("Be brief.", "say other")
+    assert [m.text for m in opening(more).messages[-2:]] == ["A and b.", "and more"]
+
+
+async def test_a_fork_that_cannot_be_says_why(tmp_path: Path) -> None:
+    async with shell(tmp_path, *TASK) as here:
+        old = await recorded(here, "old.jsonl", "run", "read both")
+        beyond = await here.type("fork", str(old), "--at", "5")
+        ended = await here.type("fork", str(old), "--at", "4")
+        nothing = await here.type("fork", "--at", "1")
+    assert (beyond.code, ended.code, nothing.code) == (2, 2, 2)
+    assert "there is no turn 5; say 1 to 4" in beyond.err
+    assert "--message" in ended.err
+    assert "--run ID" in nothing.err
+
+
+async def test_a_run_of_the_service_can_be_forked(tmp_path: Path) -> None:
+    (tmp_path / "llm").mkdir()
+    async with serving(answers) as fake, shell(tmp_path / "llm", reply("Forked.")) as llm:
+        here = shell_of(fake, tmp_path)
+        here.env.update(llm.env)
+        assert (await here.type("chat", stdin=b"hello\n")).code == 0
+        ran = await here.type("fork", "--run", "run00000001", "--at", "1")
+    assert (ran.code, ran.out) == (0, "Forked.\n")
+    assert "forked from run run00000 at turn 1" in ran.err
+
+
+async def test_two_recordings_of_the_same_are_the_same(tmp_path: Path) -> None:
+    async with shell(tmp_path, *TASK, *TASK) as here:
+        a = await recorded(here, "a.jsonl", "run", "read both")
+        b = await recorded(here, "b.jsonl", "run", "read both")
+        told = await here.type("diff", str(a), str(b))
+        facts = json.loads((await here.type("diff", str(a), str(b), "--json")).out)
+    assert (told.code, told.out) == (0, "the same, turn by turn\n")
+    assert facts == {"same": True, "differences": []}
+
+
+async def test_what_differs_is_said_turn_by_turn(tmp_path: Path) -> None:
+    other = (TASK[0], reply("", ("read", {"path": "none.txt"})), reply("Only \x1b[2Ja."))
+    async with shell(tmp_path, *TASK, *other) as here:
+        a = await recorded(here, "a.jsonl", "run", "read both")
+        b = await recorded(here, "b.jsonl", "run", "read both")
+        told = await here.type("diff", str(a), str(b))
+        facts = json.loads((await here.type("diff", str(a), str(b), "--json")).out)
+        broken = await here.type("diff", str(a), "none.jsonl")
+    assert (told.code, broken.code) == (1, 2)
+    assert 'turn 2: calls\n  - [["read",{"path":"b.txt"}]]' in told.out
+    assert "turn 3: text\n  - A and b.\n  + Only a.\n" in told.out
+    found = {(one["turn"], one["what"]) for one in facts["differences"]}
+    assert found == {(0, "answer"), (2, "calls"), (2, "results"), (3, "text")}

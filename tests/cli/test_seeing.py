@@ -1,0 +1,133 @@
+"""Figures, logs and the doctor: what people read of the service, and in which words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from evoclaw.cli.figures import parse, quantile, tools
+from evoclaw.core.messages import JSON
+from evoclaw.observe.exposition import rendering
+from evoclaw.observe.tallies import Gauges, Tallies
+from tests.cli.serving import serving, shell_of
+from tests.cli.support import shell
+
+FIGURES = """\
+# TYPE evoclaw_tool_calls_total counter
+evoclaw_tool_calls_total{tool="read",agent="a",outcome="success"} 8.0
+evoclaw_tool_calls_total{tool="read",agent="b",outcome="timeout"} 2.0
+evoclaw_tool_calls_total{tool="od\\"d\\nly",agent="a",outcome="success"} 1.0
+evoclaw_tool_call_seconds_bucket{tool="read",agent="a",le="0.1"} 5.0
+evoclaw_tool_call_seconds_bucket{tool="read",agent="a",le="1.0"} 9.0
+evoclaw_tool_call_seconds_bucket{tool="read",agent="a",le="+Inf"} 10.0
+evoclaw_tool_call_seconds_sum{tool="read",agent="a"} 20.0
+evoclaw_tool_result_bytes_total{tool="read",agent="a"} 4096
+evoclaw_runs_total{agent="a",stop="completed"} 3
+evoclaw_runs_total{agent="b",stop="completed"} 4
+evoclaw_tokens_total{agent="a",way="in"} 1.2e3
+nonsense{ here
+"""
+
+
+def test_the_figures_of_a_tool_are_those_of_all_agents_together() -> None:
+    read, odd = tools(list(parse(FIGURES)))
+    assert (read.tool, read.calls, read.failed, read.errors) == ("read", 10, 2, {"timeout": 2})
+    assert (read.p50_s, read.mean_s, read.bytes) == (0.1, 2.0, 4096)
+    assert read.p95_s == 1.0, "beyond the last bound nothing is known"
+    assert (odd.tool, odd.p50_s) == ('od"d\nly', None)
+
+
+@pytest.mark.parametrize(("share", "below"), [(0.25, 0.05), (0.5, 0.1), (0.7, 0.55), (0.9, 1.0)])
+def test_a_quantile_lies_within_its_bucket(share: float, below: float) -> None:
+    assert quantile({0.1: 5, 1.0: 9, float("inf"): 10}, share) == pytest.approx(below)
+
+
+def test_nothing_counted_has_no_quantile() -> None:
+    assert quantile({}, 0.5) is None
+    assert tools([]) == []
+
+
+def test_what_the_service_exposes_can_be_read() -> None:
+    tallies = Tallies()
+    text = rendering(tallies, Gauges(live_runs=lambda: 2))().decode()
+    found = {sample.name: sample.value for sample in parse(text)}
+    assert found["evoclaw_runs_live"] == 2
+
+
+async def test_metrics_are_told_for_people_programs_and_prometheus(tmp_path: Path) -> None:
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=FIGURES)
+
+    async with serving(more=[web.get("/metrics", metrics)]) as fake:
+        here = shell_of(fake, tmp_path)
+        told = await here.type("metrics")
+        facts = json.loads((await here.type("metrics", "--json")).out)
+        table = await here.type("status", "--tools")
+        raw = await here.type("metrics", "--raw")
+    assert facts["runs"] == {"completed": 7.0}
+    assert "7 completed" in told.out
+    head, first, *_ = table.out.splitlines()
+    assert head.split()[:3] == ["tool", "calls", "failed"]
+    assert first.split()[:3] == ["read", "10", "2"]
+    assert raw.out == FIGURES
+
+
+async def test_logs_of_all_runs_are_followed_each_record_once(tmp_path: Path) -> None:
+    rows: list[dict[str, JSON]] = [
+        {"seq": n, "timestamp": f"t{n}", "kind": "call", "tool": tool, "agent_id": "a\x1b[2J"}
+        for n, tool in enumerate(("read", "", "bash"), 1)
+    ]
+    looks = asyncio.Event()
+
+    async def audit(request: web.Request) -> web.Response:
+        seen = rows[: 2 if not looks.is_set() else 3]
+        looks.set()
+        return web.json_response({"items": seen})
+
+    async with serving(more=[web.get("/v1/audit", audit)]) as fake:
+        here = shell_of(fake, tmp_path)
+        process = await here.start("logs", "--follow", "--filter=tool")
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            lines = [(await process.stdout.readline()).decode().split() for _ in range(2)]
+        process.terminate()
+        await process.communicate()
+    assert [line[:3] for line in lines] == [["t1", "a", "read"], ["t3", "a", "bash"]]
+
+
+async def test_the_doctor_names_what_to_do_about_each_trouble(tmp_path: Path) -> None:
+    async with serving() as fake, shell(tmp_path) as here:
+        data = here.home / ".evoclaw"
+        data.mkdir(mode=0o755)
+        (data / "evoclaw.toml").write_text("[orchestrator]\nmax_tool_iterations = 0\n")
+        (data / "broken.db").write_bytes(b"SQLite format 3\0" + b"x" * 4096)
+        (data / "orchestrator.json").write_text('{"url": "mqtt://127.0.0.1:9"}')
+        here.env["EVOCLAW_URL"] = fake.url.replace("127.0.0.1", "127.0.0.2")
+        facts = json.loads((await here.type("doctor", "--json")).out)
+    found = {one["name"]: (one["ok"], one["says"]) for one in facts}
+    for name, said in (
+        ("settings", "evoclaw init --force"),
+        ("data folder", "chmod go="),
+        ("store", "broken.db"),
+        ("service", "evoclaw up"),
+        ("broker", "restart `evoclaw up`"),
+    ):
+        ok, says = found[name]
+        assert not ok and said in says, f"{name}: {says}"
+
+
+async def test_the_doctor_finds_a_sound_house_sound(tmp_path: Path) -> None:
+    async def ready(request: web.Request) -> web.Response:
+        return web.json_response({"ready": True, "parts": {"store": "ok"}})
+
+    async with serving(more=[web.get("/health/ready", ready)]) as fake:
+        here = shell_of(fake, tmp_path)
+        sqlite3.connect(here.home / ".evoclaw" / "sound.db").execute("CREATE TABLE a (b)").close()
+        facts = json.loads((await here.type("doctor", "--json")).out)
+    found = {one["name"]: one["ok"] for one in facts}
+    assert all(found[name] for name in ("settings", "data folder", "disk", "store", "service"))

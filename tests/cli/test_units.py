@@ -1,0 +1,75 @@
+"""Unit files, and the word to systemd that we are ready."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from evoclaw.cli.main import parser
+from evoclaw.cli.notify import READY, STOPPING, notify
+from evoclaw.cli.systemd import unit
+from evoclaw.core.errors import ConfigError
+
+
+def options(*words: str) -> Namespace:
+    return parser().parse_args(["systemd", *words])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("which", ["orchestrator", "edge"])
+@pytest.mark.parametrize("system", [False, True])
+def test_systemd_finds_nothing_wrong_with_a_unit(which: str, system: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "a b%c$d"
+    folder.mkdir()
+    words = ("--system", "--user", "root") if system else ()
+    text = unit(options(which, "--folder", str(folder), *words), {"HOME": str(tmp_path)})
+    file = tmp_path / ("evoclaw.service" if which == "orchestrator" else "evoclaw-edge.service")
+    file.write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *(() if system else ("--user",)), str(file)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"[Install]\nWantedBy={'multi-user' if system else 'default'}.target\n" in text
+
+
+def test_a_unit_bounds_us_but_not_what_cages_are_made_of() -> None:
+    text = unit(options("orchestrator", "--system"), {})
+    settings = [line for line in text.splitlines() if line and not line.startswith("#")]
+    for wanted in ("Type=notify", "NoNewPrivileges=yes", "Restart=on-failure", "UMask=0077",
+                   "ExecReload=/bin/kill -HUP $MAINPID", "ProtectSystem=strict"):  # fmt: skip
+        assert wanted in settings
+    for breaking in ("RestrictNamespaces", "ProtectProc", "PrivateUsers", "ProtectKernelTunables"):
+        assert not [line for line in settings if line.startswith(breaking)]
+    edge = unit(options("edge"), {})
+    assert "ExecReload" not in edge, "an edge has nothing to read again: SIGHUP would end it"
+
+
+def test_a_name_that_cannot_stand_in_a_unit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="plainer"):
+        unit(options("orchestrator", "--folder", "/a\nExecStartPre=/bin/sh"), {})
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_systemd_is_told_over_its_socket(hidden: bool, tmp_path: Path) -> None:
+    name = f"@{os.getpid()}-evoclaw" if hidden else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(name.replace("@", "\0", 1))
+        listener.settimeout(5)
+        assert notify(READY, "STATUS=two edges", env={"NOTIFY_SOCKET": name})
+        assert listener.recv(1024) == b"READY=1\nSTATUS=two edges"
+
+
+def test_without_systemd_nothing_is_said_and_nothing_fails(tmp_path: Path) -> None:
+    assert not notify(STOPPING, env={})
+    assert not notify(STOPPING, env={"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    assert not notify(STOPPING, env={"NOTIFY_SOCKET": "relative"})
