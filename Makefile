@@ -9,7 +9,7 @@ CORPUS := $(VENV)/.toml-test
 SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test test-faults test-bypass test-llm check bench fleetbench \
+.PHONY: help setup fmt lint types test test-faults test-bypass test-llm check bench fleetbench servicebench \
 	fleetspeed toolbench policybench cagebench agentdojo mcp-conformance demo docs constraints clean
 
 help: ## say what there is
@@ -79,6 +79,9 @@ fleetbench: $(READY) ## 2,000 calls under random kills and partitions; ends with
 
 fleetspeed: $(READY) ## round trips, footprint, a thousand edges; ends with one JSON object
 	$(BIN)/python -m bench.fleet.fleetspeed
+
+servicebench: $(READY) ## 200 runs over HTTP, everybody watched; ends with one JSON object
+	$(BIN)/python -m bench.service
 
 toolbench: $(READY) ## grep, glob and dispatch beside ripgrep and find; ends with one JSON object
 	$(BIN)/python bench/toolbench.py

@@ -22,6 +22,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from evoclaw.api.settings import ServerSettings, TokenFile
 from evoclaw.cli import exits
 from evoclaw.cli.main import parser
 from evoclaw.core.agent import ITERATIVE, Agent, LoopSettings
@@ -59,16 +60,23 @@ from evoclaw.governance.rates import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
 from evoclaw.governance.sandbox.engines import SandboxSettings
 from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
+from evoclaw.orchestrator.definitions import AgentConfig, AgentLimits
+from evoclaw.orchestrator.errands import RunSettings
+from evoclaw.orchestrator.jwt_access import JwtSettings
+from evoclaw.orchestrator.memory import MemorySettings
 from evoclaw.providers.http import Retry
 from evoclaw.providers.names import ENDPOINTS, Endpoint
 from evoclaw.providers.prices import Rate
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.skills.generated import write_desktop_tools
 from evoclaw.store.recordings import encode_record
+from evoclaw.store.settings import StoreSettings
 from evoclaw.tools.device import device, notify
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.jobs import jobs
 from evoclaw.tools.sets import coding, everything, read_only
+from evoclaw.workflows.supervising import WorkflowSettings
 
 PLACE = Path(__file__).parent
 SOURCE = PLACE.parent / "src" / "evoclaw"
@@ -324,6 +332,9 @@ def settings() -> str:
             "Tables of `evoclaw.toml` and, but for `[approvals]`, of `agent.toml`; there `[rates]` "
             "and `[budget]` bound nothing unless they are given.",
             *(_struct(kind, f"[{table}]", level=3) for table, kind in _GOVERNANCE.items()),
+            "## The service",
+            "Tables of `evoclaw.toml`; the guides say more.",
+            *(_struct(kind, f"[{table}]", level=3) for table, kind in _SERVICE.items()),
             "## Words",
             *(_enum(kind) for kind in (CallStyle, Level, Preset, EdgeRule)),
             "## Environment",
@@ -343,8 +354,26 @@ _GOVERNANCE: dict[str, type] = {
     "audit": AuditSettings,
 }
 
+_SERVICE: dict[str, type] = {
+    "[agents]": AgentConfig,
+    "agents.limits": AgentLimits,
+    "memory": MemorySettings,
+    "server": ServerSettings,
+    "[server.tokens]": TokenFile,
+    "server.jwt": JwtSettings,
+    "runs": RunSettings,
+    "store": StoreSettings,
+    "workflows": WorkflowSettings,
+    "[channels]": ChannelSettings,
+    "channels.webhook": WebhookSettings,
+}
+
 _ENVIRONMENT = (
     ("`EVOCLAW_MODEL`", "the model of `evoclaw run` when `--model` is not given"),
+    ("`EVOCLAW_<TABLE>_<KEY>`", "one value of `evoclaw.toml`, such as `EVOCLAW_SERVER_PORT`"),
+    ("`EVOCLAW_URL`, `EVOCLAW_TOKEN`", "a service elsewhere, and what to show there"),
+    ("`EVOCLAW_STORE_PASSWORD`", "of the PostgreSQL of `[store]`"),
+    ("`EVOCLAW_BROKER_PASSWORD`", "of the broker of `[broker]`"),
     ("`BRAVE_API_KEY`", "for `websearch` and `codesearch`: Brave Search"),
     ("`SEARXNG_URL`", "the same by a SearXNG server of your own, which comes first"),
     ("`GITHUB_SEARCH_TOKEN`", "for `codesearch`: GitHub"),

@@ -16,7 +16,9 @@ from evoclaw.governance.grants import Signer
 from evoclaw.governance.pairing import Devices
 from evoclaw.orchestrator.granting import Granting
 from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.store import command_tables
 from evoclaw.store.commands import CommandStore
+from evoclaw.store.parts import open_database
 from evoclaw.transport.accounts import Role
 from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
@@ -56,6 +58,13 @@ def mark(request_id: str, *, hold: bool = False, before: str = "", after: str = 
     wait = f"while [ ! -e {GATE} ]; do sleep 0.02; done" if hold else ""
     steps = (before, f"echo {shlex.quote(request_id)} >> marks", wait, after)
     return "; ".join(step for step in steps if step)
+
+
+async def _commands_in(path: Path) -> CommandStore:
+    """The commands in a file of their own, or in that of a whole orchestrator."""
+    if path.name != "evoclaw.db":
+        return await CommandStore.open(path)
+    return CommandStore(await open_database(path, (command_tables.SCHEMA,)))
 
 
 @dataclass
@@ -150,7 +159,7 @@ class Site:
         name = f"orchestrator-{number}"
         link = MqttLink(await self.address(name, proxy=proxy), keep_alive=keep_alive)
         path = self.folder / f"{store or name}.db"
-        async with await CommandStore.open(path) as opened:
+        async with await _commands_in(path) as opened:
             orchestrator = Orchestrator(link, opened, grants=Granting(self.signer))
             async with orchestrator.connected():
                 yield Hub(orchestrator, opened)

@@ -4,58 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from evoclaw.core.messages import ErrorKind
+from tests.faults.disks import fill, small_disk
 from tests.faults.processes import EdgeProcess
 from tests.faults.support import Site, new_id, until
 
 
-@pytest.fixture(name="small_disk")
-def _small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of two megabytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
-    try:
-        done = subprocess.run(mount, capture_output=True, timeout=10)
-    except FileNotFoundError:
-        pytest.skip("there is no mount on this machine")
-    if done.returncode:
-        pytest.skip(f"no file system may be mounted here: {done.stderr.decode().strip()}")
-    try:
+@pytest.fixture(name="disk")
+def _disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True, timeout=10)
-
-
-def _fill(place: Path) -> Path:
-    """Leave not a byte."""
-    filler = place / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for size in (65536, 4096, 1):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError:
-                continue
-    return filler
 
 
 async def test_fault_26_an_edge_with_a_full_disk_refuses_work_and_answers_and_recovers(
-    here: Site, small_disk: Path
+    here: Site, disk: Path
 ) -> None:
-    edge = await here.edge(data=small_disk / "data", heartbeat=1)
+    edge = await here.edge(data=disk / "data", heartbeat=1)
     async with here.hub() as hub:
         await here.online(hub, edge)
         held, refused, after = new_id(), new_id(), new_id()
         running = asyncio.create_task(hub.mark(held, hold=True))
         await until(lambda: edge.marks(held) == 1)
-        filler = _fill(small_disk)
+        filler = fill(disk)
         no = await hub.mark(refused)
         assert no.error is ErrorKind.INTERNAL
         assert "journal" in no.text

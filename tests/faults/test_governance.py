@@ -281,7 +281,7 @@ async def test_fault_54_an_approval_that_comes_too_late_is_worth_nothing(tmp_pat
         settings(here, '[approvals]\nnobody = "wait"\nexpires_s = 1\n')
         assert (await here.type("run", "--record", "run.jsonl", "go")).code == exits.WAITING
         home = here.home / ".evoclaw"
-        with closing(sqlite3.connect(home / "approvals.db")) as database:
+        with closing(sqlite3.connect(home / "evoclaw.db")) as database:
             ((id_, until),) = database.execute("SELECT id, expires_at FROM approvals").fetchall()
         async with asyncio.timeout(10):
             while (await here.type("approvals", "--json")).out.strip() != "[]":
@@ -383,4 +383,4 @@ async def test_fault_66_of_a_fleet_only_what_must_be_sent_again_is_kept(tmp_path
         found = {**told_in(pair.here.home / ".evoclaw"), **told_in(pair.device.home / ".evoclaw")}
     kept = {name.partition("-")[0] for name in found}
     # The conversation, the commands that an edge may have to be sent again, and its own work.
-    assert kept <= {"orchestrator.db", "edge/pi/workspace/x.txt"}, found
+    assert kept <= {"evoclaw.db", "edge/pi/workspace/x.txt"}, found

@@ -158,7 +158,7 @@ async def test_fault_20_a_cancelled_run_leaves_no_process_and_asks_no_model(here
         async with asyncio.timeout(20):
             await run.wait()
         await until(lambda: "cancelled" in edge.states().values())
-    async with here.hub(store="desk-0/orchestrator"):
+    async with here.hub(store="desk-0/evoclaw"):
         await until(lambda: not edge.unacknowledged(), say="whoever comes next knows how it ended")
     assert len(at.model.requests) == 1
     assert edge.marks("m") == 1

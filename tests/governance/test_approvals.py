@@ -110,8 +110,8 @@ def test_what_is_shown_is_bounded_and_says_what_is_left_out() -> None:
     assert many["path"] == '"a"'
 
 
-def test_settings_deny_by_default_and_refuse_nonsense() -> None:
-    assert msgspec.convert({}, ApprovalSettings).nobody == "deny"
+def test_settings_wait_only_if_told_and_refuse_nonsense() -> None:
+    assert msgspec.convert({}, ApprovalSettings).nobody is None
     for wrong in ({"nobody": "allow"}, {"expires_s": 0}, {"expire_s": 5}, {"patience_s": -1}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, ApprovalSettings)

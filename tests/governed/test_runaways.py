@@ -94,7 +94,7 @@ async def test_fault_57_an_agent_that_only_hands_on_is_stopped_three_deep(tmp_pa
         settings(here, "[budget]\ncalls = 12\n")
         ran = await here.type("run", "--yes", "--json", "--session", "s", "go")
         home = here.home / ".evoclaw"
-        with closing(sqlite3.connect(home / "sessions.db")) as database:
+        with closing(sqlite3.connect(home / "evoclaw.db")) as database:
             above = dict(database.execute("SELECT id, parent FROM sessions").fetchall())
         made = [one for one in audited(home) if one.get("verdict") == "allow"]
     (end,) = events(ran.out, "run_finished")

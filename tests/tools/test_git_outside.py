@@ -79,3 +79,34 @@ async def test_a_workspace_inside_a_larger_repository_does_not_reach_the_rest(
     (repo / "sub").mkdir()
     with pytest.raises(ToolFailure, match="outside the workspace"):
         await use(git_status, repo / "sub")
+
+
+async def test_git_brings_nothing_of_our_own_folder_into_a_repository(repo: Path) -> None:
+    (repo / ".evoclaw").mkdir()
+    (repo / ".evoclaw/api.json").write_text("the token")
+    (repo / "new.txt").write_text("new")
+    for paths in (["."], [".evoclaw"], [".evoclaw/api.json"], ["new.txt", ".evoclaw"]):
+        with pytest.raises(ToolFailure, match="own keys") as failure:
+            await use(git_commit, repo, message="all", paths=paths)
+        assert failure.value.kind is ErrorKind.PERMISSION_DENIED
+    assert "api.json" not in plain(repo, "ls-files")
+    await use(git_commit, repo, message="one", paths=["new.txt"])
+    # A caged command may tell git that it knows the file, and have it compared or committed.
+    empty = plain(repo, "hash-object", "-w", "--stdin")
+    plain(repo, "update-index", "--add", "--cacheinfo", f"100644,{empty},.evoclaw/api.json")
+    with pytest.raises(ToolFailure, match="own keys"):
+        await use(git_diff, repo)
+    with pytest.raises(ToolFailure, match="own keys"):
+        await use(git_commit, repo, message="all")
+
+
+async def test_git_writes_nothing_of_a_branch_into_our_own_folder(repo: Path) -> None:
+    plain(repo, "switch", "--quiet", "other")
+    (repo / ".Evoclaw").mkdir()
+    (repo / ".Evoclaw/evoclaw.toml").write_text("[sandbox]\nengine = 'none'\n")
+    plain(repo, "add", ".")
+    plain(repo, "commit", "--quiet", "-m", "settings of theirs")
+    plain(repo, "switch", "--quiet", "main")
+    with pytest.raises(ToolFailure, match="own keys"):
+        await use(git_branch, repo, action="switch", name="other")
+    assert not (repo / ".Evoclaw").exists()

@@ -22,13 +22,17 @@ class BrokerConfig(Struct, frozen=True, kw_only=True):
     url: str = "mqtt://127.0.0.1:1883"
     """`mqtt://host:port`, or `mqtts://` for TLS; a user may be in it, a password not."""
     username: str = ""
+    """The account there."""
     password_file: Path | None = None
+    """Holds the password, and nothing else."""
     ca_file: Path | None = None
     """Who vouches for the broker; the system's authorities if not given."""
     cert_file: Path | None = None
+    """Our own certificate, for brokers that want one."""
     key_file: Path | None = None
     """Unless it is in the same file."""
     keep_alive_s: Annotated[int, Meta(ge=1, le=65_535)] = 30
+    """Seconds of silence after which the two sides look for each other."""
 
     def address(self, password: str = "") -> Address:
         """Where that is; raise `ConfigError` if it can be nowhere."""

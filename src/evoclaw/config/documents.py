@@ -104,7 +104,7 @@ class Document:
         except msgspec.ValidationError as problem:
             said, _, where = str(problem).partition(" - at `$")
             keys = tuple(re.findall(r"[\w-]+", where))
-            said += _choices(dict(_scalars(shape)).get(keys)) if is_struct(shape) else ""
+            said += _choices(_kind_at(shape, keys))
             raise self.error(keys, f"{self.spelled(keys)}: {said}" if keys else said) from None
 
     def _put(self, keys: Keys, value: JSON, was: Keys) -> None:
@@ -195,6 +195,16 @@ def _scalars(shape: type[Struct], keys: Keys = ()) -> Iterator[tuple[Keys, Any]]
             yield here, kind
 
 
+def _kind_at(kind: Any, keys: Keys) -> Any:
+    """The type of the value that a key leads to; None if no key of it does."""
+    for key in keys:
+        inner = _struct_in(kind)
+        held = {} if inner is None else {one.encode_name: one.type for one in fields(inner)}
+        # An entry of an array, or of a table of tables, is not a field: its type is.
+        kind = held.get(key) if key in held else inner
+    return kind
+
+
 def _choices(kind: Any) -> str:
     for one in (kind, *get_args(kind)):
         if isinstance(one, type) and issubclass(one, StrEnum):
@@ -218,6 +228,9 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             if said.startswith("[["):
                 arrays[here] += 1
                 here = f"{here}.{arrays[here] - 1}"
+            elif arrays[top := here.partition(".")[0]]:
+                # A table of the entry above it, as [agents.limits] below [[agents]].
+                here = f"{top}.{arrays[top] - 1}{here[len(top) :]}"
             yield number, here
         elif "=" in said and not said.startswith("#"):
             name = _NOISE.sub("", said.partition("=")[0])

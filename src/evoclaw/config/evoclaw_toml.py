@@ -10,10 +10,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from evoclaw.api.settings import ServerSettings
+from evoclaw.config.agents import AgentConfig, checked_agents
 from evoclaw.config.broker import BrokerConfig, check_broker
 from evoclaw.config.documents import Document
 from evoclaw.config.places import default_data_folder, path_decoder, read_text
-from evoclaw.config.values import Engine, Milliseconds, Word, check_capabilities, check_id
+from evoclaw.config.values import Engine, Milliseconds, Word
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.budget.settings import BudgetSettings, check_budget
 from evoclaw.governance.flow.settings import FlowSettings
@@ -22,6 +24,11 @@ from evoclaw.governance.rates import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
 from evoclaw.governance.sandbox.engines import SandboxSettings
 from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
+from evoclaw.orchestrator.errands import RunSettings
+from evoclaw.orchestrator.memory import MemorySettings
+from evoclaw.store.settings import StoreSettings
+from evoclaw.workflows.supervising import WorkflowSettings
 
 _TOOLS = {
     "enabled": ("orchestrator", "tool_loop_enabled"),
@@ -40,7 +47,9 @@ class OrchestratorTools(Struct, frozen=True, kw_only=True):
     """How tools are found and caged."""
 
     skills_path: Path
+    """Where the skills are."""
     enable_sandboxing: bool = True
+    """False runs commands without a cage."""
     sandbox_engine: Engine | None = None
     """None is not said."""
     permissions: dict[str, bool] | tuple[Word, ...] | None = None
@@ -58,8 +67,11 @@ class OrchestratorConfig(Struct, frozen=True, kw_only=True):
     """How runs are driven."""
 
     tool_loop_enabled: bool = True
+    """False is no tools, for nobody."""
     max_tool_iterations: Annotated[int, Meta(ge=1, le=100)] = 10
+    """Turns of a run at most, where nobody says otherwise."""
     tool_error_limit: Annotated[int, Meta(ge=1, le=100)] = 3
+    """Failed turns in a row that end a run."""
     cheaper_models: tuple[str, ...] = ()
     """Who answers instead when little of a budget is left, each cheaper than the one before."""
     require_receipts: bool = False
@@ -71,25 +83,19 @@ class OrchestratorConfig(Struct, frozen=True, kw_only=True):
     tools: OrchestratorTools
 
 
-class AgentConfig(Struct, frozen=True, kw_only=True):
-    """One agent of `[[agents]]`."""
-
-    id: str
-    name: str = ""
-    capabilities: frozenset[Word] = frozenset()
-    model: str = ""
-
-
 class McpConfig(Struct, frozen=True, kw_only=True):
     """One MCP server of `[[mcp]]`, whose tools are used here."""
 
     name: str
+    """How it is called here."""
     command: tuple[str, ...] = ()
     """The program and its arguments."""
     url: str = ""
     """Where it speaks streamable HTTP, instead of a command."""
     env: dict[str, str] = {}
+    """What its process finds in the environment, beside the usual."""
     headers: dict[str, str] = {}
+    """Sent with every request to its address."""
     permissions: frozenset[Word] = frozenset({"network"})
     """What each of its tools needs."""
     trust_hints: bool = False
@@ -111,7 +117,14 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
     rates: RateSettings = RateSettings()
     budget: BudgetSettings = BudgetSettings()
     audit: AuditSettings = AuditSettings()
+    store: StoreSettings = StoreSettings()
+    server: ServerSettings = ServerSettings()
+    runs: RunSettings = RunSettings()
+    memory: MemorySettings = MemorySettings()
+    workflows: WorkflowSettings = WorkflowSettings()
+    channels: tuple[ChannelSettings, ...] = ()
     data: Path
+    """Where everything is kept that is not said to be elsewhere."""
 
     @property
     def cage(self) -> SandboxSettings:
@@ -137,17 +150,5 @@ def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfi
     config = document.convert(EvoClawConfig, path_decoder(folder, env))
     check_broker(document, config.broker)
     check_budget(config.budget)
-    _check_agents(document, config.agents)
-    return config
-
-
-def _check_agents(document: Document, agents: tuple[AgentConfig, ...]) -> None:
-    ids: set[str] = set()
-    for number, agent in enumerate(agents):
-        keys = ("agents", str(number))
-        check_id(document, (*keys, "id"), agent.id)
-        check_capabilities(document, (*keys, "capabilities"), agent.capabilities)
-        if agent.id in ids:
-            problem = f"two agents have the id {agent.id!r}; rename one"
-            raise document.error((*keys, "id"), problem)
-        ids.add(agent.id)
+    check_channels(config.channels)
+    return replace(config, agents=checked_agents(document, config.agents))

@@ -28,8 +28,9 @@ NO_SECRETS_KNOWN = Redactor()
 class ApprovalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What happens to a call that a person must be asked about."""
 
-    nobody: Literal["deny", "wait"] = "deny"
-    """When nobody is there: refuse the call, or stop the run until somebody has answered."""
+    nobody: Literal["deny", "wait"] | None = None
+    """When nobody is there: refuse the call, or stop the run until somebody has answered. Not said,
+    a run at a terminal refuses; one of `evoclaw up`, which people reach at any time, stops."""
     expires_s: Annotated[int, Meta(ge=1, le=31_536_000)] = 86_400
     """Seconds after which an asking, and the answer to it, is worth nothing any more."""
     patience_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from evoclaw.wiring.audit import audit_place
     from evoclaw.wiring.budget import open_ledger
+    from evoclaw.wiring.channels import add_user, channels, remove_user
     from evoclaw.wiring.conversations import open_conversations
     from evoclaw.wiring.edge import open_edge
     from evoclaw.wiring.fleet import fleet_ports, open_fleet
+    from evoclaw.wiring.http import open_access
     from evoclaw.wiring.judging import judges
     from evoclaw.wiring.local import local_ports
     from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
@@ -21,65 +23,78 @@ if TYPE_CHECKING:
     from evoclaw.wiring.pairing import devices, invite, join, revoke
     from evoclaw.wiring.receipts import open_receipts
     from evoclaw.wiring.servers import mcp_pins
-    from evoclaw.wiring.settings import wants_evidence
+    from evoclaw.wiring.settings import loop_settings, settings_text
     from evoclaw.wiring.skills import skill_catalogue, skill_places
     from evoclaw.wiring.ssh import ssh_ports
+    from evoclaw.wiring.store import open_moving
     from evoclaw.wiring.toolbox import open_toolbox
     from evoclaw.wiring.up import bring_up
 
 __all__ = [
+    "add_user",
     "audit_place",
     "bring_up",
+    "channels",
     "devices",
     "fleet_ports",
     "invite",
     "join",
     "judges",
     "local_ports",
+    "loop_settings",
     "mcp_over_http",
     "mcp_over_stdio",
     "mcp_pins",
     "model_at_hand",
+    "open_access",
     "open_approvals",
     "open_conversations",
     "open_edge",
     "open_fleet",
     "open_ledger",
+    "open_moving",
     "open_receipts",
     "open_toolbox",
+    "remove_user",
     "revoke",
+    "settings_text",
     "skill_catalogue",
     "skill_places",
     "ssh_ports",
     "stop_file",
-    "wants_evidence",
 ]
 _WHERE = {
+    "add_user": "channels",
     "audit_place": "audit",
     "bring_up": "up",
+    "channels": "channels",
     "devices": "pairing",
     "fleet_ports": "fleet",
     "invite": "pairing",
     "join": "pairing",
     "judges": "judging",
     "local_ports": "local",
+    "loop_settings": "settings",
     "mcp_over_http": "mcp",
     "mcp_over_stdio": "mcp",
     "mcp_pins": "servers",
     "model_at_hand": "models",
+    "open_access": "http",
     "open_approvals": "oversight",
     "open_conversations": "conversations",
     "open_edge": "edge",
     "open_fleet": "fleet",
     "open_ledger": "budget",
+    "open_moving": "store",
     "open_receipts": "receipts",
     "open_toolbox": "toolbox",
+    "remove_user": "channels",
     "revoke": "pairing",
+    "settings_text": "settings",
     "skill_catalogue": "skills",
     "skill_places": "skills",
     "ssh_ports": "ssh",
     "stop_file": "oversight",
-    "wants_evidence": "settings",
 }
 
 

@@ -11,20 +11,30 @@ if TYPE_CHECKING:
     from evoclaw.core.messages import Usage
     from evoclaw.governance.budget.foresight import Price
     from evoclaw.governance.budget.settings import BudgetSettings
+    from evoclaw.store.database import Database
 
 
 @asynccontextmanager
-async def open_ledger(env: Mapping[str, str]) -> AsyncGenerator[Ledger]:
+async def open_ledger(
+    env: Mapping[str, str], *, database: Database | None = None
+) -> AsyncGenerator[Ledger]:
     """The ledger that all processes of this machine share."""
-    from evoclaw.config.places import default_data_folder
-    from evoclaw.store.ledger import StoredLedger
+    from evoclaw.store.ledger import SCHEMA, StoredLedger
+    from evoclaw.wiring.store import opened
 
-    async with await StoredLedger.open_file(default_data_folder(env) / "budget.db") as ledger:
+    # By itself, a reservation need not outlive a power cut: what it was to pay for did not either.
+    async with (
+        opened(env, SCHEMA, given=database, durable=False) as kept,
+        StoredLedger(kept) as ledger,
+    ):
+        await ledger.begin()
         yield ledger
 
 
 @asynccontextmanager
-async def ledger_for(settings: BudgetSettings, env: Mapping[str, str]) -> AsyncGenerator[Ledger]:
+async def ledger_for(
+    settings: BudgetSettings, env: Mapping[str, str], *, database: Database | None = None
+) -> AsyncGenerator[Ledger]:
     """Where a run's spending is counted.
 
     A budget of the run alone is counted in memory: its records tell it again after a crash. One
@@ -37,7 +47,7 @@ async def ledger_for(settings: BudgetSettings, env: Mapping[str, str]) -> AsyncG
     if not settings.actions and all(kinds == Kinds() for kinds in shared):
         yield MemoryLedger()
         return
-    async with open_ledger(env) as ledger:
+    async with open_ledger(env, database=database) as ledger:
         yield ledger
 
 

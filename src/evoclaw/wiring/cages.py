@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError, ToolFailure
+from evoclaw.core.ops import CLOSED
 from evoclaw.core.tools import Call
-from evoclaw.executors.roots import CLOSED
 
 if TYPE_CHECKING:
     from evoclaw.core.cages import Confines, Engine

@@ -48,26 +48,25 @@ async def open_conversations(
     env: Mapping[str, str],
 ) -> AsyncGenerator[Conversations]:
     """The sessions of this machine, with one agent; its session is there when this returns."""
-    from evoclaw.config.places import default_data_folder
     from evoclaw.orchestrator.prompt import system_prompt
     from evoclaw.orchestrator.questions import Questions
     from evoclaw.orchestrator.sessions import Conversations
     from evoclaw.skills.disclosure import catalogue
-    from evoclaw.store.sessions import SessionStore
     from evoclaw.wiring.governing import open_governance
     from evoclaw.wiring.receipts import open_signer
+    from evoclaw.wiring.store import open_sessions
 
-    name, home = await choose_model(model, env), default_data_folder(env)
-    capabilities = capabilities_at(level)
+    name = await choose_model(model, env)
+    capabilities = capabilities_at(level, env)
     agent = Agent(AGENT, name, capabilities=capabilities, settings=settings)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env, AGENT))
-        store = await stack.enter_async_context(await SessionStore.open(home / "sessions.db"))
+        store = await stack.enter_async_context(open_sessions(env))
         provider = await stack.enter_async_context(open_provider(name, env))
         box = await stack.enter_async_context(
             open_toolbox(workspace, env, key=session, given=eyes(provider))
         )
-        signer = await stack.enter_async_context(open_signer(home))
+        signer = await stack.enter_async_context(open_signer(env))
         every = governance.around(box_executor(box, capabilities, None)).tools
         rules = governance.chain(level, capabilities, workspace, every)
         equipment = _Equipment(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from evoclaw.cli.needs import Begun
     from evoclaw.governance.autonomy import Level
     from evoclaw.orchestrator.orchestrator import Orchestrator
+    from evoclaw.store.database import Database
     from evoclaw.transport.address import Address
 
 HERE = "orchestrator.json"
@@ -38,7 +39,9 @@ class Door(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def open_fleet(env: Mapping[str, str]) -> AsyncGenerator[Orchestrator]:
+async def open_fleet(
+    env: Mapping[str, str], *, database: Database | None = None
+) -> AsyncGenerator[Orchestrator]:
     """An orchestrator, connected as long as the block runs."""
     from evoclaw.config import default_data_folder
     from evoclaw.governance.grants import Signer
@@ -48,25 +51,28 @@ async def open_fleet(env: Mapping[str, str]) -> AsyncGenerator[Orchestrator]:
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.permitted import Permitted
     from evoclaw.orchestrator.stopping import Stopping, following
+    from evoclaw.store import command_tables, receipts
     from evoclaw.store.commands import CommandStore
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.wiring.oversight import stop_file
     from evoclaw.wiring.receipts import open_book
     from evoclaw.wiring.settings import orchestrator_settings
+    from evoclaw.wiring.store import opened
 
     home = default_data_folder(env)
     address = find_broker(home, env)
     signer = Signer.load_or_create(home / "orchestrator.key")
     async with AsyncExitStack() as stack:
-        store = await CommandStore.open(home / "orchestrator.db")
-        await stack.enter_async_context(store)
+        parts = (command_tables.SCHEMA, receipts.SCHEMA)
+        kept = await stack.enter_async_context(opened(env, *parts, given=database))
+        store = CommandStore(kept)
         link = MqttLink(address)
         permit = Permitted(Devices(home / "pairing"))
         stops = Stops(stop_file(env))
         grants = Stopping(stops, Granting(signer))
         orchestrator = Orchestrator(link, store, grants=grants, permit=permit)
         required = orchestrator_settings(env).orchestrator.require_receipts
-        book = await stack.enter_async_context(open_book(home, store, required=required))
+        book = await stack.enter_async_context(open_book(store, required=required))
         orchestrator.reception.receipts = book
         await stack.enter_async_context(orchestrator.connected())
         await stack.enter_async_context(following(stops, orchestrator, store))
@@ -91,7 +97,7 @@ async def fleet_ports(
     from evoclaw.wiring.passing import passed_on
 
     name = await choose_model(model, env)
-    capabilities = capabilities_at(level)
+    capabilities = capabilities_at(level, env)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))
         orchestrator = await stack.enter_async_context(open_fleet(env))
@@ -122,10 +128,10 @@ async def fleet_executor(
         await orchestrator.wait_for(on, wait)
         return orchestrator.edge(on)
     await orchestrator.settle(wait)
-    return _each(orchestrator, capabilities) if on == EACH else orchestrator.delegated()
+    return fleet_tools(orchestrator, capabilities) if on == EACH else orchestrator.delegated()
 
 
-def _each(orchestrator: Orchestrator, capabilities: frozenset[str]) -> Executor:
+def fleet_tools(orchestrator: Orchestrator, capabilities: frozenset[str]) -> Executor:
     """The fleet as tools: to ask any edge anything, and to see what devices there are."""
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.routed import Routed

@@ -164,7 +164,11 @@ class Governance:
 
 @asynccontextmanager
 async def open_governance(
-    env: Mapping[str, str], agent: str = "", *, keeps_on: bool = False
+    env: Mapping[str, str],
+    agent: str = "",
+    *,
+    keeps_on: bool = False,
+    ledger: Ledger | None = None,
 ) -> AsyncGenerator[Governance]:
     """The rules of this machine, as long as the block runs.
 
@@ -172,6 +176,7 @@ async def open_governance(
         env: Says where the settings are.
         agent: Who is governed.
         keeps_on: This process stays, and sees to the audit's way to the cold tier.
+        ledger: Where spending is counted, if that is open already.
     """
     from evoclaw.observe.audit.policy import Recordable
     from evoclaw.wiring.audit import audit_place, open_audit
@@ -185,7 +190,8 @@ async def open_governance(
         audit = await stack.enter_async_context(
             open_audit(home, about_audit, env, keeps_on=keeps_on)
         )
-        ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
+        if ledger is None:
+            ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
         recordable = () if audit is None else (Recordable(audit),)
         stops, rates = guards(env, agent)
         yield Governance(settings, stops, (rates, *recordable), ledger, audit, agent)

@@ -31,14 +31,13 @@ async def local_ports(
     given: Mapping[type, object] | None = None,
 ) -> AsyncGenerator[Ports]:
     """What a run on this machine is given; closed, with all it started, when the block ends."""
-    from evoclaw.config import default_data_folder
     from evoclaw.executors.receipted import Receipted
     from evoclaw.wiring.governing import governed_ports, open_governance
     from evoclaw.wiring.models import choose_model, eyes, for_model, open_provider
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.toolbox import open_toolbox
 
-    capabilities = capabilities_at(level)
+    capabilities = capabilities_at(level, env)
     name = await choose_model(model, env)
     tools = for_model(name, tools)
     async with AsyncExitStack() as stack:
@@ -46,8 +45,10 @@ async def local_ports(
         provider = await stack.enter_async_context(open_provider(name, env))
         more = {**eyes(provider), **(given or {})}
         box = await stack.enter_async_context(open_toolbox(workspace, env, given=more))
-        executor = box_executor(box, capabilities, tools, run.state.history)
-        signer = await stack.enter_async_context(open_signer(default_data_folder(env)))
+        state = run.state
+        said = state.history if state.started else state.opening
+        executor = box_executor(box, capabilities, tools, said)
+        signer = await stack.enter_async_context(open_signer(env))
         yield await stack.enter_async_context(
             governed_ports(
                 governance,
@@ -64,11 +65,21 @@ async def local_ports(
         )
 
 
-def capabilities_at(level: Level) -> frozenset[str]:
-    """What an agent holds when nobody has said more than how far it may go."""
-    from evoclaw.governance.autonomy import Level
+def capabilities_at(level: Level, env: Mapping[str, str]) -> frozenset[str]:
+    """What an agent holds when nobody has said more than how far it may go.
 
-    return frozenset({"file_read"}) if level is Level.READ_ONLY else frozenset({ALL})
+    Never more than `permissions` grants, and nothing where the tool loop is switched off.
+    """
+    from evoclaw.core.agent import narrowed
+    from evoclaw.governance.autonomy import Level
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    settings = orchestrator_settings(env).orchestrator
+    if not settings.tool_loop_enabled:
+        return frozenset()
+    held = frozenset({"file_read"}) if level is Level.READ_ONLY else frozenset({ALL})
+    granted = settings.tools.granted
+    return held if granted is None else narrowed(held, granted)
 
 
 def box_executor(

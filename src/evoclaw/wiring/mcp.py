@@ -49,7 +49,7 @@ async def _tools(wanted: Wanted, env: Mapping[str, str]) -> AsyncGenerator[McpTo
     from evoclaw.wiring.passing import passed_on
     from evoclaw.wiring.toolbox import open_toolbox
 
-    held = capabilities_at(wanted.level)
+    held = capabilities_at(wanted.level, env)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env, CLIENT, keeps_on=True))
         if wanted.on is not None:

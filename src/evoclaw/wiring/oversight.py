@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.rates import Rates
     from evoclaw.governance.stops import StopFile, Stops
     from evoclaw.orchestrator.approvals import Approvals
-
-APPROVALS = "approvals.db"
+    from evoclaw.store.database import Database
 
 
 @asynccontextmanager
@@ -23,15 +22,18 @@ async def open_approvals(
     settings: ApprovalSettings | None = None,
     face: Approver | None = None,
     absent: str = "nobody is there to approve it",
+    database: Database | None = None,
 ) -> AsyncGenerator[Approvals]:
     """The approvals of this machine, with whoever is there now."""
-    from evoclaw.config.places import default_data_folder
     from evoclaw.core.redaction import Redactor, secrets_in
     from evoclaw.orchestrator.approvals import Approvals
-    from evoclaw.store.approvals import ApprovalStore
+    from evoclaw.store.approvals import SCHEMA, ApprovalStore
     from evoclaw.wiring.settings import orchestrator_settings
+    from evoclaw.wiring.store import opened
 
-    async with await ApprovalStore.open(default_data_folder(env) / APPROVALS) as store:
+    async with opened(env, SCHEMA, given=database) as kept:
+        store = ApprovalStore(kept)
+        await store.tidy()
         redactor = Redactor(secrets_in(env))
         settings = settings or orchestrator_settings(env).approvals
         yield Approvals(store, settings, face=face, redactor=redactor, absent=absent)

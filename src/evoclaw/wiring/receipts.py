@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -15,61 +14,64 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.archive import ReceiptArchive
     from evoclaw.orchestrator.receipts import Breach, ReceiptBook
     from evoclaw.store.commands import CommandStore
+    from evoclaw.store.database import Database
 
 logger = logging.getLogger(__name__)
-BOOK, KEY = "receipts.db", "device.key"
+KEY = "device.key"
 RECENT = 3600.0
 """Seconds before a start in which a crash may have kept receipts out of the book."""
 
 
 @asynccontextmanager
-async def open_receipts(env: Mapping[str, str]) -> AsyncGenerator[ReceiptArchive]:
+async def open_receipts(
+    env: Mapping[str, str], *, database: Database | None = None
+) -> AsyncGenerator[ReceiptArchive]:
     """The receipts of this machine, and the commands that they are of."""
-    from evoclaw.config import default_data_folder
     from evoclaw.orchestrator.archive import ReceiptArchive
+    from evoclaw.store import command_tables, receipts
     from evoclaw.store.commands import CommandStore
-    from evoclaw.store.receipts import ReceiptStore
+    from evoclaw.wiring.store import opened
 
-    home = default_data_folder(env)
-    async with (
-        await ReceiptStore.open(home / BOOK) as store,
-        await CommandStore.open(home / "orchestrator.db") as commands,
-    ):
-        yield ReceiptArchive(store, commands)
+    parts = (receipts.SCHEMA, command_tables.SCHEMA)
+    async with opened(env, *parts, given=database) as kept:
+        yield ReceiptArchive(receipts.ReceiptStore(kept), CommandStore(kept))
 
 
 @asynccontextmanager
 async def open_book(
-    home: Path,
     commands: CommandStore,
     *,
     required: bool = False,
     noted: Callable[[Breach], None] | None = None,
 ) -> AsyncGenerator[ReceiptBook]:
-    """An orchestrator's book of receipts, with what a crash kept out of it put in."""
+    """The book of receipts beside the commands, with what a crash kept out of it put in."""
     from evoclaw.orchestrator.receipts import ReceiptBook
     from evoclaw.store.receipts import ReceiptStore, settled_since
 
-    async with await ReceiptStore.open(home / BOOK) as store:
-        book = ReceiptBook(store, required=required, noted=noted or _warn)
-        await book.repair(await settled_since(commands.database, time.time() - RECENT))
-        try:
-            yield book
-        finally:
-            await book.close()
+    store = ReceiptStore(commands.database)
+    book = ReceiptBook(store, required=required, noted=noted or _warn)
+    await book.repair(await settled_since(commands.database, time.time() - RECENT))
+    try:
+        yield book
+    finally:
+        await book.close()
 
 
 @asynccontextmanager
-async def open_signer(home: Path) -> AsyncGenerator[Sign]:
+async def open_signer(
+    env: Mapping[str, str], *, database: Database | None = None
+) -> AsyncGenerator[Sign]:
     """Who signs what ran on this machine itself, with its own key."""
+    from evoclaw.config.places import default_data_folder
     from evoclaw.governance.receipts import DeviceKey
     from evoclaw.orchestrator.signing import LocalReceipts
-    from evoclaw.store.receipts import ReceiptStore
+    from evoclaw.store.receipts import SCHEMA, ReceiptStore
+    from evoclaw.wiring.store import opened
 
     # Its own word about itself need not outlive a power cut: no wait for the disk at every call.
-    async with await ReceiptStore.open(home / BOOK, durable=False) as store:
-        key = DeviceKey.load_or_create(home / KEY)
-        yield LocalReceipts(key, store, token_hex(8)).sign
+    async with opened(env, SCHEMA, given=database, durable=False) as kept:
+        key = DeviceKey.load_or_create(default_data_folder(env) / KEY)
+        yield LocalReceipts(key, ReceiptStore(kept), token_hex(8)).sign
 
 
 def _warn(breach: Breach) -> None:

@@ -1,4 +1,4 @@
-"""The skills of this machine: those in the data folder."""
+"""The skills of this machine: those in the data folder, or where the settings say."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ if TYPE_CHECKING:
     from evoclaw.skills.approvals import ApprovalFile
     from evoclaw.skills.watching import Shelf
 
-FOLDER, APPROVED = "skills", "approved-skills.json"
+APPROVED = "approved-skills.json"
 
 
 def skill_places(env: Mapping[str, str]) -> tuple[Path, ApprovalFile, dict[str, str]]:
     """Where the skills are, what was approved, and names that they may not use."""
     from evoclaw.config.places import default_data_folder
 
-    home = default_data_folder(env)
-    return home / FOLDER, approvals(home), reserved()
+    return skills_folder(env), approvals(default_data_folder(env)), reserved()
+
+
+def skills_folder(env: Mapping[str, str]) -> Path:
+    """Where the skills are."""
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    return orchestrator_settings(env).orchestrator.tools.skills_path
 
 
 def skill_catalogue(env: Mapping[str, str]) -> str:
     """The skills there are, one line each, for a model."""
-    from evoclaw.config.places import default_data_folder
     from evoclaw.skills.disclosure import catalogue
 
-    return catalogue(shelf(default_data_folder(env)).skills())
+    return catalogue(shelf(env).skills())
 
 
 def approvals(home: Path) -> ApprovalFile:
@@ -36,11 +41,12 @@ def approvals(home: Path) -> ApprovalFile:
     return ApprovalFile(home / APPROVED)
 
 
-def shelf(home: Path) -> Shelf:
+def shelf(env: Mapping[str, str]) -> Shelf:
     """The skills in use, looked at again when they change."""
     from evoclaw.skills.watching import Shelf
 
-    return Shelf([home / FOLDER], approvals=approvals(home), reserved=reserved())
+    folder, approved, taken = skill_places(env)
+    return Shelf([folder], approvals=approved, reserved=taken)
 
 
 def reserved() -> dict[str, str]:

@@ -37,7 +37,7 @@ async def ssh_ports(
     from evoclaw.wiring.models import choose_model, open_provider
 
     target = parse_ssh_url(url)
-    capabilities = capabilities_at(level)
+    capabilities = capabilities_at(level, env)
     name = await choose_model(model, env)
     connection = SshConnection(target.host, port=target.port, user=target.user)
     files = SshFiles(connection, target.path)

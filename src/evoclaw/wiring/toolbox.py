@@ -95,11 +95,11 @@ async def open_toolbox(
     from evoclaw.wiring.cages import Caged, open_cages
     from evoclaw.wiring.servers import connect_servers
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.skills import FOLDER, shelf
+    from evoclaw.wiring.skills import shelf, skills_folder
 
     async with AsyncExitStack() as stack:
         home = default_data_folder(env)
-        skills, servers = shelf(home), await connect_servers(env, stack)
+        skills, servers = shelf(env), await connect_servers(env, stack)
         config = orchestrator_settings(env)
         domains = Domains(config.network)
         caged = await open_cages(
@@ -108,7 +108,7 @@ async def open_toolbox(
             domains,
             stack,
             data=home,
-            readable=[home / FOLDER],
+            readable=[skills_folder(env)],
         )
         found, reasons = _found(workspace, env, key, stack, domains)
         found |= {ExecOps: caged.cages.exec_in(), Cages: caged.cages, Caged: caged}

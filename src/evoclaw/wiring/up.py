@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -12,14 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.wiring.fleet import Door, leave_door, open_fleet
+from evoclaw.wiring.store import open_store
 
 if TYPE_CHECKING:
     from evoclaw.orchestrator.joining import Joining
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.transport.broker import EmbeddedBroker
+    from evoclaw.wiring.brain import Brain
 
 logger = logging.getLogger(__name__)
 ORCHESTRATOR = "orchestrator"
@@ -31,7 +37,34 @@ class House(Struct, frozen=True):
     """What is up."""
 
     url: str
+    """Of the broker."""
     orchestrator: Orchestrator
+    api: str = ""
+    """Where the service is; empty if there is none."""
+    brain: Brain | None = None
+    env: Mapping[str, str] = {}
+
+    @property
+    def live(self) -> int:
+        """How many runs go on."""
+        return 0 if self.brain is None else self.brain.runs.live
+
+    async def drain(self) -> None:
+        """Begin no more runs, and let those that go on end, for a while."""
+        if self.brain is not None:
+            await self.brain.runs.drain(self.brain.settings.runs.drain_s)
+
+    def reload(self) -> str:
+        """Read the settings again, and say what became of that."""
+        if self.brain is None:
+            return "there is nothing to read the settings for: no service is up"
+        from evoclaw.wiring.reloading import reload
+
+        done = reload(self.brain, self.env)
+        told = f"settings in force: {', '.join(done.changed)}" if done.changed else "nothing new"
+        if done.restart:
+            told += f"; after a restart: {', '.join(done.restart)}"
+        return told
 
 
 class _Local(Struct, frozen=True):
@@ -53,36 +86,98 @@ async def bring_up(
     model: str,
     env: Mapping[str, str],
     tls: tuple[Path, Path, Path] | None = None,
+    api: Mapping[str, object] | None = None,
 ) -> AsyncGenerator[House]:
-    """Broker, orchestrator and edge; all gone when the block ends.
+    """Broker, orchestrator, service and edge; all gone when the block ends.
 
-    With TLS, the broker's certificate, its key, and who signed it are given.
+    With TLS, the broker's certificate, its key, and who signed it are given. `api` is said of the
+    service beside what the settings say; None is no service. Where the settings name a broker,
+    that one is used: then accounts, and an edge on this machine, are for its owner to make.
     """
-    from evoclaw.config import default_data_folder
-    from evoclaw.transport.accounts import Role
-    from evoclaw.transport.broker import EmbeddedBroker
-    from evoclaw.transport.engines import TlsFiles
+    from evoclaw.config import BrokerConfig, default_data_folder
+    from evoclaw.wiring.settings import orchestrator_settings
 
-    home = default_data_folder(env)
+    home, settings = default_data_folder(env), orchestrator_settings(env)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own = settings.broker == BrokerConfig()
     async with AsyncExitStack() as stack:
-        files = None if tls is None else TlsFiles(*tls[:2])
-        broker = EmbeddedBroker(home / "broker", engine=engine, host=host, port=port, tls=files)
+        stack.callback(os.close, _alone(home))
+        broker = _Broker(home, host, port, engine, tls)
+        url = await broker.start(stack) if own else settings.broker.url
+        stored = await stack.enter_async_context(open_store(env))
+        orchestrator = await stack.enter_async_context(open_fleet(env, database=stored.database))
+        if own:
+            orchestrator.reception.guests = _joining(home, orchestrator, broker.running).take
+            if agent_id is not None:
+                local = _Local(agent_id, workspace, model)
+                await _begin_edge(local, home, broker, orchestrator, stack)
+        if api is None:
+            yield House(url, orchestrator)
+            return
+        from evoclaw.wiring.brain import open_brain
+        from evoclaw.wiring.http import serving_http
+
+        brain = await stack.enter_async_context(open_brain(orchestrator, stored, env))
+        server = replace(settings.server, **api)
+        at = await stack.enter_async_context(serving_http(brain, server, env))
+        yield House(url, orchestrator, at, brain, env)
+
+
+def _alone(home: Path) -> int:
+    """Hold the data folder: a second orchestrator would take this one's runs for left behind."""
+    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        text = f"`evoclaw up` runs with {home} already; use that one, or set EVOCLAW_HOME"
+        raise ConfigError(text) from None
+    return lock
+
+
+class _Broker:
+    """The broker on this machine, and how others get to it."""
+
+    running: EmbeddedBroker
+    door: Door
+
+    def __init__(
+        self, home: Path, host: str, port: int, engine: str, tls: tuple[Path, Path, Path] | None
+    ) -> None:
+        self._home, self._host, self._port, self._engine = home, host, port, engine
+        self._tls = tls
+
+    async def start(self, stack: AsyncExitStack) -> str:
+        """Begin it, and say how it is reached; its address."""
+        from evoclaw.transport.accounts import Role
+        from evoclaw.transport.broker import EmbeddedBroker
+        from evoclaw.transport.engines import TlsFiles
+
+        files = None if self._tls is None else TlsFiles(*self._tls[:2])
+        self.running = broker = EmbeddedBroker(
+            self._home / "broker", engine=self._engine, host=self._host, port=self._port, tls=files
+        )
         await stack.enter_async_context(broker)
-        url = f"{'mqtt' if tls is None else 'mqtts'}://{broker.host}:{broker.port}"
+        url = f"{'mqtt' if self._tls is None else 'mqtts'}://{broker.host}:{broker.port}"
         password = await broker.renew(ORCHESTRATOR, Role.ORCHESTRATOR)
-        door = Door(url, ORCHESTRATOR, password, None if tls is None else str(tls[2]))
-        leave_door(home, door)
-        stack.callback(_close_door, home)
-        orchestrator = await stack.enter_async_context(open_fleet(env))
-        orchestrator.reception.guests = _joining(home, orchestrator, broker).take
-        if agent_id is not None:
-            local = _Local(agent_id, workspace, model)
-            config = await _describe(local, home, door, broker)
-            await _pin(orchestrator, agent_id, config.parent)
-            edge = asyncio.create_task(_keep_edge(config))
-            stack.push_async_callback(_end, edge)
-        yield House(url, orchestrator)
+        signed_by = None if self._tls is None else str(self._tls[2])
+        self.door = Door(url, ORCHESTRATOR, password, signed_by)
+        leave_door(self._home, self.door)
+        stack.callback(_close_door, self._home)
+        return url
+
+
+async def _begin_edge(
+    local: _Local,
+    home: Path,
+    broker: _Broker,
+    orchestrator: Orchestrator,
+    stack: AsyncExitStack,
+) -> None:
+    config = await _describe(local, home, broker.door, broker.running)
+    await _pin(orchestrator, local.agent_id, config.parent)
+    edge = asyncio.create_task(_keep_edge(config))
+    stack.push_async_callback(_end, edge)
 
 
 async def _pin(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:

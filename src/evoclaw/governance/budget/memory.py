@@ -120,9 +120,14 @@ class MemoryLedger:
         found = [self._accounts[name] for name in path if name in self._accounts]
         return least(found, self._clock())
 
-    async def accounts(self) -> Sequence[Account]:
-        """All that are open, by name."""
-        return [self._accounts[name] for name in sorted(self._accounts)]
+    async def accounts(self, within: str = "") -> Sequence[Account]:
+        """All that are open, or only one and those below it, by name."""
+        names = sorted(self._accounts)
+        return [
+            self._accounts[name]
+            for name in names
+            if not within or name == within or name.startswith(f"{within}/")
+        ]
 
     def _account(self, name: str) -> Account:
         made = self._accounts[name] = Account(name)

@@ -49,13 +49,21 @@ class Kinds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Amounts of each kind; what is not given is not bounded here."""
 
     turns: Count | None = None
+    """Replies of the model."""
     minutes: Amount | None = None
+    """Of time that runs take."""
     calls: Count | None = None
+    """Calls of tools."""
     files: Count | None = None
+    """Files that are changed."""
     lines: Count | None = None
+    """Lines that are changed."""
     bytes: Count | None = None
+    """Bytes that are written."""
     tokens: Count | None = None
+    """In and out, together."""
     dollars: Amount | None = None
+    """What replies cost."""
     per: str = ""
     """Within any stretch of this length; for ever if not given."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from evoclaw.core.arguments import BadArguments, parse_arguments
-from evoclaw.core.labels import Label
+from evoclaw.core.labels import MEMORY, Label
 from evoclaw.core.messages import (
     JSON,
     ErrorKind,
@@ -106,7 +106,7 @@ class Seen:
                 self.tainted = self.tainted or block.label.untrusted
             elif block.label.untrusted:
                 self._distrust(block.text, block.label)
-            else:
+            elif MEMORY not in block.label.sources:  # recalled words are as the model's own
                 self.said |= self._asking.stems(self._trust(block.text, secret=block.label.private))
 
     def _add_result(self, result: ToolResult) -> None:

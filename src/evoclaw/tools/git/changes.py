@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.core.ops import CLOSED
 from evoclaw.tools.git.safety import LISTING, SUBMODULES, Repository, split
 
 SHOWN = 200
@@ -125,6 +128,16 @@ def _line(change: Change, letter: str) -> str:
 def shown(path: str) -> str:
     """A path on one line, odd characters escaped."""
     return path if path.isprintable() else repr(path)
+
+
+def refuse_ours(paths: Iterable[str]) -> None:
+    """Refuse files of our own folder: git runs without the cage that hides it from commands."""
+    if ours := [path for path in paths if CLOSED in path.casefold().split("/")]:
+        raise ToolFailure(
+            ErrorKind.PERMISSION_DENIED,
+            f"{some(ours)}: EvoClaw's own keys and settings are there. Nothing was done. "
+            "Name other `paths`, or go on without it.",
+        )
 
 
 def some(names: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from evoclaw.tools.git.changes import (
     branch_line,
     find_changes,
     listed,
+    refuse_ours,
     some,
     some_filtered,
 )
@@ -102,6 +103,7 @@ async def git_diff(
     what = await _compared(repository, commit, staged)
     only = ("--", *repository.paths(paths))
     counts = await _counts(repository, (*what, "--numstat", "-z", *only))
+    refuse_ours(counts)
     if not counts:
         hint = "" if commit else " New files are shown only when staged; see git_status."
         return said([f"No differences.{hint}"], {"files": 0, "added": 0, "deleted": 0})

@@ -14,7 +14,14 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.tools.define import encodable, tool
-from evoclaw.tools.git.changes import SHOWN, Changes, find_changes, some, some_filtered
+from evoclaw.tools.git.changes import (
+    SHOWN,
+    Changes,
+    find_changes,
+    refuse_ours,
+    some,
+    some_filtered,
+)
 from evoclaw.tools.git.reading import (
     DEFAULT_MS,
     MOST_NAMED,
@@ -71,6 +78,7 @@ async def git_commit(
     untracked = "--untracked-files=all" if named else "--untracked-files=no"
     found = await find_changes(repository, untracked, "--no-renames", paths=named)
     _check_commit(found, named)
+    refuse_ours(change.path for change in found.files)
     unstaged = [change.path for change in found.files if change.unstaged != "."]
     # Naming files makes git take them in once more, staged or not.
     taken = [change.path for change in found.files] if named else unstaged
@@ -241,6 +249,7 @@ async def _switch(repository: Repository, name: str) -> str:
     else:
         compare = ("ls-tree", "-r", "-z", "--name-only", target)
     changed = await repository.names(*compare)
+    refuse_ours(changed)
     _refuse_filtered(await repository.filtered(changed), "Switching")
     rules = [path for path in changed if path.rpartition("/")[2] == ".gitattributes"]
     if rules:

@@ -1,0 +1,84 @@
+"""What `[[agents]]` says, checked: every refusal with its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from evoclaw.config.documents import Document, Keys, unknown
+from evoclaw.config.places import read_text
+from evoclaw.config.values import check_capabilities, check_id
+from evoclaw.core.errors import ConfigError
+from evoclaw.orchestrator.definitions import AgentConfig, AgentLimits
+
+__all__ = ["AgentConfig", "AgentLimits", "checked_agents"]
+
+_PLACES = ("", "any", "*")
+"""Where tools run, beside the ids of edges."""
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+def checked_agents(document: Document, agents: tuple[AgentConfig, ...]) -> tuple[AgentConfig, ...]:
+    """The same agents, their prompts read; refuse what cannot be meant."""
+    ids: set[str] = set()
+    for number, agent in enumerate(agents):
+        keys = ("agents", str(number))
+        check_id(document, (*keys, "id"), agent.id)
+        if agent.id in ids:
+            problem = f"two agents have the id {agent.id!r}; rename one"
+            raise document.error((*keys, "id"), problem)
+        ids.add(agent.id)
+    return tuple(
+        _checked(document, ("agents", str(number)), agent, ids)
+        for number, agent in enumerate(agents)
+    )
+
+
+def _checked(document: Document, keys: Keys, agent: AgentConfig, ids: set[str]) -> AgentConfig:
+    check_capabilities(document, (*keys, "capabilities"), agent.capabilities)
+    if agent.on not in _PLACES:
+        check_id(document, (*keys, "on"), agent.on)
+    for name in agent.dependencies:
+        if name == agent.id or name not in ids:
+            problem = unknown("agent", name, ids - {agent.id})
+            raise document.error((*keys, "dependencies"), f"dependencies: {problem}")
+    _check_fields(document, (*keys, "inputs"), agent.inputs)
+    _check_fields(document, (*keys, "outputs"), agent.outputs)
+    _check_models(document, (*keys, "model"), agent.model)
+    if agent.budget.per:
+        problem = (
+            "'per' is not known here: this bounds one run; all runs of an agent together are "
+            "bounded by [budget.agent]"
+        )
+        raise document.error((*keys, "budget", "per"), problem)
+    return _with_prompt(document, keys, agent)
+
+
+def _check_fields(document: Document, keys: Keys, names: Iterable[str]) -> None:
+    for name in names:
+        if not _FIELD.fullmatch(name):
+            problem = f"{name[:80]!r} is no name of a field; use letters, digits, _ and -"
+            raise document.error((*keys, name), f"{document.spelled(keys)}: {problem}")
+
+
+def _check_models(document: Document, keys: Keys, given: str | tuple[str, ...]) -> None:
+    several = not isinstance(given, str)
+    if several and not given:
+        raise document.error(keys, "model: the list is empty; name one, or leave it out")
+    for name in given if several else ():
+        if "," in name:
+            raise document.error(keys, f"model: write {name[:80]!r} as several texts of the list")
+
+
+def _with_prompt(document: Document, keys: Keys, agent: AgentConfig) -> AgentConfig:
+    if agent.prompt_file is None:
+        return agent
+    here = (*keys, "prompt_file")
+    if agent.prompt:
+        raise document.error(here, "prompt and prompt_file say the same thing; remove one of them")
+    try:
+        return replace(agent, prompt=read_text(agent.prompt_file))
+    except ConfigError as problem:
+        raise document.error(here, f"prompt_file: {problem}") from None

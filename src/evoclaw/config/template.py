@@ -1,0 +1,183 @@
+"""A settings file with every key in it, explained: made from the types, so it is never stale.
+
+What begins with `# ` is an explanation; what begins with `#` alone is a setting with its default,
+or an example where there is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any, get_args, get_origin
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+from msgspec.inspect import (
+    BoolType,
+    CustomType,
+    EnumType,
+    FloatType,
+    IntType,
+    LiteralType,
+    NoneType,
+    StrType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
+from msgspec.structs import fields
+
+from evoclaw.config.documents import Keys, is_struct
+from evoclaw.config.writing import to_toml
+from evoclaw.core.messages import JSON
+
+WIDTH = 96
+NAME = "example"
+"""Stands where a name has to be."""
+
+
+class Entry(Struct, frozen=True):
+    """One key of a table."""
+
+    name: str
+    kind: Any
+    """Its type."""
+    value: Any
+    """What holds if it is left out; None if nothing does."""
+    said: str
+    """What it is for."""
+    required: bool
+
+
+def template(config: Struct) -> str:
+    """The file that says what these settings are, all of it commented out."""
+    return "\n".join(_table(type(config), config, (), "")).strip("\n") + "\n"
+
+
+def entries(kind: type[Struct], config: Struct | None = None) -> list[Entry]:
+    """The keys of a table, as they stand or as they are left out."""
+    said = meanings(kind)
+    found: list[Entry] = []
+    for field in fields(kind):
+        value: Any = None
+        if config is not None:
+            value = getattr(config, field.name)
+        elif field.default is not NODEFAULT:
+            value = field.default
+        elif field.default_factory is not NODEFAULT:
+            value = field.default_factory()
+        found.append(
+            Entry(field.encode_name, field.type, value, said.get(field.name, ""), field.required)
+        )
+    return found
+
+
+def meanings(kind: type[Struct]) -> dict[str, str]:
+    """The string beneath each field."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    found: dict[str, str] = {}
+    for node, after in zip(body, body[1:], strict=False):
+        match node, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = " ".join(text.split())
+            case _:
+                pass
+    return found
+
+
+def _table(kind: type[Struct], config: Struct | None, keys: Keys, mark: str) -> Iterator[str]:
+    """A table's own keys, those that must be said first; then the tables below it."""
+    own = entries(kind, config)
+    for entry in sorted(own, key=lambda entry: not entry.required):
+        if _inner(entry.kind) is None:
+            yield from _explained(entry.said)
+            yield f"#{_setting(entry)}"
+    for entry in own:
+        inner = _inner(entry.kind)
+        if inner is None:
+            continue
+        here = (*keys, entry.name)
+        plain = is_struct(entry.kind)
+        yield ""
+        yield from _explained(entry.said or _first_line(inner))
+        yield f"{mark if plain else '#'}{_head(entry.kind, here)}"
+        value = entry.value if plain and isinstance(entry.value, Struct) else None
+        if get_origin(entry.kind) is dict:
+            here = (*here, NAME)
+        yield from _table(inner, value, here, mark if plain else "#")
+
+
+def _head(kind: Any, keys: Keys) -> str:
+    name = ".".join(keys)
+    if get_origin(kind) is tuple:
+        return f"[[{name}]]"
+    return f"[{name}.{NAME}]" if get_origin(kind) is dict else f"[{name}]"
+
+
+def _inner(kind: Any) -> type[Struct] | None:
+    """The struct that a table, an array of tables, or a table of tables is made of."""
+    if is_struct(kind):
+        return kind
+    kinds: Sequence[Any] = get_args(kind)
+    if get_origin(kind) is dict:
+        kinds = kinds[1:]
+    return next((found for one in kinds if is_struct(one) and (found := one)), None)
+
+
+def _setting(entry: Entry) -> str:
+    unset = entry.value is None
+    value = example(type_info(entry.kind)) if unset else _plain(entry.value)
+    why = "must be given" if entry.required else "not set"
+    said = f"  # {why}; this is an example" if unset else ""
+    if isinstance(value, dict):
+        return f"{entry.name} = {{}}{said}"
+    return to_toml({entry.name: value}, {}).strip() + said
+
+
+def _plain(value: Any) -> JSON:
+    return msgspec.to_builtins(value, enc_hook=str, order="deterministic")
+
+
+def example(kind: Type) -> JSON:
+    """Something that a key of this type may be."""
+    match kind:
+        case UnionType(types):
+            return example(next(one for one in types if not isinstance(one, NoneType)))
+        case BoolType():
+            return False
+        case IntType(ge=ge) | FloatType(ge=ge):
+            return 1 if ge is None or ge < 1 else ge
+        case StrType(pattern=str(pattern)):
+            return next(one for one in (NAME, f"/{NAME}", "") if re.search(pattern, one))
+        case StrType() | CustomType():
+            return NAME
+        case EnumType(cls):
+            return next(_word(member) for member in cls)
+        case LiteralType(values):
+            return values[0]
+        case VarTupleType(item):
+            return [example(item)]
+        case _:
+            return {}
+
+
+def _word(member: Enum) -> JSON:
+    return member.value
+
+
+def _explained(text: str) -> Iterator[str]:
+    for line in textwrap.wrap(text, WIDTH):
+        yield f"# {line}"
+
+
+def _first_line(kind: type[Struct]) -> str:
+    return inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]

@@ -1,0 +1,57 @@
+"""The channels of this machine, and people's accounts at its broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from evoclaw.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evoclaw.cli.needs import ChannelFacts
+    from evoclaw.transport.accounts import Accounts
+
+
+def channels(env: Mapping[str, str]) -> Sequence[ChannelFacts]:
+    """Those that are configured."""
+    from evoclaw.cli.needs import ChannelFacts
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    found = orchestrator_settings(env).channels
+    return [ChannelFacts(one.name, one.kind, one.agent, tuple(one.senders)) for one in found]
+
+
+def add_user(name: str, env: Mapping[str, str]) -> str:
+    """Make a person's account at our broker, or give it another password: the password."""
+    from evoclaw.transport.accounts import Role
+
+    accounts = _accounts(env)
+    others = [one for one in accounts.all() if one.name == name and one.role is not Role.USER]
+    if others:
+        raise ConfigError(f"{name!r} is the account of another process; choose another name")
+    return accounts.renew(name, Role.USER)
+
+
+def remove_user(name: str, env: Mapping[str, str]) -> bool:
+    """Take a person's account away; False if there is none."""
+    from evoclaw.transport.accounts import Role
+
+    accounts = _accounts(env)
+    if not any(one.name == name and one.role is Role.USER for one in accounts.all()):
+        return False
+    accounts.remove(name)
+    return True
+
+
+def _accounts(env: Mapping[str, str]) -> Accounts:
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.transport.accounts import Accounts
+    from evoclaw.wiring.fleet import is_ours
+
+    home = default_data_folder(env)
+    if not is_ours(home):
+        raise ConfigError(
+            "accounts are for the broker of `evoclaw up`; start it, or make the account at the "
+            "broker you use"
+        )
+    return Accounts(home / "broker")

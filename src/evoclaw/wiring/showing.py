@@ -1,0 +1,217 @@
+"""What the service shows of this machine, and lets change: devices, audit, tools, skills, stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from evoclaw.api.needs import Absent, Refusal, SkillProblem, SkillView, StopView
+from evoclaw.core.messages import JSON
+from evoclaw.core.tools import Tool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from evoclaw.governance.pairing import Device, Devices
+    from evoclaw.governance.stops import StopFile
+    from evoclaw.observe.audit.cold import Cold, Query
+    from evoclaw.observe.audit.settings import AuditSettings
+    from evoclaw.observe.audit.writer import Audit
+    from evoclaw.skills.loading import Skill
+    from evoclaw.skills.watching import Shelf
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownDevices:
+    """The edges that joined."""
+
+    known: Devices
+    env: Mapping[str, str]
+
+    def all(self) -> Sequence[Device]:
+        """All of them."""
+        return self.known.all()
+
+    def get(self, agent_id: str) -> Device | None:
+        """One of them."""
+        return self.known.get(agent_id)
+
+    def approve(self, agent_id: str) -> Device:
+        """Let the tools be used that wait."""
+        return self.known.approve(agent_id, time.time())
+
+    def revoke(self, agent_id: str) -> None:
+        """Shut an edge out: no account, no approved tools."""
+        from evoclaw.wiring.pairing import revoke
+
+        revoke(agent_id, self.env)
+
+    def invite(self, agent_id: str, seconds: float) -> tuple[str, str]:
+        """Let a new edge in: the broker's address, and a token that works once."""
+        from evoclaw.wiring.pairing import invite
+
+        invited = invite(agent_id, seconds, self.env)
+        return invited.url, invited.token
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAudit:
+    """Who did what: one tenant at a time."""
+
+    audit: Audit
+    home: Path
+    settings: AuditSettings
+    env: Mapping[str, str]
+
+    async def search(self, tenant: str, query: Mapping[str, JSON]) -> Sequence[dict[str, JSON]]:
+        """The newest records of a tenant that fit, the oldest of them first."""
+        from evoclaw.observe.audit.cold import Query
+
+        if not tenant:
+            return ()  # an empty one would mean all of them
+        wanted = msgspec.convert({**query, "tenant": tenant}, Query)
+        await asyncio.to_thread(self.audit.flush)
+        # It reads whole files: in a thread, with a loop of its own, it keeps nobody waiting.
+        return await asyncio.to_thread(lambda: asyncio.run(self._found(wanted)))
+
+    async def _found(self, query: Query) -> Sequence[dict[str, JSON]]:
+        from evoclaw.observe.audit.reading import search
+
+        cold = self._cold()
+        try:
+            return await search(self.home / "audit", query, cold)
+        finally:
+            if cold is not None:
+                await cold.close()
+
+    async def verify(self) -> Mapping[str, JSON]:
+        """Whether the records of this machine are as they were written."""
+        await asyncio.to_thread(self.audit.flush)
+        return await asyncio.to_thread(self._verified)
+
+    def _verified(self) -> dict[str, JSON]:
+        from evoclaw.observe.audit.checkpoints import Key
+        from evoclaw.observe.audit.material import material_in
+        from evoclaw.observe.audit.verify import verify
+        from evoclaw.observe.audit.warm import Warm
+
+        folder, key = self.home / "audit", Key.load_or_create(self.home / "audit.key")
+        with Warm(folder, key).locked():
+            material = material_in(folder)
+        report = verify(material, [key.public])
+        return {**msgspec.to_builtins(report), "ok": report.ok}
+
+    def _cold(self) -> Cold | None:
+        from evoclaw.observe.audit.opening import open_cold
+
+        return open_cold(self.home, self.settings, self.env)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTools:
+    """The tools that the default agent is offered now."""
+
+    tools: Callable[[], Sequence[Tool]]
+    missing: Callable[[], Sequence[Absent]]
+
+    def offered(self) -> Sequence[Tool]:
+        """Those that can be used."""
+        return self.tools()
+
+    def absent(self) -> Sequence[Absent]:
+        """Those that cannot."""
+        return self.missing()
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSkills:
+    """The skills of this machine."""
+
+    shelf: Shelf
+
+    def all(self) -> Sequence[SkillView]:
+        """Those that can be used."""
+        return [self._view(skill) for skill in self.shelf.skills()]
+
+    def find(self, name: str) -> SkillView | None:
+        """One of them, with its instructions."""
+        skill = self.shelf.find(name)
+        if skill is None:
+            return None
+        return msgspec.structs.replace(self._view(skill), instructions=skill.instructions)
+
+    def problems(self) -> Sequence[SkillProblem]:
+        """Those that cannot."""
+        found = self.shelf.problems()
+        return [SkillProblem(one.path.name, one.reason, one.refused) for one in found]
+
+    def _view(self, skill: Skill) -> SkillView:
+        return SkillView(
+            skill.name,
+            skill.version,
+            skill.description,
+            skill.digest,
+            self.shelf.pinned(skill),
+            tuple(program.tool.name for program in skill.programs),
+            None if skill.allowed is None else tuple(sorted(skill.allowed)),
+            tuple(skill.references),
+            tuple(skill.notes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShownStops:
+    """The emergency stop."""
+
+    file: StopFile
+
+    def all(self) -> Sequence[StopView]:
+        """What is stopped."""
+        return [
+            StopView(str(one.kind), one.name, one.reason, one.by, one.at)
+            for one in self.file.stops()
+        ]
+
+    def put(self, stop: StopView) -> None:
+        """Stop something."""
+        from evoclaw.governance.stops import Kind, Stop
+
+        self.file.put(Stop(Kind(stop.kind), stop.name, stop.reason, stop.by, stop.at))
+
+    def release(self, kind: str, name: str) -> StopView | None:
+        """Let it go on; None if it was not stopped."""
+        from evoclaw.governance.stops import Kind
+
+        gone = self.file.release(Kind(kind), name)
+        if gone is None:
+            return None
+        return StopView(str(gone.kind), gone.name, gone.reason, gone.by, gone.at)
+
+
+def refusals_to(audit: Audit | None) -> Callable[[Refusal], None]:
+    """Puts on record who was not let in."""
+    from evoclaw.core.labels import Principal
+    from evoclaw.observe.audit.settings import AuditError
+    from evoclaw.observe.audit.sink import Who
+
+    def note(refusal: Refusal) -> None:
+        if audit is not None:
+            who = Who(principal=Principal(refusal.tenant or "local", refusal.user), agent_id="")
+            fields = msgspec.structs.asdict(refusal)
+            fields = {
+                name: fields[name] for name in ("status", "method", "path", "address", "token")
+            }
+            try:
+                audit.tell("refused", who, reason=refusal.why, **fields)
+            except AuditError as problem:
+                logger.warning("a refusal could not be put on record: %s", problem)
+
+    return note

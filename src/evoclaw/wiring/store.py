@@ -1,0 +1,185 @@
+"""The one database of this machine's orchestrator, and the stores in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Required, TypedDict
+
+if TYPE_CHECKING:
+    from evoclaw.store.approvals import ApprovalStore
+    from evoclaw.store.commands import CommandStore
+    from evoclaw.store.database import Database, Schema
+    from evoclaw.store.ledger import StoredLedger
+    from evoclaw.store.moving import Manifest
+    from evoclaw.store.receipts import ReceiptStore
+    from evoclaw.store.sessions import SessionStore
+
+FILE = "evoclaw.db"
+"""In the data folder."""
+PASSWORD = "EVOCLAW_STORE_PASSWORD"
+BEFORE = {
+    "session store": "sessions.db",
+    "command store": "orchestrator.db",
+    "approval store": "approvals.db",
+    "budget ledger": "budget.db",
+    "receipt book": "receipts.db",
+}
+"""The files that earlier versions kept each kind of store in; they are taken in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """All that an orchestrator keeps, in one database."""
+
+    database: Database
+    """For the stores that are not here: all kinds of store are in it."""
+    sessions: SessionStore
+    commands: CommandStore
+    approvals: ApprovalStore
+    ledger: StoredLedger
+    receipts: ReceiptStore
+
+
+@asynccontextmanager
+async def open_store(env: Mapping[str, str]) -> AsyncGenerator[Stored]:
+    """Everything that is kept, over one connection: what belongs together is committed together."""
+    from evoclaw.store.approvals import ApprovalStore
+    from evoclaw.store.commands import CommandStore
+    from evoclaw.store.ledger import StoredLedger
+    from evoclaw.store.receipts import ReceiptStore
+    from evoclaw.store.sessions import SessionStore
+
+    async with opened(env, *every_part()) as database:
+        approvals = ApprovalStore(database)
+        await approvals.tidy()
+        # Who begins what a reservation pays for waits for the disk: see `settle` in brain.py.
+        async with StoredLedger(database, wait=False) as ledger:
+            await ledger.begin()
+            yield Stored(
+                database,
+                SessionStore(database),
+                CommandStore(database),
+                approvals,
+                ledger,
+                ReceiptStore(database),
+            )
+
+
+@asynccontextmanager
+async def open_sessions(env: Mapping[str, str]) -> AsyncGenerator[SessionStore]:
+    """The conversations alone, for a process that has one of them."""
+    from evoclaw.store import queue, session_tables
+    from evoclaw.store.sessions import SessionStore
+
+    async with opened(env, session_tables.SCHEMA, queue.SCHEMA) as database:
+        yield SessionStore(database)
+
+
+@asynccontextmanager
+async def open_moving(env: Mapping[str, str]) -> AsyncGenerator[Moving]:
+    """Everything that is kept, to be taken elsewhere or brought here."""
+    parts = every_part()
+    async with opened(env, *parts) as database:
+        yield Moving(database, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """What is kept, on its way out or in."""
+
+    database: Database
+    parts: tuple[Schema, ...]
+
+    async def write(self, file: Path, *, tenant: str = "") -> Manifest:
+        """Everything, or what is of one tenant, into a new file."""
+        from evoclaw.store.moving import export_to
+
+        return await export_to(file, self.database, self.parts, tenant=tenant)
+
+    async def read(self, file: Path, *, existing: Literal["refuse", "keep"] = "refuse") -> Manifest:
+        """Everything from such a file: all of it, or nothing."""
+        from evoclaw.store.moving import import_from
+
+        return await import_from(file, self.database, self.parts, existing=existing)
+
+
+def every_part() -> tuple[Schema, ...]:
+    """All kinds of store that an orchestrator has."""
+    from evoclaw.store import (
+        approvals,
+        channels,
+        command_tables,
+        ledger,
+        memory,
+        queue,
+        receipts,
+        session_tables,
+        tokens,
+        workflow_tables,
+    )
+
+    return (
+        session_tables.SCHEMA,
+        command_tables.SCHEMA,
+        approvals.SCHEMA,
+        ledger.SCHEMA,
+        receipts.SCHEMA,
+        queue.SCHEMA,
+        memory.SCHEMA,
+        workflow_tables.SCHEMA,
+        tokens.SCHEMA,
+        channels.SCHEMA,
+    )
+
+
+@asynccontextmanager
+async def opened(
+    env: Mapping[str, str],
+    *parts: Schema,
+    given: Database | None = None,
+    durable: bool = True,
+) -> AsyncGenerator[Database]:
+    """Some kinds of store: in what is open already, or over a connection of one's own.
+
+    Args:
+        env: Says where it is.
+        parts: What is used of it.
+        given: The database, if this process has it open; it stays so.
+        durable: Whether a write outlives a power cut when it returns.
+    """
+    if given is not None:
+        yield given
+        return
+    from evoclaw.store.parts import open_database
+
+    database = await open_database(**_where(env), schemas=parts, durable=durable)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+class _Where(TypedDict, total=False):
+    place: Required[Path | str]
+    schema: str
+    password: str
+    old: Mapping[str, Path]
+
+
+def _where(env: Mapping[str, str]) -> _Where:
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    home, settings = default_data_folder(env), orchestrator_settings(env).store
+    if not settings.url:
+        old = {kind: home / name for kind, name in BEFORE.items()}
+        return _Where(place=home / FILE, old=old)
+    from evoclaw.store.postgres_link import read_password
+
+    password = env.get(PASSWORD, "")
+    if settings.password_file:
+        password = read_password(settings.password_file)
+    return _Where(place=settings.url, schema=settings.schema, password=password)

@@ -1,0 +1,111 @@
+"""What answers, put together: settings read again, and what runs leave behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.history import History
+from evoclaw.core.tools import Call
+from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.store.sessions import Session
+from evoclaw.tools.question import Person
+from evoclaw.transport.memory import MemoryBroker, MemoryLink
+from evoclaw.wiring.brain import Brain, open_brain
+from evoclaw.wiring.providing import MOST_KEPT
+from evoclaw.wiring.reloading import reload
+from evoclaw.wiring.store import open_store
+
+FIRST = """
+[orchestrator]
+cheaper_models = []
+
+[[agents]]
+id = "one"
+capabilities = ["*"]
+"""
+SECOND = """
+[orchestrator]
+cheaper_models = ["ollama/small"]
+
+[[agents]]
+id = "two"
+capabilities = ["*"]
+"""
+
+
+class _Held:
+    """Something that a run is handed."""
+
+
+@asynccontextmanager
+async def brain(home: Path) -> AsyncGenerator[tuple[Brain, dict[str, str]]]:
+    """What answers, without a broker or a service around it."""
+    env = {"EVOCLAW_HOME": str(home), "HOME": str(home), "EVOCLAW_MODEL": "ollama/none"}
+    (home / "evoclaw.toml").write_text(FIRST)
+    async with open_store(env) as stored:
+        orchestrator = Orchestrator(MemoryLink(MemoryBroker()), stored.commands)
+        async with open_brain(orchestrator, stored, env) as made:
+            yield made, env
+
+
+async def test_agents_and_cheaper_models_are_the_new_ones_everywhere(tmp_path: Path) -> None:
+    async with brain(tmp_path) as (made, env):
+        assert made.runs.default == "one"
+        (tmp_path / "evoclaw.toml").write_text(SECOND)
+        assert set(reload(made, env).changed) == {"agents", "orchestrator"}
+        assert made.runs.default == made.default.name == "two"
+        assert [one.model for one in made.talks.of("acme").cheaper] == ["ollama/small"]
+
+
+async def test_settings_that_no_run_could_go_by_change_nothing(tmp_path: Path) -> None:
+    async with brain(tmp_path) as (made, env):
+        before = made.equipment.governance
+        (tmp_path / "evoclaw.toml").write_text(f'{SECOND}\n[policy]\nrules = "gone.toml"\n')
+        with pytest.raises(ConfigError, match=r"gone\.toml"):
+            reload(made, env)
+        assert made.equipment.governance is before
+        assert list(made.agents) == ["one"]
+
+
+async def test_the_rules_of_an_agent_hold_nothing_of_the_run_that_came_first(
+    tmp_path: Path,
+) -> None:
+    async with brain(tmp_path) as (made, _):
+        given: dict[type, object] = {Person: (held := _Held()), History: History()}
+        made.equipment.ports(made.default, Session("s", "one"), given)
+        left = weakref.ref(held)
+        del given, held
+        gc.collect()
+        assert left() is None
+
+
+async def test_callers_may_name_any_models_and_not_all_are_kept(tmp_path: Path) -> None:
+    async with brain(tmp_path) as (made, _):
+        of = made.providers.of
+        models = [of(f"ollama/{number}") for number in range(MOST_KEPT + 5)]
+        assert of("ollama/0") is models[0]
+        assert of(f"ollama/{MOST_KEPT + 4}") is not models[-1]
+        assert models[-1].model == f"ollama/{MOST_KEPT + 4}"
+
+
+async def test_what_a_session_shows_is_seen_by_no_other(tmp_path: Path) -> None:
+    async with brain(tmp_path) as (made, _):
+
+        async def canvas(tenant: str, id_: str, **arguments: str) -> str:
+            session = Session(id_, "one", tenant=tenant)
+            executor = made.equipment.ports(made.default, session, {History: History()}).executor
+            (tool,) = [one for one in executor.tools() if one.name == "canvas"]
+            call = Call("1", tool, dict(arguments), "r.1.0.1", 10.0)
+            return (await executor.execute(call, lambda _: None)).text
+
+        await canvas("acme", "s", action="show", content="the plans of acme")
+        assert "the plans" in await canvas("acme", "s", action="snapshot")
+        assert "the plans" not in await canvas("acme", "t", action="snapshot")
+        assert "the plans" not in await canvas("other", "s", action="snapshot")
