@@ -138,6 +138,7 @@ def test_an_export_is_checked_elsewhere_with_the_public_key(
     typed: Typing, data: Path, tmp_path: Path
 ) -> None:
     key = typed("key")[1].strip()
+    assert key.startswith("ed25519:"), "never a dash, which would make it an option"
     out = typed("export", str(tmp_path / "out.jsonl"), "--since", "2026-10-26")[1]
     assert "records 1 to 6" in out
     pin = out.splitlines()[1].partition(": ")[2]

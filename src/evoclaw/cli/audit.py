@@ -20,7 +20,7 @@ from evoclaw.cli.clean import clean
 from evoclaw.cli.fleet import show
 from evoclaw.cli.render import tell
 from evoclaw.core.errors import ConfigError
-from evoclaw.observe.audit.checkpoints import Checkpoint, Key, check_key, decode, encode
+from evoclaw.observe.audit.checkpoints import KIND, Checkpoint, Key, check_key, decode, encode
 from evoclaw.observe.audit.cold import Cold, Query
 from evoclaw.observe.audit.material import Stored, exported, material_in
 from evoclaw.observe.audit.opening import open_cold
@@ -55,7 +55,7 @@ def audit(options: Namespace, wiring: Needs) -> int:
         case "ship":
             return asyncio.run(_ship(options, data, settings))
         case "key":
-            show(_key(data).public)
+            show(KIND + _key(data).public)
         case "tail":
             asyncio.run(_tail(options, data))
         case _:

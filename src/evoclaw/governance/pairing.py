@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from secrets import token_urlsafe
+from secrets import token_hex
 from typing import Generic, TypeVar
 
 import msgspec
@@ -50,7 +50,7 @@ class Pairings:
         """Make an invitation for so many seconds; the token is shown this once."""
         if not life > 0:
             raise ConfigError(f"an invitation cannot live for {life} seconds; say more than 0")
-        token = token_urlsafe(24)
+        token = token_hex(24)  # no dash: it is typed as an argument
         hashed = _hash(token)
         with self._file.changed() as known:
             for old in [key for key, one in known.items() if one.expires + _KEPT < now]:

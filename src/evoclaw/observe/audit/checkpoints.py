@@ -67,6 +67,10 @@ def decode(line: bytes) -> Checkpoint | None:
     return found if encode(found) == line else None
 
 
+KIND = "ed25519:"
+"""Before a key that people copy: a bare one may begin with a dash, and be taken for an option."""
+
+
 class Key:
     """Signs checkpoints; made on first use, and never leaves its file."""
 
@@ -131,15 +135,16 @@ def is_signed(checkpoint: Checkpoint) -> bool:
 
 def check_key(text: str) -> str:
     """A public key as it was typed; `ConfigError` if it is none."""
+    key = text.strip().removeprefix(KIND)
     try:
-        data = _from_text(text.strip())
+        data = _from_text(key)
     except ValueError:
         data = b""
     if len(data) != 32:
         raise ConfigError(
             f"{text[:80]!r} is no public key: it has 43 letters, as `evoclaw audit key` says it"
         )
-    return text.strip()
+    return key
 
 
 def _make(path: Path) -> None:
