@@ -15,8 +15,7 @@ from evoclaw.cli.run import run
 from evoclaw.cli.watching import records_of
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record
-from evoclaw.core.forking import before_turn, with_message, with_prompt
-from evoclaw.core.messages import Message, Reply, ToolResult
+from evoclaw.core.forking import NothingLeft, forked, with_prompt
 from evoclaw.core.state import new_run
 from evoclaw.store.recordings import read_recording
 
@@ -24,15 +23,12 @@ from evoclaw.store.recordings import read_recording
 def fork(options: Namespace, wiring: Wiring) -> int:
     """Begin a new run where the old one stood before a turn; it is recorded by itself."""
     records = _records(options)
-    messages = before_turn(records, options.at)
+    try:
+        messages = forked(records, options.at, options.message or "")
+    except NothingLeft as over:
+        raise ConfigError(f"{over}: --message TEXT") from None
     if options.prompt is not None:
         messages = with_prompt(messages, _text(Path(options.prompt)))
-    if options.message is not None:
-        if _unanswered(messages):
-            raise ConfigError("calls of the last turn have no answer yet; fork at that turn")
-        messages = with_message(messages, options.message)
-    elif _ended(messages):
-        raise ConfigError(f"the run had ended by turn {options.at}; say something with --message")
     tell(f"forked from run {records[0].run_id[:8]} at turn {options.at}")
     return run(options, wiring, new_run(messages))
 
@@ -57,14 +53,3 @@ def _text(path: Path) -> str:
         raise ConfigError(f"cannot read {path}: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
-
-
-def _ended(messages: Sequence[Message]) -> bool:
-    """Whether nothing is left to do: the last word is a reply without calls."""
-    return bool(messages) and isinstance(last := messages[-1], Reply) and not last.calls
-
-
-def _unanswered(messages: Sequence[Message]) -> bool:
-    answered = {m.call_id for m in messages if isinstance(m, ToolResult)}
-    replies = (m for m in messages if isinstance(m, Reply))
-    return any(call.id not in answered for reply in replies for call in reply.calls)

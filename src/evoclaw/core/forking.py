@@ -6,8 +6,36 @@ from collections.abc import Iterable, Sequence
 
 from evoclaw.core.errors import RecordingError
 from evoclaw.core.events import Prompted, Record, Replied, RunStarted
-from evoclaw.core.messages import Message, SystemMessage, UserMessage, user
+from evoclaw.core.messages import Message, Reply, SystemMessage, ToolResult, UserMessage, user
 from evoclaw.core.state import RunState
+
+
+class NothingLeft(RecordingError):
+    """The run had ended by the turn, and nothing more is said."""
+
+    def __init__(self, turn: int) -> None:
+        super().__init__(f"the run had ended by turn {turn}; give a message to go on with")
+        self.turn = turn
+
+
+def forked(records: Sequence[Record], turn: int, message: str = "") -> tuple[Message, ...]:
+    """What a run begins with that goes another way from a turn on.
+
+    Raises `RecordingError` where there is no such turn, or nothing to go on with.
+
+    Args:
+        records: Of the run.
+        turn: The turn to have anew; what was before it is kept.
+        message: What is said there; at turn 1, instead of the task.
+    """
+    messages = before_turn(records, turn)
+    if message:
+        if _unanswered(messages):
+            raise RecordingError("calls of the last turn have no answer yet; fork at that turn")
+        return with_message(messages, message)
+    if _is_over(messages):
+        raise NothingLeft(turn)
+    return messages
 
 
 def before_turn(records: Sequence[Record], turn: int) -> tuple[Message, ...]:
@@ -49,3 +77,14 @@ def with_message(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
     if kept and isinstance(kept[-1], UserMessage):
         kept.pop()
     return (*kept, user(text))
+
+
+def _is_over(messages: Sequence[Message]) -> bool:
+    """Whether nothing is left to do: the last word is a reply without calls."""
+    return bool(messages) and isinstance(last := messages[-1], Reply) and not last.calls
+
+
+def _unanswered(messages: Sequence[Message]) -> bool:
+    answered = {m.call_id for m in messages if isinstance(m, ToolResult)}
+    replies = (m for m in messages if isinstance(m, Reply))
+    return any(call.id not in answered for reply in replies for call in reply.calls)
