@@ -23,10 +23,10 @@ ANYBODY = ""
 """The scope of a route that everybody may use."""
 ANY_CALLER = "any"
 """The scope of a route that everybody with a good token may use."""
-OPEN = frozenset({"/health/live", "/health/ready", "/openapi.json", "/docs"})
+OPEN = frozenset({"/", "/health/live", "/health/ready", "/openapi.json", "/docs"})
 """The addresses that need no token."""
-OPEN_BELOW = ("/v1/channels/",)
-"""And those below which a route checks in its own way who comes."""
+OPEN_BELOW = ("/v1/channels/", "/ui/")
+"""And those below which a route checks in its own way who comes, or there are only files."""
 
 Need: TypeAlias = NamedDependency[SkipValidation[Parts]]
 """What this process was built from, as a route asks for it."""

@@ -93,6 +93,7 @@ def _configured(token: TokenFile) -> FixedToken:
 def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[str, str]) -> Parts:
     from evoclaw.api.needs import Parts
     from evoclaw.api.webhooks import channel_routes
+    from evoclaw.dashboard.files import page_routes
     from evoclaw.orchestrator.channels.webhooks import Webhook
     from evoclaw.wiring.oversight import stop_file
     from evoclaw.wiring.pairing import devices
@@ -126,7 +127,7 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
         metrics=brain.metrics.render,
         checks=_checks(brain),
         refused=refusals_to(audit),
-        routes=channel_routes(brain.desk, hooks),
+        routes=[*channel_routes(brain.desk, hooks), *page_routes()],
     )
 
 

@@ -1,0 +1,98 @@
+"""The files of the page, and the routes that give them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Annotated, Any
+
+from litestar import Request, Response, get
+from litestar.exceptions import NotFoundException
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import PathParameter
+from msgspec import Struct
+
+OPEN = ""
+"""The scope of a route that everybody may use: the files hold nothing but the page itself."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""Of the page: scripts are its own files, and no text can become a script."""
+FRAME_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "font-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; "
+    "sandbox allow-scripts"
+)
+"""Of the frame that shows what a model made: it may draw, but not load, send or see the page."""
+FRAME = "frame.html"
+_KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_FEATURES = "camera=(), microphone=(), geolocation=(), payment=(), usb=()"
+
+
+class File(Struct, frozen=True):
+    """One file, as it is given out."""
+
+    data: bytes
+    kind: str
+    tag: str
+    policy: str
+
+
+def page_routes() -> list[HTTPRouteHandler]:
+    """The routes of the page: `/`, and its files below `/ui/`."""
+    known = dict(_found(files("evoclaw.dashboard") / "static"))
+
+    @get("/", scope=OPEN, include_in_schema=False)
+    async def index(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """The page."""
+        return _answer(request, known, "index.html")
+
+    @get("/ui/{name:path}", scope=OPEN, include_in_schema=False)
+    async def file(
+        request: Request[Any, Any, Any], name: Annotated[str, PathParameter()]
+    ) -> Response[bytes]:
+        """One of its files."""
+        return _answer(request, known, name.lstrip("/"))
+
+    return [index, file]
+
+
+def _answer(
+    request: Request[Any, Any, Any], known: Mapping[str, File], name: str
+) -> Response[bytes]:
+    found = known.get(name)
+    if found is None:
+        raise NotFoundException("there is no such file of the page")
+    headers = {
+        "etag": found.tag,
+        "cache-control": "no-cache",
+        "content-security-policy": found.policy,
+        "cross-origin-opener-policy": "same-origin",
+        "permissions-policy": _FEATURES,
+    }
+    if request.headers.get("if-none-match") == found.tag:
+        return Response(b"", status_code=304, headers=headers, media_type=found.kind)
+    return Response(found.data, headers=headers, media_type=found.kind)
+
+
+def _found(folder: Traversable, below: str = "") -> list[tuple[str, File]]:
+    """Every file, by its name: whatever else is asked for is not there."""
+    found: list[tuple[str, File]] = []
+    for entry in folder.iterdir():
+        name = f"{below}{entry.name}"
+        if entry.is_dir():
+            found += _found(entry, f"{name}/")
+        elif (kind := _KINDS.get(f".{entry.name.rpartition('.')[2]}")) is not None:
+            data = entry.read_bytes()
+            tag = f'"{sha256(data).hexdigest()[:32]}"'
+            found.append((name, File(data, kind, tag, FRAME_POLICY if name == FRAME else POLICY)))
+    return found

@@ -1,0 +1,180 @@
+// The page: who is logged in, which view is shown, and what waits for a person.
+
+import { dropToken, hasToken, useToken } from "./api.js";
+import { announce, h, replace } from "./dom.js";
+import { begin, known, on } from "./live.js";
+import { dialog, failed, field, toast } from "./parts.js";
+
+const VIEWS = [
+  ["fleet", "Fleet", "f"], ["chat", "Chat", "c"], ["runs", "Runs", "r"],
+  ["approvals", "Approvals", "a"], ["tools", "Tools & skills", "t"], ["metrics", "Metrics", "m"],
+  ["audit", "Audit", "u"], ["settings", "Settings", "s"],
+];
+// What stands behind each address: a name may have another module for one thing of it.
+const MODULES = { runs: (args) => (args.length ? "run" : "runs") };
+
+let session = null; // ends when whoever is logged in leaves
+let shown = null; // ends when another view is shown
+
+/** Where the view is, as its address says: the view's name, then its arguments. */
+function place() {
+  const [path] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, ...args] = path.split("/").filter(Boolean).map(decodeURIComponent);
+  return VIEWS.some(([one]) => one === name) ? { name, args } : { name: "chat", args: [] };
+}
+
+function frame() {
+  const links = VIEWS.map(([name, title]) => h("li", null,
+    h("a", { href: `#/${name}`, data: { view: name } }, title,
+      name === "approvals" && h("span", { class: "count", id: "waiting" }))));
+  return h("div", { class: "frame" },
+    h("header", { class: "top" },
+      h("a", { class: "brand", href: "#/chat" }, "EvoClaw"),
+      h("span", { id: "link", class: "link-state", role: "status" }),
+      h("button", { type: "button", class: "plain", id: "theme", "aria-label": "Light or dark",
+        on: { click: changeTheme } }, "◐"),
+      h("button", { type: "button", class: "plain", on: { click: logOut } }, "Log out")),
+    h("nav", { "aria-label": "Views" }, h("ul", null, links)),
+    h("main", { id: "main", tabindex: "-1" }));
+}
+
+async function show() {
+  if (!session) return;
+  shown?.abort();
+  shown = new AbortController();
+  const { signal } = shown, { name, args } = place();
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.dataset.view === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const root = document.getElementById("main");
+  try {
+    const file = MODULES[name]?.(args) || name;
+    const view = await import(`./views/${file}.js`);
+    if (signal.aborted) return;
+    const heading = h("h1", { tabindex: "-1" }, view.title);
+    const body = h("div", { class: `view view-${file}` });
+    replace(root, heading, body);
+    document.title = `${view.title} · EvoClaw`;
+    announce(view.title);
+    await view.mount(body, args, signal);
+  } catch (cause) {
+    if (!signal.aborted && cause.name !== "AbortError") replace(root, failed(cause, show));
+  }
+}
+
+function showWaiting() {
+  const number = known.approvals.filter((one) => one.standing === "waiting").length
+    + known.questions.length;
+  const place = document.getElementById("waiting");
+  replace(place, number ? String(number) : null,
+    number > 0 && h("span", { class: "unseen" }, " waiting for you"));
+}
+
+function showLink(state) {
+  const place = document.getElementById("link");
+  replace(place, state === "open" ? "live" : "connecting…");
+  place.dataset.state = state;
+}
+
+async function enter() {
+  session = new AbortController();
+  const { signal } = session;
+  const root = document.getElementById("app");
+  try {
+    replace(root, frame());
+    showLink("away");
+    on("approvals", showWaiting, signal);
+    on("questions", showWaiting, signal);
+    on("link", showLink, signal);
+    await begin(signal);
+    await show();
+  } catch (cause) {
+    if (signal.aborted) return;
+    session = null;
+    if (cause.status === 401) { dropToken(); askToken("That token is not known here."); }
+    else replace(root, failed(cause, enter));
+  }
+}
+
+function askToken(why) {
+  const input = h("input", { type: "password", autocomplete: "current-password", required: true,
+    name: "token", "aria-describedby": "login-why" });
+  const keep = h("input", { type: "checkbox" });
+  const enterNow = (event) => {
+    event.preventDefault();
+    if (!input.value.trim()) return;
+    useToken(input.value, keep.checked);
+    enter();
+  };
+  replace(document.getElementById("app"), h("main", { class: "login" },
+    h("form", { on: { submit: enterNow } },
+      h("h1", null, "EvoClaw"), h("p", { id: "login-why", role: "alert" }, why),
+      field("Token", input), h("label", { class: "check" }, keep, " Remember it on this device"),
+      h("button", { class: "primary" }, "Log in"),
+      h("p", { class: "hint" }, "On the orchestrator's machine, ", h("code", null, "evoclaw page"),
+        " gives a link that logs in; ", h("code", null, "evoclaw token create"),
+        " makes a token."))));
+  input.focus();
+}
+
+const logOut = () => leave("You are logged out.");
+
+function leave(why) {
+  session?.abort();
+  shown?.abort();
+  session = null;
+  dropToken();
+  askToken(why);
+}
+
+function changeTheme() {
+  const order = ["", "light", "dark"];
+  const next = order[(order.indexOf(localStorage.getItem("evoclaw.theme") || "") + 1) % 3];
+  localStorage.setItem("evoclaw.theme", next);
+  setTheme();
+  toast(next ? `${next} theme` : "theme of the system");
+}
+
+function setTheme() {
+  const theme = localStorage.getItem("evoclaw.theme") || "";
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+}
+
+let began = false; // "g" was pressed, and a view's letter may follow
+
+function onKey(event) {
+  const writing = event.target.closest("input, textarea, select, [contenteditable]");
+  if (writing || event.ctrlKey || event.metaKey || event.altKey || !session) return;
+  if (event.key === "?") return help();
+  const view = began && VIEWS.find(([, , letter]) => letter === event.key);
+  began = event.key === "g";
+  if (view) location.hash = `#/${view[0]}`;
+}
+
+function help() {
+  if (document.querySelector("dialog[open]")) return;
+  dialog("Keys", h("dl", { class: "keys" },
+    VIEWS.map(([, title, letter]) => [
+      h("dt", null, h("kbd", null, `g ${letter}`)), h("dd", null, title)]),
+    h("dt", null, h("kbd", null, "?")), h("dd", null, "this list")));
+}
+
+/** A link from `evoclaw page` brings its token behind the `#`, which no server is ever told. */
+function takeToken() {
+  const found = /^#token=([^&]+)/.exec(location.hash);
+  if (!found) return;
+  useToken(decodeURIComponent(found[1]), false);
+  history.replaceState(null, "", location.pathname);
+}
+
+setTheme();
+takeToken();
+window.addEventListener("hashchange", show);
+window.addEventListener("evoclaw:out", () => { if (session) leave("The token no longer works."); });
+document.addEventListener("keydown", onKey);
+document.getElementById("skip")
+  .addEventListener("click", () => document.getElementById("main")?.focus());
+if (hasToken()) enter();
+else askToken("Show your token to come in.");

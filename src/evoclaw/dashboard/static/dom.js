@@ -1,0 +1,109 @@
+// Elements made from values. Every text goes in as text, cleaned: nothing here can become markup.
+
+const SEQUENCES = new RegExp(
+  "\\x1b\\[[0-?]*[ -/]*[@-~]" + // CSI
+  "|\\x1b[\\]PX^_][\\s\\S]*?(?:\\x07|\\x1b\\\\|$)" + // OSC, DCS, SOS, PM, APC: to their end
+  "|\\x1b[\\s\\S]?" + // any other escape
+  "|\\x9b[0-?]*[ -/]*[@-~]", "g"); // CSI in one character
+// Controls, and format characters: those that reorder, hide or join text.
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu;
+const PLAIN = /^[\x20-\x7e\n\t]*$/;
+
+/** A text without escape sequences, control characters, and what reorders or hides text. */
+export function clean(text) {
+  const value = String(text);
+  if (PLAIN.test(value)) return value;
+  return value.replace(/\r\n/g, "\n").replace(SEQUENCES, "")
+    .replace(HIDDEN, (c) => (c === "\n" || c === "\t" ? c : ""));
+}
+
+/** A text on one line, cut. */
+export function oneLine(text, limit = 120) {
+  const line = clean(text).split(/\s+/).join(" ").trim();
+  return line.length <= limit ? line : line.slice(0, limit - 1) + "…";
+}
+
+/**
+ * Make an element.
+ * @param {string} tag
+ * @param {object|null} props attributes; `class`, `style` (an object), `data` (an object),
+ *   `on` (an object of listeners), `value`/`checked`/`disabled`… as properties.
+ * @param {...*} children nodes, texts, numbers, arrays; null, undefined and false are left out.
+ */
+export function h(tag, props, ...children) {
+  return fill(document.createElement(tag), props, children);
+}
+
+/** The same for SVG. */
+export function s(tag, props, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children);
+}
+
+const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "indeterminate", "hidden"]);
+// Addresses go only where they can do no harm: to this page and its own files.
+const ADDRESSES = new Set(["href", "src"]);
+const HERE = /^(#|\/(?![/\\])|data:image\/(png|jpeg|gif|webp);)/;
+
+function fill(element, props, children) {
+  for (const [name, value] of Object.entries(props || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "on") {
+      for (const [event, listener] of Object.entries(value)) {
+        element.addEventListener(event, listener);
+      }
+    } else if (name === "style") {
+      for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
+    } else if (name === "data") {
+      for (const [key, one] of Object.entries(value)) element.dataset[key] = one;
+    } else if (PROPERTIES.has(name)) {
+      element[name] = value;
+    } else if (name.startsWith("on") || name === "srcdoc") {
+      throw new Error(`${name} is never set as an attribute`);
+    } else if (ADDRESSES.has(name) && !HERE.test(value)) {
+      throw new Error(`${name} may only lead to this page`);
+    } else {
+      element.setAttribute(name, value === true ? "" : String(value));
+    }
+  }
+  add(element, children);
+  return element;
+}
+
+function add(element, children) {
+  for (const child of children) {
+    if (child === null || child === undefined || child === false) continue;
+    if (Array.isArray(child)) add(element, child);
+    else if (child instanceof Node) element.append(child);
+    else element.append(document.createTextNode(clean(child)));
+  }
+}
+
+/** Put these children in place of whatever an element holds. */
+export function replace(element, ...children) {
+  element.replaceChildren();
+  add(element, children);
+  return element;
+}
+
+/** Set an element's text, only if it differs: a selection and a reader are not disturbed. */
+export function setText(element, text) {
+  const value = clean(text);
+  if (element.textContent !== value) element.textContent = value;
+}
+
+/** Say something to whoever listens instead of looking. */
+export function announce(text) {
+  const place = document.getElementById("announcer");
+  place.textContent = "";
+  requestAnimationFrame(() => { place.textContent = clean(text); });
+}
+
+/** Call at most once per drawn frame, however often it is asked for. */
+export function perFrame(call) {
+  let asked = false;
+  return () => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => { asked = false; call(); });
+  };
+}

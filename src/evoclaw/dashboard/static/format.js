@@ -1,0 +1,72 @@
+// Numbers and times as people read them.
+
+/** Seconds as a short duration. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !isFinite(seconds)) return "–";
+  if (seconds < 0.0995) return `${(seconds * 1000).toFixed(seconds < 0.00995 ? 1 : 0)} ms`;
+  if (seconds < 10) return `${seconds.toFixed(seconds < 1 ? 2 : 1)} s`;
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 86400) {
+    return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  }
+  return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
+}
+
+/** Milliseconds as a short duration. */
+export const millis = (value) => duration(value === null ? null : value / 1000);
+
+/** How long ago a moment was. */
+export function ago(unix) {
+  if (!unix) return "never";
+  const gone = Math.max(0, Date.now() / 1000 - unix);
+  if (gone < 5) return "just now";
+  if (gone < 60) return `${Math.floor(gone)} s ago`;
+  if (gone < 3600) return `${Math.floor(gone / 60)} min ago`;
+  if (gone < 86400) return `${Math.floor(gone / 3600)} h ago`;
+  return `${Math.floor(gone / 86400)} d ago`;
+}
+
+/** A moment of today as a time, another as a day with a time. */
+export function moment(unix) {
+  if (!unix) return "–";
+  const date = new Date(unix * 1000);
+  const time = date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit",
+    second: "2-digit" });
+  const today = date.toDateString() === new Date().toDateString();
+  return today ? time : `${date.toLocaleDateString()} ${time}`;
+}
+
+/** US dollars; null is a price that nobody knows. */
+export function money(value) {
+  if (value === null || value === undefined) return "no price";
+  if (value === 0) return "$0";
+  if (value < 0.01) return `$${value.toFixed(5)}`;
+  return `$${value.toFixed(value < 1 ? 4 : 2)}`;
+}
+
+/** A count, shortened when it is large. */
+export function count(value) {
+  if (value === null || value === undefined) return "–";
+  if (Math.abs(value) < 10_000) return String(Math.round(value * 100) / 100);
+  if (Math.abs(value) < 1_000_000) return `${(value / 1000).toFixed(1)} k`;
+  return `${(value / 1_000_000).toFixed(1)} M`;
+}
+
+/** Bytes. */
+export function bytes(value) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
+  return `${unit ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+}
+
+/** A share of one. */
+export function percent(value) {
+  if (value === null || value === undefined) return "–";
+  return `${(value * 100).toFixed(value > 0.9995 ? 0 : 1)} %`;
+}
+
+/** "1 call", "2 calls". */
+export const some = (number, one, many = `${one}s`) =>
+  `${count(number)} ${number === 1 ? one : many}`;

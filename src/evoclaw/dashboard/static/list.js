@@ -1,0 +1,101 @@
+// A list that draws only what is seen: a thousand edges or ten thousand events cost a screenful.
+
+import { h, perFrame } from "./dom.js";
+
+const AHEAD = 6; // rows beyond the edge of what is seen
+
+/**
+ * A scrolling list of rows of one height, several columns if there is room.
+ * @param {object} options `label`; `height` of a row in pixels; `render(item, index)` gives an
+ *   element; `narrowest` width of a column in pixels (0: one column); `key(item)`.
+ */
+export class VirtualList {
+  constructor({ label, height, render, narrowest = 0, key = (item) => item }) {
+    Object.assign(this, { height, render, narrowest, key });
+    this.items = [];
+    this.drawn = new Map();
+    this.inner = h("div", { class: "list-inner" });
+    this.element = h("div", { class: "list", tabindex: "0", role: "list", "aria-label": label },
+      this.inner);
+    this.redraw = perFrame(() => this.draw());
+    this.element.addEventListener("scroll", this.redraw, { passive: true });
+    this.sizes = new ResizeObserver(this.redraw);
+    this.sizes.observe(this.element);
+  }
+
+  /** Show these items; those that are drawn already and are the same are not made again. */
+  set(items) {
+    this.items = items;
+    this.redraw();
+  }
+
+  /** Stop watching sizes. */
+  close() {
+    this.sizes.disconnect();
+  }
+
+  get columns() {
+    return this.narrowest ? Math.max(1, Math.floor(this.element.clientWidth / this.narrowest)) : 1;
+  }
+
+  /** Whether the end is in sight. */
+  get atEnd() {
+    const { scrollTop, clientHeight, scrollHeight } = this.element;
+    return scrollTop + clientHeight >= scrollHeight - this.height;
+  }
+
+  /** Bring an item into sight. */
+  scrollTo(index) {
+    const top = Math.floor(index / this.columns) * this.height;
+    const { scrollTop, clientHeight } = this.element;
+    if (top < scrollTop || top + this.height > scrollTop + clientHeight) {
+      this.element.scrollTop = Math.max(0, top - clientHeight / 3);
+    }
+    this.redraw();
+  }
+
+  /** Draw what is in sight. */
+  draw() {
+    const columns = this.columns, total = this.items.length;
+    const rows = Math.ceil(total / columns);
+    this.inner.style.setProperty("height", `${rows * this.height}px`);
+    const { scrollTop, clientHeight } = this.element;
+    const first = Math.max(0, Math.floor(scrollTop / this.height) - AHEAD) * columns;
+    const last = Math.min(
+      total, (Math.ceil((scrollTop + clientHeight) / this.height) + AHEAD) * columns);
+    const wanted = new Map();
+    for (let index = first; index < last; index += 1) {
+      const item = this.items[index], key = this.key(item);
+      const old = this.drawn.get(key);
+      const element = old && old.item === item ? old.element : this.made(item, index, old);
+      this.place(element, index, columns, total);
+      wanted.set(key, { item, element });
+    }
+    for (const [key, { element }] of this.drawn) {
+      if (wanted.get(key)?.element !== element) element.remove();
+    }
+    this.drawn = wanted;
+  }
+
+  made(item, index, old) {
+    const element = this.render(item, index);
+    if (!element.hasAttribute("role")) element.setAttribute("role", "listitem");
+    element.classList.add("list-item");
+    // Whoever has the focus in it keeps it.
+    const focused = old && old.element.contains(document.activeElement);
+    this.inner.append(element);
+    if (focused) (element.querySelector("a, button, [tabindex]") || element).focus();
+    return element;
+  }
+
+  place(element, index, columns, total) {
+    const row = Math.floor(index / columns), column = index % columns;
+    const { style } = element;
+    style.setProperty("transform", `translateY(${row * this.height}px)`);
+    style.setProperty("left", `${(100 * column) / columns}%`);
+    style.setProperty("width", `${100 / columns}%`);
+    style.setProperty("height", `${this.height}px`);
+    element.setAttribute("aria-setsize", total);
+    element.setAttribute("aria-posinset", index + 1);
+  }
+}

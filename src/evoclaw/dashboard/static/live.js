@@ -1,0 +1,53 @@
+// What changes by itself: one event stream for the whole page, and what it said last.
+
+import { follow, get } from "./api.js";
+
+/** By name, the edges as last heard of. */
+export const fleet = new Map();
+/** By id, the runs that were told of. */
+export const runs = new Map();
+/** What the page knows of itself and of what waits. */
+export const known = { me: null, approvals: [], questions: [], link: "away" };
+
+const listeners = new Map();
+
+/** Be told of one kind of change: `fleet`, `runs`, `approvals`, `questions` or `link`. */
+export function on(kind, listener, signal) {
+  const all = listeners.get(kind) || new Set();
+  listeners.set(kind, all.add(listener));
+  signal.addEventListener("abort", () => all.delete(listener), { once: true });
+}
+
+function tell(kind, changed) {
+  for (const listener of listeners.get(kind) || []) listener(changed);
+}
+
+/** Whether the token holds a scope. */
+export function may(scope) {
+  const held = known.me ? known.me.scopes : [];
+  if (held.includes("*") || held.includes(scope)) return true;
+  return held.includes("admin") && scope !== "human";
+}
+
+/** Find out who this is, then follow what changes until aborted. */
+export async function begin(signal) {
+  known.me = await get("/v1/me", null, { signal });
+  const onState = (state) => {
+    known.link = state === "open" ? "open" : "away";
+    tell("link", known.link);
+  };
+  follow("/v1/events", { signal, onEvent: take, onState, forever: true })
+    .catch(() => onState("away"));
+}
+
+function take(kind, data) {
+  if (kind === "fleet") keep(fleet, data, (edge) => edge.agent_id);
+  else if (kind === "runs") keep(runs, data, (run) => run.run_id);
+  else if (kind === "approvals" || kind === "questions") known[kind] = data.items;
+  tell(kind, data.items || []);
+}
+
+function keep(map, { items, whole }, id) {
+  if (whole) map.clear();
+  for (const item of items) map.set(id(item), item);
+}

@@ -1,0 +1,192 @@
+// Small pieces that several views show.
+
+import { announce, clean, h, replace } from "./dom.js";
+import { ago, moment } from "./format.js";
+
+const LONGEST = 20_000;
+
+/** A word with a sign before it; `tone`: good, bad, warn, busy, quiet. The sign tells it too. */
+export function badge(tone, text) {
+  const signs = { good: "●", bad: "✕", warn: "▲", busy: "◐", quiet: "○" };
+  return h("span", { class: `badge ${tone}` },
+    h("span", { class: "sign", "aria-hidden": "true" }, signs[tone] || "○"), text);
+}
+
+const STOPS = {
+  completed: ["good", "completed"], waiting: ["warn", "waiting"], cancelled: ["quiet", "cancelled"],
+  error: ["bad", "failed"], max_iterations: ["warn", "turn limit"],
+  budget_exceeded: ["warn", "budget spent"], duration_exceeded: ["warn", "out of time"],
+  loop_detected: ["warn", "went in circles"],
+};
+
+/** How a run stands. */
+export function runBadge(run) {
+  if (run.state === "running") return badge("busy", "running");
+  if (run.state === "queued") return badge("quiet", "queued");
+  const [tone, text] = STOPS[run.stop] || ["quiet", run.stop || run.state];
+  return badge(tone, text);
+}
+
+/** What a policy said. */
+export function verdictBadge(verdict) {
+  const tones = { allow: "good", deny: "bad", ask: "warn" };
+  return badge(tones[verdict] || "quiet", verdict);
+}
+
+/** Whether an edge is there, and may be used. */
+export function edgeBadge(edge) {
+  if (edge.state === "revoked") return badge("bad", "revoked");
+  return edge.online ? badge("good", "online") : badge("quiet", "offline");
+}
+
+/** A moment, with how long ago it was when one points at it. */
+export function when(unix) {
+  if (!unix) return h("span", null, "–");
+  const iso = new Date(unix * 1000).toISOString();
+  return h("time", { datetime: iso, title: `${iso} (${ago(unix)})` }, moment(unix));
+}
+
+/** A button; `press` may be async: it is not pressed twice, and a failure is told. */
+export function button(text, press, { tone = "", title, label } = {}) {
+  const made = h("button", { type: "button", class: tone, title, "aria-label": label }, text);
+  made.addEventListener("click", () => busy(made, press));
+  return made;
+}
+
+/** Do something for a button: it cannot be pressed again until that is done. */
+export async function busy(pressed, work) {
+  if (pressed.getAttribute("aria-busy") === "true") return;
+  pressed.setAttribute("aria-busy", "true");
+  try {
+    await work(pressed);
+  } catch (cause) {
+    if (cause.name !== "AbortError") toast(cause.message, "bad");
+  } finally {
+    pressed.removeAttribute("aria-busy");
+  }
+}
+
+/** Say something for a few seconds, also to whoever listens. */
+export function toast(text, tone = "quiet") {
+  const note = h("div", { class: `toast ${tone}` }, text);
+  document.getElementById("toasts").append(note);
+  announce(text);
+  setTimeout(() => note.remove(), 6000);
+}
+
+/** What a view shows when there is nothing, and what to do about it. */
+export function empty(text, ...more) {
+  return h("div", { class: "empty" }, h("p", null, text), more);
+}
+
+/** Show that something failed, in place of what was asked for. */
+export function failed(cause, again) {
+  return h("div", { class: "empty bad", role: "alert" }, h("p", null, cause.message),
+    again && button("Try again", again));
+}
+
+/** Fill a place with what a promise gives; until then that it loads, and else why it failed. */
+export async function load(place, work, show, signal) {
+  place.setAttribute("aria-busy", "true");
+  try {
+    const found = await work();
+    if (!signal?.aborted) replace(place, show(found));
+  } catch (cause) {
+    if (cause.name !== "AbortError" && !signal?.aborted) {
+      replace(place, failed(cause, () => load(place, work, show, signal)));
+    }
+  } finally {
+    place.removeAttribute("aria-busy");
+  }
+}
+
+/** A long text, monospaced; a very long one is cut until somebody wants all of it. */
+export function textBlock(text, label = "output") {
+  const whole = clean(text);
+  const place = h("pre", { class: "text", tabindex: "0", role: "region", "aria-label": label });
+  if (whole.length <= LONGEST) return replace(place, whole);
+  const all = button(`Show all ${whole.length.toLocaleString()} characters`, () => {
+    replace(place, whole);
+    all.remove();
+  });
+  return h("div", null, replace(place, whole.slice(0, LONGEST), "…"), all);
+}
+
+/** A value as JSON. */
+export const jsonBlock = (value, label = "JSON") =>
+  textBlock(JSON.stringify(value, null, 2), label);
+
+/** A part that can be opened; `fill` makes its content when it first is. */
+export function fold(summary, fill, open = false) {
+  const body = h("div", { class: "folded" });
+  const made = h("details", { open }, h("summary", null, summary), body);
+  const show = () => { if (made.open && !body.firstChild) replace(body, fill()); };
+  made.addEventListener("toggle", show);
+  if (open) replace(body, fill());
+  return made;
+}
+
+/** A labelled field. */
+export function field(label, input, hint) {
+  return h("label", { class: "field" }, h("span", null, label), input,
+    hint && h("small", null, hint));
+}
+
+/** A choice from a list of values, or of [value, text]. */
+export function select(options, value, change) {
+  const pairs = options.map((one) => (Array.isArray(one) ? one : [one, one]));
+  const made = h("select", { on: { change: () => change?.(made.value) } },
+    pairs.map(([key, text]) => h("option", { value: key, selected: key === value }, text)));
+  return made;
+}
+
+/** A table; `columns`: [{title, cell(row), number?}]. On a phone each row is a card. */
+export function table(caption, columns, rows) {
+  const head = columns.map((one) =>
+    h("th", { scope: "col", class: one.number && "number" }, one.title));
+  const body = rows.map((row) => h("tr", null, columns.map((one) =>
+    h("td", { class: one.number && "number", data: { title: one.title } }, one.cell(row)))));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", null, h("caption", { class: "unseen" }, caption),
+      h("thead", null, h("tr", null, head)), h("tbody", null, body)));
+}
+
+/** Ask before something that cannot be taken back; gives the text of `ask`'s field, or null. */
+export function confirmed(title, text, { action = "Go on", ask, tone = "danger" } = {}) {
+  return new Promise((resolve) => {
+    const said = ask && h("textarea", { rows: "3", maxlength: "2000" });
+    const close = (value) => { dialog.close(); dialog.remove(); resolve(value); };
+    const dialog = h("dialog", { "aria-labelledby": "dialog-title" },
+      h("h2", { id: "dialog-title" }, title), h("p", null, text), said && field(ask, said),
+      h("div", { class: "row end" },
+        button("Cancel", () => close(null)),
+        button(action, () => close(said ? said.value : ""), { tone })));
+    dialog.addEventListener("cancel", (event) => { event.preventDefault(); close(null); });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+/** A dialog that shows something until it is closed. */
+export function dialog(title, ...content) {
+  const made = h("dialog", { "aria-labelledby": "dialog-title" },
+    h("header", { class: "row between" }, h("h2", { id: "dialog-title" }, title),
+      button("Close", () => made.close())), content);
+  made.addEventListener("close", () => made.remove());
+  document.body.append(made);
+  made.showModal();
+  return made;
+}
+
+/** A button that copies a text. */
+export function copyButton(text, label = "Copy") {
+  return button(label, async () => {
+    await navigator.clipboard.writeText(text);
+    toast("copied");
+  });
+}
+
+/** A figure with its name under it. */
+export function figure(name, value, title) {
+  return h("div", { class: "figure", title }, h("strong", null, value), h("span", null, name));
+}
