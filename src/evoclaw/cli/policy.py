@@ -17,9 +17,9 @@ from evoclaw.cli.needs import Judges
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Replied
 from evoclaw.core.messages import JSON
-from evoclaw.core.ports import Allow, Verdict
 from evoclaw.core.tools import Call, Tool
-from evoclaw.governance.effects.shapes import Effects
+from evoclaw.governance.effects.showing import shown_effects
+from evoclaw.governance.explaining import explain
 from evoclaw.governance.rules.document import CallExample, read_rules, shipped_rules
 from evoclaw.governance.rules.examples import (
     SOMEBODY,
@@ -28,7 +28,6 @@ from evoclaw.governance.rules.examples import (
     example_call,
     load_rules,
 )
-from evoclaw.governance.rules.patterns import parts
 from evoclaw.governance.rules.policy import Judgement, Rules
 from evoclaw.store.recordings import read_recording
 
@@ -65,18 +64,15 @@ def _check(options: Namespace, judges: Judges) -> int:
 
 async def _explain(options: Namespace, judges: Judges) -> int:
     call = read_call_text(options.call, judges.tools)
-    told: list[dict[str, JSON]] = []
-    judged: Judgement | None = None
-    for one in judges.policies:
-        if isinstance(one, Rules):
-            judged = one.look(call)
-        verdict = judged.verdict if judged and isinstance(one, Rules) else await one.judge(call)
-        told.append({"policy": type(one).__name__, **_verdict(verdict)})
-    if judged is None:
+    explained = await explain(judges.policies, call)
+    told: list[dict[str, JSON]] = [msgspec.to_builtins(one) for one in explained.steps]
+    rules = next((one for one in judges.policies if isinstance(one, Rules)), None)
+    if rules is None:
         rules = load_rules(judges.rules, workspace=str(judges.workspace), home=str(judges.home))
-        judged = rules.look(call)
-        told.append({"policy": "Rules (not in use)", **_verdict(judged.verdict)})
-    effects = _effects(judged.effects)
+        unused = (await explain([rules], call, lambda _: "Rules (not in use)")).steps
+        told += [msgspec.to_builtins(one) for one in unused]
+    judged = rules.look(call)
+    effects = shown_effects(judged.effects)
     if options.json:
         findings = [msgspec.to_builtins(one) for one in judged.findings]
         show({"tool": call.name, "policies": told, "effects": effects, "findings": findings})
@@ -126,31 +122,6 @@ def _call(example: CallExample, known: dict[str, Tool]) -> Call:
     call = example_call(example)
     tool = known.get(example.tool)
     return call if tool is None else msgspec.structs.replace(call, tool=tool)
-
-
-def _verdict(verdict: Verdict) -> dict[str, JSON]:
-    if isinstance(verdict, Allow):
-        return {"verdict": "allow"}
-    kind = type(verdict).__name__.lower()
-    return {"verdict": kind, "code": verdict.code, "reason": verdict.for_people or verdict.reason}
-
-
-def _effects(effects: Effects) -> dict[str, JSON]:
-    def paths(access: str) -> list[JSON]:
-        found = (one.pattern for one in effects.places if one.sure and one.access == access)
-        names = (None if not one else parts(one) for one in found)
-        shown = ("any path" if one is None else "/" + "/".join(one) for one in names)
-        return [*dict.fromkeys(one.replace("\\", "") for one in shown)]
-
-    return {
-        "programs": [one.shown for one in effects.programs],
-        "reads": paths("read"),
-        "writes": paths("write"),
-        "hosts": [*dict.fromkeys(one.name or "any host" for one in effects.hosts if one.sure)],
-        "sets": [one.name for one in effects.settings],
-        "code": [*effects.code],
-        "unreadable": effects.unreadable,
-    }
 
 
 def _diff(options: Namespace, judges: Judges) -> int:
