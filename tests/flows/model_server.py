@@ -7,7 +7,7 @@ are there, and the last one for ever after.
     say TEXT                answers with the text, a piece for each word
     words N [SECONDS]       answers with so many words, one after so long
     wait GATE N             answers with N words, half of them before GATE is opened
-    call TOOL JSON          calls a tool
+    call TOOL JSON          calls a tool; several in one reply with ` && call TOOL JSON`
 
 `words` may be followed by `call` on the same line: both are one reply.
 
@@ -98,12 +98,12 @@ class ModelServer:
         return response
 
     async def _chunks(self, line: str) -> AsyncIterator[bytes]:
-        spoken, call = _parts(line)
+        spoken, calls = _parts(line)
         async for word in self._words(spoken):
             yield _chunk({"content": word})
-        if call is not None:
-            yield _chunk({"role": "assistant", "tool_calls": [{"index": 0, **call}]})
-        yield _chunk({}, "stop" if call is None else "tool_calls")
+        for index, call in enumerate(calls):
+            yield _chunk({"role": "assistant", "tool_calls": [{"index": index, **call}]})
+        yield _chunk({}, "tool_calls" if calls else "stop")
         yield json.dumps({**HEAD, "choices": [], "usage": USAGE}).encode()
         yield b"[DONE]"
 
@@ -118,12 +118,12 @@ class ModelServer:
                 await asyncio.sleep(pause)
 
     async def _whole(self, line: str) -> web.Response:
-        spoken, call = _parts(line)
+        spoken, calls = _parts(line)
         text = "".join([word async for word in self._words(spoken)])
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
-        if call is not None:
-            message["tool_calls"] = [call]
-        finish = "stop" if call is None else "tool_calls"
+        if calls:
+            message["tool_calls"] = calls
+        finish = "tool_calls" if calls else "stop"
         choice = {"index": 0, "message": message, "finish_reason": finish}
         return web.json_response(
             {**HEAD, "object": "chat.completion", "choices": [choice], "usage": USAGE}
@@ -144,14 +144,18 @@ def _text(content: str | list[dict[str, str]]) -> str:
     return "".join(part.get("text", "") for part in content)
 
 
-def _parts(line: str) -> tuple[str, dict[str, Any] | None]:
+def _parts(line: str) -> tuple[str, list[dict[str, Any]]]:
     """What is said, and what is called."""
     spoken, found, rest = line.partition("call ")
     if not found or (spoken and not spoken.startswith("words ")):
-        return line, None
-    name, _, arguments = rest.partition(" ")
+        return line, []
+    return spoken.strip(), [_call(n, one) for n, one in enumerate(rest.split(" && call "), 1)]
+
+
+def _call(number: int, text: str) -> dict[str, Any]:
+    name, _, arguments = text.partition(" ")
     function = {"name": name, "arguments": arguments or "{}"}
-    return spoken.strip(), {"id": "call_1", "type": "function", "function": function}
+    return {"id": f"call_{number}", "type": "function", "function": function}
 
 
 def _spoken(line: str) -> tuple[str, float, list[str]]:
