@@ -46,7 +46,6 @@ class Cell:
         self._on_end: Callable[[], None] | None = None
         self._alone = False
         line.setblocking(False)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._loop.add_reader(line.fileno(), self._heard)
         self._loop.add_reader(grave, self._buried)
 
@@ -226,6 +225,8 @@ class Nursery:
         if self._control is None:
             raise ChildProcessError(errno.ECHILD, "the worker is gone")
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Before anybody can speak on it: what was said earlier does not say by whom.
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         grave, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             socket.send_fds(self._control, [b"C"], [theirs.fileno(), held])

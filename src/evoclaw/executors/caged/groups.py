@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -33,6 +34,9 @@ class Group:
 
     def add(self, pid: int) -> None:
         """Put a process into it, and with it everything that it starts."""
+        if pid < 1:
+            # The kernel would take it for ourselves.
+            raise ProcessLookupError(errno.ESRCH, "nobody knows which process this is")
         for folder in set(self._folders.values()):
             (folder / "cgroup.procs").write_text(str(pid))
 
