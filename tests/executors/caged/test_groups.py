@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,23 @@ from evoclaw.governance.sandbox.bubblewrap import Bubblewrap
 from evoclaw.governance.sandbox.canary import Canary
 from tests.executors.caged.support import caged, confines, said
 
-OWN = Path("/proc/self/cgroup")
-
 pytestmark = pytest.mark.skipif(find_groups() is None, reason="no control groups for us here")
+
+
+def own() -> str:
+    """The groups that we are in ourselves."""
+    return Path("/proc/self/cgroup").read_text()
 
 
 class SlowGroups(Groups):
     """Of a busy kernel: a cell is ready before its group is."""
 
-    def __init__(self, parents: Mapping[str, Path]) -> None:
-        super().__init__(parents)
-        self.slow = False
+    def __init__(self, groups: Groups) -> None:
+        super().__init__({})
+        self._groups, self.slow = groups, False
 
     def make(self, confines: Confines) -> Group:
-        made = super().make(confines)
+        made = self._groups.make(confines)
         if self.slow:
             time.sleep(0.1)
         return made
@@ -40,8 +42,8 @@ async def test_a_command_is_under_its_limits_however_late_they_are_made(tmp_path
         pass  # where no cage can be built, this says so
     found = find_groups()
     assert found is not None
-    before = OWN.read_text()
-    groups = SlowGroups(found._parents)
+    before = own()
+    groups = SlowGroups(found)
     cage = EngineCage(Bubblewrap(), confines(tmp_path), prover=Canary(), groups=groups)
     try:
         await cage.ready()
@@ -50,19 +52,19 @@ async def test_a_command_is_under_its_limits_however_late_they_are_made(tmp_path
         for _ in range(5):  # also those that were ready before
             shown = await said(processes, "cat /proc/self/cgroup")
             assert "evoclaw-" in shown
-        assert OWN.read_text() == before
+        assert own() == before
     finally:
         await cage.close()
 
 
 def test_nobody_is_taken_for_us(tmp_path: Path) -> None:
-    before = OWN.read_text()
+    before = own()
     groups = find_groups()
     assert groups is not None
     group = groups.make(Confines(str(tmp_path)))
     try:
         with pytest.raises(ProcessLookupError):
             group.add(0)
-        assert OWN.read_text() == before
+        assert own() == before
     finally:
         assert group.close()
