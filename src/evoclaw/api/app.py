@@ -17,10 +17,15 @@ from evoclaw.api.needs import Parts
 from evoclaw.api.openai import routes as openai
 from evoclaw.api.routes import (
     answers,
+    canvas,
     documents,
+    events,
+    figures,
     fleet,
     health,
     oversight,
+    policy,
+    replays,
     runs,
     sessions,
     things,
@@ -52,7 +57,13 @@ def create_app(parts: Parts) -> Litestar:
         },
         openapi_config=None,
         request_max_body_size=parts.settings.max_body_bytes,
-        state=State({"watchers": Watchers(parts.settings), "document": Document(routes)}),
+        state=State(
+            {
+                "watchers": Watchers(parts.settings),
+                "document": Document(routes),
+                "feed": events.feed_of(parts),
+            }
+        ),
         logging_config=None,
     )
     door = Door(app.asgi_handler, parts, None)
@@ -66,11 +77,16 @@ def _routes() -> list[HTTPRouteHandler]:
         *agents.ROUTES,
         *openai.ROUTES,
         *runs.ROUTES,
+        *replays.ROUTES,
         *answers.ROUTES,
         *sessions.ROUTES,
+        *canvas.ROUTES,
         *fleet.ROUTES,
+        *figures.ROUTES,
+        *events.ROUTES,
         *things.ROUTES,
         *oversight.ROUTES,
+        *policy.ROUTES,
         *tokens.ROUTES,
         *workflows.ROUTES,
         *health.ROUTES,

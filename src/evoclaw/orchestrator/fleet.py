@@ -7,6 +7,7 @@ birth as it happens, a hello, a heartbeat.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -46,21 +47,36 @@ class Fleet:
         *,
         heartbeat: float = 30.0,
         clock: Callable[[], float] = steady,
+        wall: Callable[[], float] = time.time,
         changed: Callable[[Presence], None] = lambda _: None,
         permit: Permit = lambda agent_id, tools: (tools, ""),
     ) -> None:
-        """`permit` says which of an edge's tools may be used, and what to tell of the others."""
+        """Know nobody yet.
+
+        Args:
+            heartbeat: Seconds between two of an edge.
+            clock: By which silence is measured.
+            wall: What time it is, for people.
+            changed: Told who came and who went.
+            permit: Says which of an edge's tools may be used, and what to tell of the others.
+        """
         self._silence = MISSED * heartbeat
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._changed, self._permit = changed, permit
         self._members: dict[str, Member] = {}
         self.version = 0
         """Raised by every change that a tool list may show."""
+        self.revision = 0
+        """Raised by every change and every heartbeat; each edge has that of its own last one."""
         self._next_change: asyncio.Future[None] | None = None
 
     def member(self, agent_id: str) -> Member:
         """One edge; made known if it was not."""
-        return self._members.setdefault(agent_id, Member(agent_id))
+        found = self._members.get(agent_id)
+        if found is None:
+            found = self._members[agent_id] = Member(agent_id)
+            self._mark(found)
+        return found
 
     def find(self, agent_id: str) -> Member | None:
         """One edge, if it is known."""
@@ -73,6 +89,12 @@ class Fleet:
     def online(self) -> list[Member]:
         """Those that are there, by name."""
         return [member for member in self.members() if member.online]
+
+    def changed_since(self, revision: int) -> list[Member]:
+        """Those of whom something changed, if only a heartbeat came."""
+        if revision == self.revision:
+            return []
+        return [one for one in self._members.values() if one.revision > revision]
 
     def is_online(self, agent_id: str) -> bool:
         """Whether an edge is there."""
@@ -112,7 +134,9 @@ class Fleet:
         """A heartbeat."""
         if not self.alive(agent_id, heartbeat.boot_id, heartbeat.counter):
             return False
-        self.member(agent_id).heartbeat = heartbeat
+        member = self.member(agent_id)
+        member.beat(heartbeat)
+        self._mark(member)
         return True
 
     def advert(self, advert: Advert) -> None:
@@ -123,7 +147,7 @@ class Fleet:
         member.has_model = advert.llm
         member.advertised = True
         member.hashes = {tool.name: tool.hash for tool in advert.tools[:MOST_TOOLS]}
-        self._note()
+        self._note(member)
 
     def outdated(self, agent_id: str) -> bool:
         """Whether an edge advertises tools whose schemas are not known."""
@@ -142,14 +166,14 @@ class Fleet:
             member.tools = Toolset([_sound(tool) for tool in permitted], like=known)
         except (SchemaError, DuplicateTool) as problem:
             member.problem = one_line(str(problem))
-        self._note()
+        self._note(member)
 
     def quarantine(self, agent_id: str, problem: str, advertised: Mapping[str, str]) -> None:
         """Offer none of an edge's tools, and say why."""
         member = self.member(agent_id)
         member.fetched, member.tools = dict(advertised), Toolset()
         member.problem = one_line(problem)
-        self._note()
+        self._note(member)
 
     def sweep(self) -> None:
         """Take for gone who gave no sign of life for too long."""
@@ -164,18 +188,23 @@ class Fleet:
             self._next_change = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next_change)
 
-    def _note(self) -> None:
+    def _mark(self, member: Member) -> None:
+        self.revision += 1
+        member.revision = self.revision
+
+    def _note(self, member: Member) -> None:
         self.version += 1
+        self._mark(member)
         if self._next_change is not None:
             self._next_change.set_result(None)
             self._next_change = None
 
     def _set(self, member: Member, *, online: bool) -> None:
         if online:
-            member.seen = self._clock()
+            member.seen, member.last_seen = self._clock(), round(self._wall(), 3)
         if member.online is not online:
             member.online = online
-            self._note()
+            self._note(member)
             self._changed(Presence(member.agent_id, online))
 
 

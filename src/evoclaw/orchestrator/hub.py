@@ -48,8 +48,10 @@ class Stored(Protocol):
 class Topic:
     """One run: what was said lately, and what is not kept yet."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, note: Callable[[], None] = lambda: None) -> None:
+        """Remember so many records; `note` is called whenever the run may be shown otherwise."""
         self._recent: deque[Record] = deque(maxlen=room)
+        self._note = note
         self._said = asyncio.Event()
         self.count = 0
         """Records that were said since there is somebody here."""
@@ -66,10 +68,16 @@ class Topic:
             self.tail.clear()
         self._recent.append(record)
         self.count += 1
-        self.stir()
+        self._wake()
+        if not isinstance(record.event, PASSING):
+            self._note()
 
     def stir(self) -> None:
         """Have everybody look."""
+        self._wake()
+        self._note()
+
+    def _wake(self) -> None:
         self._said.set()
         self._said.clear()
 
@@ -103,13 +111,25 @@ class Hub:
         """
         self._slow, self._poll = slow, poll
         self._topics: dict[Key, Topic] = {}
+        self._next_change: asyncio.Future[None] | None = None
+
+    async def change(self) -> None:
+        """Wait until any run that goes on here may be shown otherwise."""
+        if self._next_change is None:
+            self._next_change = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._next_change)
+
+    def _note(self) -> None:
+        if self._next_change is not None:
+            self._next_change.set_result(None)
+            self._next_change = None
 
     @contextmanager
     def topic(self, key: Key) -> Generator[Topic]:
         """The topic of a run, for as long as the block lasts."""
         topic = self._topics.get(key)
         if topic is None:
-            topic = self._topics[key] = Topic(self._slow)
+            topic = self._topics[key] = Topic(self._slow, self._note)
         topic.readers += 1
         try:
             yield topic

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
@@ -12,6 +16,10 @@ BOOTS = 16
 """Boot ids of an edge that are remembered, so that an older one's word changes nothing."""
 DOUBT = 2
 """Words of an older boot that are not believed while the newer one is silent."""
+LOADS = 30
+"""Heartbeats of an edge whose loads are remembered."""
+_MOST = 1e15
+"""The largest figure of a heartbeat that is believed."""
 
 
 class Member:
@@ -23,6 +31,12 @@ class Member:
         self.boot_id, self.counter = "", 0
         self.seen = 0.0
         """When it last gave a sign of life, by the steady clock."""
+        self.last_seen = 0.0
+        """The same in Unix seconds, for people."""
+        self.revision = 0
+        """That of the fleet when something about it changed last, if only a heartbeat."""
+        self.loads: deque[int] = deque(maxlen=LOADS)
+        """What it had to do at its last heartbeats, the oldest first."""
         self.summary, self.agent_type = "", ""
         self.has_model = False
         self.hashes: dict[str, str] = {}
@@ -43,6 +57,11 @@ class Member:
         """The boot and connection whose will was read last: it never comes back."""
         self._boots: list[str] = []
         self._doubted = 0
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Note a heartbeat; what no device can have is not believed."""
+        self.heartbeat = beat = _sound(heartbeat)
+        self.loads.append(beat.in_flight + beat.queued)
 
     def newer(self, boot_id: str, counter: int) -> bool:
         """Whether a live word from this boot and connection is at least as new as what is known.
@@ -82,6 +101,23 @@ def load(member: Member) -> tuple[int, str]:
     """How busy an edge is; equals in a fixed order."""
     beat = member.heartbeat
     return (beat.in_flight + beat.queued if beat else 0, member.agent_id)
+
+
+def _sound(beat: Heartbeat) -> Heartbeat:
+    room = None if beat.room is None else round(_figure(beat.room))
+    return replace(
+        beat,
+        in_flight=round(_figure(beat.in_flight)),
+        queued=round(_figure(beat.queued)),
+        room=room,
+        cpu_percent=_figure(beat.cpu_percent),
+        memory_mb=_figure(beat.memory_mb),
+        uptime_s=_figure(beat.uptime_s),
+    )
+
+
+def _figure(said: float) -> float:
+    return min(max(said, 0), _MOST) if math.isfinite(said) else 0.0
 
 
 def names(members: Sequence[Member]) -> list[str]:

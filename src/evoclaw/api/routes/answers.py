@@ -20,8 +20,8 @@ from evoclaw.core.ports import Decision
 from evoclaw.orchestrator.access import Caller, Scope
 from evoclaw.orchestrator.approvals import Case
 from evoclaw.orchestrator.errands import NoRun, RunView
+from evoclaw.orchestrator.news import owners_of
 from evoclaw.orchestrator.questions import Answer, Question
-from evoclaw.orchestrator.sessions import Conversations
 
 TAGS = ["approvals"]
 RUNS = ["runs"]
@@ -261,18 +261,14 @@ async def list_questions(
     """What your runs ask and wait for; an admin sees what those of the whole tenant ask."""
     talks = given(parts.talks, "sessions").of(caller.tenant)
     found = await talks.questions.waiting(session_id)
-    owners = {one: await _owner(talks, one) for one in {session for session, _ in found}}
+    owners = await owners_of(talks, {session for session, _ in found})
     return QuestionList(
-        tuple(_asked(at, question) for at, question in found if is_own(caller, owners[at]))
+        tuple(asked(at, question) for at, question in found if is_own(caller, owners[at]))
     )
 
 
-async def _owner(talks: Conversations, session_id: str) -> str:
-    session = await talks.store.session(session_id)
-    return "" if session is None else session.owner
-
-
-def _asked(session_id: str, question: Question) -> QuestionView:
+def asked(session_id: str, question: Question) -> QuestionView:
+    """A question as it is shown."""
     return QuestionView(
         question.id,
         session_id,

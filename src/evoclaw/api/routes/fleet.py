@@ -43,6 +43,15 @@ class EdgeView(Struct, frozen=True, omit_defaults=True):
     """The tools that may be used."""
     waiting: tuple[str, ...] = ()
     """The tools that wait for a person's approval."""
+    last_seen: float = 0.0
+    """When it last gave a sign of life, in Unix seconds; 0 is never."""
+    cpu_percent: float = 0.0
+    memory_mb: float = 0.0
+    uptime_s: float = 0.0
+    room: int | None = None
+    """How many more commands it takes now; null if it does not say."""
+    loads: tuple[int, ...] = ()
+    """What it had to do at its last heartbeats (at work and waiting), the oldest first."""
 
 
 class EdgeList(Struct, frozen=True):
@@ -74,7 +83,8 @@ class Invitation(Struct, frozen=True):
     """Works once."""
 
 
-def _view(name: str, member: Member | None, device: Device | None) -> EdgeView:
+def edge_view(name: str, member: Member | None, device: Device | None) -> EdgeView:
+    """An edge as it is shown."""
     beat = None if member is None else member.heartbeat
     return EdgeView(
         name,
@@ -89,7 +99,19 @@ def _view(name: str, member: Member | None, device: Device | None) -> EdgeView:
         0 if beat is None else beat.queued,
         () if device is None else tuple(sorted(device.approved)),
         () if device is None else tuple(sorted(device.waiting)),
+        0.0 if member is None else member.last_seen,
+        0.0 if beat is None else beat.cpu_percent,
+        0.0 if beat is None else beat.memory_mb,
+        0.0 if beat is None else beat.uptime_s,
+        None if beat is None else beat.room,
+        () if member is None else tuple(member.loads),
     )
+
+
+def joined(parts: Parts) -> dict[str, Device]:
+    """The edges that joined, by name."""
+    found = () if parts.devices is None else parts.devices.all()
+    return {device.agent_id: device for device in found}
 
 
 def _edges(parts: Parts, caller: Caller) -> dict[str, EdgeView]:
@@ -98,10 +120,9 @@ def _edges(parts: Parts, caller: Caller) -> dict[str, EdgeView]:
     if caller.tenant != parts.operator:
         return {}
     members = {member.agent_id: member for member in orchestrator.fleet.members()}
-    joined = () if parts.devices is None else parts.devices.all()
-    devices = {device.agent_id: device for device in joined}
+    devices = joined(parts)
     names = sorted({*members, *devices})
-    return {name: _view(name, members.get(name), devices.get(name)) for name in names}
+    return {name: edge_view(name, members.get(name), devices.get(name)) for name in names}
 
 
 def _edge(parts: Parts, caller: Caller, agent_id: str) -> EdgeView:

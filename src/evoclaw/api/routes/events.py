@@ -1,0 +1,129 @@
+"""What changes, as it changes: edges, runs, and what waits for a person."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Annotated, Any, cast
+
+from litestar import Request, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import QueryParameter
+
+from evoclaw.api.auth import ANY_CALLER, Need, Who, unknown_caller
+from evoclaw.api.errors import Refused, absent
+from evoclaw.api.needs import Parts
+from evoclaw.api.routes.answers import asked, shown
+from evoclaw.api.routes.fleet import edge_view, joined
+from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
+from evoclaw.orchestrator.access import Caller, Scope
+from evoclaw.orchestrator.feed import LOOK, PACE, Change, Feed, Source, Told
+from evoclaw.orchestrator.news import ApprovalNews, FleetNews, QuestionNews, RunNews, written
+
+TOPICS: Mapping[str, Scope] = {
+    "fleet": Scope.FLEET_READ,
+    "runs": Scope.RUNS_READ,
+    "approvals": Scope.APPROVALS_READ,
+    "questions": Scope.APPROVALS_READ,
+}
+"""What can be watched, and the scope that it needs."""
+GOOD_FOR = 30.0
+"""Seconds after which a token is looked at again before its bearer is told more."""
+
+
+def feed_of(parts: Parts, *, pace: float = PACE, look: float = LOOK) -> Feed:
+    """The feed of a process: what it has of all that can be watched."""
+    sources: dict[str, Callable[[str], Source]] = {}
+    changes: list[Change] = []
+    if (orchestrator := parts.orchestrator) is not None:
+        fleet = orchestrator.fleet
+        changes.append(fleet.change)
+        sources["fleet"] = lambda _: FleetNews(fleet, partial(joined, parts), edge_view)
+    if (approvals := parts.approvals) is not None:
+        sources["approvals"] = lambda tenant: ApprovalNews(approvals, tenant, shown)
+    if (talks := parts.talks) is not None:
+        sources["questions"] = lambda tenant: QuestionNews(talks.of(tenant), asked)
+        if parts.runs is not None:
+            changes.append(parts.runs.hub.change)
+            sources["runs"] = lambda tenant: RunNews(talks.of(tenant).store)
+    return Feed(sources, written(talks), changes, pace=pace, look=look)
+
+
+def _chosen(feed: Feed, caller: Caller, topics: str) -> tuple[str, ...]:
+    """What of it a caller is told; `Refused` if that would be nothing."""
+    named = [one.strip() for one in topics.split(",") if one.strip()] or list(TOPICS)
+    if unknown := [one for one in named if one not in TOPICS]:
+        text = f"no such topic: {unknown[0][:80]!r}; known: {', '.join(TOPICS)}"
+        raise Refused(400, "invalid", text)
+    allowed = [one for one in TOPICS if one in named and caller.may(TOPICS[one])]
+    if not allowed:
+        wanted = ", ".join(sorted({TOPICS[one] for one in named}))
+        text = f"this needs a token with one of the scopes {wanted}; ask whoever gave you yours"
+        raise Refused(403, "forbidden", text, details={"scope": wanted})
+    if not (there := tuple(one for one in allowed if one in feed.topics)):
+        raise absent(" and ".join(allowed))
+    return there
+
+
+@get(
+    "/v1/events",
+    scope=ANY_CALLER,
+    tags=["events"],
+    media_type=EVENT_STREAM,
+    responses={
+        200: ResponseSpec(
+            str,
+            media_type=EVENT_STREAM,
+            generate_examples=False,
+            description="An event is named after its topic; its data is `items`, and whether these "
+            "are the `whole`. `fleet` and `runs` are told whole at first (of the runs the newest "
+            "50), then those that changed; `approvals` and `questions` always whole. Events have "
+            "no ids: who comes back is told everything again.",
+        )
+    },
+)
+async def watch_all(
+    request: Request[Any, Any, Any],
+    parts: Need,
+    caller: Who,
+    topics: Annotated[
+        str,
+        QueryParameter(
+            max_length=200,
+            description="Some of `fleet`, `runs`, `approvals`, `questions`, with commas between; "
+            "empty is all. What your token does not open is left out.",
+        ),
+    ] = "",
+) -> EventStream:
+    """Watch what you may see: edges, runs, and what waits for a person, within a second.
+
+    You are told of your own runs, approvals and questions; an admin of those of the whole tenant.
+    """
+    feed = cast("Feed", request.app.state["feed"])
+    chosen = _chosen(feed, caller, topics)
+    _, _, bearer = request.headers.get("authorization", "").partition(" ")
+    return event_stream(request, _frames(feed, parts, caller, bearer.strip(), chosen))
+
+
+async def _frames(
+    feed: Feed, parts: Parts, caller: Caller, bearer: str, topics: tuple[str, ...]
+) -> AsyncGenerator[bytes, None]:
+    if "fleet" in topics and caller.tenant != parts.operator:
+        # As in the list of edges: the fleet is the operator's, and others have none.
+        topics = tuple(one for one in topics if one != "fleet")
+        yield frame("fleet", Told((), whole=True))
+    owner = None if caller.may(Scope.ADMIN) else caller.principal.user
+    checked = time.monotonic()
+    async with aclosing(feed.watch(caller.tenant, topics, owner)) as news:
+        async for topic, told in news:
+            if time.monotonic() - checked >= GOOD_FOR:
+                if await parts.access.caller(bearer) != caller:
+                    raise unknown_caller()  # it was taken back, has expired, or opens less
+                checked = time.monotonic()
+            yield frame(topic, told)
+
+
+ROUTES: tuple[HTTPRouteHandler, ...] = (watch_all,)

@@ -1,0 +1,231 @@
+"""Where a feed looks: the runs, approvals, questions and edges that a tenant has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from evoclaw.core.events import StopReason
+from evoclaw.orchestrator.approvals import Approvals, Case
+from evoclaw.orchestrator.errands import RunView, State
+from evoclaw.orchestrator.feed import Item
+from evoclaw.orchestrator.fleet import Fleet
+from evoclaw.orchestrator.members import Member
+from evoclaw.orchestrator.questions import Question
+from evoclaw.orchestrator.sessions import Conversations
+from evoclaw.orchestrator.viewing import Views, state_of
+from evoclaw.store.changes import Mark, mark_of
+from evoclaw.store.sessions import SessionStore, Spent, StoredRun
+
+D = TypeVar("D")
+
+FIRST = 50
+"""Runs that a newcomer is told."""
+NEWEST = 100
+"""Runs that are looked at whatever they do."""
+OPEN = 500
+"""And of those that are queued or go on."""
+FOLLOWED = 200
+"""And of those that were seen open and are neither any more."""
+REMEMBERED = 1_000
+"""Runs that are shown before what is known of their sessions is forgotten."""
+
+
+def written(talks: Conversations | None) -> Callable[[], Awaitable[Mark]]:
+    """What gives another mark whenever something was written; without a store, each time."""
+    numbers = count()
+
+    async def mark() -> Mark:
+        if talks is None:
+            return next(numbers), ""
+        return await mark_of(talks.store.database)
+
+    return mark
+
+
+def _item(id_: str, owner: str | None, view: Struct) -> Item:
+    return Item(id_, owner, Raw(msgspec.json.encode(view)))
+
+
+_Stands: TypeAlias = tuple[State, StopReason | None, Spent, float | None]
+
+
+def _stands(run: StoredRun) -> _Stands:
+    """What of a run can change and is shown."""
+    return state_of(run), run.stop, run.spent, run.ended_at
+
+
+class RunNews:
+    """The runs: the newest, and whichever go on or wait."""
+
+    always_whole = False
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self._views, self._shown = Views(store), 0
+        self._known: dict[str, _Stands] = {}
+        self._unlisted: list[str] = []
+        """Runs that are not over, and that no list may have the next time."""
+
+    def is_due(self, written: bool) -> bool:
+        """Whether anything was written."""
+        return written
+
+    async def look(self) -> Sequence[Item]:
+        """Those that stand otherwise than before."""
+        found = {run.id: run for run in await self._store.runs(limit=NEWEST)}
+        found |= {run.id: run for run in await self._store.runs(state="open", limit=OPEN)}
+        for run_id in self._unlisted:
+            if run_id not in found and (run := await self._store.run(run_id)) is not None:
+                found[run_id] = run
+        known = {run.id: _stands(run) for run in found.values()}
+        changed = [run for run in found.values() if self._known.get(run.id) != known[run.id]]
+        items = [_shown_run(await self._view(run)) for run in reversed(changed)]
+        self._known = known
+        going = [run.id for run in found.values() if state_of(run) is not State.ENDED]
+        self._unlisted = going[:FOLLOWED]
+        return items
+
+    async def _view(self, run: StoredRun) -> RunView:
+        self._shown += 1
+        if self._shown % REMEMBERED == 0:
+            self._views = Views(self._store)
+        return await self._views.of(run)
+
+    async def whole(self, owner: str | None) -> Sequence[Item]:
+        """The newest ones, the newest first."""
+        views = await Views(self._store).list("", None, owner, "", FIRST)
+        return [_shown_run(view) for view in views]
+
+
+def _shown_run(view: RunView) -> Item:
+    return _item(view.run_id, view.owner, view)
+
+
+class ApprovalNews:
+    """The calls that wait for a person."""
+
+    always_whole = True
+
+    def __init__(
+        self,
+        approvals: Approvals,
+        tenant: str,
+        show: Callable[[Case], Struct],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._approvals, self._tenant = approvals, tenant
+        self._show, self._clock = show, clock
+        self._cases: Sequence[Case] | None = None
+        self._items: Sequence[Item] = ()
+
+    def is_due(self, written: bool) -> bool:
+        """Whether anything was written, or one of them is not to be answered any more."""
+        now, cases = self._clock(), self._cases or ()
+        return written or any(case.asking.expires_at <= now for case in cases)
+
+    async def look(self) -> Sequence[Item]:
+        """All of them, and that something changed if nothing is left; nothing if none did."""
+        cases = await self._approvals.waiting(self._tenant)
+        if cases == self._cases:
+            return ()
+        gone, self._cases = self._items, cases
+        self._items = [
+            _item(case.asking.id, case.asking.scope.user, self._show(case)) for case in cases
+        ]
+        return self._items or gone
+
+    async def whole(self, owner: str | None) -> Sequence[Item]:
+        """All that wait."""
+        return self._items
+
+
+class QuestionNews:
+    """What runs ask their people."""
+
+    always_whole = True
+
+    def __init__(self, talks: Conversations, show: Callable[[str, Question], Struct]) -> None:
+        """Take the sessions of a tenant."""
+        self._talks, self._show = talks, show
+        self._asked: Sequence[tuple[str, Question]] | None = None
+        self._items: Sequence[Item] = ()
+
+    def is_due(self, written: bool) -> bool:
+        """Whether anything was written."""
+        return written
+
+    async def look(self) -> Sequence[Item]:
+        """All of them, and that something changed if nothing is left; nothing if none did."""
+        asked = await self._talks.questions.waiting()
+        if asked == self._asked:
+            return ()
+        owners = await owners_of(self._talks, {session for session, _ in asked})
+        gone, self._asked = self._items, asked
+        self._items = [
+            _item(question.id, owners[session], self._show(session, question))
+            for session, question in asked
+        ]
+        return self._items or gone
+
+    async def whole(self, owner: str | None) -> Sequence[Item]:
+        """All that are not answered yet."""
+        return self._items
+
+
+async def owners_of(talks: Conversations, sessions: set[str]) -> dict[str, str]:
+    """Whose each session is; nobody's if it is gone."""
+    found = {id_: await talks.store.session(id_) for id_ in sessions}
+    return {id_: "" if one is None else one.owner for id_, one in found.items()}
+
+
+class FleetNews(Generic[D]):
+    """The edges that are there, that were, and that may be."""
+
+    always_whole = False
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        joined: Callable[[], Mapping[str, D]],
+        show: Callable[[str, Member | None, D | None], Struct],
+    ) -> None:
+        """Choose where to look.
+
+        Args:
+            fleet: Who is there.
+            joined: Who joined, by name.
+            show: Makes what is shown of one, of what is known of it.
+        """
+        self._fleet, self._joined, self._show = fleet, joined, show
+        self._revision = 0
+        self._devices: Mapping[str, D] = {}
+        self._items: dict[str, Item] = {}
+
+    def is_due(self, written: bool) -> bool:
+        """Always: what joined is not in the store, and all of it costs little."""
+        return True
+
+    async def look(self) -> Sequence[Item]:
+        """Those of whom something changed, if only a heartbeat came."""
+        devices = self._joined()
+        moved = {member.agent_id for member in self._fleet.changed_since(self._revision)}
+        if devices != self._devices:
+            known = self._devices
+            moved |= {name for name in (*devices, *known) if devices.get(name) != known.get(name)}
+        self._revision, self._devices = self._fleet.revision, devices
+        fresh = [self._made(name) for name in sorted(moved)]
+        self._items |= {one.id: one for one in fresh}
+        return fresh
+
+    def _made(self, name: str) -> Item:
+        return _item(name, None, self._show(name, self._fleet.find(name), self._devices.get(name)))
+
+    async def whole(self, owner: str | None) -> Sequence[Item]:
+        """All of them, by name."""
+        return [self._items[name] for name in sorted(self._items)]
