@@ -9,7 +9,7 @@ CORPUS := $(VENV)/.toml-test
 SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test test-faults test-bypass test-llm check bench fleetbench servicebench \
+.PHONY: help setup fmt lint types test test-faults test-page test-bypass test-llm check bench fleetbench servicebench \
 	fleetspeed toolbench policybench cagebench agentdojo mcp-conformance demo docs constraints clean
 
 help: ## say what there is
@@ -62,6 +62,9 @@ test: $(READY) $(AIMOCK) $(CORPUS) $(SQLD) ## run the tests
 
 test-faults: $(READY) $(SQLD) ## kill, cut and flood real processes: the rows of faults that need them
 	$(BIN)/pytest -m faults tests/faults
+
+test-page: $(READY) ## look at the web page in a real Chromium
+	$(BIN)/pytest -m page tests/page
 
 test-bypass: $(READY) ## try 10,000 commands a rule to get around them; ends with one JSON object
 	$(BIN)/python -m tests.governance.effects.fuzz

@@ -30,9 +30,9 @@ FRAME_POLICY = (
 """Of the frame that shows what a model made: it may draw, but not load, send or see the page."""
 FRAME = "frame.html"
 _KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
 _FEATURES = "camera=(), microphone=(), geolocation=(), payment=(), usb=()"

@@ -1,0 +1,51 @@
+"""A house and a browser for all tests of the page; every test has a page of its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+
+from tests.page.house import House, page_house
+from tests.page.looking import Looker
+
+LOOP = "session"
+
+
+@pytest_asyncio.fixture(loop_scope=LOOP, scope="session")
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[House]:
+    folder: Path = tmp_path_factory.mktemp("house")
+    async with page_house(folder) as house:
+        yield house
+
+
+@pytest_asyncio.fixture(loop_scope=LOOP, scope="session")
+async def browser() -> AsyncGenerator[Browser]:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert found, "the page is looked at in Chromium: apt-get install chromium"
+    async with async_playwright() as playwright:
+        # The container is the cage here: a browser of root cannot build its own.
+        browser = await playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope=LOOP)
+async def context(browser: Browser) -> AsyncGenerator[BrowserContext]:
+    context = await browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(20_000)
+    yield context
+    await context.close()
+
+
+@pytest_asyncio.fixture(loop_scope=LOOP)
+async def looker(house: House, context: BrowserContext) -> AsyncGenerator[Looker]:
+    """Somebody logged in; whatever the console complained about fails the test in the end."""
+    page: Page = await context.new_page()
+    looker = Looker(house, page)
+    yield looker
+    assert looker.complaints == []

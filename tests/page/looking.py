@@ -1,0 +1,66 @@
+"""Somebody who looks at the page, and what a browser complains about."""
+
+from __future__ import annotations
+
+from playwright.async_api import ConsoleMessage, Error, Locator, Page, Request, expect
+
+from tests.page.house import House
+
+VIEWS = {
+    "fleet": "Fleet",
+    "chat": "Chat",
+    "runs": "Runs",
+    "approvals": "Approvals",
+    "tools": "Tools & skills",
+    "metrics": "Metrics",
+    "audit": "Audit",
+    "settings": "Settings",
+}
+"""The views, by their address, with their headings."""
+PHONE = {"width": 360, "height": 740}
+
+
+class Looker:
+    """A page in a browser."""
+
+    def __init__(self, house: House, page: Page) -> None:
+        self.house, self.page = house, page
+        self.complaints: list[str] = []
+        """Errors of the console, of scripts, and requests that failed by themselves."""
+        page.on("console", self._console)
+        page.on("pageerror", self._error)
+        page.on("requestfailed", self._failed)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _error(self, error: Error) -> None:
+        self.complaints.append(str(error))
+
+    def _failed(self, request: Request) -> None:
+        # A view that is left lets go of its streams.
+        if request.failure != "net::ERR_ABORTED":
+            self.complaints.append(f"{request.url}: {request.failure}")
+
+    async def enter(self, view: str = "chat", *args: str) -> None:
+        """Log in with a link, and go to a view."""
+        await self.page.goto(self.house.link)
+        await expect(self.page.locator("#link")).to_have_attribute("data-state", "open")
+        await self.go(view, *args)
+
+    async def go(self, view: str, *args: str) -> None:
+        """Go to a view."""
+        address = "/".join((view, *args))
+        await self.page.evaluate("address => { location.hash = `#/${address}`; }", address)
+        await expect(self.page.locator("main h1")).to_be_visible()
+
+    def button(self, name: str) -> Locator:
+        """A button by its words."""
+        return self.page.get_by_role("button", name=name)
+
+    async def overflow(self) -> int:
+        """Pixels by which the page is wider than the screen."""
+        return int(
+            await self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        )

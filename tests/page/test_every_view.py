@@ -1,0 +1,78 @@
+"""What holds for every view: it opens, fits a phone, and anybody can use it."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import BrowserContext, Page, expect
+
+from tests.page.house import House
+from tests.page.looking import PHONE, VIEWS, Looker
+
+pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
+BAD = ("serious", "critical")
+
+
+async def settled(page: Page) -> None:
+    await expect(page.locator("[aria-busy=true]")).to_have_count(0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+async def test_axe_finds_nothing_serious(looker: Looker, view: str, scheme: str) -> None:
+    await looker.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    await looker.enter(view)
+    await settled(looker.page)
+
+    found = await Axe().run(looker.page)
+
+    violations = [one for one in found.response["violations"] if one["impact"] in BAD]
+    told = [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in violations]
+    assert told == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+async def test_a_phone_shows_it_without_scrolling_sideways(looker: Looker, view: str) -> None:
+    await looker.page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
+    await looker.enter(view)
+    await settled(looker.page)
+
+    await expect(looker.page.get_by_role("heading", level=1)).to_have_text(VIEWS[view])
+    assert await looker.overflow() <= 0
+
+
+async def test_keys_lead_to_every_view_and_the_focus_is_seen(looker: Looker) -> None:
+    await looker.enter("chat")
+    await looker.page.evaluate("document.activeElement.blur()")
+    for key, view in (("f", "fleet"), ("m", "metrics"), ("u", "audit"), ("a", "approvals")):
+        await looker.page.keyboard.press("g")
+        await looker.page.keyboard.press(key)
+        await expect(looker.page.get_by_role("heading", level=1)).to_have_text(VIEWS[view])
+    await looker.page.keyboard.press("Tab")
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert await looker.page.evaluate(outline) != "none"
+
+
+async def test_a_wrong_token_is_told_and_a_good_one_lets_in(
+    house: House, context: BrowserContext
+) -> None:
+    page = await context.new_page()
+    await page.goto(house.url)
+    await page.get_by_label("Token").fill("ec_nobody_has_this")
+    await page.get_by_role("button", name="Log in").click()
+    await expect(page.get_by_text("That token is not known here.")).to_be_visible()
+
+    await page.get_by_label("Token").fill(house.link.partition("token=")[2])
+    await page.get_by_role("button", name="Log in").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Chat")
+
+
+async def test_a_link_logs_in_and_its_token_is_not_left_in_the_address(looker: Looker) -> None:
+    await looker.enter("fleet")
+
+    assert "token" not in looker.page.url
+    await looker.page.reload()
+    await expect(looker.page.get_by_role("heading", level=1)).to_have_text("Fleet")
+    await looker.button("Log out").click()
+    await expect(looker.page.get_by_label("Token")).to_be_visible()
+    assert await looker.page.evaluate("sessionStorage.length + localStorage.length") == 0
