@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 from playwright.async_api import ConsoleMessage, Error, Locator, Page, Request, expect
 
+from evoclaw.core.messages import JSON
 from tests.page.house import House
 
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
+BAD = ("serious", "critical")
 VIEWS = {
     "fleet": "Fleet",
     "chat": "Chat",
@@ -64,3 +69,14 @@ class Looker:
         return int(
             await self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         )
+
+    async def barriers(self) -> list[str]:
+        """What keeps people out, as axe sees it: only what is serious."""
+        await self.page.evaluate(AXE)
+        found: JSON = await self.page.evaluate("axe.run()")
+        return [
+            f"{one['id']}: {node['html'][:200]} ({node['failureSummary'][:200]})"
+            for one in found["violations"]
+            if one["impact"] in BAD
+            for node in one["nodes"]
+        ]
