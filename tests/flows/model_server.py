@@ -52,6 +52,8 @@ class ModelServer:
 
     port: int = 0
     asked: list[Asked] = field(default_factory=list[Asked])
+    scripts: dict[str, str] = field(default_factory=dict[str, str])
+    """By what a person says in plain words: the lines that are done instead of it."""
     gates: dict[str, asyncio.Event] = field(
         default_factory=lambda: defaultdict[str, asyncio.Event](asyncio.Event)
     )
@@ -78,9 +80,9 @@ class ModelServer:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         body = await request.json()
-        asked = _asked(body)
+        asked = _asked(body, (*VERBS, *self.scripts))
         self.asked.append(asked)
-        lines = asked.said.splitlines() or [""]
+        lines = self.scripts.get(asked.said, asked.said).splitlines() or [""]
         line = lines[min(asked.turn, len(lines) - 1)].strip()
         try:
             if body.get("stream"):
@@ -130,10 +132,10 @@ class ModelServer:
         )
 
 
-def _asked(body: dict[str, Any]) -> Asked:
+def _asked(body: dict[str, Any], known: tuple[str, ...]) -> Asked:
     messages = body["messages"]
     said = {n: _text(one["content"]) for n, one in enumerate(messages) if one["role"] == "user"}
-    last = max([n for n, text in said.items() if text.startswith(VERBS)] or said)
+    last = max([n for n, text in said.items() if text.startswith(known)] or said)
     turn = sum(message["role"] == "assistant" for message in messages[last:])
     return Asked(said[last], turn, body)
 

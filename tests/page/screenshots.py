@@ -1,0 +1,79 @@
+"""`make screenshots`: every view, light and dark, as the pictures that the documentation shows."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+from playwright.async_api import Browser, async_playwright, expect
+
+from tests.page.house import House, page_house
+from tests.page.looking import Looker
+from tests.page.scene import HOW, NOTES, play, session_of
+
+PLACE = Path(__file__).parents[2] / "docs" / "images"
+SIZE = {"width": 1280, "height": 800}
+COLOURS = 128
+"""Of a picture: a page of text needs no more, and it stays small."""
+Scheme = Literal["light", "dark"]
+
+
+async def shoot(house: House, browser: Browser, views: dict[str, str], scheme: Scheme) -> None:
+    """Take a picture of each view."""
+    context = await browser.new_context(
+        viewport={"width": SIZE["width"], "height": SIZE["height"]},
+        color_scheme=scheme,
+        reduced_motion="reduce",
+    )
+    looker = Looker(house, await context.new_page())
+    await looker.enter("runs")
+    for name, address in views.items():
+        await looker.go(*address.split("/"))
+        await expect(looker.page.locator("[aria-busy=true]")).to_have_count(0)
+        await looker.page.wait_for_timeout(1_200)
+        keep(await looker.page.screenshot(), PLACE / f"{name}-{scheme}.png")
+    assert looker.complaints == [], looker.complaints
+    await context.close()
+
+
+def keep(picture: bytes, path: Path) -> None:
+    """Write a picture with few colours."""
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+async def main() -> None:
+    """Build a house, play the scene, take the pictures."""
+    PLACE.mkdir(exist_ok=True)
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert chromium, "the pictures are taken in Chromium: apt-get install chromium"
+    with tempfile.TemporaryDirectory(prefix="house-") as folder:
+        async with page_house(Path(folder)) as house, async_playwright() as playwright:
+            runs = await play(house)
+            views = {
+                "fleet": "fleet",
+                "chat": f"chat/{await session_of(house, runs[HOW])}",
+                "runs": "runs",
+                "run": f"runs/{runs[HOW]}",
+                "compare": f"runs/{runs[HOW]}/compare/{runs[NOTES]}",
+                "approvals": "approvals",
+                "tools": "tools",
+                "metrics": "metrics",
+                "audit": "audit",
+                "settings": "settings",
+            }
+            browser = await playwright.chromium.launch(
+                executable_path=chromium, args=["--no-sandbox"]
+            )
+            for scheme in ("light", "dark"):
+                await shoot(house, browser, views, scheme)
+            await browser.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
