@@ -7,6 +7,7 @@ token, and not too often. What is refused here, or later, is counted and told to
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from typing import cast
 
@@ -18,6 +19,7 @@ from evoclaw.api.errors import Refused
 from evoclaw.api.limits import BoundedBody, Rates, too_large
 from evoclaw.api.needs import Parts, Refusal
 from evoclaw.api.serving import own_origins
+from evoclaw.core.tracing import read_traceparent, standing
 from evoclaw.orchestrator.access import Caller
 
 LOG = logging.getLogger("evoclaw.api")
@@ -71,7 +73,9 @@ class Door:
         except Refused as refused:
             await telling.refuse(refused, body, has_body=_has_body(headers))
             return
-        await self._app(scope, cast("Receive", body), telling)
+        parent = headers.get(b"traceparent", b"").decode("latin-1")
+        with standing(read_traceparent(parent)):
+            await self._app(scope, cast("Receive", body), telling)
 
     def _check(self, scope: HTTPScope, headers: dict[bytes, bytes]) -> None:
         host = headers.get(b"host", b"").decode("latin-1").lower()
@@ -113,6 +117,11 @@ class Door:
             raise _too_often(wait)
         return caller
 
+    def count(self, scope: HTTPScope, status: int, seconds: float) -> None:
+        """Count an answer and how long it took, by the route's pattern: paths are without end."""
+        route = scope["path_template"] if "path_template" in scope else "none"
+        self._parts.counted(scope["method"], route, status, seconds)
+
     def note(self, scope: HTTPScope, status: int, why: str = "") -> None:
         """Count an answer; tell of it if it is a refusal.
 
@@ -148,10 +157,11 @@ class _Telling:
         self, door: Door, scope: HTTPScope, send: Send, more: tuple[tuple[bytes, bytes], ...]
     ) -> None:
         self._door, self._scope, self._send, self._more = door, scope, send, more
-        self._why = ""
+        self._why, self._began = "", time.monotonic()
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            self._door.count(self._scope, message["status"], time.monotonic() - self._began)
             self._door.note(self._scope, message["status"], self._why)
             there = {name.lower() for name, _ in message["headers"]}
             always = [pair for pair in ALWAYS if pair[0] not in there]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec.structs import replace
 
 from evoclaw.core.ports import Executor, Ports
@@ -16,11 +18,15 @@ from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, no_grants
 from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
+from evoclaw.edge.traced import traced
 from evoclaw.edge.tuned import Tuned
 from evoclaw.governance.receipts import DeviceKey
 from evoclaw.store.artifacts import Artifacts
 from evoclaw.store.journal import Journal
 from evoclaw.transport.link import Link
+
+if TYPE_CHECKING:
+    from evoclaw.observe.tracing import Tracing
 
 _USUAL = Limits()
 
@@ -39,11 +45,12 @@ async def assemble(
     artifacts: Artifacts | None = None,
     key: DeviceKey | None = None,
     notes: CallNotes | None = None,
+    tracing: Tracing | None = None,
 ) -> Edge:
     """An edge that runs these ports' tools; its prompts too, if their provider is a real one.
 
     With artifacts, what is too much to send is kept there; with a key, every result is signed; with
-    notes, every call is put on record.
+    notes, every call is put on record; with tracing, every one is a span.
     """
     genomes, outcomes = Genomes(journal), Outcomes()
     await genomes.load()
@@ -54,14 +61,13 @@ async def assemble(
     run: Planner = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes).plan
     model = ports if has_model else None
     prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes)
-    planners = {"tool": run, "execute": run, "prompt": prompts.plan}
     edge = Edge(
         Parts(
             who,
             link,
             journal,
             ports.executor,
-            planners,
+            traced({"tool": run, "execute": run, "prompt": prompts.plan}, tracing, who.agent_id),
             genomes,
             outcomes,
             limits,

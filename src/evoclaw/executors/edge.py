@@ -15,6 +15,7 @@ from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
+from evoclaw.core.tracing import traceparent
 from evoclaw.executors.wrapped import next_attempt
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import GRACE, Patience, Requests
@@ -124,6 +125,7 @@ class EdgeExecutor:
             args_sha256=digest(call.arguments),
             queue_ttl_ms=round(self._queue * 1000),
             tenant="" if principal == LOCAL else principal.tenant,
+            traceparent=traceparent(),
             label=call.context.label,
         )
         command = replace(command, grant=self._grants(self._agent_id, command, call))

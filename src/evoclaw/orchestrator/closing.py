@@ -20,6 +20,8 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.core.output import parse_output
 from evoclaw.core.state import RunState, fold
 from evoclaw.core.tools import failure
+from evoclaw.core.tracing import enter
+from evoclaw.orchestrator.errands import errand_of
 from evoclaw.orchestrator.sessions import Conversations
 from evoclaw.orchestrator.subruns import seq_after
 from evoclaw.store.sessions import Spent, StoredRun
@@ -52,6 +54,7 @@ async def close_run(
     before = await store.records(stored.id)
     state = fold(before) if before else RunState(stored.id)
     session = await store.session(stored.session_id)
+    enter(stored.root_run, errand_of(await store.errand(stored.root_run)).traceparent)
     sinks = () if session is None else talks.listeners(session, before)
     bus = Bus(stored.id, sinks, seq=seq_after(before))
     known = len(await store.messages(stored.session_id)) if state.started else 0

@@ -25,6 +25,7 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool, missing_permissions
 from evoclaw.core.toolset import Toolset
+from evoclaw.core.tracing import traceparent
 from evoclaw.core.wording import permission_denied
 from evoclaw.executors.edge import EXTRA, EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.cleaning import quoted
@@ -212,6 +213,7 @@ class EdgeCall:
             hops=1,
             queue_ttl_ms=round(QUEUE * 1000),
             tenant="" if who == LOCAL else who.tenant,
+            traceparent=traceparent(),
             label=call.context.label,
         )
         command = replace(command, grant=self._grants(member.agent_id, command, None))

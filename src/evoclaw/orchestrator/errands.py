@@ -44,6 +44,8 @@ class Errand(Struct, frozen=True, omit_defaults=True):
     """One reply, no tools."""
     label: Label = CLEAN
     """Of what the message was made from, where that is not only what the user himself said."""
+    traceparent: str = ""
+    """Where in a caller's trace it was begun, as W3C says it."""
 
     @property
     def asked(self) -> str:
@@ -59,8 +61,9 @@ class Errand(Struct, frozen=True, omit_defaults=True):
         return one_line(self.title or self.asked, LONGEST_TITLE)
 
     def digest(self) -> str:
-        """The same for the same errand, and for no other."""
-        return sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+        """The same for the same errand, and for no other, whichever attempt traces it."""
+        asked = msgspec.structs.replace(self, traceparent="")
+        return sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 
 def errand_of(blob: bytes | None) -> Errand:

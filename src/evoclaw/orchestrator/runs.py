@@ -18,6 +18,7 @@ from evoclaw.core.errors import AgentNotFound
 from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.labels import Principal
 from evoclaw.core.result import Meter, RunResult, result_of
+from evoclaw.core.tracing import traceparent
 from evoclaw.orchestrator.driving import Driving, said
 from evoclaw.orchestrator.errands import (
     Busy,
@@ -127,6 +128,8 @@ class Runs:
             raise Draining
         if not (errand.message.strip() or errand.messages):
             raise NothingAsked
+        if not errand.traceparent and (parent := traceparent()):
+            errand = msgspec.structs.replace(errand, traceparent=parent)
         session, opens = await self._where(who, errand)
         entry = Entry(
             run_id_of(who.tenant, run_id or secrets.token_hex(16)),

@@ -19,6 +19,7 @@ from evoclaw.core.ledgers import Amounts, Ledger
 from evoclaw.core.messages import Message, SystemMessage, TextBlock, UserMessage
 from evoclaw.core.ports import Policy, Ports, Provider, Sink
 from evoclaw.core.state import fold, new_run
+from evoclaw.core.tracing import enter
 from evoclaw.executors.wrapped import Filtered
 from evoclaw.governance.budget.foresight import Price
 from evoclaw.governance.budget.memory import MemoryLedger
@@ -283,6 +284,7 @@ class Conversations:
         capabilities = narrowed(agent.capabilities, session.capabilities)
         family, spent = Family(self.limits), dict[str, int]()
         if above is None:
+            enter(stored.root_run, errand.traceparent)
             before = await self.store.spent(stored.root_run)
             spent = spent_before(before, self.limits.budget)
         else:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self, cast
@@ -39,8 +40,17 @@ class Child(asyncio.SubprocessProtocol):
         self._rest = b""
 
     @classmethod
-    async def start(cls, folder: Path, program: str, *arguments: str) -> Self:
-        """Start it; what it needs to say of a failure is in its last words."""
+    async def start(
+        cls, folder: Path, program: str, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> Self:
+        """Start it; what it needs to say of a failure is in its last words.
+
+        Args:
+            folder: Where it runs.
+            program: What.
+            arguments: With what.
+            env: What it finds in its environment beside the little that every program needs.
+        """
         child = cls()
         stub = (sys.executable, "-I", "-S", "-c", _STUB, str(os.getpid()))
         await asyncio.get_running_loop().subprocess_exec(
@@ -52,7 +62,7 @@ class Child(asyncio.SubprocessProtocol):
             # A Ctrl-C is for us; it is ended by us, after everyone took their leave.
             start_new_session=True,
             cwd=folder,
-            env=_environment(),
+            env={**_environment(), **(env or {})},
         )
         return child
 

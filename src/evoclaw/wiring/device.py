@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from evoclaw.edge.noting import CallNotes
     from evoclaw.governance.budget.settings import BudgetSettings
     from evoclaw.governance.stops import Stops
+    from evoclaw.observe.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,12 @@ class Device:
     stops: Stops
 
 
-async def open_device(config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack) -> Device:
+async def open_device(
+    config: EdgeConfig,
+    env: Mapping[str, str],
+    stack: AsyncExitStack,
+    tracing: Tracing | None = None,
+) -> Device:
     """Put it together; it is closed with the stack."""
     from evoclaw.edge.noting import CallNotes
     from evoclaw.governance.rates import Rates
@@ -48,6 +56,8 @@ async def open_device(config: EdgeConfig, env: Mapping[str, str], stack: AsyncEx
         who = Who(principal=Principal(), agent_id=config.agent_id, device=config.agent_id)
         guards, notes = (*guards, Recordable(audit)), CallNotes(audit, who)
     ports, has_model = await _ports(config, env, stack, guards)
+    if tracing is not None:
+        ports = replace(ports, sinks=(*ports.sinks, tracing.every_run(config.agent_id)))
     return Device(ports, has_model, notes, stops)
 
 

@@ -37,14 +37,16 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     from evoclaw.store.artifacts import Artifacts
     from evoclaw.transport.accounts import client_id
     from evoclaw.wiring.device import open_device
+    from evoclaw.wiring.tracing import open_tracing
 
     config = read_agent_toml(path, env)
     password = broker_password(config.broker, env, PASSWORD)
     async with AsyncExitStack() as stack:
         stack.callback(os.close, _alone(config.data))
+        tracing = await stack.enter_async_context(open_tracing(env, "evoclaw-edge"))
         journal = await stack.enter_async_context(await _journal(config.data))
         clock = OrchestratorClock()
-        device = await open_device(config, env, stack)
+        device = await open_device(config, env, stack, tracing)
         name = client_id(config.agent_id, password) if password else ""
         edge = await assemble(
             Identity(config.agent_id, config.agent_type, config.summary, name),
@@ -59,6 +61,7 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
             artifacts=Artifacts(config.data / "artifacts", keep_bytes=config.limits.artifact_bytes),
             key=DeviceKey.load_or_create(config.data / "device.key"),
             notes=device.notes,
+            tracing=tracing,
         )
 
         def end_calls() -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.budget.policy import Budget
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Audit
+    from evoclaw.observe.tracing import Tracing
     from evoclaw.wiring.passing import Passed
 
 
@@ -39,6 +40,8 @@ class Governance:
     """What calls pass on to devices, where they can."""
     caged: bool = True
     """Whether commands run in a cage, wherever that is."""
+    tracing: Tracing | None = None
+    """Makes spans of runs, where somebody asked for that."""
 
     @property
     def principal(self) -> Principal:
@@ -118,7 +121,12 @@ class Governance:
         from evoclaw.executors.unseen import Flagged as LookedThrough
         from evoclaw.governance.flow.flags import Flagged
 
-        return Flagged(LookedThrough(executor), self.settings.flow)
+        around = Flagged(LookedThrough(executor), self.settings.flow)
+        if self.tracing is None:
+            return around
+        from evoclaw.executors.traced import Traced
+
+        return Traced(around)
 
     def sinks(
         self,
@@ -127,21 +135,34 @@ class Governance:
         principal: Principal | None = None,
     ) -> tuple[Sink, ...]:
         """Who writes down what happens in a run, and on whose behalf."""
+        asker = principal or self.principal
+        return (*self._audited(session, before, asker), *self._traced(session, before, asker))
+
+    def _audited(
+        self, session: str, before: Sequence[Record], asker: Principal
+    ) -> tuple[Sink, ...]:
         if self.audit is None:
             return ()
         from evoclaw.observe.audit.sink import Who
 
-        asker = principal or self.principal
         who = Who(principal=asker, agent_id=self.agent, session=session)
         return (self.audit.sink(who, before=before),)
 
+    def _traced(self, session: str, before: Sequence[Record], asker: Principal) -> tuple[Sink, ...]:
+        if self.tracing is None:
+            return ()
+        from evoclaw.observe.tracing_words import Who
+
+        return (self.tracing.listener(Who(asker.agent, session, asker.tenant), before),)
+
     def every_run(self) -> tuple[Sink, ...]:
         """Who writes down what happens in runs that come and go."""
+        traced = () if self.tracing is None else (self.tracing.every_run(self.agent),)
         if self.audit is None:
-            return ()
+            return traced
         from evoclaw.observe.audit.sink import EveryRun
 
-        return (EveryRun(lambda: self.sinks()[0]),)
+        return (EveryRun(lambda: self._audited("", (), self.principal)[0]), *traced)
 
     def budget_of(self, run_id: str) -> Budget:
         """What one call may use that no model of ours asks for."""
@@ -183,10 +204,12 @@ async def open_governance(
     from evoclaw.wiring.budget import ledger_for
     from evoclaw.wiring.oversight import guards
     from evoclaw.wiring.settings import orchestrator_settings
+    from evoclaw.wiring.tracing import open_tracing
 
     settings = orchestrator_settings(env)
     home, about_audit = audit_place(env)
     async with AsyncExitStack() as stack:
+        tracing = await stack.enter_async_context(open_tracing(env, "evoclaw"))
         audit = await stack.enter_async_context(
             open_audit(home, about_audit, env, keeps_on=keeps_on)
         )
@@ -194,7 +217,9 @@ async def open_governance(
             ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
         recordable = () if audit is None else (Recordable(audit),)
         stops, rates = guards(env, agent)
-        yield Governance(settings, stops, (rates, *recordable), ledger, audit, agent)
+        yield Governance(
+            settings, stops, (rates, *recordable), ledger, audit, agent, tracing=tracing
+        )
 
 
 def quarantined(executor: Executor, provider: Provider) -> Executor:

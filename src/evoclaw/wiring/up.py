@@ -242,9 +242,10 @@ async def _keep_edge(config: Path) -> None:
     """Run the edge as a process of its own, and again if it ends."""
     from evoclaw.transport.child import Child
 
+    telemetry = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
     while True:
         command = (sys.executable, "-m", "evoclaw", "edge", "--config", str(config))
-        child = await Child.start(config.parent, *command)
+        child = await Child.start(config.parent, *command, env=telemetry)
         try:
             await child.ended.wait()
         finally:
