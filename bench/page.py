@@ -1,0 +1,208 @@
+"""The page under load: 1,000 edges and a run of 10,000 events in a real Chromium.
+
+The service and the page are the real ones; the edges are known to a real fleet and give 33 signs of
+life a second, without machines behind them. What is measured is what a person feels: how long until
+something is seen, and how even frames are drawn while one scrolls and the numbers move. The floor
+is the same browser scrolling an empty page in the same run. Ends with one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+from playwright.async_api import Browser, Page, async_playwright
+from tests.api.house import House, built
+
+from evoclaw.api.app import create_app
+from evoclaw.api.serving import serving
+from evoclaw.api.settings import ServerSettings
+from evoclaw.core.messages import Reply, ToolCall
+from evoclaw.dashboard.files import page_routes
+from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.providers.scripted import Scripted, says
+from evoclaw.store.commands import CommandStore
+from evoclaw.transport.memory import MemoryBroker, MemoryLink
+from evoclaw.transport.wire import Advert, AdvertisedTool, Heartbeat
+
+EDGES, EVENTS = 1_000, 10_000
+BEATS = 33
+"""Signs of life a second: a thousand edges, one each in 30 s."""
+TURNS, CALLS = 18, 20
+SCROLL_S = 6.0
+SMOOTH = """async ([selector, seconds]) => {
+  const place = document.querySelector(selector) || document.scrollingElement;
+  const gaps = [], tasks = [];
+  const observer = new PerformanceObserver((list) =>
+    list.getEntries().forEach((entry) => tasks.push(entry.duration)));
+  observer.observe({ entryTypes: ["longtask"] });
+  const began = performance.now();
+  let last = began;
+  await new Promise((resolve) => {
+    const step = (now) => {
+      gaps.push(now - last);
+      last = now;
+      const share = (now - began) / (1000 * seconds);
+      place.scrollTop = (place.scrollHeight - place.clientHeight) * Math.abs(Math.sin(share * 6));
+      if (share < 1) requestAnimationFrame(step); else resolve();
+    };
+    requestAnimationFrame(step);
+  });
+  observer.disconnect();
+  gaps.sort((a, b) => a - b);
+  const at = (share) => gaps[Math.floor(share * (gaps.length - 1))];
+  return { frames: gaps.length, p50_ms: at(0.5), p95_ms: at(0.95), max_ms: at(1),
+    long_tasks: tasks.length, longest_task_ms: Math.max(0, ...tasks),
+    nodes: document.querySelectorAll("*").length };
+}"""
+
+
+def beat(number: int, count: int, random: Random) -> Heartbeat:
+    return Heartbeat(
+        boot_id="boot",
+        counter=1,
+        in_flight=random.randrange(5),
+        queued=random.randrange(3),
+        cpu_percent=random.random() * 100,
+        memory_mb=30 + random.random() * 20,
+        uptime_s=float(count),
+    )
+
+
+def people(orchestrator: Orchestrator) -> None:
+    """Make the edges known."""
+    random, fleet = Random(1), orchestrator.fleet
+    tools = [AdvertisedTool(name, "1", f"hash-{name}") for name in ("read", "bash", "grep")]
+    for number in range(EDGES):
+        name = f"edge-{number:04}"
+        fleet.beat(name, beat(number, 0, random))
+        fleet.advert(
+            Advert(agent_id=name, agent_type="pi", capabilities=f"shelf {number}", tools=tools)
+        )
+
+
+async def alive(orchestrator: Orchestrator) -> None:
+    """Let them give signs of life, evenly."""
+    random, count = Random(2), 0
+    while True:
+        await asyncio.sleep(1 / BEATS)
+        count += 1
+        name = f"edge-{random.randrange(EDGES):04}"
+        orchestrator.fleet.beat(name, beat(count, count, random))
+
+
+def script() -> list[Reply]:
+    """A run of about so many events: replies in pieces, calls side by side."""
+    pieces = (EVENTS - TURNS * CALLS * 3) // TURNS
+    text = "".join(f"piece {number}\n" for number in range(pieces))
+    replies = [
+        Reply(
+            text,
+            tuple(
+                ToolCall(f"c{turn}-{n}", "work", json.dumps({"what": f"{turn}/{n}"}))
+                for n in range(CALLS)
+            ),
+        )
+        for turn in range(TURNS)
+    ]
+    return [*replies, says("That is all.")]
+
+
+@asynccontextmanager
+async def service(folder: Path) -> AsyncGenerator[tuple[House, Orchestrator, str, str]]:
+    settings = ServerSettings(port=0, stop_within_s=1, requests_per_minute=100_000, burst=10_000)
+    async with (
+        built(folder, Scripted(*script()), settings=settings) as (house, _),
+        await CommandStore.open(folder / "fleet.db") as commands,
+        house.runs.serving(),
+    ):
+        orchestrator = Orchestrator(MemoryLink(MemoryBroker()), commands)
+        people(orchestrator)
+        parts = replace(house.parts(settings, orchestrator), routes=page_routes())
+        async with serving(create_app(parts), settings) as url:
+            yield house, orchestrator, url, await house.token("*", user="")
+
+
+async def seen(page: Page, address: str, selector: str) -> float:
+    """Milliseconds until something is to be seen after one went to a view."""
+    began = time.perf_counter()
+    await page.evaluate("address => { location.hash = address; }", address)
+    await page.wait_for_selector(selector, timeout=60_000)
+    return round((time.perf_counter() - began) * 1000, 1)
+
+
+async def smooth(page: Page, selector: str) -> dict[str, Any]:
+    found: dict[str, Any] = await page.evaluate(SMOOTH, [selector, SCROLL_S])
+    return {key: round(value, 1) for key, value in found.items()}
+
+
+async def finished(url: str, token: str) -> str:
+    """The id of the long run, once it ended."""
+    headers = {"authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession(url, headers=headers) as http:
+        async with http.post("/v1/runs", json={"message": "a long story"}) as answer:
+            run_id: str = (await answer.json())["run_id"]
+        while True:
+            async with http.get(f"/v1/runs/{run_id}") as answer:
+                if (await answer.json())["state"] == "ended":
+                    return run_id
+            await asyncio.sleep(0.2)
+
+
+async def measure(browser: Browser, folder: Path) -> dict[str, Any]:
+    async with service(folder) as (house, orchestrator, url, token):
+        run_id = await finished(url, token)
+        records = await house.talks.store.records(run_id, 0, 100_000)
+        page = await browser.new_page(viewport={"width": 1280, "height": 800})
+        await page.set_content("<div style='height:100000px'></div>")
+        floor = await smooth(page, "html")
+        await page.goto(f"{url}/#token={token}")
+        await page.wait_for_selector("#link[data-state=open]")
+        beating = asyncio.create_task(alive(orchestrator))
+        try:
+            fleet_ms = await seen(page, "#/fleet", ".view-fleet .list-item")
+            fleet = await smooth(page, ".view-fleet .list")
+        finally:
+            beating.cancel()
+        run_ms = await seen(page, f"#/runs/{run_id}", ".view-run .list-item")
+        run = await smooth(page, ".view-run .list")
+    return {
+        "edges": EDGES,
+        "fleet_seen_ms": fleet_ms,
+        "fleet": fleet,
+        "events": len(records),
+        "run_seen_ms": run_ms,
+        "run": run,
+        "floor": floor,
+        "fleet_p95_of_floor": round(fleet["p95_ms"] / floor["p95_ms"], 2),
+        "run_p95_of_floor": round(run["p95_ms"] / floor["p95_ms"], 2),
+    }
+
+
+async def main() -> None:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        sys.exit("the page is measured in Chromium: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as folder:
+        async with async_playwright() as playwright:
+            browser = await playwright.chromium.launch(
+                executable_path=chromium, args=["--no-sandbox"]
+            )
+            found = await measure(browser, Path(folder))
+            await browser.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
