@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -17,8 +17,24 @@ from prometheus_client.registry import Collector
 
 from evoclaw.core.version import VERSION
 from evoclaw.observe.durations import BOUNDS, Durations
-from evoclaw.observe.tallies import Gauges, Tallies
+from evoclaw.observe.tallies import EdgeFigures, Gauges, Tallies
 
+MOST_EDGES = 200
+"""Edges that are told apart; the rest is one, `other`."""
+OTHER = "other"
+_OF_EDGES: tuple[tuple[str, str, Callable[[EdgeFigures], float]], ...] = (
+    ("online", "Whether the edge is there; of `other`, how many are.", lambda one: one.online),
+    ("in_flight", "Commands that the edge works on.", lambda one: one.in_flight),
+    ("queued", "Commands that wait at the edge.", lambda one: one.queued),
+    ("cpu_percent", "What the edge uses of a processor.", lambda one: one.cpu_percent),
+    ("memory_bytes", "What the edge uses of its memory.", lambda one: one.memory_bytes),
+)
+"""What of edges can be added up."""
+_OF_ONE_EDGE: tuple[tuple[str, str, Callable[[EdgeFigures], float]], ...] = (
+    ("uptime_seconds", "How long the edge has been up.", lambda one: one.uptime_s),
+    ("last_seen_timestamp_seconds", "When it last gave a sign of life.", lambda one: one.last_seen),
+)
+"""What means something of each alone."""
 _LIMITS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 _BY_TOOL, _BY_AGENT = ("tool", "agent"), ("agent",)
 
@@ -36,6 +52,8 @@ class _Figures(Collector):
 
     def __init__(self, tallies: Tallies, gauges: Gauges) -> None:
         self._tallies, self._gauges = tallies, gauges
+        self._named: set[str] = set()
+        """The edges that are told apart: those that came first, for good."""
 
     def collect(self) -> Iterator[Metric]:
         """Everything, once."""
@@ -46,6 +64,8 @@ class _Figures(Collector):
         yield from self._of_agents()
         yield from self._of_requests()
         yield from _asked(self._gauges)
+        if self._gauges.edges is not None:
+            yield from self._of_edges(self._gauges.edges())
 
     def _of_tools(self) -> Iterator[Metric]:
         calls = CounterMetricFamily(
@@ -117,6 +137,27 @@ class _Figures(Collector):
             _put(times, names, durations)
         yield from (asked, times)
 
+    def _of_edges(self, edges: Iterable[EdgeFigures]) -> Iterator[Metric]:
+        known = sorted(edges, key=lambda edge: (not edge.online, edge.name))
+        for edge in known:
+            if len(self._named) < MOST_EDGES and edge.name != OTHER:
+                self._named.add(edge.name)
+        alone = [edge for edge in known if edge.name in self._named]
+        rest = [edge for edge in known if edge.name not in self._named]
+        yield GaugeMetricFamily("evoclaw_edges_known", "Edges ever heard of.", value=len(known))
+        for name, what, figure in _OF_EDGES:
+            family = GaugeMetricFamily(f"evoclaw_edge_{name}", what, labels=("edge",))
+            for edge in alone:
+                family.add_metric((edge.name,), figure(edge))
+            if rest:
+                family.add_metric((OTHER,), sum(map(figure, rest)))
+            yield family
+        for name, what, figure in _OF_ONE_EDGE:
+            family = GaugeMetricFamily(f"evoclaw_edge_{name}", what, labels=("edge",))
+            for edge in alone:
+                family.add_metric((edge.name,), figure(edge))
+            yield family
+
 
 def _asked(gauges: Gauges) -> Iterator[Metric]:
     for name, what, ask in (
@@ -126,6 +167,8 @@ def _asked(gauges: Gauges) -> Iterator[Metric]:
         ("edges_online", "Edges that are there.", gauges.edges_online),
         ("outbox_depth", "Commands that wait for an edge.", gauges.outbox_depth),
         ("approvals_waiting", "Calls that wait for a person.", gauges.approvals_waiting),
+        ("approval_wait_seconds", "Since the oldest was asked for.", gauges.approval_wait),
+        ("disk_free_bytes", "Left on the disk of the store.", gauges.disk_free),
         ("deliveries_waiting", "Answers not delivered yet.", gauges.deliveries_waiting),
     ):
         if ask is not None:
@@ -133,6 +176,15 @@ def _asked(gauges: Gauges) -> Iterator[Metric]:
     if gauges.link_reconnects is not None:
         what = "Times that the link to the broker was lost."
         yield CounterMetricFamily("evoclaw_link_reconnects", what, value=gauges.link_reconnects())
+    if gauges.ready is not None:
+        ready = GaugeMetricFamily(
+            "evoclaw_part_ready",
+            "Whether a part works that nothing goes without.",
+            labels=("part",),
+        )
+        for part, works in gauges.ready().items():
+            ready.add_metric((part,), works)
+        yield ready
     counted = CounterMetricFamily(
         "evoclaw_counted", "What parts of the process count, by reason.", labels=("part", "what")
     )

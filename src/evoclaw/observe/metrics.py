@@ -35,6 +35,10 @@ MOST_NAMES = 200
 """Tools, agents and routes that are told apart, each; names cost whoever keeps the figures."""
 
 
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Of HTTP; any other that somebody thinks of is `other`."""
+
+
 class ToolMetrics(Struct, frozen=True):
     """How the calls of one tool went."""
 
@@ -98,7 +102,7 @@ class Metrics:
             status: What was answered.
             seconds: Until the answer began.
         """
-        route = self._routes.admit(route)
+        method, route = method if method in METHODS else OTHER, self._routes.admit(route)
         self._tallies.requests[method, route, status] += 1
         times = self._tallies.request_times.get((method, route))
         if times is None:

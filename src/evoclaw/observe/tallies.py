@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from evoclaw.core.messages import ImageBlock, ToolResult, Usage
@@ -17,6 +17,21 @@ Numbers = Callable[[], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeFigures:
+    """How one edge is, by its last heartbeat."""
+
+    name: str
+    online: bool = False
+    in_flight: int = 0
+    queued: int = 0
+    cpu_percent: float = 0.0
+    memory_bytes: float = 0.0
+    uptime_s: float = 0.0
+    last_seen: float = 0.0
+    """Unix seconds; 0 is never."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gauges:
     """What is asked for whenever the figures are wanted; what is None is not shown."""
 
@@ -25,12 +40,20 @@ class Gauges:
     watchers: Number | None = None
     """Of runs, over server-sent events."""
     edges_online: Number | None = None
+    edges: Callable[[], Iterable[EdgeFigures]] | None = None
+    """All that are known."""
     outbox_depth: Number | None = None
     """Commands that wait for an edge."""
     approvals_waiting: Number | None = None
+    approval_wait: Number | None = None
+    """Seconds since the oldest of them was asked for."""
     deliveries_waiting: Number | None = None
     """Answers that a channel has not delivered yet."""
     link_reconnects: Number | None = None
+    disk_free: Number | None = None
+    """Bytes where the store is."""
+    ready: Callable[[], Mapping[str, bool]] | None = None
+    """The parts without which nothing can be done, and whether each works."""
     counts: Mapping[str, Numbers] = field(default_factory=lambda: dict[str, Numbers]())
     """What parts count by themselves, by the part's name: reason, and how often."""
 

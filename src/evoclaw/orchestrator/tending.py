@@ -18,6 +18,7 @@ from evoclaw.orchestrator.closing import ABOVE, close_run
 from evoclaw.orchestrator.driving import Driving
 from evoclaw.orchestrator.errands import RunSettings
 from evoclaw.orchestrator.holders import is_gone
+from evoclaw.orchestrator.seldom import Seldom, times
 from evoclaw.orchestrator.sessions import Conversations
 from evoclaw.orchestrator.subruns import Key
 from evoclaw.store.database import StoreError
@@ -48,6 +49,7 @@ class Tending:
         """Places that are being taken, by tenant."""
         self._idle: frozenset[Claim] = frozenset()
         self._serves = False
+        self._seldom = Seldom()
 
     def poke(self) -> None:
         """Something may be begun."""
@@ -220,7 +222,10 @@ class Tending:
                 pass
             case Fenced():
                 logger.info("%s", problem)
+            case _ if not (count := self._seldom.count(type(problem).__name__)):
+                pass  # it was said a moment ago: a disk that is full is not filled by telling so
             case StoreError():
-                logger.warning("runs are not tended: %s", problem)
+                logger.warning("runs are not tended: %s%s", problem, times(count))
             case _:
-                logger.error("runs are not tended: a fault", exc_info=problem)
+                text = "runs are not tended: a fault%s"
+                logger.error(text, times(count), exc_info=problem)

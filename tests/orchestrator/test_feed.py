@@ -1,0 +1,349 @@
+"""What changes, told to all who watch: looked for once, merged for the slow, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from itertools import count
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from evoclaw.core.labels import Principal
+from evoclaw.governance.approvals import Asking, Scope
+from evoclaw.orchestrator import feed as feeds
+from evoclaw.orchestrator import news
+from evoclaw.orchestrator.approvals import Approvals, Case
+from evoclaw.orchestrator.feed import Feed, Item, Told
+from evoclaw.orchestrator.fleet import Fleet
+from evoclaw.orchestrator.members import Member
+from evoclaw.orchestrator.news import ApprovalNews, FleetNews, RunNews
+from evoclaw.orchestrator.runs import Errand
+from evoclaw.orchestrator.seldom import Seldom, times
+from evoclaw.store import session_tables
+from evoclaw.store.approvals import ApprovalStore, Claim, StoredApproval
+from evoclaw.store.changes import Mark, mark_of
+from evoclaw.store.database import StoreFull
+from evoclaw.transport.wire import Heartbeat
+from tests.orchestrator.running import service
+from tests.store.places import Place
+
+LIMIT = 10.0
+
+
+class Things:
+    """A source of a test: what is put in is what changed."""
+
+    def __init__(self, always_whole: bool = False) -> None:
+        self.always_whole = always_whole
+        self.all: dict[str, Item] = {}
+        self.fresh: list[Item] = []
+        self.looks = 0
+        self.problems: list[Exception] = []
+
+    def put(self, id_: str, value: int, owner: str | None = None) -> None:
+        self.all[id_] = item = Item(id_, owner, Raw(msgspec.json.encode(value)))
+        self.fresh.append(item)
+
+    def is_due(self, written: bool) -> bool:
+        return True
+
+    async def look(self) -> Sequence[Item]:
+        self.looks += 1
+        if self.problems:
+            raise self.problems.pop()
+        fresh, self.fresh = self.fresh, []
+        return fresh
+
+    async def whole(self, owner: str | None) -> Sequence[Item]:
+        return list(self.all.values())
+
+
+class Bell:
+    """Something that happens here."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    async def change(self) -> None:
+        await self._rung.wait()
+        self._rung.clear()
+
+    def ring(self) -> None:
+        self._rung.set()
+
+
+def a_feed(things: Things, bell: Bell, *, pace: float = 0.01, look: float = 3600.0) -> Feed:
+    """One that looks when the bell rings."""
+    numbers = count()
+
+    async def written() -> Mark:
+        return next(numbers), ""
+
+    return Feed({"things": lambda _: things}, written, [bell.change], pace=pace, look=look)
+
+
+@asynccontextmanager
+async def watching(
+    feed: Feed, owner: str | None = None
+) -> AsyncGenerator[Callable[[], asyncio.Future[Told]]]:
+    async with asyncio.timeout(LIMIT), aclosing(feed.watch("t", ["things"], owner)) as told:
+
+        async def following() -> Told:
+            return (await anext(told))[1]
+
+        yield lambda: asyncio.ensure_future(following())
+
+
+def values(told: Told) -> list[int]:
+    return [msgspec.json.decode(one) for one in told.items]
+
+
+async def test_a_newcomer_is_told_all_and_then_what_changed() -> None:
+    things, bell = Things(), Bell()
+    things.put("a", 1)
+    async with watching(a_feed(things, bell)) as following:
+        assert await following() == Told((Raw(b"1"),), whole=True)
+        things.put("b", 2)
+        bell.ring()
+        assert await following() == Told((Raw(b"2"),), whole=False)
+
+
+async def test_the_looking_is_done_once_for_all_who_watch() -> None:
+    things, bell = Things(), Bell()
+    feed = a_feed(things, bell)
+    async with watching(feed) as one, watching(feed) as two, watching(feed) as three:
+        everybody = (one, two, three)
+        await asyncio.gather(*(following() for following in everybody))
+        things.put("a", 1)
+        before = things.looks
+        bell.ring()
+        told = await asyncio.gather(*(following() for following in everybody))
+        assert [values(one) for one in told] == [[1]] * 3
+        assert things.looks - before <= 2
+
+
+async def test_a_slow_watcher_is_told_the_latest_of_each() -> None:
+    things, bell = Things(), Bell()
+    feed = a_feed(things, bell)
+    async with watching(feed) as slow, watching(feed) as quick:
+        await asyncio.gather(slow(), quick())
+        for value in range(20):
+            things.put("a", value)
+            things.put("b", -value)
+            bell.ring()
+            await quick()
+        assert values(await slow()) == [19, -19]
+
+
+async def test_whoever_is_far_behind_is_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "MOST", 3)
+    things, bell = Things(), Bell()
+    async with watching(a_feed(things, bell)) as following:
+        await following()
+        for value in range(4):
+            things.put(str(value), value)
+        bell.ring()
+        assert await following() == Told(tuple(Raw(b"%d" % one) for one in range(4)), whole=True)
+
+
+async def test_a_watcher_is_told_what_is_his_and_what_is_everybodys() -> None:
+    things, bell = Things(), Bell()
+    things.put("hers", 1, "ann")
+    things.put("his", 2, "bob")
+    things.put("ours", 3)
+    feed = a_feed(things, bell)
+    async with watching(feed, "ann") as ann, watching(feed) as boss:
+        assert values(await ann()) == [1, 3]
+        assert values(await boss()) == [1, 2, 3]
+        hers = ann()
+        things.put("his", 20, "bob")
+        bell.ring()
+        assert values(await boss()) == [20]
+        things.put("hers", 10, "ann")
+        bell.ring()
+        assert values(await boss()) == [10]
+        assert values(await hers) == [10]
+
+
+async def test_what_is_told_whole_is_told_again_only_if_it_is_another() -> None:
+    things, bell = Things(always_whole=True), Bell()
+    things.put("hers", 1, "ann")
+    feed = a_feed(things, bell)
+    async with watching(feed, "ann") as ann, watching(feed) as boss:
+        await asyncio.gather(ann(), boss())
+        hers = ann()
+        things.put("his", 2, "bob")
+        bell.ring()
+        assert values(await boss()) == [1, 2]
+        things.put("hers", 3, "ann")
+        bell.ring()
+        assert await hers == Told((Raw(b"3"),), whole=True)
+
+
+async def test_a_store_that_cannot_be_read_is_looked_at_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    things, bell = Things(), Bell()
+    async with watching(a_feed(things, bell, look=0.01)) as following:
+        await following()
+        things.problems = [StoreFull("here") for _ in range(5)]
+        things.put("a", 1)
+        with caplog.at_level(logging.WARNING):
+            assert values(await following()) == [1]
+    assert len(caplog.records) == 1, "a disk that is full is not filled by telling so"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_fault_is_told_and_the_next_watcher_begins_anew() -> None:
+    things, bell = Things(), Bell()
+    feed = a_feed(things, bell)
+    async with watching(feed) as following:
+        await following()
+        waiting = following()
+        things.problems = [RuntimeError("broken")]
+        bell.ring()
+        with pytest.raises(ExceptionGroup):
+            await waiting
+    async with watching(feed) as following:
+        assert (await following()).whole
+
+
+async def test_nothing_is_left_when_everybody_left() -> None:
+    before = asyncio.all_tasks()
+    feed = a_feed(Things(), Bell())
+    async with watching(feed) as one, watching(feed) as two:
+        await asyncio.gather(one(), two())
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_mark_changes_with_what_others_write_and_with_nothing_else(place: Place) -> None:
+    ours, theirs = await place.open(session_tables.SCHEMA), await place.open(session_tables.SCHEMA)
+    try:
+        first = await mark_of(ours)
+        await theirs.read(lambda c: c.execute("SELECT count(*) FROM runs").fetchone())
+        assert await mark_of(ours) == first
+        for database in (theirs, ours):
+            before = await mark_of(ours)
+            await database.write(lambda c: c.execute("DELETE FROM todos"))
+            put = "INSERT INTO todos VALUES ('t', 's', ?)"
+            await database.write(lambda c: c.execute(put, (b"x",)))  # noqa: B023
+            assert await mark_of(ours) != before
+    finally:
+        await ours.close()
+        await theirs.close()
+
+
+async def test_a_run_is_news_when_it_changes_also_when_no_list_has_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(news, "NEWEST", 1)
+    monkeypatch.setattr(news, "OPEN", 1)
+    async with service(place, serve=False) as here:
+        first, second = await here.begin("first"), await here.begin("second")
+        runs = RunNews(here.store)
+        await runs.look()
+        assert list(await runs.look()) == []
+        for view in (second, first):
+            await here.begin(f"after {view.asked}")
+            assert len(await runs.look()) == 1
+        assert await here.runs.cancel("local", second.run_id)
+        async with here.runs.serving():
+            await here.ended(second.run_id)
+        changed = {item.id for item in await runs.look()}
+        assert second.run_id in changed
+
+
+async def test_a_run_of_another_tenant_is_no_news(place: Place) -> None:
+    async with service(place) as here:
+        runs = RunNews(here.store)
+        await runs.look()
+        view, _ = await here.runs.start(Principal("else", "eve"), Errand("psst"))
+        await here.ended(view.run_id, "else")
+        assert list(await runs.look()) == []
+        assert [one.owner for one in await RunNews(here.store.of("else")).look()] == ["eve"]
+
+
+async def test_an_approval_is_gone_when_nobody_may_answer_it_any_more(place: Place) -> None:
+    now = 1_000.0
+    async with service(place, serve=False) as here:
+        store = ApprovalStore(here.store.database, lambda: now)
+        asking = Asking(
+            id="a",
+            run_id="r",
+            request_id="r.1.0.0",
+            scope=Scope("local", "ann", "lead", "", "work", "", "c"),
+            sha256="s",
+            arguments={},
+            reason="why",
+            asked_at=now,
+            expires_at=now + 10,
+        )
+        blob = msgspec.json.encode(asking)
+        row = StoredApproval("a", "local", "r.1.0.0", "s", "k", blob, now + 10)
+        await store.claim(Claim(row, 1, "me"))
+        cases = ApprovalNews(Approvals(store), "local", _tool, lambda: now)
+        assert [item.owner for item in await cases.look()] == ["ann"]
+        assert not cases.is_due(False)
+        now += 10
+        assert cases.is_due(False)
+        assert await cases.look(), "that something is gone is a change"
+        assert await cases.whole(None) == []
+        assert not cases.is_due(False)
+
+
+class Shown(msgspec.Struct):
+    name: str
+    load: int = 0
+
+
+def _tool(case: Case) -> Shown:
+    return Shown(case.asking.scope.tool)
+
+
+def _edge(name: str, member: Member | None, device: str | None) -> Shown:
+    return Shown(f"{name} {device}", 0 if member is None else sum(member.loads))
+
+
+async def test_of_a_thousand_edges_only_those_that_beat_are_news() -> None:
+    fleet, joined = Fleet(), {"edge-7": "approved"}
+    edges = FleetNews(fleet, lambda: dict(joined), _edge)
+    for number in range(1_000):
+        fleet.beat(f"edge-{number}", Heartbeat("b", 1, number))
+    assert len(await edges.look()) == 1_000
+    assert list(await edges.look()) == []
+    fleet.beat("edge-7", Heartbeat("b", 1, 1, 1))
+    (item,) = await edges.look()
+    assert msgspec.json.decode(item.shown, type=Shown) == Shown("edge-7 approved", 9)
+    joined["edge-8"] = "revoked"
+    assert [item.id for item in await edges.look()] == ["edge-8"]
+    assert len(await edges.whole(None)) == 1_000
+
+
+def test_the_loads_of_an_edge_are_bounded_and_nonsense_is_not_believed() -> None:
+    fleet = Fleet(wall=lambda: 1_700_000_000.1234)
+    for number in range(100):
+        fleet.beat("lamp", Heartbeat("b", 1, number, 1))
+    member = fleet.member("lamp")
+    assert list(member.loads) == list(range(71, 101))
+    assert member.last_seen == 1_700_000_000.123
+    fleet.beat("lamp", Heartbeat("b", 1, -5, 10**30, -1, float("inf"), float("nan"), -1.0))
+    beat = member.heartbeat
+    assert beat is not None
+    assert (beat.in_flight, beat.queued, beat.room) == (0, 10**15, 0)
+    assert (beat.cpu_percent, beat.memory_mb, beat.uptime_s) == (0.0, 0.0, 0.0)
+
+
+def test_the_same_trouble_is_said_at_once_and_then_once_a_minute() -> None:
+    now = 0.0
+    seldom = Seldom(clock=lambda: now)
+    assert seldom.count("full") == 1
+    assert [seldom.count("full") for _ in range(10)] == [0] * 10
+    assert seldom.count("other") == 1
+    now = 60.0
+    assert seldom.count("full") == 11
+    assert times(11) == " (11 times since this was last said)"
+    assert times(1) == ""

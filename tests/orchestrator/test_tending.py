@@ -1,0 +1,57 @@
+"""Tending the runs while the store is away: tried again and again, said seldom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import pytest
+
+from evoclaw.core.agent import Agent
+from evoclaw.core.ports import Ports
+from evoclaw.orchestrator.runs import Runs
+from evoclaw.orchestrator.sessions import Conversations
+from evoclaw.store.database import Dialect, StoreFull, T, Work
+from evoclaw.store.sessions import Session, SessionStore
+from tests.orchestrator.running import QUICK
+
+
+class FullDisk:
+    """A database of which nothing can be had."""
+
+    name, commits = "nowhere", 0
+    dialect: Dialect = "sqlite"
+
+    def __init__(self, tries: int) -> None:
+        self._left = tries
+        self.tried = asyncio.Event()
+
+    async def write(self, work: Work[T], *, wait: bool = True) -> T:
+        self._left -= 1
+        if self._left <= 0:
+            self.tried.set()
+        raise StoreFull("here")
+
+    async def read(self, work: Work[T]) -> T:
+        return await self.write(work)
+
+    async def close(self) -> None:
+        pass
+
+
+def equip(agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+    raise AssertionError("nothing is run")
+
+
+async def test_a_full_disk_is_said_once_however_often_it_is_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = FullDisk(tries=40)
+    talks = Conversations(SessionStore(disk), {}, equip)
+    with caplog.at_level(logging.WARNING, "evoclaw.orchestrator.tending"):
+        async with asyncio.timeout(10), Runs(talks, settings=QUICK).serving():
+            await disk.tried.wait()
+    assert [one.getMessage() for one in caplog.records] == [
+        f"runs are not tended: {StoreFull('here')}"
+    ]
