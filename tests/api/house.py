@@ -20,6 +20,7 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Policy, Ports, Provider
+from evoclaw.executors.canvases import CanvasFolder
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
@@ -29,6 +30,8 @@ from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.observe.audit.writer import open_audit
 from evoclaw.orchestrator.access import Access, Bearers
 from evoclaw.orchestrator.approvals import Approvals
+from evoclaw.orchestrator.archive import ReceiptArchive
+from evoclaw.orchestrator.figures import Figures
 from evoclaw.orchestrator.memory import Memory
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.questions import Questions
@@ -37,26 +40,32 @@ from evoclaw.orchestrator.sessions import Conversations
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.watching import Shelf
 from evoclaw.store import approvals as approval_store
+from evoclaw.store import figure_tables as figure_store
 from evoclaw.store import ledger as ledger_store
 from evoclaw.store import memory as memory_store
 from evoclaw.store import queue as queue_store
+from evoclaw.store import receipts as receipt_store
 from evoclaw.store import session_tables as session_store
 from evoclaw.store import tokens as token_store
 from evoclaw.store import workflow_tables as workflow_store
 from evoclaw.store.approvals import ApprovalStore
 from evoclaw.store.commands import CommandStore
 from evoclaw.store.database import Database
+from evoclaw.store.figures import FigureStore
 from evoclaw.store.ledger import StoredLedger
 from evoclaw.store.memory import MemoryStore
 from evoclaw.store.parts import open_database
+from evoclaw.store.receipts import ReceiptStore
 from evoclaw.store.sessions import Session, SessionStore
 from evoclaw.store.tokens import TokenStore
 from evoclaw.store.workflows import WorkflowStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
+from evoclaw.wiring.policies import ShownPolicies
 from evoclaw.wiring.showing import (
     ShownAudit,
+    ShownCanvases,
     ShownDevices,
     ShownSkills,
     ShownStops,
@@ -66,6 +75,7 @@ from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import AgentStep, ApprovalStep, Workflow
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools
 from evoclaw.workflows.workflows import Workflows
+from tests.api.judging import judged_by
 
 ALL = frozenset({"*"})
 AGENT = Agent("helper", "scripted/model", "You help.", ALL)
@@ -74,10 +84,12 @@ SCHEMAS = (
     session_store.SCHEMA,
     approval_store.SCHEMA,
     queue_store.SCHEMA,
+    receipt_store.SCHEMA,
     ledger_store.SCHEMA,
     token_store.SCHEMA,
     memory_store.SCHEMA,
     workflow_store.SCHEMA,
+    figure_store.SCHEMA,
 )
 WORKFLOW = Workflow(
     "greet",
@@ -170,6 +182,9 @@ class House:
             ScriptedTools({}),
         )
         self.audit = open_audit(folder)
+        self.canvases = CanvasFolder(folder / "canvas")
+        self.receipts = ReceiptStore(database)
+        self.judged = judged_by(folder, self.ledger, self.audit)
 
     def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         executor = LocalExecutor((self._work(), question), given=given)
@@ -209,9 +224,13 @@ class House:
             tools=ShownTools(lambda: [question.tool], list),
             skills=ShownSkills(Shelf([self.folder / "skills"])),
             stops=ShownStops(StopFile(self.folder / "stops.json")),
+            canvases=ShownCanvases(self.canvases),
+            policies=ShownPolicies(self.judged, {AGENT.name: AGENT}),
+            receipts=ReceiptArchive(self.receipts),
             memory=self.memory.of,
             workflows=self.workflows,
             metrics=lambda: "evoclaw_test 1\n",
+            figures=Figures(FigureStore(self.database)),
             checks={"store": self._check},
             refused=self.refusals.append,
         )

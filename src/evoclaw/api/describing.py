@@ -54,6 +54,7 @@ TAGS = {
     "memory": "What was remembered.",
     "audit": "Who did what.",
     "budgets": "What may be spent, and what was.",
+    "policy": "What calls are judged by, and why.",
     "stops": "The emergency stop.",
     "tokens": "Who may come in.",
     "health": "Whether it works, and its figures.",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from asyncio import Semaphore
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -15,6 +16,8 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.access import Access
 from evoclaw.orchestrator.approvals import Approvals
+from evoclaw.orchestrator.archive import ReceiptArchive
+from evoclaw.orchestrator.figures import Figures
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.runs import Runs
 from evoclaw.orchestrator.sessions import Conversations
@@ -193,6 +196,99 @@ class Stops(Protocol):
         ...
 
 
+class SheetView(Struct, frozen=True):
+    """What a session shows on its canvas."""
+
+    title: str
+    format: Literal["html", "markdown"]
+    content: str
+    """Made by a model: show it where it can reach nothing."""
+    at: float
+    """When it was put there; Unix seconds."""
+
+
+class Canvases(Protocol):
+    """What sessions show."""
+
+    async def shown(self, tenant: str, session_id: str) -> SheetView | None:
+        """What a session shows now."""
+        ...
+
+    async def clear(self, tenant: str, session_id: str) -> None:
+        """Show nothing any more."""
+        ...
+
+
+class RuleView(Struct, frozen=True):
+    """One rule about what calls do."""
+
+    name: str
+    verdict: str
+    """`allow`, `ask` or `deny`."""
+    summary: str
+    source: str
+    """`shipped`, or the owner's file."""
+
+
+class PolicyView(Struct, frozen=True):
+    """What calls are judged by here."""
+
+    level: str
+    """How much the default agent may do by itself."""
+    presets: tuple[str, ...]
+    """The rules about information flow that there are; `settings` says which one holds."""
+    rules: tuple[RuleView, ...]
+    settings: dict[str, JSON]
+
+
+class PolicyQuestion(Struct, frozen=True):
+    """A call that somebody wants to know about; nothing is run, counted or put on record."""
+
+    tool: str
+    arguments: dict[str, JSON]
+    agent: str = ""
+    """Whose; the default agent's if empty."""
+    level: str = ""
+    """Instead of the agent's."""
+
+
+class StepView(Struct, frozen=True):
+    """What one policy says."""
+
+    policy: str
+    verdict: str
+    code: str = ""
+    reason: str = ""
+
+
+class PolicyAnswer(Struct, frozen=True):
+    """How a call would be judged, and by whom."""
+
+    verdict: Literal["allow", "deny", "ask"]
+    code: str
+    reason: str
+    """For people."""
+    reason_for_model: str
+    by: str
+    """The policy that decides; empty if nothing speaks against the call."""
+    steps: tuple[StepView, ...]
+    """What each one says, in the order in which they are asked."""
+    effects: dict[str, JSON]
+    """What the call would do, as far as that can be told."""
+
+
+class Policies(Protocol):
+    """What calls are judged by."""
+
+    async def shown(self) -> PolicyView:
+        """The rules and settings that hold now."""
+        ...
+
+    async def explain(self, question: PolicyQuestion) -> PolicyAnswer | None:
+        """Judge a call without running it; None if there is no such tool."""
+        ...
+
+
 class Remembers(Protocol):
     """What was remembered for one user."""
 
@@ -221,6 +317,10 @@ def forget(refusal: Refusal) -> None:
     """Note a refusal nowhere but in the counts and the log."""
 
 
+def uncounted(method: str, route: str, status: int, seconds: float) -> None:
+    """Count a request nowhere."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What this process was built from. The routes of what is None answer 503."""
@@ -240,11 +340,21 @@ class Parts:
     tools: Tools | None = None
     skills: Skills | None = None
     stops: Stops | None = None
+    canvases: Canvases | None = None
+    policies: Policies | None = None
+    receipts: ReceiptArchive | None = None
+    """What devices signed."""
+    replaying: Semaphore = field(default_factory=lambda: Semaphore(2))
+    """How many runs are played again at once: it takes a processor."""
     memory: Callable[[str, str], Remembers] | None = None
     """What was remembered for a user of a tenant."""
     workflows: Workflows | None = None
-    metrics: Callable[[], str | bytes] | None = None
+    metrics: Callable[[], str | bytes | Awaitable[bytes]] | None = None
     """All figures, as Prometheus reads them."""
+    counted: Callable[[str, str, int, float], None] = uncounted
+    """Told of each answer: method, route, status, and the seconds until it began."""
+    figures: Figures | None = None
+    """Those that stored records tell of."""
     checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
     """By name, the parts without which nothing can be done: store, broker, provider."""
     refused: Callable[[Refusal], None] = forget

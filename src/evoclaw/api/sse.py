@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 from litestar import Request
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Send
 
@@ -30,6 +31,14 @@ STALL = 30.0
 """Seconds in which a client that reads nothing is given up."""
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """No proxy on the way may keep a stream, nor hold it back."""
+
+
+def streams(description: str) -> dict[int, ResponseSpec]:
+    """What a route that streams events declares as its answer."""
+    answer = ResponseSpec(
+        str, media_type=EVENT_STREAM, generate_examples=False, description=description
+    )
+    return {200: answer}
 
 
 def frame(event: str, data: object, id_: int | str | None = None) -> bytes:

@@ -13,8 +13,8 @@ from evoclaw.core.errors import RecordingError
 from evoclaw.core.events import Record
 from evoclaw.core.replay import Replay
 
-PATIENCE = 60.0
-"""Seconds for all of it; records that were changed may leave the loop waiting for ever."""
+STALL = 10.0
+"""Seconds for the next record: one that was changed may leave the loop waiting for ever."""
 
 
 class Played(Struct, frozen=True):
@@ -40,22 +40,22 @@ async def replayed(records: Sequence[Record]) -> AsyncGenerator[Record, None]:
             yield record
 
 
-async def play(records: Sequence[Record], seconds: float = PATIENCE) -> Played:
+async def play(records: Sequence[Record], stall: float = STALL) -> Played:
     """Play a run to its end, and say whether it came out the same; others get their turn between.
 
     Args:
         records: The run, numbered without gaps.
-        seconds: How long it may take.
+        stall: Seconds in which the next record must come.
     """
-    count = 0
+    count, loop = 0, asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(seconds), aclosing(replayed(records)) as played:
+        async with asyncio.timeout(stall) as patience, aclosing(replayed(records)) as played:
             async for _ in played:
                 count += 1
                 await asyncio.sleep(0)
+                patience.reschedule(loop.time() + stall)
     except RecordingError as problem:
         return Played(False, count, count + 1, str(problem))
     except TimeoutError:
-        reason = f"it did not come to its end in {seconds:g} s"
-        return Played(False, count, count + 1, reason)
+        return Played(False, count, count + 1, f"record {count + 1} does not come")
     return Played(True, count)

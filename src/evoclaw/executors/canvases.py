@@ -6,6 +6,7 @@ import asyncio
 import html
 import os
 import secrets
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -52,6 +53,13 @@ class FileCanvas:
             return None
         return msgspec.json.decode(data, type=_Sheet)
 
+    async def changed_at(self) -> float:
+        """When that was put there; Unix seconds, 0 for nothing."""
+        try:
+            return (await asyncio.to_thread(self._kept.stat)).st_mtime
+        except FileNotFoundError:
+            return 0.0
+
     async def clear(self) -> None:
         """Show nothing."""
         for path in (self._kept, self._path):
@@ -61,6 +69,19 @@ class FileCanvas:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _replace(self._path, page(sheet).encode(errors="replace"))
         _replace(self._kept, msgspec.json.encode(_Sheet(sheet.content, sheet.format, sheet.title)))
+
+
+class CanvasFolder:
+    """What sessions show: a page each, which no other session may see or change."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def of(self, tenant: str, session_id: str) -> FileCanvas:
+        """A session's own."""
+        # Ids are others' words: no file is named by them.
+        name = sha256(f"{tenant}/{session_id}".encode()).hexdigest()[:32]
+        return FileCanvas(self._folder / f"{name}.html")
 
 
 def page(sheet: _Sheet) -> str:

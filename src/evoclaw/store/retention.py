@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
 import msgspec
 
 from evoclaw.store.database import Connection, Database, unsealed
+from evoclaw.store.forgetting import forget
 from evoclaw.store.sessions import Session
 
 AT_ONCE = 50
@@ -19,46 +23,51 @@ AND NOT EXISTS (
     WHERE r.tenant = s.tenant AND r.session_id = s.id AND (o.stop IS NULL OR o.stop = 'waiting'))
 ORDER BY s.seq LIMIT ?
 """
-OF_RUNS = ("records", "queue_inbox", "queue_pending", "queue_cancels", "queue_keys")
-OF_SESSIONS = ("messages", "todos", "questions")
+Whose: TypeAlias = tuple[str, str]
+"""A session: its tenant and its id."""
 
 
-async def forget_sessions(database: Database, before: float) -> int:
+async def forget_sessions(
+    database: Database,
+    before: float,
+    forgotten: Callable[[str, str], Awaitable[None]] | None = None,
+) -> int:
     """Forget the sessions that ended before a time, with their runs and records; how many.
 
     It may be ended at any moment, and begun again. A session without runs is as old as it is.
+
+    Args:
+        database: Where they are.
+        before: Unix seconds.
+        forgotten: Told the tenant and the id of each: what is kept elsewhere goes, too.
     """
     seq, count = 0, 0
     while True:
         after = seq
 
-        def work(connection: Connection, after: int = after) -> tuple[int, int]:
-            return _forget(connection, after, before, database.name)
+        def work(connection: Connection, after: int = after) -> tuple[int, list[Whose]]:
+            return _forget(connection, after, before, database)
 
         seq, some = await database.write(work)
-        count += some
+        count += len(some)
+        if forgotten is not None:
+            for tenant, id_ in some:
+                await forgotten(tenant, id_)
         if seq == after:
             return count
 
 
-def _forget(connection: Connection, after: int, before: float, name: str) -> tuple[int, int]:
+def _forget(
+    connection: Connection, after: int, before: float, database: Database
+) -> tuple[int, list[Whose]]:
     found = connection.execute(OVER, (after, AT_ONCE)).fetchall()
     gone = [
         (tenant, id_)
         for _, tenant, id_, blob, ended in found
-        if (_made_at(blob, name) if ended is None else ended) < before
+        if (_made_at(blob, database.name) if ended is None else ended) < before
     ]
-    runs = "SELECT id FROM runs WHERE tenant = ? AND session_id = ?"
-    for tenant, id_ in gone:
-        ids = [(tenant, run) for (run,) in connection.execute(runs, (tenant, id_)).fetchall()]
-        for table in OF_RUNS:
-            connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND run_id = ?", ids)
-        for table in (*OF_SESSIONS, "runs"):
-            connection.execute(
-                f"DELETE FROM {table} WHERE tenant = ? AND session_id = ?", (tenant, id_)
-            )
-        connection.execute("DELETE FROM sessions WHERE tenant = ? AND id = ?", (tenant, id_))
-    return (found[-1][0] if found else after), len(gone)
+    forget(connection, database.dialect, gone)
+    return (found[-1][0] if found else after), gone
 
 
 def _made_at(blob: bytes, name: str) -> float:

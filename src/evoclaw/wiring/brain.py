@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from evoclaw.core.events import Record
     from evoclaw.core.messages import Message
     from evoclaw.core.ports import Sink
+    from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.governance.approvals import ApprovalSettings
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.approvals import Approvals
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from evoclaw.store.database import Database
     from evoclaw.store.sessions import Session, StoredRun
     from evoclaw.wiring.equipping import Equipment
+    from evoclaw.wiring.gauging import Gauging
     from evoclaw.wiring.governing import Governance
     from evoclaw.wiring.providing import Providers, Settle
     from evoclaw.wiring.store import Stored
@@ -64,6 +66,7 @@ class Brain:
     desk: FrontDesk
     channels: Sequence[Channel]
     metrics: Metrics
+    gauging: Gauging
 
     @property
     def default(self) -> Agent:
@@ -86,20 +89,24 @@ async def open_brain(
         await stack.enter_async_context(brain.workflows.serving(alone=alone))
         await stack.enter_async_context(brain.desk.serving())
         if days := brain.settings.store.keep_days:
-            forgetting = asyncio.create_task(_forget(stored.database, days * DAY))
+            canvases = brain.equipment.canvases
+            forgetting = asyncio.create_task(_forget(stored.database, days * DAY, canvases))
             stack.push_async_callback(_end, forgetting)
         yield brain
 
 
-async def _forget(database: Database, seconds: float) -> None:
+async def _forget(database: Database, seconds: float, canvases: CanvasFolder) -> None:
     """Forget what is long over, now and every hour."""
     from evoclaw.store.database import StoreError
     from evoclaw.store.retention import forget_sessions
 
+    async def clear(tenant: str, session_id: str) -> None:
+        await canvases.of(tenant, session_id).clear()
+
     while True:
         try:
-            await forget_sessions(database, time.time() - seconds)
-        except StoreError as problem:
+            await forget_sessions(database, time.time() - seconds, clear)
+        except (StoreError, OSError) as problem:
             logger.warning("old sessions are forgotten later: %s", problem)
         await asyncio.sleep(HOUR)
 
@@ -113,8 +120,10 @@ async def _put_together(
     orchestrator: Orchestrator, stored: Stored, env: Mapping[str, str], stack: AsyncExitStack
 ) -> Brain:
     from evoclaw.config.places import default_data_folder
+    from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.definitions import agents_of
     from evoclaw.orchestrator.runs import Runs
+    from evoclaw.wiring.gauging import Gauging
     from evoclaw.wiring.governing import open_governance
     from evoclaw.wiring.passing import passed_on
     from evoclaw.wiring.settings import orchestrator_settings
@@ -132,7 +141,8 @@ async def _put_together(
         orchestrator, governance, providers, approvals, stored.database, settle, env, stack
     )
     memory = _memory(settings, stored, env)
-    metrics = _metrics(orchestrator, lambda: runs.live)
+    gauging = Gauging(orchestrator, stored.database, home, lambda: runs.live)
+    metrics = Metrics(gauging.gauges())
     talks = await _conversations(
         stored, agents, equipment, _Ears(equipment, memory, metrics), stack, env
     )
@@ -143,7 +153,7 @@ async def _put_together(
         settings=settings, home=home, stored=stored, orchestrator=orchestrator, agents=agents,
         governance=governance, providers=providers, equipment=equipment, approvals=approvals,
         talks=talks, runs=runs, memory=memory, workflows=workflows, desk=desk, channels=channels,
-        metrics=metrics,
+        metrics=metrics, gauging=gauging,
     )  # fmt: skip
 
 
@@ -189,6 +199,7 @@ async def _equipment(
     stack: AsyncExitStack,
 ) -> Equipment:
     from evoclaw.config.places import default_data_folder
+    from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.wiring.equipping import Equipment
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.toolbox import open_toolbox
@@ -200,7 +211,7 @@ async def _equipment(
     signer = await stack.enter_async_context(open_signer(env))
     return Equipment(
         orchestrator, providers, governance, approvals.approver, box, signer, settle,
-        home / "canvas",
+        CanvasFolder(home / "canvas"),
     )  # fmt: skip
 
 
@@ -212,21 +223,6 @@ def _memory(settings: EvoClawConfig, stored: Stored, env: Mapping[str, str]) -> 
     if not settings.memory.enabled:
         return None
     return Memory(MemoryStore(stored.database), settings.memory, Redactor(secrets_in(env)))
-
-
-def _metrics(orchestrator: Orchestrator, live: Callable[[], int]) -> Metrics:
-    from evoclaw.observe.metrics import Metrics
-    from evoclaw.observe.tallies import Gauges
-
-    reception = orchestrator.reception
-    return Metrics(
-        Gauges(
-            live_runs=live,
-            edges_online=lambda: len(orchestrator.fleet.online()),
-            link_reconnects=lambda: reception.counts["disconnected"],
-            counts={"reception": lambda: reception.counts},
-        )
-    )
 
 
 @dataclass(frozen=True, slots=True)

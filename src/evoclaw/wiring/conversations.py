@@ -20,6 +20,7 @@ from evoclaw.wiring.toolbox import open_toolbox, refilled
 if TYPE_CHECKING:
     from evoclaw.core.events import Record
     from evoclaw.core.ledgers import Ledger
+    from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.executors.receipted import Sign
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.budget.foresight import Price
@@ -48,6 +49,8 @@ async def open_conversations(
     env: Mapping[str, str],
 ) -> AsyncGenerator[Conversations]:
     """The sessions of this machine, with one agent; its session is there when this returns."""
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.orchestrator.prompt import system_prompt
     from evoclaw.orchestrator.questions import Questions
     from evoclaw.orchestrator.sessions import Conversations
@@ -72,6 +75,7 @@ async def open_conversations(
         equipment = _Equipment(
             provider, governance.around, signer, rules, approver, box, for_model(name, tools),
             has_person=person is not None,
+            canvases=CanvasFolder(default_data_folder(env) / "canvas"),
         )  # fmt: skip
         talks = Conversations(
             store,
@@ -132,12 +136,15 @@ class _Equipment:
     box: Toolbox
     tools: Sequence[str] | None
     has_person: bool
+    canvases: CanvasFolder
 
     def ports(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         """What one run is given."""
         from evoclaw.executors.receipted import Receipted
+        from evoclaw.tools.canvas import Canvas
 
         handed = dict(given)
+        handed[Canvas] = self.canvases.of(session.tenant, session.id)
         history = cast("History", handed.pop(History))
         if not self.has_person:
             handed.pop(Person)  # a question that nobody answers is not offered

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
@@ -19,10 +18,8 @@ from evoclaw.wiring.fleet import ANY, EACH, fleet_tools
 from evoclaw.wiring.toolbox import refilled
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from evoclaw.core.agent import Agent
-    from evoclaw.executors.canvases import FileCanvas
+    from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.executors.receipted import Sign
     from evoclaw.orchestrator.delegation import Delegated
     from evoclaw.orchestrator.orchestrator import Orchestrator
@@ -64,22 +61,25 @@ class Equipment:
     sign: Sign
     settle: Settle
     """Waits for the disk, before anything is done here."""
-    canvases: Path
-    """The folder of what sessions show: a page each."""
+    canvases: CanvasFolder
+    """What sessions show."""
     _rules: dict[str, Policy] = field(default_factory=dict[str, Policy])
     _sticky: OrderedDict[str, Delegated] = field(default_factory=OrderedDict[str, "Delegated"])
 
     def ports(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         """What one run is given."""
+        from evoclaw.tools.canvas import Canvas
+
         agent = self._able(agent)
         handed = dict(given)
         history = cast("History", handed.pop(History))
+        handed[Canvas] = self.canvases.of(session.tenant, session.id)
         executor = self._executor(agent, f"{session.tenant}/{session.id}", handed, history)
         around = self.governance.around(executor)
         return Ports(
             self.providers.of(agent.model),
             around,
-            self._chain(agent),
+            self.chain(agent),
             self.approver(session.id),
             Principal(agent=agent.name),
         )
@@ -103,7 +103,7 @@ class Equipment:
             return agent
         return replace(agent, tools=frozenset(few))
 
-    def _chain(self, agent: Agent) -> Policy:
+    def chain(self, agent: Agent) -> Policy:
         """One for all runs of an agent: what is counted in it is counted for all of them."""
         from evoclaw.orchestrator.definitions import level_of
 
@@ -124,9 +124,8 @@ class Equipment:
         from evoclaw.orchestrator.offering import offered
         from evoclaw.orchestrator.prompt import active_skills
         from evoclaw.skills.narrowing import Narrowed
-        from evoclaw.tools.canvas import Canvas
 
-        box = refilled(self.box, {**handed, Canvas: self._canvas(session)})
+        box = refilled(self.box, handed)
         tools = [bound for bound in box.tools if bound.name in HERE]
         here = Receipted(LocalExecutor(tools, given=box.given), self.sign)
         settled = [Settled(one, self.settle) for one in (here, *box.servers)]
@@ -134,13 +133,6 @@ class Equipment:
         active = active_skills(agent, box.shelf.skills())
         own = offered(every, agent, active=active, seconds=self._seconds())
         return Narrowed(own, box.shelf, history)
-
-    def _canvas(self, session: str) -> FileCanvas:
-        """A session's own: what one shows, no other one may see or change."""
-        from evoclaw.executors.canvases import FileCanvas
-
-        name = sha256(session.encode()).hexdigest()[:32]
-        return FileCanvas(self.canvases / f"{name}.html")
 
     def _seconds(self) -> float | None:
         """How long a call may take that names no time."""

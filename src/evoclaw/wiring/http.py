@@ -6,6 +6,7 @@ import secrets
 import shutil
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -94,11 +95,16 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
     from evoclaw.api.needs import Parts
     from evoclaw.api.webhooks import channel_routes
     from evoclaw.dashboard.files import page_routes
+    from evoclaw.orchestrator.archive import ReceiptArchive
     from evoclaw.orchestrator.channels.webhooks import Webhook
+    from evoclaw.orchestrator.figures import Figures
+    from evoclaw.store.figures import FigureStore
     from evoclaw.wiring.oversight import stop_file
     from evoclaw.wiring.pairing import devices
+    from evoclaw.wiring.policies import ShownPolicies
     from evoclaw.wiring.showing import (
         ShownAudit,
+        ShownCanvases,
         ShownDevices,
         ShownSkills,
         ShownStops,
@@ -122,13 +128,24 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
         tools=ShownTools(lambda: equipment.tools(brain.default), lambda: equipment.box.absent),
         skills=ShownSkills(equipment.box.shelf),
         stops=ShownStops(stop_file(env)),
+        canvases=ShownCanvases(equipment.canvases),
+        policies=ShownPolicies(equipment, brain.agents),
+        receipts=ReceiptArchive(brain.stored.receipts, brain.stored.commands),
         memory=None if memory is None else memory.of,
         workflows=brain.workflows,
-        metrics=brain.metrics.render,
+        metrics=partial(_figures, brain),
+        counted=brain.metrics.http,
+        figures=Figures(FigureStore(brain.stored.database)),
         checks=_checks(brain),
         refused=refusals_to(audit),
         routes=[*channel_routes(brain.desk, hooks), *page_routes()],
     )
+
+
+async def _figures(brain: Brain) -> bytes:
+    """What Prometheus reads, as things stand now."""
+    await brain.gauging.refresh(_checks(brain))
+    return brain.metrics.render()
 
 
 def _checks(brain: Brain) -> dict[str, Check]:

@@ -1,4 +1,4 @@
-"""What the service shows of this machine, and lets change: devices, audit, tools, skills, stops."""
+"""What the service shows of this machine: devices, audit, tools, skills, stops, canvases."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from evoclaw.api.needs import Absent, Refusal, SkillProblem, SkillView, StopView
+from evoclaw.api.needs import Absent, Refusal, SheetView, SkillProblem, SkillView, StopView
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.governance.pairing import Device, Devices
     from evoclaw.governance.stops import StopFile
     from evoclaw.observe.audit.cold import Cold, Query
@@ -194,6 +195,26 @@ class ShownStops:
         if gone is None:
             return None
         return StopView(str(gone.kind), gone.name, gone.reason, gone.by, gone.at)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCanvases:
+    """What sessions show."""
+
+    folder: CanvasFolder
+
+    async def shown(self, tenant: str, session_id: str) -> SheetView | None:
+        """What a session shows now."""
+        canvas = self.folder.of(tenant, session_id)
+        sheet, at = await canvas.shown(), await canvas.changed_at()
+        if sheet is None:
+            return None
+        is_html = sheet.format == "html"
+        return SheetView(sheet.title, "html" if is_html else "markdown", sheet.content, at)
+
+    async def clear(self, tenant: str, session_id: str) -> None:
+        """Show nothing any more."""
+        await self.folder.of(tenant, session_id).clear()
 
 
 def refusals_to(audit: Audit | None) -> Callable[[Refusal], None]:

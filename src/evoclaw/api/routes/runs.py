@@ -32,7 +32,7 @@ from evoclaw.api.routes.shapes import (
     Name,
     Text,
 )
-from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
+from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame, streams
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import Record
 from evoclaw.orchestrator.access import Caller, Scope
@@ -180,15 +180,10 @@ async def show_run(parts: Need, caller: Who, run_id: Id) -> RunView:
     scope=Scope.RUNS_READ,
     tags=TAGS,
     media_type=EVENT_STREAM,
-    responses={
-        200: ResponseSpec(
-            str,
-            media_type=EVENT_STREAM,
-            generate_examples=False,
-            description="Each record as one event: `id` its number, `event` its type, `data` the "
-            "record as JSON. A watcher that reads too slowly is told `dropped` with `after`.",
-        )
-    },
+    responses=streams(
+        "Each record as one event: `id` its number, `event` its type, `data` the record as JSON. "
+        "A watcher that reads too slowly is told `dropped` with `after`."
+    ),
 )
 async def watch_run(
     request: Request[Any, Any, Any],
@@ -239,17 +234,25 @@ def record_frame(record: Record) -> bytes:
 async def read_records(parts: Need, caller: Who, run_id: Id) -> Stream:
     """What happened in a run so far, as a recording that `evoclaw replay` takes."""
     view = await own_run(parts, caller, run_id)
-    store = given(parts.talks, "sessions").of(caller.tenant).store
+    records = numbered(parts, caller.tenant, view.run_id)
 
     async def lines() -> AsyncGenerator[bytes, None]:
-        # A run that was cut off leaves numbers out; a recording has them all.
-        numbers, after = count(1), 0
-        while page := await store.records(view.run_id, after, AT_ONCE):
-            after = page[-1].seq
-            for record in page:
-                yield msgspec.json.encode(replace(record, seq=next(numbers))) + b"\n"
+        async with aclosing(records):
+            async for record in records:
+                yield msgspec.json.encode(record) + b"\n"
 
     return Stream(lines(), media_type=LINES)
+
+
+async def numbered(parts: Parts, tenant: str, run_id: str) -> AsyncGenerator[Record, None]:
+    """What happened in a run so far, as a recording has it."""
+    store = given(parts.talks, "sessions").of(tenant).store
+    # A run that was cut off leaves numbers out; a recording has them all.
+    numbers, after = count(1), 0
+    while page := await store.records(run_id, after, AT_ONCE):
+        after = page[-1].seq
+        for record in page:
+            yield replace(record, seq=next(numbers))
 
 
 @post("/v1/runs/{run_id:str}/cancel", scope=Scope.RUNS_WRITE, tags=TAGS, status_code=200)

@@ -112,7 +112,7 @@ def _talks(parts: Parts, caller: Caller) -> Conversations:
     return given(parts.talks, "sessions").of(caller.tenant)
 
 
-async def _own(parts: Parts, caller: Caller, session_id: str) -> SessionView:
+async def own_session(parts: Parts, caller: Caller, session_id: str) -> SessionView:
     """A session that the caller may see; for any other it is as if there were none."""
     listed = await _talks(parts, caller).store.look(session_id)
     if listed is None or not is_own(caller, listed.session.owner):
@@ -165,7 +165,7 @@ async def open_session(parts: Need, caller: Who, data: JSONBody[NewSession]) -> 
 @get("/v1/sessions/{session_id:str}", scope=Scope.SESSIONS_READ, tags=TAGS)
 async def show_session(parts: Need, caller: Who, session_id: Id) -> SessionView:
     """One session."""
-    return await _own(parts, caller, session_id)
+    return await own_session(parts, caller, session_id)
 
 
 @get("/v1/sessions/{session_id:str}/messages", scope=Scope.SESSIONS_READ, tags=TAGS)
@@ -179,7 +179,7 @@ async def read_messages(
     limit: Most = 100,
 ) -> MessagePage:
     """What was said in a session, in order."""
-    session = await _own(parts, caller, session_id)
+    session = await own_session(parts, caller, session_id)
     found = await _talks(parts, caller).store.messages(session.id, start, limit + 1)
     page = [Said(number, message) for number, message in found]
     more = page[limit].number if len(page) > limit else None
@@ -191,9 +191,9 @@ async def rename_session(
     parts: Need, caller: Who, session_id: Id, data: JSONBody[Renaming]
 ) -> SessionView:
     """Give a session another title."""
-    await _own(parts, caller, session_id)
+    await own_session(parts, caller, session_id)
     await _talks(parts, caller).rename(session_id, data.title)
-    return await _own(parts, caller, session_id)
+    return await own_session(parts, caller, session_id)
 
 
 @post("/v1/sessions/{session_id:str}/branch", scope=Scope.SESSIONS_WRITE, tags=TAGS)
@@ -201,13 +201,13 @@ async def branch_session(
     parts: Need, caller: Who, session_id: Id, data: JSONBody[Branching]
 ) -> SessionView:
     """Begin another session with what was said in this one, up to a message."""
-    session = await _own(parts, caller, session_id)
+    session = await own_session(parts, caller, session_id)
     talks = _talks(parts, caller)
     last = session.messages - 1 if data.at_message is None else data.at_message
     made = await talks.branch(session_id, last)
     if data.title:
         await talks.rename(made.id, data.title)
-    return await _own(parts, caller, made.id)
+    return await own_session(parts, caller, made.id)
 
 
 @post(
@@ -222,7 +222,7 @@ async def say(
     parts: Need, caller: Who, session_id: Id, data: JSONBody[NewMessage], key: Key = ""
 ) -> Response[RunView]:
     """Say something in a session: begins a run, which waits for the one before it."""
-    session = await _own(parts, caller, session_id)
+    session = await own_session(parts, caller, session_id)
     errand = Errand(message=data.message, session_id=session_id, agent=session.agent)
     return await begin(parts, caller, errand, key)
 
@@ -230,8 +230,11 @@ async def say(
 @delete("/v1/sessions/{session_id:str}", scope=Scope.SESSIONS_WRITE, tags=TAGS)
 async def forget_session(parts: Need, caller: Who, session_id: Id) -> None:
     """Delete a session with everything that was said and done in it; the audit stays."""
-    session = await _own(parts, caller, session_id)
+    session = await own_session(parts, caller, session_id)
     gone = await _talks(parts, caller).forget(session_id)
+    if parts.canvases is not None:
+        for one in gone:
+            await parts.canvases.clear(caller.tenant, one)
     if parts.memory is not None:
         memory = parts.memory(caller.tenant, session.owner)
         for one in gone:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import msgspec
 from litestar import Request, get, post
 from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Struct
 
@@ -28,7 +27,7 @@ from evoclaw.api.routes.shapes import (
     Most,
     Reason,
 )
-from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
+from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame, streams
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.access import Caller, Scope
 from evoclaw.workflows.events import Decision
@@ -141,14 +140,7 @@ async def show_workflow(parts: Need, caller: Who, workflow_id: Id) -> WorkflowVi
     scope=Scope.WORKFLOWS_READ,
     tags=TAGS,
     media_type=EVENT_STREAM,
-    responses={
-        200: ResponseSpec(
-            str,
-            media_type=EVENT_STREAM,
-            generate_examples=False,
-            description="Each record as one event, until the workflow has ended.",
-        )
-    },
+    responses=streams("Each record as one event, until the workflow has ended."),
 )
 async def watch_workflow(
     request: Request[Any, Any, Any],

@@ -1,0 +1,26 @@
+"""What a session shows its people beside what it says."""
+
+from __future__ import annotations
+
+from litestar import get
+from litestar.handlers import HTTPRouteHandler
+
+from evoclaw.api.auth import Need, Who
+from evoclaw.api.errors import given, not_found
+from evoclaw.api.needs import SheetView
+from evoclaw.api.routes.sessions import own_session
+from evoclaw.api.routes.shapes import Id
+from evoclaw.orchestrator.access import Scope
+
+
+@get("/v1/sessions/{session_id:str}/canvas", scope=Scope.SESSIONS_READ, tags=["sessions"])
+async def show_canvas(parts: Need, caller: Who, session_id: Id) -> SheetView:
+    """What a session shows now. A model made it: give it no way to reach anything."""
+    session = await own_session(parts, caller, session_id)
+    sheet = await given(parts.canvases, "canvases").shown(caller.tenant, session.id)
+    if sheet is None:
+        raise not_found("sheet: the session shows nothing")
+    return sheet
+
+
+ROUTES: tuple[HTTPRouteHandler, ...] = (show_canvas,)

@@ -1,0 +1,178 @@
+"""What the runs of `evoclaw up` are judged by, shown and explained without running anything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from evoclaw.api.needs import PolicyAnswer, PolicyQuestion, PolicyView, RuleView
+from evoclaw.core.errors import AgentNotFound
+from evoclaw.core.messages import JSON
+from evoclaw.core.ports import Policy
+from evoclaw.core.tools import Call, Tool
+
+if TYPE_CHECKING:
+    from evoclaw.core.agent import Agent
+    from evoclaw.governance.rules.document import Document, Rule
+    from evoclaw.wiring.governing import Governance
+
+SHIPPED = "shipped"
+
+
+class Judged(Protocol):
+    """What runs are given, as far as they are judged by it."""
+
+    @property
+    def governance(self) -> Governance:
+        """What they are governed by; others when the settings were read again."""
+        ...
+
+    def tools(self, agent: Agent) -> Sequence[Tool]:
+        """What a run of an agent would be offered now."""
+        ...
+
+    def chain(self, agent: Agent) -> Policy:
+        """The rules of an agent's runs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPolicies:
+    """The very chains that runs have, but for what counts."""
+
+    equipment: Judged
+    agents: Mapping[str, Agent]
+
+    async def shown(self) -> PolicyView:
+        """The rules and settings that hold now."""
+        from evoclaw.governance.flow.settings import Preset
+        from evoclaw.orchestrator.definitions import level_of
+
+        settings = self.equipment.governance.settings
+        agent = self._agent("")
+        document, source = await asyncio.to_thread(self._rules, agent)
+        told: dict[str, JSON] = {
+            "rules": {name: str(getattr(document, name)) for name in _DEFAULTS},
+            "levels": {one.name: str(level_of(one)) for one in self.agents.values()},
+            "off": dict(settings.policy.off),
+            "network": msgspec.to_builtins(settings.network),
+            # Its own defaults are left out where it is written; here they are the news.
+            "flow": {"preset": str(settings.flow.preset), **msgspec.to_builtins(settings.flow)},
+            "rates": msgspec.to_builtins(settings.rates),
+            "sandbox": settings.cage.engine,
+        }
+        return PolicyView(
+            str(level_of(agent)),
+            tuple(Preset),
+            tuple(
+                RuleView(one.name, str(one.then), _summary(one), source) for one in document.rules
+            ),
+            told,
+        )
+
+    async def explain(self, question: PolicyQuestion) -> PolicyAnswer | None:
+        """Judge a call by the chain of an agent; None if there is no such tool."""
+        from evoclaw.governance.explaining import explain
+
+        agent = self._agent(question.agent)
+        tool = self._tool(agent, question.tool)
+        if tool is None:
+            return None
+        call = Call("explained", tool, question.arguments, "explained.1.0.1", 1.0)
+        found = await explain(self._policies(agent, question.level), call, _called)
+        answer: dict[str, JSON] = {**msgspec.to_builtins(found), "effects": self._effects(call)}
+        return msgspec.convert(answer, PolicyAnswer)
+
+    def _agent(self, name: str) -> Agent:
+        if not name:
+            return next(iter(self.agents.values()))
+        if name not in self.agents:
+            raise AgentNotFound(name, tuple(self.agents))
+        return self.agents[name]
+
+    def _tool(self, agent: Agent, name: str) -> Tool | None:
+        """A tool that the agent is offered, or one that edges have when they are there."""
+        from evoclaw.tools.sets import everything
+
+        built_in = (bound.tool for bound in everything())
+        for tool in (*self.equipment.tools(agent), *built_in):
+            if name in (tool.name, *tool.aliases):
+                return tool
+        return None
+
+    def _policies(self, agent: Agent, level: str) -> list[Policy]:
+        """In the order of the chain, without those that count what they are asked."""
+        from evoclaw.governance.autonomy import Level
+        from evoclaw.governance.flow.policy import Flow
+        from evoclaw.governance.rates import Rates
+
+        governance, tools = self.equipment.governance, partial(self.equipment.tools, agent)
+        if level:
+            rules = governance.rules(Level(level), agent.capabilities, None, tools)
+        else:
+            rules = _members(self.equipment.chain(agent))
+        # The rule about flow remembers the tools that it saw: those of runs must stay theirs.
+        return [
+            Flow(governance.settings.flow, tools) if isinstance(one, Flow) else one
+            for one in rules
+            if not isinstance(one, Rates)
+        ]
+
+    def _rules(self, agent: Agent) -> tuple[Document, str]:
+        """The rules about what calls do, and where they are from."""
+        from evoclaw.governance.advance import InAdvance
+        from evoclaw.governance.rules.document import shipped_rules
+        from evoclaw.governance.rules.policy import Rules
+
+        for one in _members(self.equipment.chain(agent)):
+            inner = one.rule if isinstance(one, InAdvance) else one
+            if isinstance(inner, Rules):
+                return inner.document, self.equipment.governance.settings.policy.rules or SHIPPED
+        return shipped_rules(), SHIPPED
+
+    def _effects(self, call: Call) -> dict[str, JSON]:
+        from evoclaw.governance.effects.calls import read_call
+        from evoclaw.governance.effects.showing import shown_effects
+        from evoclaw.wiring.rules import ELSEWHERE
+
+        passed = self.equipment.governance.passed
+        inner = () if passed is None else passed(call)
+        home = os.environ.get("HOME", "/")
+        return shown_effects(read_call(inner[0] if inner else call, ELSEWHERE, home))
+
+
+_DEFAULTS = ("default", "other_tools", "unreadable", "code", "environment")
+"""What becomes of calls that no rule speaks about."""
+
+
+def _members(chain: Policy) -> tuple[Policy, ...]:
+    from evoclaw.governance.chain import Chain
+
+    return chain.policies if isinstance(chain, Chain) else (chain,)
+
+
+def _called(policy: Policy) -> str:
+    """What people call a rule; those we ship are read when they are needed, and are rules too."""
+    from evoclaw.governance.advance import InAdvance
+    from evoclaw.governance.explaining import kind_of
+    from evoclaw.wiring.rules import WhenNeeded
+
+    inner = policy.rule if isinstance(policy, InAdvance) else policy
+    return "Rules" if isinstance(inner, WhenNeeded) else kind_of(inner)
+
+
+def _summary(rule: Rule) -> str:
+    """What a rule is about, in a line."""
+    if said := rule.for_people or rule.reason:
+        return said
+    named = {
+        "tools": rule.tools, "programs": rule.programs, "arguments": rule.arguments,
+        "paths": rule.paths, "domains": rule.domains, "env": rule.env,
+    }  # fmt: skip
+    return "; ".join(f"{kind}: {', '.join(some)}" for kind, some in named.items() if some)

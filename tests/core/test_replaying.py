@@ -1,0 +1,39 @@
+"""The proof that a run is what it says, and what is said of one that is not."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from evoclaw.core.events import CallFinished, Record
+from evoclaw.core.replaying import Played, play
+from evoclaw.providers.scripted import calls, says
+from tests.core.test_replay import record
+
+
+def other_call(records: list[Record]) -> tuple[int, list[Record]]:
+    """The same, but that a call's result is said to be another call's."""
+    place = next(i for i, one in enumerate(records) if isinstance(one.event, CallFinished))
+    event = records[place].event
+    assert isinstance(event, CallFinished)
+    changed = replace(event, result=replace(event.result, call_id="another"))
+    return place, [
+        replace(one, event=changed) if number == place else one
+        for number, one in enumerate(records)
+    ]
+
+
+async def test_a_run_that_is_as_it_was_comes_out_the_same() -> None:
+    records = await record(calls(("echo", {"text": "a"})), says("done"))
+    assert await play(records) == Played(True, len(records))
+
+
+async def test_a_changed_record_that_leaves_the_loop_waiting_is_found_all_the_same() -> None:
+    place, records = other_call(await record(calls(("echo", {"text": "a"})), says("done")))
+    found = await play(records, stall=0.05)
+    assert (found.same, found.differs_at) == (False, found.records + 1)
+    assert found.differs_at is not None and found.differs_at <= place + 1
+    assert "does not come" in found.reason
+
+
+async def test_no_records_are_no_run() -> None:
+    assert (await play([])).reason == "a recording begins with run_started"
