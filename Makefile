@@ -10,7 +10,7 @@ SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types test test-faults test-page test-bypass test-llm check bench fleetbench servicebench \
-	fleetspeed toolbench policybench cagebench agentdojo mcp-conformance demo docs constraints clean
+	fleetspeed pagebench toolbench policybench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -86,6 +86,9 @@ fleetspeed: $(READY) ## round trips, footprint, a thousand edges; ends with one 
 servicebench: $(READY) ## 200 runs over HTTP, everybody watched; ends with one JSON object
 	$(BIN)/python -m bench.service
 
+pagebench: $(READY) ## the page with 1,000 edges and 10,000 events in Chromium; ends with one JSON object
+	$(BIN)/python -m bench.page
+
 toolbench: $(READY) ## grep, glob and dispatch beside ripgrep and find; ends with one JSON object
 	$(BIN)/python bench/toolbench.py
 
@@ -104,6 +107,9 @@ mcp-conformance: $(READY) ## the public MCP suite against our server and client
 demo: $(LOCAL) ## watch a fleet of three edges at work, then a governed loop with a real model
 	$(BIN)/python examples/fleet.py
 	$(BIN)/python examples/demo.py
+
+screenshots: $(READY) ## take the pictures of the page anew
+	$(BIN)/python -m tests.page.screenshots
 
 docs: $(READY) ## regenerate the reference pages from the code
 	$(BIN)/python docs/generate.py

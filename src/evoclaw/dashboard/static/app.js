@@ -113,7 +113,7 @@ function askToken(why) {
       field("Token", input), h("label", { class: "check" }, keep, " Remember it on this device"),
       h("button", { class: "primary" }, "Log in"),
       h("p", { class: "hint" }, "On the orchestrator's machine, ", h("code", null, "evoclaw page"),
-        " gives a link that logs in; ", h("code", null, "evoclaw token create"),
+        " gives a link that logs in; ", h("code", null, "evoclaw token new"),
         " makes a token."))));
   input.focus();
 }
