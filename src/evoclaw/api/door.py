@@ -119,7 +119,7 @@ class Door:
 
     def count(self, scope: HTTPScope, status: int, seconds: float) -> None:
         """Count an answer and how long it took, by the route's pattern: paths are without end."""
-        route = scope["path_template"] if "path_template" in scope else "none"
+        route = cast("dict[str, str]", scope).get("path_template", "none")
         self._parts.counted(scope["method"], route, status, seconds)
 
     def note(self, scope: HTTPScope, status: int, why: str = "") -> None:

@@ -97,6 +97,7 @@ async def metrics(request: Request[Any, Any, Any], parts: Need, caller: Who) -> 
     """
     check_operator(parts, caller)
     told = b"" if parts.metrics is None else parts.metrics()
+    told = told if isinstance(told, str | bytes) else await told
     text = told.encode() if isinstance(told, str) else told
     return Response(text + _own(request), media_type=FIGURES)
 
