@@ -199,7 +199,7 @@ async def _equipment(
     stack: AsyncExitStack,
 ) -> Equipment:
     from evoclaw.config.places import default_data_folder
-    from evoclaw.executors.canvases import CanvasFolder
+    from evoclaw.wiring.conversations import canvas_folder
     from evoclaw.wiring.equipping import Equipment
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.toolbox import open_toolbox
@@ -211,7 +211,7 @@ async def _equipment(
     signer = await stack.enter_async_context(open_signer(env))
     return Equipment(
         orchestrator, providers, governance, approvals.approver, box, signer, settle,
-        CanvasFolder(home / "canvas"),
+        canvas_folder(env),
     )  # fmt: skip
 
 

@@ -49,8 +49,6 @@ async def open_conversations(
     env: Mapping[str, str],
 ) -> AsyncGenerator[Conversations]:
     """The sessions of this machine, with one agent; its session is there when this returns."""
-    from evoclaw.config.places import default_data_folder
-    from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.orchestrator.prompt import system_prompt
     from evoclaw.orchestrator.questions import Questions
     from evoclaw.orchestrator.sessions import Conversations
@@ -74,8 +72,7 @@ async def open_conversations(
         rules = governance.chain(level, capabilities, workspace, every)
         equipment = _Equipment(
             provider, governance.around, signer, rules, approver, box, for_model(name, tools),
-            has_person=person is not None,
-            canvases=CanvasFolder(default_data_folder(env) / "canvas"),
+            has_person=person is not None, canvases=canvas_folder(env),
         )  # fmt: skip
         talks = Conversations(
             store,
@@ -87,6 +84,14 @@ async def open_conversations(
         )
         await talks.open(AGENT, session_id=session)
         yield talks
+
+
+def canvas_folder(env: Mapping[str, str]) -> CanvasFolder:
+    """What the sessions of this machine show, whichever process has them."""
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.executors.canvases import CanvasFolder
+
+    return CanvasFolder(default_data_folder(env) / "canvas")
 
 
 class _Governed(TypedDict):
