@@ -39,6 +39,10 @@ def reply(text: str = "", *asked: tuple[str, dict[str, Any] | str]) -> Answer:
     return streamed([*(f"data: {json.dumps(c)}\n\n" for c in chunks), "data: [DONE]\n\n"])
 
 
+KEPT = ("PATH", "LANG", "VIRTUAL_ENV", "SSL_CERT_FILE")
+"""What a command is told of where the tests run."""
+
+
 @dataclass
 class Typed:
     """A command that ran."""
@@ -58,7 +62,7 @@ class Shell:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "VIRTUAL_ENV")}
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         return {**kept, "HOME": str(self.home), "PYTHONWARNINGS": "error", **self.env}
 
     async def start(

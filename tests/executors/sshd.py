@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Generator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.executors.ssh.connection import SshConnection
+from tests.ports import free_port
 
 SFTP_SERVERS = (
     "/usr/lib/openssh/sftp-server",
@@ -60,7 +60,7 @@ class Sshd:
     def start(self) -> None:
         """Listen, on the port of before if there was one."""
         for _ in range(5):
-            port = self.port or _free_port()
+            port = self.port or free_port()
             config = self.folder / "config"
             config.write_text(
                 CONFIG.format(port=port, folder=self.folder, sftp=self._sftp, extra=self._extra)
@@ -146,12 +146,6 @@ def sshd(folder: Path, extra: str = "") -> Generator[Sshd]:
         yield server
     finally:
         server.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _children(pid: int) -> list[int]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -229,7 +230,7 @@ def test_a_plain_user_gets_the_same(tmp_path: Path, isolation: Isolation) -> Non
             folder.chmod(0o755)
     shared = tmp_path / "src"
     source = Path(__file__).parents[2] / "src"
-    subprocess.run(["cp", "-r", str(source), str(shared)], check=True)
+    shutil.copytree(source, shared, ignore=shutil.ignore_patterns("__pycache__"))
     mark = token()
     script = PLAIN_USER.format(path=[str(shared)], python=PYTHON)
     done = subprocess.run(

@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.store.servers import Postgres, free_port, why_no_postgres
+from tests.ports import free_port
+from tests.store.servers import Postgres, why_no_postgres
 
 __all__ = ["free_port", "install_sqld", "postgres", "sqld", "sqld_program", "why_no_postgres"]
 ROOT = Path(__file__).parents[2]

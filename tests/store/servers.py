@@ -7,25 +7,19 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.ports import free_port
+
 USER = "tester"
 START = 60.0
 """Seconds for a server to be there."""
 TRUSTING = ("--auth=trust", "-N", "-E", "UTF8", "--locale=C.UTF-8")
 _DEATH = 1  # PR_SET_PDEATHSIG
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def program(name: str) -> str:

@@ -18,8 +18,9 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.database import Connection, Database, StoreError, Undecided
 from evoclaw.store.parts import open_database
+from tests.ports import free_port
 from tests.store.places import Place
-from tests.store.servers import Postgres, free_port, why_no_postgres
+from tests.store.servers import Postgres, why_no_postgres
 from tests.store.support import ROOT
 from tests.store.test_contract import THINGS, add, names, nothing, seen_by_others
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.transport.address import Address
+from tests.ports import free_port
 from tests.transport.certificates import Certificates
 
 START_SECONDS = 20.0
@@ -159,13 +159,6 @@ async def _started(write: Callable[[Path, int], list[str]], folder: Path) -> Bro
         else:
             return broker
     raise AssertionError("not reached")
-
-
-def free_port() -> int:
-    """A port that nobody listens to at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _nats_server() -> str | None:
