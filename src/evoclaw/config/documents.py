@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import cache
 from typing import Any, TypeAlias, TypeGuard, TypeVar, get_args, get_origin
 
 import msgspec
@@ -185,12 +186,17 @@ def _struct_in(kind: Any) -> type[Struct] | None:
     return next((found for one in get_args(kind) if (found := _struct_in(one))), None)
 
 
-def _scalars(shape: type[Struct], keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """Every key that holds one value, with its type."""
+@cache
+def _scalars(shape: type[Struct]) -> tuple[tuple[Keys, Any], ...]:
+    """Every key that holds one value, with its type; to read the types anew takes long."""
+    return tuple(_scalars_below(shape, ()))
+
+
+def _scalars_below(shape: type[Struct], keys: Keys) -> Iterator[tuple[Keys, Any]]:
     for field in fields(shape):
         here, kind = (*keys, field.encode_name), field.type
         if is_struct(kind):
-            yield from _scalars(kind, here)
+            yield from _scalars_below(kind, here)
         elif not any(get_origin(k) in (tuple, dict, frozenset) for k in (kind, *get_args(kind))):
             yield here, kind
 
