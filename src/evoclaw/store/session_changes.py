@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.messages import Message
+from evoclaw.store import forgetting
 from evoclaw.store import session_statements as statements
 from evoclaw.store.database import Connection, sealed
 from evoclaw.store.sessions import Session, SessionStore
@@ -21,9 +22,7 @@ WITH RECURSIVE below (id) AS (
 )
 SELECT id FROM below
 """
-RUNS = "SELECT id, stop FROM runs WHERE tenant = ? AND session_id = ?"
-OF_SESSIONS = ("messages", "todos", "questions", "runs")
-"""What is kept by the id of a session."""
+STOPS = "SELECT stop FROM runs WHERE tenant = ? AND session_id = ?"
 
 
 async def rename(store: SessionStore, session_id: str, title: str) -> Session | None:
@@ -74,16 +73,10 @@ async def forget(store: SessionStore, session_id: str) -> Forgotten | None:
 
     def work(connection: Connection) -> Forgotten | None:
         ids = [row[0] for row in connection.execute(BELOW, (ours, session_id)).fetchall()]
-        found = [row for id_ in ids for row in connection.execute(RUNS, (ours, id_)).fetchall()]
-        if any(stop in (None, "waiting") for _, stop in found):
+        stops = [row for id_ in ids for row in connection.execute(STOPS, (ours, id_)).fetchall()]
+        if any(stop in (None, "waiting") for (stop,) in stops):
             return None
-        runs = [run_id for run_id, _ in found]
-        delete = "DELETE FROM records WHERE tenant = ? AND run_id = ?"
-        connection.executemany(delete, [(ours, run_id) for run_id in runs])
-        rows = [(ours, id_) for id_ in ids]
-        for table in OF_SESSIONS:
-            connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND session_id = ?", rows)
-        connection.executemany("DELETE FROM sessions WHERE tenant = ? AND id = ?", rows)
+        runs = forgetting.forget(connection, store.database.dialect, [(ours, id_) for id_ in ids])
         return Forgotten(tuple(ids), tuple(runs))
 
     return await store.database.write(work)

@@ -101,6 +101,11 @@ HOLDERS = (
 )
 """Who drives a run now, under which epoch, and what it was begun with."""
 
+ENDED = (
+    # To find what ended within a time; a run that goes on is not in it.
+    "CREATE INDEX runs_ended ON runs (tenant, ended_at) WHERE ended_at IS NOT NULL",
+)
+
 SCHEMA = Schema(
     "session store",
     (
@@ -149,6 +154,7 @@ SCHEMA = Schema(
         ("ALTER TABLE runs ADD COLUMN label TEXT NOT NULL DEFAULT '{}'",),
         (*SESSIONS, *RUNS, *THE_REST, *QUESTIONS_OF_TENANTS),
         HOLDERS,
+        ENDED,
     ),
     sealed=(
         ("sessions", ("session",)),
