@@ -107,3 +107,9 @@ export function perFrame(call) {
     requestAnimationFrame(() => { asked = false; call(); });
   };
 }
+
+/** Call every second until aborted: for what tells how long ago, or how long still. */
+export function ticking(call, signal) {
+  const timer = setInterval(call, 1000);
+  signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+}

@@ -7,11 +7,13 @@ const AHEAD = 6; // rows beyond the edge of what is seen
 /**
  * A scrolling list of rows of one height, several columns if there is room.
  * @param {object} options `label`; `height` of a row in pixels; `render(item, index)` gives an
- *   element; `narrowest` width of a column in pixels (0: one column); `key(item)`.
+ *   element; `narrowest` width of a column in pixels (0: one column); `key(item)`;
+ *   `update(element, item, index)` changes the element of an item that changed, else it is made
+ *   again.
  */
 export class VirtualList {
-  constructor({ label, height, render, narrowest = 0, key = (item) => item }) {
-    Object.assign(this, { height, render, narrowest, key });
+  constructor({ label, height, render, update, narrowest = 0, key = (item) => item }) {
+    Object.assign(this, { height, render, update, narrowest, key });
     this.items = [];
     this.drawn = new Map();
     this.inner = h("div", { class: "list-inner" });
@@ -78,6 +80,10 @@ export class VirtualList {
   }
 
   made(item, index, old) {
+    if (old && this.update) {
+      this.update(old.element, item, index);
+      return old.element;
+    }
     const element = this.render(item, index);
     if (!element.hasAttribute("role")) element.setAttribute("role", "listitem");
     element.classList.add("list-item");
