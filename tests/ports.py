@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
-from collections.abc import Iterator
-from itertools import cycle
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from random import SystemRandom
 
 PORTS = range(10_000, 20_000)
 """Below those that systems give to whoever asks for any, and below those of our own broker: what
 is free now is free in a moment too, also while its server is down."""
-SHARE = 500
-"""Each process of the tests has so many for itself."""
 
 
-def _own() -> Iterator[int]:
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = PORTS.start + number * SHARE % len(PORTS)
-    mine = list(range(first, first + SHARE))
-    # Somebody else may run them too.
-    begin = SystemRandom().randrange(SHARE)
-    return cycle(mine[begin:] + mine[:begin])
-
-
-_OWN = _own()
+@cache
+def _register() -> int:
+    # A byte for each port: locked by the process that has it until that process is gone, so that
+    # tests which run at the same time have different ones.
+    path = Path(tempfile.gettempdir(), f"evoclaw-test-ports-{os.geteuid()}")
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def free_port() -> int:
-    """A port that nobody has, and that nobody else is given soon."""
-    for _ in range(SHARE):
-        port = next(_OWN)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+    """A port that nobody has, and that no other test is given."""
+    for _ in range(1_000):
+        port = SystemRandom().choice(PORTS)
+        with suppress(OSError), socket.socket() as probe:
+            fcntl.lockf(_register(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            probe.bind(("127.0.0.1", port))
             return port
     raise OSError("there is no free port")
