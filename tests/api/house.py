@@ -219,7 +219,7 @@ class House:
             approvals=self.approvals,
             orchestrator=orchestrator,
             ledger=self.ledger,
-            devices=ShownDevices(Devices(self.folder), {}),
+            devices=ShownDevices(Devices(self.folder), {"EVOCLAW_HOME": str(self.folder)}),
             audit=ShownAudit(self.audit, self.folder, AuditSettings(), {}),
             tools=ShownTools(lambda: [question.tool], list),
             skills=ShownSkills(Shelf([self.folder / "skills"])),

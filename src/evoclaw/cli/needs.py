@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.access import Access
     from evoclaw.orchestrator.approvals import Approvals
     from evoclaw.orchestrator.archive import ReceiptArchive
+    from evoclaw.orchestrator.figures import Figures
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.sessions import Conversations
     from evoclaw.skills.approvals import ApprovalFile
@@ -111,6 +112,10 @@ class Wiring(Protocol):
 
     def open_access(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Access]:
         """The tokens of this machine, whether the service is up or not."""
+        ...
+
+    def open_figures(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Figures]:
+        """What the stored records tell of, whether the service is up or not."""
         ...
 
     def channels(self, env: Mapping[str, str]) -> Sequence[ChannelFacts]:

@@ -36,14 +36,13 @@ LEFT JOIN sessions s ON s.tenant = r.tenant AND s.id = r.session_id
 LEFT JOIN runs p ON p.tenant = r.tenant AND p.id = r.parent_run AND r.parent_run <> ''
 LEFT JOIN sessions a ON a.tenant = p.tenant AND a.id = p.session_id
 """
-# What stopped meanwhile and is not folded, or was gone on with since.
-_STALE = f"""
-SELECT {_FACTS} {_JOINED} WHERE r.tenant = ? AND r.ended_at >= ? AND r.began_at < ?
-AND NOT EXISTS (
-    SELECT 1 FROM {RUNS} f WHERE f.tenant = r.tenant AND f.run_id = r.id
-    AND f.ended_at = r.ended_at
-) ORDER BY r.ended_at LIMIT {KEPT_AT_ONCE}
+_STOPPED = f"""
+SELECT r.ended_at, r.id, f.ended_at FROM runs r
+LEFT JOIN {RUNS} f ON f.tenant = r.tenant AND f.run_id = r.id
+WHERE r.tenant = ? AND r.ended_at >= ? AND r.began_at < ? AND (r.ended_at, r.id) > (?, ?)
+ORDER BY r.ended_at, r.id LIMIT {{limit}}
 """
+_ONE = f"SELECT {_FACTS} {_JOINED} WHERE r.tenant = ? AND r.id = ?"
 _OPEN = f"""
 SELECT {_FACTS} {_JOINED} WHERE r.tenant = ? AND r.stop IS NULL AND r.began_at < ?
 AND EXISTS (SELECT 1 FROM records e WHERE e.tenant = r.tenant AND e.run_id = r.id)
@@ -162,11 +161,16 @@ class FigureStore:
         return [one for one in live if window.admits(one.run)]
 
     async def _keep_stopped(self, window: Window) -> None:
-        since, until = window.since, window.until
-        while stale := await self._facts(_STALE, window.tenant, since, until):
-            await self._keep(window.tenant, [await self._fold(window, one) for one in stale])
-            # What ended before need not be looked through again.
-            since = stale[-1].ended_at or since
+        """Fold what stopped and is not kept, or stopped again since."""
+        statement, last = _STOPPED.format(limit=AT_ONCE), (window.since, "")
+        page: list[Any] = [last]
+        while page:
+            page = await self._read(statement, (window.tenant, last[0], window.until, *last))
+            stale = [run_id for ended, run_id, kept in page if kept != ended]
+            for start in range(0, len(stale), KEPT_AT_ONCE):
+                await self._keep(window, stale[start : start + KEPT_AT_ONCE])
+            last = page[-1][:2] if page else last
+            await asyncio.sleep(0)
 
     async def _facts(self, statement: str, *values: Any) -> list[_Facts]:
         return [_Facts(*row) for row in await self._read(statement, values)]
@@ -185,12 +189,17 @@ class FigureStore:
                 self._begun.popitem(last=False)
         return _folded(facts, fold)
 
-    async def _keep(self, tenant: str, found: Sequence[_Folded]) -> None:
+    async def _keep(self, window: Window, run_ids: Sequence[str]) -> None:
+        tenant, found = window.tenant, list[_Folded]()
+        for run_id in run_ids:
+            for facts in await self._facts(_ONE, tenant, run_id):
+                found.append(await self._fold(window, facts))
+
         def work(connection: Connection) -> None:
             for one in found:
                 mark = connection.execute(_MARK, (tenant, one.facts.id)).fetchone()
                 # It may have been deleted meanwhile, or gone on with.
-                if mark is not None and mark[0] == one.facts.ended_at:
+                if mark is not None and mark[0] is not None and mark[0] == one.facts.ended_at:
                     _put(connection, tenant, one)
 
         # All of it can be made anew: nobody waits for the disk.

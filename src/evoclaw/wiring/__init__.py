@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evoclaw.wiring.settings import loop_settings, settings_text
     from evoclaw.wiring.skills import skill_catalogue, skill_places
     from evoclaw.wiring.ssh import ssh_ports
-    from evoclaw.wiring.store import open_moving
+    from evoclaw.wiring.store import open_figures, open_moving
     from evoclaw.wiring.toolbox import open_toolbox
     from evoclaw.wiring.up import bring_up
 
@@ -50,6 +50,7 @@ __all__ = [
     "open_approvals",
     "open_conversations",
     "open_edge",
+    "open_figures",
     "open_fleet",
     "open_ledger",
     "open_moving",
@@ -83,6 +84,7 @@ _WHERE = {
     "open_approvals": "oversight",
     "open_conversations": "conversations",
     "open_edge": "edge",
+    "open_figures": "store",
     "open_fleet": "fleet",
     "open_ledger": "budget",
     "open_moving": "store",

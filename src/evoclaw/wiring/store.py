@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Required, TypedDict
 
 if TYPE_CHECKING:
+    from evoclaw.orchestrator.figures import Figures
     from evoclaw.store.approvals import ApprovalStore
     from evoclaw.store.commands import CommandStore
     from evoclaw.store.database import Database, Schema
@@ -79,6 +80,17 @@ async def open_sessions(env: Mapping[str, str]) -> AsyncGenerator[SessionStore]:
 
 
 @asynccontextmanager
+async def open_figures(env: Mapping[str, str]) -> AsyncGenerator[Figures]:
+    """What the stored records tell of, for a process that only asks."""
+    from evoclaw.orchestrator.figures import Figures
+    from evoclaw.store import figure_tables, session_tables
+    from evoclaw.store.figures import FigureStore
+
+    async with opened(env, session_tables.SCHEMA, figure_tables.SCHEMA) as database:
+        yield Figures(FigureStore(database))
+
+
+@asynccontextmanager
 async def open_moving(env: Mapping[str, str]) -> AsyncGenerator[Moving]:
     """Everything that is kept, to be taken elsewhere or brought here."""
     parts = every_part()
@@ -112,6 +124,7 @@ def every_part() -> tuple[Schema, ...]:
         approvals,
         channels,
         command_tables,
+        figure_tables,
         ledger,
         memory,
         queue,
@@ -132,6 +145,7 @@ def every_part() -> tuple[Schema, ...]:
         workflow_tables.SCHEMA,
         tokens.SCHEMA,
         channels.SCHEMA,
+        figure_tables.SCHEMA,
     )
 
 
