@@ -64,6 +64,15 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
         grant="eyJ9.c2ln",
     ),
     "command_prompt": Command("prompt", {"prompt": "How warm is it?"}, "r.1.0.1", hops=1),
+    "command_traced": Command(
+        "tool",
+        as_payload(ToolPayload("bash", {"command": "uptime"}, 30000)),
+        "r.1.0.1",
+        run_id="r",
+        epoch=1,
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        grant="eyJ9.c2ln",
+    ),
     "command_cancel": Command("cancel", {"request_id": "r.1.0.1"}, "r.1.0.1.cancel"),
     "command_ping": Command("ping", {}, "p1"),
     "command_welcome": Command(

@@ -6,6 +6,7 @@ What its own variables say (endpoint, headers, sampler, limits, batches, resourc
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import sys
@@ -126,8 +127,11 @@ class Spans:
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(seconds)
+        if closing.is_alive():
+            self._relay.mute()
+            return False
         self._relay.remove()
-        return not closing.is_alive()
+        return True
 
 
 def open_spans(kinds: Sequence[str], name: str) -> Spans:
@@ -193,6 +197,10 @@ class _Relay(logging.Handler):
         """Let it speak for itself again."""
         self._library.removeHandler(self)
         self._library.propagate = True
+
+    def mute(self) -> None:
+        """Say no more: whatever it still complains of, nobody can help it."""
+        self._next = math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
         """Pass one on, if none was for a while."""

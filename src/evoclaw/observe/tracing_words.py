@@ -6,7 +6,7 @@ people, models and tools said is not here: see `tracing_content`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -210,12 +210,6 @@ def on_device(agent_id: str, tool: str, request_id: str) -> tuple[str, Said]:
     else:
         name, said = call_begins(tool, request_id, request_id)
     return name, {**said, AGENT_ID: clean(agent_id)}
-
-
-def names() -> Sequence[str]:
-    """Every name of the conventions that is used here."""
-    values = (value for name, value in globals().items() if name.isupper())
-    return [one for one in values if isinstance(one, str) and one.startswith("gen_ai.")]
 
 
 def _named(operation: str, what: str) -> str:
