@@ -1,0 +1,306 @@
+// What a run is, folded from its records one by one. No page in here: values in, values out.
+
+/** How a call stands, or came out, in one word. */
+export function outcome(call, run) {
+  if (call.result) return resultOutcome(call);
+  const over = run.finished !== null && run.finished.stop !== "waiting";
+  if (call.startedAt !== null) return over ? "lost" : "running";
+  if (call.verdict === "deny") return "denied";
+  if (over) return "lost";
+  return call.verdict === "ask" && !call.granted ? "waiting" : "queued";
+}
+
+function resultOutcome({ result, startedAt }) {
+  if (!result.error) return "ok";
+  if (startedAt === null) return result.error === "permission_denied" ? "denied" : "failed";
+  return ["timeout", "cancelled"].includes(result.error) ? result.error : "failed";
+}
+
+/** When something was over; `now` while it is not. */
+export const until = (thing, now) => (thing.endedAt === null ? now : thing.endedAt);
+
+/** A run as far as its records tell. Each record costs the same, however many came before. */
+export class RunModel {
+  constructor() {
+    this.gen = {}; // who may write into what it holds: a copy shares with its original
+    this.count = 0;
+    this.began = null;
+    this.last = null;
+    this.model = "";
+    this.opening = [];
+    this.finished = null;
+    this.turns = [];
+    this.calls = [];
+    this.index = new Map(); // only ever grows, and in the same way: copies share it
+    this.lanes = []; // which call a lane holds; -1 when it is free
+    this.marked = []; // lanes of calls that never ran: kept until the turn is over, to be seen
+    this.pauses = [];
+    this.said = [];
+    this.tools = 0;
+    this.tokensIn = 0;
+    this.tokensOut = 0;
+    this.cost = 0;
+    this.unpriced = false;
+    this.ran = 0;
+    this.open = 0; // calls that run now
+    this.openSince = 0; // the sum of their beginnings
+    this.busySince = 0;
+    this.sum = 0;
+    this.union = 0;
+  }
+
+  /** Take in the next record. */
+  fold(record) {
+    const { event, at } = record;
+    if (this.began === null) this.began = at;
+    this.last = at;
+    FOLDS[event.type]?.(this, event, at);
+    this.count += 1;
+  }
+
+  /** The same as it is now: whatever either of the two takes in later, the other keeps this. */
+  copy() {
+    const copy = Object.assign(new RunModel(), this, {
+      gen: {}, turns: this.turns.slice(), calls: this.calls.slice(), lanes: this.lanes.slice(),
+      marked: this.marked.slice(), pauses: this.pauses.slice(), said: this.said.slice(),
+    });
+    this.gen = {};
+    return copy;
+  }
+
+  /** Its price; null when a part of it has none. */
+  get price() {
+    return this.unpriced ? null : this.cost;
+  }
+
+  /** Seconds that calls took one by one, less those that they took beside each other. */
+  saved(now) {
+    const sum = this.sum + this.open * now - this.openSince;
+    return Math.max(0, sum - this.union - (this.open ? now - this.busySince : 0));
+  }
+
+  /** The call with this id, if there is one yet. */
+  callOf(id) {
+    const found = this.index.get(id);
+    return found !== undefined && found < this.calls.length ? this.calls[found] : null;
+  }
+
+  /** The last turn that began before so many records. */
+  turnAt(count) {
+    let low = 0, high = this.turns.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.turns[middle].first < count) low = middle + 1; else high = middle;
+    }
+    return low ? this.turns[low - 1] : null;
+  }
+
+  turn() {
+    return this.turns.length ? this.own(this.turns, this.turns.length - 1) : null;
+  }
+
+  own(list, place) {
+    const found = list[place];
+    if (found.gen === this.gen) return found;
+    list[place] = { ...found, gen: this.gen };
+    return list[place];
+  }
+
+  call(id, name = "") {
+    const found = this.index.get(id);
+    if (found !== undefined && found < this.calls.length) return this.own(this.calls, found);
+    const turn = this.turn();
+    const made = {
+      gen: this.gen, place: this.calls.length, id, name, turn: this.turns.length - 1,
+      written: "", arguments: null, askedAt: this.last, from: null, startedAt: null, endedAt: null,
+      verdict: "", code: "", reason: "", answers: [], granted: false, requestId: "", output: "",
+      result: null, lane: -1, first: this.count, last: null, judgedAt: null,
+    };
+    this.index.set(id, made.place);
+    this.calls.push(made);
+    if (turn) turn.calls = [...turn.calls, made.place];
+    return made;
+  }
+
+  /** Give a call the first lane that is free. */
+  takeLane(call, at) {
+    if (call.from === null) call.from = at;
+    if (call.lane >= 0) return;
+    let lane = this.lanes.indexOf(-1);
+    if (lane < 0) lane = this.lanes.length;
+    this.lanes[lane] = call.place;
+    call.lane = lane;
+  }
+
+  spend(usage, cost) {
+    this.tokensIn += usage?.input || 0;
+    this.tokensOut += usage?.output || 0;
+    if (typeof cost === "number") this.cost += cost; else if (usage) this.unpriced = true;
+  }
+}
+
+function endTurn(run, at) {
+  for (const lane of run.marked.splice(0)) run.lanes[lane] = -1;
+  const turn = run.turn();
+  if (turn && turn.endedAt === null) turn.endedAt = at;
+}
+
+function begin(run, event) {
+  run.model = event.model;
+  if (event.messages) run.opening = event.messages;
+}
+
+function resume(run, event, at) {
+  begin(run, event);
+  const gap = run.pauses.at(-1);
+  if (gap && gap.to === null) run.pauses[run.pauses.length - 1] = { ...gap, to: at };
+  const turn = run.turn();
+  if (turn && run.finished) turn.endedAt = null; // it goes on where it stood
+  run.finished = null;
+}
+
+function startTurn(run, event, at) {
+  endTurn(run, at);
+  run.turns.push({
+    gen: run.gen, place: run.turns.length, number: event.turn, startedAt: at, firstAt: null,
+    repliedAt: null, endedAt: null, text: "", reasoning: "", retries: [], failed: null,
+    reply: null, calls: [], said: run.said, first: run.count, chars: event.chars || 0,
+  });
+  run.said = [];
+}
+
+function piece(name) {
+  return (run, event, at) => {
+    const turn = run.turn();
+    if (!turn) return;
+    turn[name] += event.text;
+    if (turn.firstAt === null) turn.firstAt = at;
+  };
+}
+
+function retry(run, event, at) {
+  const turn = run.turn();
+  if (!turn) return;
+  turn.retries = [...turn.retries, { ...event, at }];
+  turn.text = turn.reasoning = "";
+}
+
+function failReply(run, event, at) {
+  run.spend(event.usage, null);
+  const turn = run.turn();
+  if (turn) Object.assign(turn, { failed: event, repliedAt: at });
+}
+
+function reply(run, { reply: said }, at) {
+  run.spend(said.usage || {}, said.cost);
+  const turn = run.turn();
+  if (!turn) return;
+  Object.assign(turn, { reply: said, repliedAt: at, text: said.text || "" });
+  if (said.reasoning) turn.reasoning = said.reasoning;
+  if (turn.firstAt === null) turn.firstAt = at;
+  for (const one of said.calls || []) {
+    const call = run.call(one.id, one.name);
+    call.name = one.name;
+    call.written = one.arguments;
+  }
+}
+
+function judge(run, event, at) {
+  const call = run.call(event.call_id);
+  Object.assign(call, {
+    verdict: event.verdict, code: event.code || "", reason: event.reason || "", judgedAt: at,
+  });
+  if (event.verdict === "ask") run.takeLane(call, at);
+}
+
+function answer(run, event, at) {
+  const call = run.call(event.call_id);
+  call.answers = [...call.answers, { decision: event.decision, reason: event.reason || "", at }];
+  call.granted = event.decision === "once" || event.decision === "session";
+}
+
+function start(run, event, at) {
+  const call = run.call(event.call_id, event.name);
+  const again = call.startedAt !== null && call.endedAt === null;
+  if (!again) {
+    if (run.open === 0) run.busySince = at;
+    run.open += 1;
+    run.openSince += at;
+    run.ran += 1;
+    call.startedAt = at;
+  }
+  const { name, arguments: given, request_id: requestId } = event;
+  Object.assign(call, { name, arguments: given, requestId });
+  run.takeLane(call, at);
+}
+
+function finish(run, { result }, at) {
+  const call = run.call(result.call_id, result.name);
+  if (call.result) return;
+  run.takeLane(call, at);
+  Object.assign(call, { result, endedAt: at, last: run.count, name: call.name || result.name });
+  if (call.startedAt === null) {
+    run.marked.push(call.lane);
+    return;
+  }
+  run.lanes[call.lane] = -1;
+  run.sum += at - call.startedAt;
+  run.open -= 1;
+  run.openSince -= call.startedAt;
+  if (run.open === 0) run.union += at - run.busySince;
+}
+
+function end(run, event, at) {
+  endTurn(run, at);
+  run.finished = { ...event, at };
+  if (event.stop === "waiting") run.pauses.push({ from: at, to: null });
+}
+
+const FOLDS = {
+  run_started: begin,
+  run_resumed: resume,
+  tools_changed: (run, event) => { run.tools = event.tools.length; },
+  turn_started: startTurn,
+  text_delta: piece("text"),
+  reasoning_delta: piece("reasoning"),
+  reply_retried: retry,
+  reply_failed: failReply,
+  replied: reply,
+  call_judged: judge,
+  approval_answered: answer,
+  call_started: start,
+  call_output: (run, event) => { run.call(event.call_id).output += event.text; },
+  call_finished: finish,
+  prompted: (run, event) => { run.said.push({ why: event.why || "", message: event.message }); },
+  context_trimmed: (run, event) => { if (event.usage) run.spend(event.usage, event.cost); },
+  run_finished: end,
+};
+
+const APART = 500; // records between two copies that are kept
+
+/** All records of a run, the run as it is, and as it was after any number of them. */
+export class Recording {
+  constructor() {
+    this.records = [];
+    this.model = new RunModel();
+    this.kept = [new RunModel()];
+    this.cursor = new RunModel();
+  }
+
+  /** Take in a record; one that was here before, or is older, changes nothing. */
+  add(record) {
+    if (this.records.length && record.seq <= this.records.at(-1).seq) return false;
+    this.records.push(record);
+    this.model.fold(record);
+    if (this.records.length % APART === 0) this.kept.push(this.model.copy());
+    return true;
+  }
+
+  /** The run as it was after so many records. */
+  at(count) {
+    const near = this.kept[Math.floor(count / APART)];
+    if (this.cursor.count > count || this.cursor.count < near.count) this.cursor = near.copy();
+    while (this.cursor.count < count) this.cursor.fold(this.records[this.cursor.count]);
+    return this.cursor;
+  }
+}

@@ -1,0 +1,49 @@
+// Time as pixels: ticks that people can read, and bars that are too small to be seen alone.
+
+const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120,
+  300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
+const TICK = 84; // pixels between two ticks, at least
+const SMALL = 5; // a bar below this is drawn together with its neighbours
+
+/** The moments between `from` and `to` (seconds) that get a tick, at so many pixels a second. */
+export function ticks(from, to, scale) {
+  const step = STEPS.find((one) => one * scale >= TICK) || STEPS.at(-1);
+  const found = [];
+  for (let at = Math.ceil(from / step) * step; at <= to && found.length < 100; at += step) {
+    found.push(Math.round(at * 1000) / 1000);
+  }
+  return { step, found };
+}
+
+/** A tick's words. */
+export function tickLabel(at, step) {
+  if (step < 1) return `${at.toFixed(step < 0.01 ? 3 : step < 0.1 ? 2 : 1)} s`;
+  if (at < 60 || step < 15) {
+    const minutes = Math.floor(at / 60);
+    return minutes ? `${minutes}:${String(Math.round(at % 60)).padStart(2, "0")}` : `${at} s`;
+  }
+  const hours = Math.floor(at / 3600), minutes = Math.floor((at % 3600) / 60);
+  const seconds = String(Math.round(at % 60)).padStart(2, "0");
+  return hours ? `${hours} h ${minutes} min` : `${minutes}:${seconds}`;
+}
+
+/**
+ * Put boxes that are too small to be seen alone together with their neighbours of the same row.
+ * @param {object[]} boxes [{row, left, right, bad}] by their left edge
+ */
+export function gathered(boxes) {
+  const found = [], open = new Map();
+  for (const box of boxes) {
+    const before = open.get(box.row);
+    const small = box.right - box.left < SMALL;
+    if (small && before?.small && box.left < before.right + 2) {
+      before.many.push(box);
+      before.right = Math.max(before.right, box.right, before.left + SMALL);
+      continue;
+    }
+    const made = { ...box, right: Math.max(box.right, box.left + SMALL), small, many: [box] };
+    open.set(box.row, made);
+    found.push(made);
+  }
+  return found;
+}
