@@ -99,7 +99,7 @@ async def test_a_long_run_that_is_played_again_holds_nobody_up(tmp_path: Path) -
         playing = asyncio.create_task(ann.post(f"/v1/runs/{run_id}/replay"))
         between = 0
         while not playing.done():
-            await ann.get("/livez")
+            await ann.get("/health/live")
             between += 1
         assert playing.result().json["same"]
         assert between >= 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -94,10 +95,13 @@ async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again
 async def test_tools_that_a_device_gets_later_are_asked_about_first(tmp_path: Path) -> None:
     async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", "--no-edge") as up:
         await up.says("broker on")
-        line = (await here.type("agents", "invite", "pi")).out.split()
+        told = (await here.type("agents", "invite", "pi", "--qr")).err
+        assert told.count("▀") > 100, "the link as a picture"
+        link = shlex.split(told.partition("with a link: ")[2].partition("\n")[0])
         device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
         device.home.mkdir()
-        assert (await device.type(*line[1:], "--capabilities", "file_read")).code == exits.OK
+        joined = await device.type(*link[1:], "--capabilities", "file_read")
+        assert joined.code == exits.OK, joined.err
         async with running(device, "edge"):
             await up.says("edge pi: online")
             assert "bash" not in (await here.type("tools", "pi")).out
@@ -141,6 +145,9 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
         (("edge", "--config", "nowhere.toml"), "there is no file"),
         (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "this is no token"),
         (("edge", "join", "http://x", "--token", "pi.x"), "must be like mqtt://"),
+        (("edge", "join", "mqtt://127.0.0.1:1"), "say --token TOKEN, or the link"),
+        (("edge", "join", "evoclaw://join?url=x"), "this is no whole invitation"),
+        (("edge", "join", "evoclaw://join?url=x", "--token", "pi.x"), "say the link alone"),
         (("up", "--cert", "x.pem"), "--cert and --key go together"),
         (("up", "--host", "192.0.2.1"), "no free port was found on 192.0.2.1"),
     ],

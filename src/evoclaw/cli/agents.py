@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from argparse import Namespace
 
@@ -11,8 +12,10 @@ from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
 from evoclaw.cli.fleet import show
 from evoclaw.cli.needs import Wiring
+from evoclaw.cli.render import tell
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
+from evoclaw.edge.invitations import join_command, join_link, qr_lines, qr_rows
 from evoclaw.governance.pairing import Device
 from evoclaw.orchestrator.fleet import Member
 
@@ -26,8 +29,7 @@ def agents(options: Namespace, wiring: Wiring) -> int:
         case "show":
             _show(options, wiring)
         case "invite":
-            invited = wiring.invite(options.agent, options.minutes * 60.0, os.environ)
-            show(f"evoclaw edge join {invited.url} --token {invited.token}")
+            _invite(options, wiring)
         case "approve":
             device = wiring.devices(os.environ).approve(options.agent, time.time())
             show(f"{device.agent_id}: {len(device.approved)} tools approved")
@@ -37,6 +39,18 @@ def agents(options: Namespace, wiring: Wiring) -> int:
         case _:
             asyncio.run(_list(options, wiring))
     return exits.OK
+
+
+def _invite(options: Namespace, wiring: Wiring) -> None:
+    """Say what to type on the new edge; beside it, the same as a link and as a picture."""
+    invited = wiring.invite(options.agent, options.minutes * 60.0, os.environ)
+    show(f"evoclaw edge join {invited.url} --token {invited.token}")
+    link = join_link(invited.url, invited.token, options.agent)
+    tell(f"or, with a link: {join_command(link)}")
+    if options.qr:
+        for line in qr_lines(qr_rows(link)):
+            # Its own colours: a picture whose light and dark are changed is read by few cameras.
+            tell(f"\x1b[97;40m{line}\x1b[0m" if sys.stderr.isatty() else line)
 
 
 def _show(options: Namespace, wiring: Wiring) -> None:

@@ -12,6 +12,8 @@ from evoclaw.cli import exits
 from evoclaw.cli.needs import Wiring
 from evoclaw.cli.notify import READY, STOPPING, notify
 from evoclaw.cli.render import tell
+from evoclaw.core.errors import ConfigError
+from evoclaw.edge.invitations import is_link, read_link
 
 
 def edge(options: Namespace, wiring: Wiring) -> int:
@@ -26,9 +28,21 @@ def edge(options: Namespace, wiring: Wiring) -> int:
 async def _join(options: Namespace, ca_file: Path | None, wiring: Wiring) -> int:
     held = [name.strip() for name in options.capabilities.split(",") if name.strip()]
     path = Path(options.config)
-    name = await wiring.join(options.url, options.token, path, held, os.environ, ca_file=ca_file)
+    url, token = _invitation(options)
+    name = await wiring.join(url, token, path, held, os.environ, ca_file=ca_file)
     tell(f"joined as {name}; serve with: evoclaw edge --config {path}")
     return exits.OK
+
+
+def _invitation(options: Namespace) -> tuple[str, str]:
+    """The broker's address and the token, however they were given."""
+    if is_link(options.url):
+        if options.token is not None:
+            raise ConfigError("the link has a token in it; say the link alone")
+        return read_link(options.url)
+    if options.token is None:
+        raise ConfigError("say --token TOKEN, or the link that `evoclaw agents invite` printed")
+    return options.url, options.token
 
 
 async def _serve(path: Path | None, wiring: Wiring) -> int:

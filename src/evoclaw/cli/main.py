@@ -151,8 +151,8 @@ def _add_mcp(mcp: argparse.ArgumentParser) -> None:
 def _add_join(edge: argparse.ArgumentParser) -> None:
     what = edge.add_subparsers(dest="action", metavar="join")
     join = what.add_parser("join", help="join a fleet, with a token from `evoclaw agents invite`")
-    join.add_argument("url", help="the broker, such as mqtt://192.0.2.7:1883")
-    join.add_argument("--token", required=True, help="works once")
+    join.add_argument("url", help="a link, or the broker, such as mqtt://192.0.2.7:1883")
+    join.add_argument("--token", help="works once; a link has it in it")
     join.add_argument("--ca-file", metavar="FILE", help="who signed the broker's certificate")
     join.add_argument("--config", metavar="FILE", default="agent.toml", help="where to write it")
     join.add_argument(
@@ -169,6 +169,7 @@ def _add_agents(agents: argparse.ArgumentParser) -> None:
     show = what.add_parser("show", help="one edge and its tools, approved and waiting")
     invite = what.add_parser("invite", help="a token with which a new edge can join, once")
     invite.add_argument("--minutes", type=_positive, default=15, help="how long it works")
+    invite.add_argument("--qr", action="store_true", help="its link also as a picture")
     approve = what.add_parser("approve", help="let an edge's new or changed tools be used")
     revoke = what.add_parser("revoke", help="shut an edge out")
     for one in (show, invite, approve, revoke):

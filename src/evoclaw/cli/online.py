@@ -17,6 +17,8 @@ def add_online(add: Add) -> None:
     _add_runs(add("runs", help="what the service does and did: see, follow, steer, end"))
     _add_workflows(add("workflows", help="begin workflows, see and end them"))
     _add_token(add("token", help="what programs and people show to be let in"))
+    page = add("page", help="a link to the web page that logs you in")
+    page.add_argument("--open", action="store_true", help="open it in the browser")
 
 
 def _add_chat(chat: argparse.ArgumentParser) -> None:
@@ -33,6 +35,10 @@ def _add_seeing(add: Add) -> None:
         one.add_argument("--tools", action="store_true", help="figures of each tool")
         _add_json(one)
     metrics.add_argument("--raw", action="store_true", help="as Prometheus reads them")
+    metrics.add_argument(
+        "--since", default="24h", metavar="TIME", help="with --tools: how far back (default: 24h)"
+    )
+    metrics.add_argument("--agent", metavar="NAME", help="with --tools: of this agent's runs")
 
 
 def _add_logs(logs: argparse.ArgumentParser) -> None:

@@ -37,6 +37,7 @@ async def _up(options: Namespace, workspace: Path, wiring: Wiring) -> int:
         tell(f"broker on {house.url}")
         if house.api:
             tell(f"service on {house.api}, described on {house.api}/docs; `evoclaw chat` talks")
+            tell(f"page: {house.api}/ (`evoclaw page` gives a link that logs in)")
         for member in house.orchestrator.fleet.online():
             tell(f"edge {member.agent_id}: online")  # it was quicker than the rest
         house.orchestrator.listen(_show)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from evoclaw.api.errors import Refused, given, not_found
 from evoclaw.api.needs import Device, Devices, Parts
 from evoclaw.api.routes.shapes import Id
 from evoclaw.core.errors import ConfigError
+from evoclaw.edge.invitations import join_command, join_link, qr_rows
 from evoclaw.orchestrator.access import Caller, Scope
 from evoclaw.orchestrator.fleet import Member
 
@@ -76,11 +78,17 @@ class Inviting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Invitation(Struct, frozen=True):
-    """What the owner of a new edge needs: `evoclaw edge join URL --token TOKEN`."""
+    """What the owner of a new edge needs: the command, or the link, or its picture."""
 
     url: str
     token: str
     """Works once."""
+    link: str
+    """Both of them, and the name."""
+    command: str
+    """What is typed on the new edge."""
+    qr: tuple[str, ...]
+    """The link as a QR code: rows of `0` (light) and `1` (dark), with the light border."""
 
 
 def edge_view(name: str, member: Member | None, device: Device | None) -> EdgeView:
@@ -189,7 +197,10 @@ async def invite_edge(parts: Need, caller: Who, data: JSONBody[Inviting]) -> Inv
         raise Refused(403, "forbidden", "this is for the operator of this machine")
     devices = given(parts.devices, "edges that join")
     try:
-        return Invitation(*devices.invite(data.agent_id, data.minutes * 60))
+        url, token = devices.invite(data.agent_id, data.minutes * 60)
+        link = join_link(url, token, data.agent_id)
+        rows = await asyncio.to_thread(qr_rows, link)
+        return Invitation(url, token, link, join_command(link), rows)
     except ConfigError as problem:
         raise Refused(409, "cannot_invite", str(problem)) from None
 

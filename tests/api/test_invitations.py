@@ -1,0 +1,73 @@
+"""Letting an edge in over HTTP: a link, a command, and a picture of the link."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.edge.invitations import join_link, qr_lines, qr_rows, read_link
+from evoclaw.wiring.fleet import Door, leave_door
+from tests.api.house import served
+
+URL, TOKEN = "mqtts://[2001:db8::1]:8883", "pi." + "a" * 48
+FINDER = ("1111111", "1000001", "1011101", "1011101", "1011101", "1000001", "1111111")
+"""What is in three corners of every QR code."""
+
+
+async def test_an_invitation_is_also_a_link_a_command_and_a_picture(tmp_path: Path) -> None:
+    leave_door(tmp_path, Door("mqtt://192.0.2.7:1883", "orchestrator", "secret"))
+    async with served(tmp_path) as up:
+        answer = await (await up.as_("fleet:write")).post(
+            "/v1/fleet/invitations", {"agent_id": "pi"}
+        )
+        assert answer.status == 201, answer.body
+        found = answer.json
+    assert read_link(found["link"]) == (found["url"], found["token"])
+    assert found["url"] == "mqtt://192.0.2.7:1883" and found["token"].startswith("pi.")
+    assert shlex.split(found["command"]) == ["evoclaw", "edge", "join", found["link"]]
+    assert found["qr"] == list(qr_rows(found["link"]))
+    assert "secret" not in answer.body.decode()
+
+
+def test_a_picture_has_its_corners_and_a_light_border() -> None:
+    rows = qr_rows(join_link(URL, TOKEN, "pi"))
+    size = len(rows)
+    assert {len(row) for row in rows} == {size} and set("".join(rows)) == {"0", "1"}
+    assert not any("1" in row for row in (*rows[:4], *rows[-4:]))
+    for top, left in ((4, 4), (4, size - 11), (size - 11, 4)):
+        assert tuple(row[left : left + 7] for row in rows[top : top + 7]) == FINDER
+    assert rows != qr_rows(join_link(URL, TOKEN + "b", "pi"))
+
+
+def test_the_picture_on_a_terminal_is_the_same_picture() -> None:
+    rows = qr_rows("evoclaw://join")
+    back = {"█": "00", "▀": "01", "▄": "10", " ": "11"}
+    pairs = [[back[letter] for letter in line] for line in qr_lines(rows)]
+    found = ["".join(pair[half] for pair in line) for line in pairs for half in (0, 1)]
+    assert tuple(found[: len(rows)]) == rows
+
+
+def test_a_link_is_read_as_it_was_written() -> None:
+    assert read_link(f"  {join_link(URL, TOKEN, 'pi')}\n") == (URL, TOKEN)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "evoclaw://join",
+        "evoclaw://join?url=mqtt%3A%2F%2Fx&name=pi",
+        "evoclaw://leave?" + join_link(URL, TOKEN, "pi").partition("?")[2],
+        join_link(URL, TOKEN, "another"),
+        join_link(URL, TOKEN, "pi") + "&url=mqtt://evil",
+        join_link(URL, TOKEN, "pi") + "&more=1",
+        join_link("mqtt://x\x1b[2J", TOKEN, "pi"),
+        join_link(URL, "pi." + "a" * 3_000, "pi"),
+        "evoclaw://[join?url=x&token=pi.x&name=pi",
+    ],
+)
+def test_a_link_that_is_not_whole_is_refused(link: str) -> None:
+    with pytest.raises(ConfigError, match="no whole invitation"):
+        read_link(link)
