@@ -31,7 +31,7 @@ _OF_EDGES: tuple[tuple[str, str, Callable[[EdgeFigures], float]], ...] = (
 )
 """What of edges can be added up."""
 _OF_ONE_EDGE: tuple[tuple[str, str, Callable[[EdgeFigures], float]], ...] = (
-    ("uptime_seconds", "How long the edge has been up.", lambda one: one.uptime_s),
+    ("uptime_seconds", "How long the machine of the edge has been up.", lambda one: one.uptime_s),
     ("last_seen_timestamp_seconds", "When it last gave a sign of life.", lambda one: one.last_seen),
 )
 """What means something of each alone."""

@@ -1,0 +1,106 @@
+"""What is asked when the figures are wanted: the fleet, the store, and which parts work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families as families
+
+from evoclaw.core.labels import Principal
+from evoclaw.governance.autonomy import Autonomy, Level
+from evoclaw.observe.metrics import Metrics
+from evoclaw.orchestrator.errands import Errand
+from evoclaw.orchestrator.fleet import Fleet
+from evoclaw.providers.scripted import Scripted, calls
+from evoclaw.store.database import StoreError
+from evoclaw.transport.wire import Heartbeat, Status
+from evoclaw.wiring.gauging import Gauging
+from tests.api.house import AGENT, House, Served, served
+from tests.api.test_events import parts_of
+from tests.api.test_runs import begun
+
+
+class Asked:
+    """A process whose figures are wanted."""
+
+    def __init__(self, up: Served) -> None:
+        orchestrator = parts_of(up).orchestrator
+        assert orchestrator is not None
+        self.house: House = up.house
+        self.fleet: Fleet = orchestrator.fleet
+        self.now = 0.0
+        self.gauging = Gauging(
+            orchestrator, up.house.database, up.house.folder, lambda: 7, lambda: self.now
+        )
+        self.metrics = Metrics(self.gauging.gauges())
+        self.problem = ""
+
+    async def told(self) -> dict[str, float]:
+        async def check() -> str:
+            if self.problem == "raised":
+                raise StoreError("away")
+            return self.problem
+
+        await self.gauging.refresh({"store": check})
+        return {
+            " ".join((sample.name, *sample.labels.values())): sample.value
+            for family in families(self.metrics.render().decode())
+            for sample in family.samples
+        }
+
+
+@asynccontextmanager
+async def asking(folder: Path) -> AsyncGenerator[tuple[Served, Asked]]:
+    model = Scripted(calls(("work", {"what": "it"})))
+    async with served(folder, model, rules=Autonomy(Level.SUPERVISED)) as up:
+        yield up, Asked(up)
+
+
+async def test_edges_are_told_by_their_heartbeats_and_gone_ones_have_nothing_to_do(
+    tmp_path: Path,
+) -> None:
+    async with asking(tmp_path) as (_, asked):
+        asked.fleet.beat("lamp", Heartbeat("b", 1, 2, 3, None, 5.0, 2.0, 60.0))
+        found = await asked.told()
+        assert found["evoclaw_runs_live"] == 7
+        assert found["evoclaw_edge_memory_bytes lamp"] == 2 << 20
+        assert found["evoclaw_edge_queued lamp"] == 3
+        assert found["evoclaw_edge_last_seen_timestamp_seconds lamp"] > 1e9
+        assert asked.fleet.status(Status("lamp", "offline", "b", 1), retained=False)
+        found = await asked.told()
+        assert (found["evoclaw_edge_online lamp"], found["evoclaw_edge_queued lamp"]) == (0, 0)
+        assert found["evoclaw_edge_last_seen_timestamp_seconds lamp"] > 1e9
+
+
+async def test_what_waits_in_the_store_is_told_with_its_age(tmp_path: Path) -> None:
+    async with asking(tmp_path) as (up, asked):
+        assert (await asked.told())["evoclaw_approval_wait_seconds"] == 0
+        ann = await up.as_("*")
+        run_id = await begun(ann)
+        await ann.until(f"/v1/runs/{run_id}", "state", "waiting")
+        (case,) = await asked.house.approvals.waiting()
+        asked.now = case.asking.asked_at + 90
+        found = await asked.told()
+        assert found["evoclaw_approvals_waiting"] == 1
+        assert math.isclose(found["evoclaw_approval_wait_seconds"], 90)
+        session = (await ann.get(f"/v1/runs/{run_id}")).json["session_id"]
+        who, errand = Principal(user="ann"), Errand("next", session, agent=AGENT.name)
+        await asked.house.runs.start(who, errand)
+        assert (await asked.told())["evoclaw_runs_queued"] == 1
+
+
+async def test_a_part_that_does_not_work_is_told_and_so_is_what_nobody_knows(
+    tmp_path: Path,
+) -> None:
+    async with asking(tmp_path) as (_, asked):
+        assert (await asked.told())["evoclaw_part_ready store"] == 1
+        for asked.problem in ("no room", "raised"):
+            assert (await asked.told())["evoclaw_part_ready store"] == 0
+        async with served(tmp_path / "other") as other:
+            gone = Asked(other)
+        found = await gone.told()
+        assert math.isnan(found["evoclaw_runs_queued"])
+        assert math.isnan(found["evoclaw_approval_wait_seconds"])
