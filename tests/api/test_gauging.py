@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families as families
 
+from evoclaw.api.app import create_app
+from evoclaw.api.serving import serving
+from evoclaw.api.settings import ServerSettings
 from evoclaw.core.labels import Principal
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.observe.metrics import Metrics
@@ -18,7 +23,7 @@ from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.database import StoreError
 from evoclaw.transport.wire import Heartbeat, Status
 from evoclaw.wiring.gauging import Gauging
-from tests.api.house import AGENT, House, Served, served
+from tests.api.house import AGENT, Client, House, Served, built, served
 from tests.api.test_events import parts_of
 from tests.api.test_runs import begun
 
@@ -104,3 +109,32 @@ async def test_a_part_that_does_not_work_is_told_and_so_is_what_nobody_knows(
         found = await gone.told()
         assert math.isnan(found["evoclaw_runs_queued"])
         assert math.isnan(found["evoclaw_approval_wait_seconds"])
+
+
+async def test_requests_are_counted_by_the_pattern_of_their_route(tmp_path: Path) -> None:
+    settings, metrics = ServerSettings(port=0, stop_within_s=1), Metrics()
+
+    async def figures() -> bytes:
+        return metrics.render()
+
+    async with built(tmp_path, settings=settings) as (house, _):
+        parts = replace(house.parts(settings), counted=metrics.http, metrics=figures)
+        token = await house.token("*")
+        async with serving(create_app(parts), settings) as url, ClientSession() as http:
+            ann, nobody = Client(http, url, token), Client(http, url, "")
+            for id_ in ("one", "two"):
+                assert (await ann.get(f"/v1/runs/{id_}")).status == 404
+            assert (await nobody.get("/v1/runs/three")).status == 401
+            assert (await ann.get("/nowhere/at/all")).status == 404
+            text = (await ann.get("/metrics")).body.decode()
+    counted = {
+        (sample.labels["route"], sample.labels["status"]): sample.value
+        for family in families(text)
+        for sample in family.samples
+        if sample.name == "evoclaw_http_requests_total"
+    }
+    assert counted == {
+        ("/v1/runs/{run_id}", "404"): 2,
+        ("none", "401"): 1,
+        ("none", "404"): 1,
+    }
