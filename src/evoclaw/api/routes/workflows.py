@@ -122,11 +122,18 @@ async def list_workflows(
     limit: Most = 50,
 ) -> WorkflowPage:
     """The workflows that you started, the newest first; an admin sees all of the tenant."""
-    found = await given(parts.workflows, "workflows").list(
-        caller.tenant, name=name, state=stands, before=before, limit=limit
-    )
-    own = tuple(view for view in found if is_own(caller, view.user))
-    return WorkflowPage(own, found[-1].id if len(found) == limit else "")
+    workflows = given(parts.workflows, "workflows")
+    own: list[WorkflowView] = []
+    # A page is full though others' are between one's own; only the last one is short.
+    while len(own) < limit:
+        found = await workflows.list(
+            caller.tenant, name=name, state=stands, before=before, limit=limit
+        )
+        own += [view for view in found if is_own(caller, view.user)]
+        if len(found) < limit:
+            break
+        before = found[-1].id
+    return WorkflowPage(tuple(own[:limit]), own[limit - 1].id if len(own) >= limit else "")
 
 
 @get("/v1/workflow-runs/{workflow_id:str}", scope=Scope.WORKFLOWS_READ, tags=TAGS)
