@@ -7,7 +7,7 @@ import { fleet, on } from "../live.js";
 import { badge, button, empty, failed, select, table, when } from "../parts.js";
 
 const MOST = 60; // nodes that are drawn
-const ROW = 34, BOX = 24, TOP = 12, DEEPEST = 4;
+const ROW = 34, BOX = 24, TOP = 12, BETWEEN = 96, DEEPEST = 4;
 const SPANS = [["86400", "the last 24 hours"], ["604800", "the last 7 days"],
   ["2592000", "the last 30 days"]];
 const wish = { span: "86400" };
@@ -39,7 +39,7 @@ export function mapPage(root, tabs, signal) {
     replace(rows, found.length > 0 && tableOf(found));
   };
   replace(root, tabs, h("div", { class: "row between" },
-    h("label", { class: "row small" }, "In ", select(SPANS, wish.span, (value) => {
+    h("label", { class: "row small map-span" }, "In", select(SPANS, wish.span, (value) => {
       wish.span = value;
       ask();
     })), h("span", { class: "row" }, legend(), button("Refresh", ask))), drawing, said, rows);
@@ -104,7 +104,7 @@ function depths(names, links) {
 function drawn({ nodes, links }, wide) {
   const width = Math.max(280, wide || 900);
   const columns = placed(nodes, links);
-  const box = Math.min(220, (width - 40 * (columns.length - 1)) / columns.length - 2);
+  const box = Math.min(220, (width - BETWEEN * (columns.length - 1)) / columns.length - 2);
   const tallest = Math.max(...columns.map((column) => column.length));
   const height = tallest * ROW + TOP * 2, spots = new Map();
   columns.forEach((column, index) => {
@@ -115,7 +115,7 @@ function drawn({ nodes, links }, wide) {
   const most = Math.max(...links.map((one) => one.calls), 1);
   return s("svg", { class: "map", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": "who delegates to whom; the same as a table below" },
-  links.map((one) => line(one, spots, box, most)),
+  links.map((one, index) => line(one, spots, box, most, 0.3 + 0.1 * (index % 5))),
   nodes.map((node) => nodeOf(node, spots.get(node.name), box)));
 }
 
@@ -137,21 +137,32 @@ function placed(nodes, links) {
   return columns;
 }
 
-function line(one, spots, box, most) {
+function line(one, spots, box, most, along) {
   const from = spots.get(one.source), to = spots.get(one.target);
   const ahead = to.x > from.x;
   const x1 = from.x + box, x2 = ahead ? to.x : to.x + box;
   const bend = ahead ? (x2 - x1) / 2 : 36;
-  const path = `M${x1} ${from.y} C${x1 + bend} ${from.y} ${ahead ? x2 - bend : x2 + bend} ${to.y}`
-    + ` ${x2} ${to.y}`;
-  const wide = 1 + 6 * Math.sqrt(one.calls / most);
-  const middle = { x: (x1 + x2) / 2 + (ahead ? 0 : 28), y: (from.y + to.y) / 2 };
+  const xs = [x1, x1 + bend, ahead ? x2 - bend : x2 + bend, x2];
+  const path = `M${x1} ${from.y} C${xs[1]} ${from.y} ${xs[2]} ${to.y} ${x2} ${to.y}`;
+  const wide = 1 + 4 * Math.sqrt(one.calls / most);
   return s("g", { class: one.errors ? "map-line failing" : "map-line" },
     s("path", { d: path, fill: "none", "stroke-width": wide.toFixed(1) },
       s("title", null, `${one.source} → ${one.target}: ${some(one.calls, "call")}, `
         + `${one.errors} failed`)),
-    one.errors > 0 && s("text", { x: middle.x, y: middle.y + 4, "text-anchor": "middle" },
-      `✕ ${count(one.errors)}`));
+    one.errors > 0 && mark(`✕ ${count(one.errors)}`, bezier(xs, along),
+      bezier([from.y, from.y, to.y, to.y], along)));
+}
+
+/** Where a curve is, a share of its way along. */
+function bezier([a, b, c, d], t) {
+  const u = 1 - t;
+  return u * u * u * a + 3 * u * u * t * b + 3 * u * t * t * c + t * t * t * d;
+}
+
+function mark(text, x, y) {
+  const wide = text.length * 7.6 + 8;
+  return [s("rect", { x: x - wide / 2, y: y - 8, width: wide, height: 16, rx: 8 }),
+    s("text", { x, y: y + 4, "text-anchor": "middle" }, text)];
 }
 
 function nodeOf(node, { x, y }, box) {
