@@ -6,8 +6,9 @@ import asyncio
 import os
 import pty
 import sys
+import termios
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from tests.cli.support import Shell
 
@@ -57,18 +58,17 @@ class Terminal:
         """Press Ctrl-C at a prompt until this is shown.
 
         One that comes between the prompt and the reading is kept by Python's readline until the
-        next key; a person presses again.
+        next signal: a window that changes its size is one that does nothing else.
         """
-        for _ in range(6):
-            self.type(CTRL_C)
-            try:
-                async with asyncio.timeout(5):
+        self.type(CTRL_C)
+        for tried in range(1, 60):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
                     while text not in self.seen[self._at :]:
                         self._news.clear()
                         await self._news.wait()
-            except TimeoutError:
-                continue
-            break
+                break
+            termios.tcsetwinsize(self._master, (24, 80 + tried % 2))
         await self.sees(text)
 
     async def says(self, line: str) -> None:

@@ -51,7 +51,7 @@ def test_well_known_shapes_are_found_in_the_midst_of_text(kind: str) -> None:
     assert said == f"I saw [redacted:{kind.strip()}] there, and went on"
 
 
-@pytest.mark.parametrize("kind", set(SHAPES) - {"aws-key", "bot-token", "private-key"})
+@pytest.mark.parametrize("kind", sorted({*SHAPES} - {"aws-key", "bot-token", "private-key"}))
 def test_however_long_a_token_is_nothing_of_it_is_left(kind: str) -> None:
     said = Redactor().text(f"I saw {SHAPES[kind]}{'a1B2c3D4' * 2_000} there")
 
