@@ -1,4 +1,4 @@
-"""`evoclaw metrics`: what the service counted, for people, programs, or Prometheus."""
+"""`evoclaw metrics`: what the service counted, and with `--tools` what stored records tell."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.client import open_client
-from evoclaw.cli.figures import Sample, ToolFigures, by, parse, tools, total
+from evoclaw.cli.figures import Sample, ToolFigures, by, parse, total
 from evoclaw.cli.fleet import show
+from evoclaw.cli.stored import Needs, look, show_figures
 from evoclaw.cli.tables import show_rows
+from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
 
 PATH = "/metrics"
@@ -32,16 +34,18 @@ _SUMS = {
 }
 
 
-def metrics(options: Namespace, _wiring: object = None) -> int:
+def metrics(options: Namespace, wiring: Needs) -> int:
     """Show the figures."""
+    if options.tools and not options.raw:
+        show_figures(asyncio.run(look(options, wiring)), options)
+        return exits.OK
+    if options.agent:
+        raise ConfigError("say --tools, too: the figures of an agent are from stored records")
     text = asyncio.run(_read())
     if options.raw:
         sys.stdout.write(text)
         return exits.OK
     samples = list(parse(text))
-    if options.tools:
-        show_tools(tools(samples), json=options.json)
-        return exits.OK
     found = summary(samples)
     if options.json:
         show(found)

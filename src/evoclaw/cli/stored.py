@@ -1,0 +1,127 @@
+"""Figures from stored records, for people and programs: asked of the service, or of the store."""
+
+from __future__ import annotations
+
+import os
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+
+from evoclaw.cli import routes
+from evoclaw.cli.client import NotUp, open_client
+from evoclaw.cli.fleet import show
+from evoclaw.cli.tables import show_rows
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.labels import LOCAL
+from evoclaw.governance.budget.settings import seconds_of
+from evoclaw.orchestrator.figures import Figures, FiguresView
+from evoclaw.orchestrator.tallying import RequestFigures, Spread, ToolFigures
+
+LONGEST_NAME = 30
+"""Characters of a tool's name in the table."""
+
+
+class Needs(Protocol):
+    """What this needs of the composition root."""
+
+    def open_figures(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Figures]:
+        """What the stored records tell of, whether the service is up or not."""
+        ...
+
+
+async def look(options: Namespace, wiring: Needs) -> FiguresView:
+    """The figures of the time and the agent that were asked for."""
+    since = time.time() - seconds_of(options.since, "--since")
+    agent = options.agent or ""
+    try:
+        async with open_client(os.environ) as client:
+            told = await client.get(routes.path("figures"), since=since, agent=agent)
+    except NotUp:
+        if os.environ.get("EVOCLAW_URL"):
+            raise  # what is kept here is not what was asked about
+        async with wiring.open_figures(os.environ) as figures:
+            return await figures.look(LOCAL.tenant, agent=agent, since=since)
+    try:
+        return msgspec.convert(told, FiguresView)
+    except msgspec.ValidationError as problem:
+        raise EvoClawError(f"no figures, from the service: {problem}") from None
+
+
+def show_figures(found: FiguresView, options: Namespace) -> None:
+    """Print them."""
+    if options.json:
+        show(msgspec.to_builtins(found))
+        return
+    rows = [_row(one) for one in found.tools]
+    show_rows([_HEAD, *rows] if rows else [], f"no tool was called in the last {options.since}")
+    show("")
+    show_rows(_lines(found.requests), "")
+
+
+_HEAD = ("tool", "calls", "ok", "failed", "denied", "avg", "p50", "p95", "max", "errors")
+
+
+def _row(one: ToolFigures) -> tuple[str, ...]:
+    return (
+        one.tool if len(one.tool) <= LONGEST_NAME else one.tool[: LONGEST_NAME - 1] + "…",
+        str(one.calls),
+        _share(one.success_rate),
+        str(one.failed),
+        str(one.denied),
+        *(_millis(value) for value in (one.avg_ms, one.p50_ms, one.p95_ms, one.max_ms)),
+        _counts(one.errors),
+    )
+
+
+def _lines(all_: RequestFigures) -> list[tuple[str, str]]:
+    cost = f"${all_.cost:.4f}"
+    if all_.unpriced:
+        cost += f", and {all_.unpriced} replies that have no known price"
+    recovered = "nothing failed"
+    if all_.recovery_rate is not None:
+        recovered = (
+            f"{all_.recovered_calls} of {all_.failed_calls} failed calls"
+            f" ({_share(all_.recovery_rate)})"
+        )
+    return [
+        ("requests", f"{all_.count}{': ' if all_.stops else ''}{_counts(all_.stops)}"),
+        ("iterations per request", _spread(all_.iterations, lambda value: f"{value:.3g}")),
+        ("time to final response", _spread(all_.seconds, lambda value: _millis(value * 1000))),
+        ("error types", _counts(all_.error_types) or "none"),
+        ("recovered", recovered),
+        ("saved side by side", _millis(all_.saved_seconds * 1000)),
+        ("tokens", f"{all_.tokens_in} in, {all_.tokens_out} out"),
+        ("cost", cost),
+    ]
+
+
+def _spread(one: Spread, word: _Word) -> str:
+    named = (("average", one.avg), ("p50", one.p50), ("p95", one.p95), ("max", one.max))
+    said = [f"{name} {word(value)}" for name, value in named if value is not None]
+    return ", ".join(said) or "none ended"
+
+
+class _Word(Protocol):
+    def __call__(self, value: float, /) -> str: ...
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{count} {kind}" for kind, count in ordered)
+
+
+def _share(value: float) -> str:
+    # All but one of a thousand is not all.
+    return f"{int(value * 1000) / 10:g} %"
+
+
+def _millis(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value < 1_000:
+        return f"{value:.3g} ms"
+    return f"{value / 1_000:.3g} s" if value < 100_000 else f"{value / 1_000:.0f} s"
