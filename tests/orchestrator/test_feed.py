@@ -264,7 +264,7 @@ async def test_a_run_of_another_tenant_is_no_news(place: Place) -> None:
         view, _ = await here.runs.start(Principal("else", "eve"), Errand("psst"))
         await here.ended(view.run_id, "else")
         assert list(await runs.look()) == []
-        assert [one.owner for one in await RunNews(here.store.of("else")).look()] == ["eve"]
+        assert [one.owner for one in await RunNews(here.store.of("else")).whole(None)] == ["eve"]
 
 
 async def test_an_approval_is_gone_when_nobody_may_answer_it_any_more(place: Place) -> None:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
-from evoclaw.core.events import StopReason
 from evoclaw.orchestrator.approvals import Approvals, Case
-from evoclaw.orchestrator.errands import RunView, State
+from evoclaw.orchestrator.errands import RunView
 from evoclaw.orchestrator.feed import Item
 from evoclaw.orchestrator.fleet import Fleet
 from evoclaw.orchestrator.members import Member
 from evoclaw.orchestrator.questions import Question
 from evoclaw.orchestrator.sessions import Conversations
-from evoclaw.orchestrator.viewing import Views, state_of
-from evoclaw.store.changes import Mark, mark_of
-from evoclaw.store.sessions import SessionStore, Spent, StoredRun
+from evoclaw.orchestrator.viewing import Views
+from evoclaw.store.changes import ENDING, Mark, Stands, mark_of, stands_of
+from evoclaw.store.sessions import SessionStore
 
 D = TypeVar("D")
 
@@ -52,14 +52,6 @@ def _item(id_: str, owner: str | None, view: Struct) -> Item:
     return Item(id_, owner, Raw(msgspec.json.encode(view)))
 
 
-_Stands: TypeAlias = tuple[State, StopReason | None, Spent, float | None]
-
-
-def _stands(run: StoredRun) -> _Stands:
-    """What of a run can change and is shown."""
-    return state_of(run), run.stop, run.spent, run.ended_at
-
-
 class RunNews:
     """The runs: the newest, and whichever go on or wait."""
 
@@ -68,7 +60,7 @@ class RunNews:
     def __init__(self, store: SessionStore) -> None:
         self._store = store
         self._views, self._shown = Views(store), 0
-        self._known: dict[str, _Stands] = {}
+        self._known: dict[str, Stands] | None = None
         self._unlisted: list[str] = []
         """Runs that are not over, and that no list may have the next time."""
 
@@ -78,24 +70,25 @@ class RunNews:
 
     async def look(self) -> Sequence[Item]:
         """Those that stand otherwise than before."""
-        found = {run.id: run for run in await self._store.runs(limit=NEWEST)}
-        found |= {run.id: run for run in await self._store.runs(state="open", limit=OPEN)}
-        for run_id in self._unlisted:
-            if run_id not in found and (run := await self._store.run(run_id)) is not None:
-                found[run_id] = run
-        known = {run.id: _stands(run) for run in found.values()}
-        changed = [run for run in found.values() if self._known.get(run.id) != known[run.id]]
-        items = [_shown_run(await self._view(run)) for run in reversed(changed)]
+        store = self._store
+        known = await stands_of(store.database, store.tenant, NEWEST, OPEN, self._unlisted)
+        before = known if self._known is None else self._known
+        changed = [id_ for id_, stands in known.items() if before.get(id_) != stands]
+        items = [await self._item(run_id) for run_id in reversed(changed)]
         self._known = known
-        going = [run.id for run in found.values() if state_of(run) is not State.ENDED]
+        going = [id_ for id_, stands in known.items() if stands[ENDING] in (None, "waiting")]
         self._unlisted = going[:FOLLOWED]
-        return items
+        return [one for one in items if one is not None]
 
-    async def _view(self, run: StoredRun) -> RunView:
+    async def _item(self, run_id: str) -> Item | None:
+        await asyncio.sleep(0)  # there may be hundreds: others go on in between
+        run = await self._store.run(run_id)
+        if run is None:
+            return None  # it was forgotten meanwhile
         self._shown += 1
         if self._shown % REMEMBERED == 0:
             self._views = Views(self._store)
-        return await self._views.of(run)
+        return _shown_run(await self._views.of(run))
 
     async def whole(self, owner: str | None) -> Sequence[Item]:
         """The newest ones, the newest first."""
