@@ -50,8 +50,11 @@ export class Group {
   }
 
   chooseAll() {
+    const chosen = this.all.checked; // counting sets it anew
     for (const [id, card] of this.cards) {
-      if (card.open) { card.check.checked = this.all.checked; this.choose(id, this.all.checked); }
+      if (!card.open) continue;
+      card.check.checked = chosen;
+      this.choose(id, chosen);
     }
   }
 
