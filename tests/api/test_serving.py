@@ -189,7 +189,7 @@ async def test_a_stream_that_breaks_by_a_fault_of_ours_ends_and_says_no_more_tha
         await asyncio.Event().wait()
 
     stream = EventStream(frames(), Watchers(ServerSettings()), "somebody")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await stream.send_body(send, stay)
     told = b"".join(sent)
     assert b"hello" in told

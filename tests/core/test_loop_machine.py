@@ -102,7 +102,7 @@ def sleeping() -> bool:
 
 
 async def replayed(records: list[Record]) -> list[bytes]:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         return [msgspec.json.encode(record) async for record in Replay(records).records()]
 
 

@@ -14,6 +14,8 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.ops import Completed
 from evoclaw.executors.processes import LocalProcesses
 
+SOON = 4.0
+"""Seconds within which a cancelled command is gone on a busy machine; less than our patience."""
 Isolation = Literal["auto", "pid-namespace", "none"]
 
 

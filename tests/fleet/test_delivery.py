@@ -170,7 +170,7 @@ async def test_fault_03_a_call_that_was_only_received_expires_if_its_time_is_ove
     async with house(tmp_path) as here:
         await busy(here)
         request_id = new_id()
-        asked = here.asked("mark", text="a", request_id=request_id, queue=0.5)
+        asked = here.asked("mark", text="a", request_id=request_id, queue=1.5)
         await here.reached(request_id, "accepted")
         await here.pi.crash()
         row = await here.row(request_id)
@@ -402,7 +402,7 @@ async def test_fault_16_a_command_that_waited_too_long_for_its_turn_is_not_run(
     async with house(tmp_path, limits=limits) as here, Ear(here.broker) as ear:
         held = here.asked("hold", text="a")
         await here.marks.waiting.wait()
-        late = tool_command("mark", text="b", expires_at=time.time() + 0.3)
+        late = tool_command("mark", text="b", expires_at=time.time() + 1)
         here.tell(late)
         await until(lambda: here.pi.edge is not None and here.pi.edge.calls.queued == 1)
         await until(lambda: time.time() > (late.expires_at or 0))

@@ -338,10 +338,10 @@ async def test_fault_43_a_file_twice_is_refused() -> None:
 
 
 async def test_fault_43_giant_patches_and_files_are_refused_at_once() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     giant = update("@@ -1 +1 @@\n-a\n+b\n") + "+" * (100 << 20)
     assert (await refused({"f": "a\n"}, giant)).kind is ErrorKind.TOO_LARGE
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
     many = begin(*(line for n in range(300) for line in (f"*** Add File: {n}", "+x")))
     assert (await refused({}, many)).kind is ErrorKind.TOO_LARGE
     large = {"f": b"a\n" * (6 << 20)}
@@ -461,13 +461,13 @@ async def test_a_folder_cannot_take_the_place_of_a_file(tmp_path: Path) -> None:
 
 
 def times(work: str, patch: str) -> float:
-    began = time.monotonic()
+    began = time.process_time()
     try:
         for change in read_patch(patch):
             put_in(work.encode(), change.hunks, "f", Work())
     except ToolFailure as failure:
         assert failure.message
-    return time.monotonic() - began
+    return time.process_time() - began
 
 
 def test_hostile_patches_take_bounded_time() -> None:

@@ -196,9 +196,9 @@ async def test_a_path_that_is_not_there_is_an_error_not_an_empty_answer() -> Non
 async def test_fault_44_evil_expressions_take_linear_time(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "f").write_text("a" * 50_000 + "!\n" + "x" * 50_000 + "\n")
 
-    began = time.monotonic()
+    began = time.process_time()
     await use(grep, tmp_path, pattern=pattern)
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("pattern", ["**/" * 500 + "*", "*a" * 1000, "{a,b}" * 700, "[!a]*" * 500])
@@ -206,12 +206,12 @@ async def test_fault_44_evil_globs_take_linear_time(tmp_path: Path, pattern: str
     (tmp_path / ("a" * 200)).touch()
     (tmp_path / ".gitignore").write_text("*a" * 100 + "b\n" + "**/" * 100 + "zz\n")
 
-    began = time.monotonic()
+    began = time.process_time()
     try:
         await use(glob, tmp_path, pattern=pattern)
     except ToolFailure as failure:
         assert failure.kind is ErrorKind.INVALID_PARAMS
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 async def test_fault_44_looping_links_are_not_followed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.governance.sandbox.bubblewrap import Bubblewrap
 from evoclaw.governance.sandbox.canary import Canary
 from tests.executors.caged.support import caged, confines, listing, may_cage, owner, run, said
-from tests.executors.support import alive, cancelled_when_ready, token
+from tests.executors.support import SOON, alive, cancelled_when_ready, token
 
 LEAVE = """
 exec 7>/tmp/open; export LEFT=1; cd /; umask 777
@@ -237,7 +237,7 @@ async def test_fault_33_the_stubborn_are_killed_and_reaped(
 ) -> None:
     mark = token()
 
-    assert await cancelled_when_ready(processes, command.format(mark)) < 2
+    assert await cancelled_when_ready(processes, command.format(mark)) < SOON
     assert alive(mark) == []
 
 
