@@ -18,6 +18,7 @@ from litestar import Request
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Send
+from msgspec import Struct
 
 from evoclaw.api.errors import LOG, Refused, fault, refusal_of
 from evoclaw.api.settings import ServerSettings
@@ -33,10 +34,21 @@ _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """No proxy on the way may keep a stream, nor hold it back."""
 
 
+class StreamedEvent(Struct, frozen=True):
+    """One event of a stream, as its fields are read."""
+
+    event: str
+    """Its type."""
+    data: str
+    """JSON."""
+    id: str = ""
+    """What a client says as `Last-Event-ID` when it comes back, if it can."""
+
+
 def streams(description: str) -> dict[int, ResponseSpec]:
-    """What a route that streams events declares as its answer."""
+    """What a route that streams events declares as its answer: the shape of each event."""
     answer = ResponseSpec(
-        str, media_type=EVENT_STREAM, generate_examples=False, description=description
+        StreamedEvent, media_type=EVENT_STREAM, generate_examples=False, description=description
     )
     return {200: answer}
 

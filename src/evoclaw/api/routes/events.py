@@ -10,7 +10,6 @@ from typing import Annotated, Any, cast
 
 from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import QueryParameter
 
 from evoclaw.api.auth import ANY_CALLER, Need, Who, unknown_caller
@@ -18,7 +17,7 @@ from evoclaw.api.errors import Refused, absent
 from evoclaw.api.needs import Parts
 from evoclaw.api.routes.answers import asked, shown
 from evoclaw.api.routes.fleet import edge_view, joined
-from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
+from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame, streams
 from evoclaw.orchestrator.access import Caller, Scope
 from evoclaw.orchestrator.feed import LOOK, PACE, Change, Feed, Source, Told
 from evoclaw.orchestrator.news import ApprovalNews, FleetNews, QuestionNews, RunNews, written
@@ -73,17 +72,12 @@ def _chosen(feed: Feed, caller: Caller, topics: str) -> tuple[str, ...]:
     scope=ANY_CALLER,
     tags=["events"],
     media_type=EVENT_STREAM,
-    responses={
-        200: ResponseSpec(
-            str,
-            media_type=EVENT_STREAM,
-            generate_examples=False,
-            description="An event is named after its topic; its data is `items`, and whether these "
-            "are the `whole`. `fleet` and `runs` are told whole at first (of the runs the newest "
-            "50), then those that changed; `approvals` and `questions` always whole. Events have "
-            "no ids: who comes back is told everything again.",
-        )
-    },
+    responses=streams(
+        "An event is named after its topic; its data is `items`, and whether these "
+        "are the `whole`. `fleet` and `runs` are told whole at first (of the runs the newest "
+        "50), then those that changed; `approvals` and `questions` always whole. Events have "
+        "no ids: who comes back is told everything again."
+    ),
 )
 async def watch_all(
     request: Request[Any, Any, Any],
