@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.tracing import trace_id_of
+from tests.cli.support import reply, shell
 from tests.flows.up_process import SETTINGS, UpProcess, begun, ok, reached, up_process
 from tests.observe.collector import CLIENT, INTERNAL, SERVER, Collector, Span, collector
 
@@ -155,3 +156,27 @@ async def test_a_run_that_waited_goes_on_in_its_trace_in_another_process(tmp_pat
     call, there = Tree(spans).one("execute_tool edge_call"), Tree(spans).one("execute_tool bash")
     assert call.attributes["evoclaw.approval"] == "once"
     assert there.parent_id == call.span_id
+
+
+async def test_a_run_at_the_terminal_is_a_trace_too(tmp_path: Path) -> None:
+    answers = (reply("", ("read", {"path": "a.txt"})), reply("It says hello."))
+    async with collector() as traces, shell(tmp_path, *answers) as here:
+        (here.workspace / "a.txt").write_text("hello\n")
+        here.env.update(traces.env)
+        ran = await here.type("run", "what does a.txt say?")
+        spans = traces.sorted
+    assert (ran.code, ran.out) == (0, "It says hello.\n")
+    names = ["invoke_agent", "turn 1", "chat test", "execute_tool read", "turn 2", "chat test"]
+    assert sorted(span.name for span in spans) == sorted(names)
+    assert {span.trace_id for span in spans} == {spans[0].trace_id}
+
+
+async def test_what_cannot_be_sent_as_asked_for_is_told_before_anything_begins(
+    tmp_path: Path,
+) -> None:
+    async with shell(tmp_path) as here:
+        here.env.update({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
+        ran = await here.type("run", "what does a.txt say?")
+    assert ran.code != 0
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'" in ran.err
+    assert "Traceback" not in ran.err
