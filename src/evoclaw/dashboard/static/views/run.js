@@ -167,12 +167,12 @@ class RunPage {
     const past = position !== null;
     const run = past ? recording.at(position) : recording.model;
     const now = past ? run.last ?? recording.model.began ?? 0 : present;
-    this.head.update(run, now, past);
-    if (this.stop) this.stop.hidden = !this.isLive;
     const began = recording.model.began ?? 0;
     if (past && run.began === null) run.began = began; // nothing yet, on the same axis
     this.timeline.set(run, { now, total: present - began, lanes: recording.model.lanes.length,
       head: past ? now : null });
+    this.head.update(run, now, past);
+    if (this.stop) this.stop.hidden = !this.isLive;
     this.player.show();
     this.events.update(position);
     this.drawDetail(run);

@@ -1,9 +1,9 @@
 // The records of a run as a list: ten thousand of them cost a screenful.
 
 import { h } from "../dom.js";
-import { duration } from "../format.js";
 import { VirtualList } from "../list.js";
 import { field, select } from "../parts.js";
+import { clock } from "./run_scale.js";
 import { isTrouble, says } from "./run_words.js";
 
 const HEIGHT = 30;
@@ -99,7 +99,7 @@ export class Events {
 
   row(record) {
     const [name, text] = says(record), number = this.numbers.get(record);
-    const gone = `+${duration(record.at - this.recording.records[0].at)}`;
+    const gone = `+${clock(record.at - this.recording.records[0].at)}`;
     const trouble = isTrouble(record);
     const element = h("div", { class: `event ${trouble ? "trouble" : ""}` },
       h("button", { type: "button", tabindex: "-1", class: "plain",

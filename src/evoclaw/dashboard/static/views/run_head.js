@@ -69,7 +69,8 @@ export class Head {
     const values = {
       turns: String(run.turns.length), calls: String(run.ran),
       tokens: `${count(run.tokensIn)} / ${count(run.tokensOut)}`, cost: money(run.price),
-      wall: run.began === null ? "–" : duration(now - run.began), saved: run.saved(now) < 0.0005 ? "0 s" : duration(run.saved(now)),
+      wall: run.began === null ? "–" : duration(now - run.began),
+      saved: run.saved(now) < 0.0005 ? "0 s" : duration(run.saved(now)),
     };
     for (const [name, value] of Object.entries(values)) {
       setText(this.figures[name].firstChild, value);

@@ -29,8 +29,9 @@ export function receiptPart(call, page) {
   const place = h("div", { class: "small" }, "…");
   const more = told(call);
   let tries = 0;
-  load(place, () => page.receiptsOf(call, tries++ > 0), (items) => (items.length ? items.map(receipt)
-    : h("p", { class: "soft" }, more ? "" : "No device signed it.")), page.signal);
+  load(place, () => page.receiptsOf(call, tries++ > 0),
+    (items) => (items.length ? items.map(receipt)
+      : h("p", { class: "soft" }, more ? "" : "No device signed it.")), page.signal);
   return h("div", { class: "detail-part" }, h("h3", null, "Receipt"), more, place);
 }
 

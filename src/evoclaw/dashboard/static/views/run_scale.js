@@ -4,6 +4,7 @@ const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10
   300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
 const TICK = 84; // pixels between two ticks, at least
 const SMALL = 5; // a bar below this is drawn together with its neighbours
+const TOGETHER = 14; // pixels that are drawn together at most: the shape of a run stays
 
 /** The moments between `from` and `to` (seconds) that get a tick, at so many pixels a second. */
 export function ticks(from, to, scale) {
@@ -27,6 +28,16 @@ export function tickLabel(at, step) {
   return hours ? `${hours} h ${minutes} min` : `${minutes}:${seconds}`;
 }
 
+/** Seconds since something began, short and even: 7.25, 19:20.1, 2:05:09. */
+export function clock(seconds) {
+  if (seconds < 60) return seconds.toFixed(2);
+  const whole = Math.floor(seconds), two = (value) => String(value).padStart(2, "0");
+  if (whole < 3600) {
+    return `${Math.floor(whole / 60)}:${two(whole % 60)}.${Math.floor((seconds % 1) * 10)}`;
+  }
+  return `${Math.floor(whole / 3600)}:${two(Math.floor((whole % 3600) / 60))}:${two(whole % 60)}`;
+}
+
 /**
  * Put boxes that are too small to be seen alone together with their neighbours of the same row.
  * @param {object[]} boxes [{row, left, right, bad}] by their left edge
@@ -36,7 +47,8 @@ export function gathered(boxes) {
   for (const box of boxes) {
     const before = open.get(box.row);
     const small = box.right - box.left < SMALL;
-    if (small && before?.small && box.left < before.right + 2) {
+    if (small && before?.small && box.left < before.right + 2
+      && box.right - before.left <= TOGETHER) {
       before.many.push(box);
       before.right = Math.max(before.right, box.right, before.left + SMALL);
       continue;

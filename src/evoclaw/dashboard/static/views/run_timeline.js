@@ -14,6 +14,7 @@ export class Timeline {
   constructor({ label, onSelect, onLook = () => {} }) {
     Object.assign(this, { onSelect, onLook });
     this.scale = null; // pixels a second; null: all of it is in sight
+    this.wide = 0; // of the window, in pixels: asking the page anew would lay it out
     this.following = true;
     this.selected = null;
     this.run = null;
@@ -37,7 +38,7 @@ export class Timeline {
       const box = event.target.closest("button")?.box;
       if (box) this.choose(box);
     });
-    this.sizes = new ResizeObserver(this.redraw);
+    this.sizes = new ResizeObserver(() => { this.wide = element.clientWidth; this.redraw(); });
     this.sizes.observe(element);
   }
 
@@ -55,17 +56,17 @@ export class Timeline {
     const played = head !== null && head !== this.headAt;
     Object.assign(this, { run, now, lanes, total: Math.max(total, 0.05), headAt: head });
     if (played) this.keepInSight(head);
-    this.redraw();
+    this.draw();
   }
 
   keepInSight(moment) {
     if (this.scale === null || this.run.began === null) return;
     const left = (moment - this.run.began) * this.pixels + PAD;
-    const { scrollLeft, clientWidth } = this.element;
+    const { scrollLeft } = this.element;
     this.following = false;
-    if (left >= scrollLeft && left <= scrollLeft + clientWidth - 20) return;
+    if (left >= scrollLeft && left <= scrollLeft + this.wide - 20) return;
     this.resize();
-    this.moveTo(left - clientWidth * 0.2);
+    this.moveTo(left - this.wide * 0.2);
   }
 
   /** Mark what is chosen, and bring it into sight. */
@@ -76,7 +77,7 @@ export class Timeline {
   }
 
   get fitting() {
-    return Math.max(40, this.element.clientWidth - 2 * PAD) / this.total;
+    return Math.max(40, this.wide - 2 * PAD) / this.total;
   }
 
   get pixels() {
@@ -85,7 +86,7 @@ export class Timeline {
   }
 
   /** Make it larger or smaller around a point of the window. */
-  zoom(factor, x = this.element.clientWidth / 2) {
+  zoom(factor, x = this.wide / 2) {
     const before = this.pixels, at = (this.element.scrollLeft + x - PAD) / before;
     this.scale = before * factor;
     if (this.scale <= this.fitting * 1.01) this.scale = null;
@@ -106,11 +107,11 @@ export class Timeline {
   /** Show this part: seconds from its beginning. */
   show(from, to) {
     const span = Math.max(to - from, 0.001);
-    this.scale = (this.element.clientWidth * 0.8) / span;
+    this.scale = (this.wide * 0.8) / span;
     if (this.scale <= this.fitting) this.scale = null;
     this.following = this.scale === null;
     this.resize();
-    this.moveTo(from * this.pixels - this.element.clientWidth * 0.1);
+    this.moveTo(from * this.pixels - this.wide * 0.1);
     this.onLook();
   }
 
@@ -138,7 +139,7 @@ export class Timeline {
 
   pressed(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const { element } = this, page = element.clientWidth * 0.8;
+    const { element } = this, page = this.wide * 0.8;
     const acts = {
       "+": () => this.zoom(1.6), "=": () => this.zoom(1.6), "-": () => this.zoom(1 / 1.6),
       0: () => this.fit(), ArrowRight: () => this.step(1), ArrowLeft: () => this.step(-1),
@@ -170,25 +171,28 @@ export class Timeline {
     const began = kind === "turn" ? thing?.startedAt : thing?.from;
     if (began === undefined || began === null || this.scale === null) return;
     const left = (began - this.run.began) * this.pixels + PAD;
-    const { scrollLeft, clientWidth } = this.element;
-    if (left < scrollLeft || left > scrollLeft + clientWidth - 40) {
+    const { scrollLeft } = this.element;
+    if (left < scrollLeft || left > scrollLeft + this.wide - 40) {
       this.following = false;
-      this.moveTo(left - clientWidth * 0.25);
+      this.moveTo(left - this.wide * 0.25);
     }
   }
 
   resize() {
     const lanes = Math.max(this.lanes || 0, 1);
-    const whole = this.scale === null ? "100%" : `${this.total * this.pixels + 2 * PAD}px`;
-    this.inner.style.setProperty("width", whole);
     const tall = (rows) => `${AXIS + BAND + rows * LANE + 4}px`;
+    const whole = this.scale === null ? "100%" : `${this.total * this.pixels + 2 * PAD}px`;
+    const key = `${whole} ${lanes}`;
+    if (key === this.size) return;
+    this.size = key;
+    this.inner.style.setProperty("width", whole);
     this.inner.style.setProperty("height", tall(lanes));
     this.element.style.setProperty("height", `calc(${tall(Math.min(lanes, TALLEST))} + 14px)`);
   }
 
   /** Draw what is in sight. */
   draw() {
-    if (!this.run || this.run.began === null || !this.element.isConnected) return;
+    if (!this.run || this.run.began === null || !this.wide) return;
     this.resize();
     const { element } = this;
     if (this.following && this.scale !== null) {
@@ -196,8 +200,8 @@ export class Timeline {
       this.placed = element.scrollLeft;
     }
     const scale = this.pixels, margin = 40 / scale;
-    const from = (element.scrollLeft - PAD) / scale - margin;
-    const to = (element.scrollLeft + element.clientWidth - PAD) / scale + margin;
+    const left = this.scale === null ? 0 : element.scrollLeft;
+    const from = (left - PAD) / scale - margin, to = (left + this.wide - PAD) / scale + margin;
     this.drawMarks(from, to, scale);
     this.drawItems(from, to, scale);
     this.head.hidden = this.headAt === null;
@@ -225,7 +229,11 @@ export class Timeline {
     const boxes = [...gathered(this.bands(from, to, scale)), ...gathered(this.bars)];
     boxes.sort((a, b) => a.order - b.order);
     const wanted = new Map();
-    for (const box of boxes) wanted.set(box.key, this.placeBox(box, this.drawn.get(box.key)));
+    for (const box of boxes) {
+      box.left = Math.max(box.left, from * scale); // what is out of sight need not be painted
+      box.right = Math.min(box.right, to * scale);
+      wanted.set(box.key, this.placeBox(box, this.drawn.get(box.key)));
+    }
     for (const [key, item] of this.drawn) if (!wanted.has(key)) item.remove();
     let place = this.items.firstChild;
     for (const item of wanted.values()) { // in order, for whoever reads it
@@ -243,7 +251,7 @@ export class Timeline {
       const turn = run.turns[place], began = turn.startedAt - run.began;
       if (began > to) break;
       const ends = (turn.repliedAt ?? (turn.endedAt === null ? now : turn.endedAt)) - run.began;
-      found.push(boxOf("turn", turn, "band", began, ends, scale));
+      if (ends >= from) found.push(boxOf("turn", turn, "band", began, ends, scale));
       for (const number of turn.calls) {
         const call = run.calls[number];
         if (call.from === null) continue;
@@ -265,9 +273,11 @@ export class Timeline {
     if (press.className !== name) press.className = name;
     if (press.title !== label) { press.title = label; press.setAttribute("aria-label", label); }
     setText(press.firstChild, box.right - box.left > 22 ? text : "");
-    moved(press, PAD + box.left, box.row === "band" ? AXIS + 2 : AXIS + BAND + box.row * LANE + 2);
+    const top = box.row === "band" ? AXIS + 2 : AXIS + BAND + box.row * LANE + 2;
+    moved(press, PAD + box.left, top);
     sized(press, box.right - box.left);
-    if (box.row === "band") shade(press, this.run.turns[box.what.place], this.now);
+    const share = box.row === "band" ? thought(this.run, box, this.pixels) : failing(this.run, box);
+    if (press.share !== share) press.style.setProperty("--share", press.share = share);
     const chosen = box.many.some((one) => same(one.what, this.selected));
     if (press.ariaPressed !== String(chosen)) press.ariaPressed = String(chosen);
     return made;
@@ -279,13 +289,15 @@ export class Timeline {
     const { kind, place } = box.what;
     if (kind === "turn") {
       const turn = run.turns[place];
-      const state = turn.failed ? "failed" : turn.repliedAt === null && !run.finished ? "live" : "";
+      const open = turn.repliedAt === null && !run.finished;
+      const state = turn.failed ? "failed" : open ? "live" : "";
       return [`tl-band ${state}`, turnLabel(turn, run), `turn ${turn.number}`];
     }
     const call = run.calls[place], how = outcome(call, run);
     const took = call.endedAt !== null && call.startedAt !== null
       ? ` ${duration(call.endedAt - call.startedAt)}` : "";
-    return [`tl-bar ${how} ${box.small ? "small" : ""}`, callLabel(call, run), `${OUTCOMES[how][1]} ${call.name}${took}`];
+    return [`tl-bar ${how} ${box.small ? "small" : ""}`, callLabel(call, run),
+      `${OUTCOMES[how][1]} ${call.name}${took}`];
   }
 
   /** One of them can be reached with Tab: the chosen one, or the first. */
@@ -315,18 +327,24 @@ function gatheredWords(box, run) {
     const [a, b] = [box.many[0], box.many.at(-1)].map((one) => run.turns[one.what.place].number);
     return ["tl-band many", `turns ${a} to ${b}, too short to be seen alone: zoom in`, ""];
   }
-  const bad = box.many.filter((one) =>
-    run.calls[one.what.place].result?.error).length;
-  const label = `${some(box.many.length, "call")}, ${bad} of them failed or denied: zoom in`;
-  return [`tl-bar many ${bad ? "failed" : "ok"}`, label, `${box.many.length}`];
+  const label = `${some(box.many.length, "call")}, ${failures(run, box)} of them failed or denied`;
+  return ["tl-bar many", `${label}: zoom in`, ""];
 }
 
+const failures = (run, { many }) =>
+  many.filter((one) => run.calls[one.what.place].result?.error).length;
+
+/** How many of the calls of a box did not succeed. */
+const failing = (run, box) => (box.many.length < 2 ? ""
+  : `${((100 * failures(run, box)) / box.many.length).toFixed(0)}%`);
+
 /** How much of a band is thinking, before the first word came. */
-function shade(press, turn, now) {
-  const ends = turn.repliedAt ?? turn.endedAt ?? now;
-  const first = turn.firstAt ?? ends, whole = ends - turn.startedAt;
-  const share = whole > 0 ? `${((100 * (first - turn.startedAt)) / whole).toFixed(1)}%` : "0%";
-  if (press.share !== share) press.style.setProperty("--thought", press.share = share);
+function thought(run, { what, left, right }, scale) {
+  const { firstAt, repliedAt, endedAt } = run.turns[what.place];
+  const thinks = firstAt === null && repliedAt === null && endedAt === null;
+  const first = thinks ? right : ((firstAt ?? repliedAt ?? endedAt) - run.began) * scale;
+  const part = Math.min(1, Math.max(0, (first - left) / (right - left)));
+  return `${(100 * part).toFixed(1)}%`;
 }
 
 function firstInSight(run, from, now) {

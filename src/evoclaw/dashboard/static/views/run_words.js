@@ -21,6 +21,10 @@ export const OUTCOMES = {
 export function gist(call, limit = 60) {
   const given = call.arguments || parsed(call.written);
   if (typeof given === "string") return oneLine(given, limit);
+  if (given.agent_id && given.action) { // one device is asked
+    const params = typeof given.params === "object" ? given.params || {} : {};
+    return oneLine(`${given.action} on ${given.agent_id}: ${gist({ arguments: params })}`, limit);
+  }
   const first = ["command", "path", "pattern", "url", "query", "message", "tool"]
     .map((name) => given[name]).find((value) => typeof value === "string");
   const value = first ?? Object.values(given).find((one) => typeof one === "string") ?? "";
