@@ -110,14 +110,14 @@ def sqld(folder: Path, program: Path) -> Generator[Sqld]:
 
 
 @contextmanager
-def postgres(folder: Path) -> Generator[str]:
+def postgres() -> Generator[str]:
     """A server on a port of its own; its address."""
-    server = Postgres(folder / "pg")
-    server.start()
+    server = Postgres()
     try:
+        server.start()
         yield server.url
     finally:
-        server.stop()
+        server.close()
 
 
 if __name__ == "__main__":

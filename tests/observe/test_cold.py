@@ -35,10 +35,10 @@ def _sqld_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(name="postgres_url", scope="module")
-def _postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def _postgres_url() -> Iterator[str]:
     if why := why_no_postgres():
         pytest.skip(why)
-    with postgres(tmp_path_factory.mktemp("pg")) as url:
+    with postgres() as url:
         yield url
 
 

@@ -13,16 +13,16 @@ from tests.store.servers import Postgres, why_no_postgres
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Postgres]:
+def postgres_server() -> Generator[Postgres]:
     """A PostgreSQL that all tests share; it goes on all the time."""
     if reason := why_no_postgres():
         pytest.skip(reason)
-    server = Postgres(tmp_path_factory.mktemp("postgres") / "pg")
-    server.start()
+    server = Postgres()
     try:
+        server.start()
         yield server
     finally:
-        server.stop()
+        server.close()
 
 
 @pytest.fixture(scope="session")

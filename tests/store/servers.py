@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import mkdtemp
 
 from tests.ports import free_port
 
@@ -39,9 +40,12 @@ def why_no_postgres() -> str:
 
 @dataclass
 class Postgres:
-    """A server that can be stopped, killed and started again on the same files."""
+    """A server that can be stopped, killed and started again on the same files.
 
-    folder: Path
+    They are in no folder of pytest's: whoever starts pytest shuts those to all but its user.
+    """
+
+    folder: Path = field(default_factory=lambda: Path(mkdtemp(prefix="evoclaw-pg-"), "pg"))
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -79,6 +83,11 @@ class Postgres:
                 self.process.wait(START)
             self.process = None
 
+    def close(self) -> None:
+        """End it, and throw its files away."""
+        self.stop()
+        shutil.rmtree(self.folder.parent, ignore_errors=True)
+
     @property
     def _log(self) -> Path:
         return self.folder.with_suffix(".log")
@@ -86,9 +95,7 @@ class Postgres:
     def _make(self, user: str | None) -> None:
         self.folder.mkdir(parents=True)
         if user is not None:
-            for path in (self.folder, *self.folder.parents):
-                if path.owner() == "root" and path.stat().st_mode & 0o077 == 0:
-                    path.chmod(path.stat().st_mode | 0o011)
+            self.folder.parent.chmod(0o711)
             shutil.chown(self.folder, user)
         command = [program("initdb"), "-D", self.folder, "-U", USER, *TRUSTING]
         done = subprocess.run(command, timeout=120, capture_output=True, user=user, cwd="/")

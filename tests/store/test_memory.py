@@ -34,10 +34,10 @@ ODD = ('"', "NEAR(", "a AND", "whose : x", "*", "^a", "-", "' OR 1=1 --", "\0", 
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+def server() -> Generator[str]:
     if why := why_no_postgres():
         pytest.skip(why)
-    with postgres(tmp_path_factory.mktemp("memory")) as url:
+    with postgres() as url:
         yield url
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -154,13 +153,11 @@ async def test_a_connection_lost_in_the_middle_is_made_again(postgres_server: Po
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
-async def test_a_server_that_is_started_again_is_used_again(
-    tmp_path: Path, how: signal.Signals
-) -> None:
-    server = Postgres(tmp_path / "pg")
-    await asyncio.to_thread(server.start)
+async def test_a_server_that_is_started_again_is_used_again(how: signal.Signals) -> None:
+    server = Postgres()
     place = Place(server.url)
     try:
+        await asyncio.to_thread(server.start)
         database = await place.open(THINGS, durable=True, patience=0.3)
         await database.write(add("one"))
         await asyncio.to_thread(server.stop, how)
@@ -174,7 +171,7 @@ async def test_a_server_that_is_started_again_is_used_again(
         assert await database.read(names) == ["one", "three"]
         await database.close()
     finally:
-        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.close)
 
 
 HOLDER = """
