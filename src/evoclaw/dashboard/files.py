@@ -25,7 +25,7 @@ POLICY = (
 FRAME_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "font-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; "
-    "sandbox allow-scripts"
+    "require-trusted-types-for 'script'; trusted-types default; sandbox allow-scripts"
 )
 """Of the frame that shows what a model made: it may draw, but not load, send or see the page."""
 FRAME = "frame.html"
@@ -79,6 +79,9 @@ def _answer(
         "cross-origin-opener-policy": "same-origin",
         "permissions-policy": _FEATURES,
     }
+    if name == FRAME:
+        # Its policy leaves peer connections and what a navigation looks up: this stops those.
+        headers["connection-allowlist"] = "()"
     if request.headers.get("if-none-match") == found.tag:
         return Response(b"", status_code=304, headers=headers, media_type=found.kind)
     return Response(found.data, headers=headers, media_type=found.kind)

@@ -36,7 +36,12 @@ class Chat {
     this.drawer.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.showDrawer(false);
     });
-    this.place.addEventListener("pointerdown", () => this.showDrawer(false));
+    this.place.addEventListener("pointerdown", ({ target }) => {
+      if (!target.closest(".opener")) this.showDrawer(false);
+      for (const menu of this.place.querySelectorAll(".menu[open]")) {
+        if (!menu.contains(target)) menu.open = false;
+      }
+    });
   }
 
   showDrawer(wanted) {
@@ -138,12 +143,30 @@ class Chat {
     replace(this.place,
       h("header", { class: "row talk-head" }, this.opener(), this.heading,
         h("span", { class: "soft small agent-name" }, session.agent), h("span", { class: "grow" }),
-        this.canvasButton, writes && button("Rename", () => this.rename(), { tone: "plain" }),
-        writes && button("Delete", () => this.remove(), { tone: "plain" })),
+        this.canvasButton, writes && this.menu()),
       this.talk.element, this.composer.element, this.foot);
     replace(this.side, this.canvas.element);
     this.composer.fit();
     await this.talk.begin();
+  }
+
+  /** What is seldom done with a session. */
+  menu() {
+    const made = h("details", { class: "menu" },
+      h("summary", { "aria-label": "More about this session", title: "More" }, "⋯"),
+      h("div", { class: "card" }, button("Rename", () => this.rename(), { tone: "plain" }),
+        button("Delete", () => this.remove(), { tone: "plain" })));
+    const close = () => { made.open = false; };
+    made.addEventListener("click", (event) => { if (event.target.closest("button")) close(); });
+    made.addEventListener("focusout", ({ relatedTarget }) => {
+      if (relatedTarget && !made.contains(relatedTarget)) close();
+    });
+    made.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || !made.open) return;
+      close();
+      made.querySelector("summary").focus();
+    });
+    return made;
   }
 
   /** A run began, went on or ended. */

@@ -5,7 +5,9 @@ import { announce, h, oneLine, replace } from "../dom.js";
 import { button } from "../parts.js";
 
 const WIDTH = "evoclaw.canvas.width";
+const CLOSED = "evoclaw.canvas.closed"; // when what the person closed was put there
 const NARROWEST = 260;
+const ROOMY = 1100; // pixels of a window that has room for a canvas beside the rest
 
 /** The panel; `onChange()` is told when there is something to show, or nothing any more. */
 export class Canvas {
@@ -24,7 +26,7 @@ export class Canvas {
     });
     this.grip.addEventListener("pointerdown", (event) => this.drag(event));
     this.grip.addEventListener("keydown", (event) => this.nudge(event));
-    this.resize(Number(sessionStorage.getItem(WIDTH)) || 460);
+    this.resize(Number(sessionStorage.getItem(WIDTH)) || window.innerWidth * 0.3);
     signal.addEventListener("abort", () => this.unframe(), { once: true });
   }
 
@@ -42,8 +44,10 @@ export class Canvas {
     }
     const same = sheet && this.sheet && sheet.at === this.sheet.at;
     this.sheet = sheet;
-    if (!sheet) this.close();
-    else if (fresh && !same) this.open(true);
+    const roomy = window.innerWidth >= ROOMY
+      && sessionStorage.getItem(CLOSED) !== String(sheet?.at);
+    if (!sheet) this.hide();
+    else if ((fresh || roomy) && !same) this.open(true);
     else if (!this.element.hidden && !same) this.draw();
     this.onChange();
   }
@@ -58,8 +62,14 @@ export class Canvas {
     else this.element.querySelector("button").focus();
   }
 
-  /** Hide it, and end whatever runs in it. */
+  /** A person closes it: it does not open by itself again until something else is shown. */
   close() {
+    sessionStorage.setItem(CLOSED, String(this.sheet?.at));
+    this.hide();
+  }
+
+  /** Hide it, and end whatever runs in it. */
+  hide() {
     if (this.element.hidden) return;
     const had = this.element.contains(document.activeElement);
     this.element.hidden = true;

@@ -120,7 +120,7 @@ export class Composer {
       } catch (cause) {
         if (cause.name === "AbortError") return;
         this.problem.hidden = false;
-        replace(this.problem, `Not sent: ${cause.message}. Your words are kept. `);
+        replace(this.problem, `Not sent (${cause.message}). Your words are kept: send them again.`);
         return;
       }
       this.problem.hidden = true;
