@@ -62,7 +62,8 @@ class MemoryList(Struct, frozen=True):
     items: tuple[dict[str, JSON], ...]
 
 
-def _tool(tool: Tool) -> ToolView:
+def tool_view(tool: Tool) -> ToolView:
+    """A tool as it is shown."""
     return ToolView(
         tool.name,
         tool.description,
@@ -81,7 +82,7 @@ async def list_tools(parts: Need, caller: Who) -> ToolList:
     """The tools of this machine, and why others cannot be used."""
     tools = given(parts.tools, "tools")
     absent = tuple(AbsentTool(one.name, one.why) for one in tools.absent())
-    return ToolList(tuple(_tool(tool) for tool in tools.offered()), absent)
+    return ToolList(tuple(tool_view(tool) for tool in tools.offered()), absent)
 
 
 @get("/v1/tools/{name:str}", scope=Scope.TOOLS_READ, tags=["tools"])
@@ -89,7 +90,7 @@ async def show_tool(parts: Need, caller: Who, name: Id) -> ToolView:
     """One tool."""
     for tool in given(parts.tools, "tools").offered():
         if tool.name == name:
-            return _tool(tool)
+            return tool_view(tool)
     raise not_found("tool")
 
 

@@ -1,0 +1,36 @@
+"""The tools of an edge over HTTP: as it describes them, and to the operator alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evoclaw.core.tools import Effect, Tool
+from evoclaw.governance.pairing import Devices
+from evoclaw.transport.wire import Advert
+from tests.api.house import served
+from tests.api.test_events import fleet_of
+
+SHINE = Tool("shine", "Shines.", {"type": "object"}, effect=Effect.WRITE)
+
+
+async def test_an_edges_tools_are_shown_as_it_describes_them(tmp_path: Path) -> None:
+    async with served(tmp_path) as up:
+        ann, fleet = await up.as_("fleet:read"), fleet_of(up)
+        fleet.advert(Advert("lamp", "shines"))
+        fleet.tools("lamp", [SHINE], {})
+
+        (tool,) = (await ann.get("/v1/fleet/lamp/tools")).json["items"]
+        assert (tool["name"], tool["effect"], tool["parameters"]) == (
+            "shine", "write", {"type": "object"},
+        )  # fmt: skip
+        assert (await ann.get("/v1/fleet/nobody/tools")).status == 404
+        assert (await (await up.as_("tools:read")).get("/v1/fleet/lamp/tools")).status == 403
+        other = await up.as_("*", tenant="other")
+        assert (await other.get("/v1/fleet/lamp/tools")).status == 404
+
+
+async def test_an_edge_that_was_never_there_has_no_tools(tmp_path: Path) -> None:
+    Devices(tmp_path).surface("pi", [("read", "h1")], 1.0)
+    async with served(tmp_path) as up:
+        ann = await up.as_("fleet:read")
+        assert (await ann.get("/v1/fleet/pi/tools")).json == {"items": []}
