@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from evoclaw.api.needs import PolicyQuestion
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.history import History
+from evoclaw.core.ports import Ask
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.sessions import Session
 from evoclaw.tools.question import Person
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.wiring.brain import Brain, open_brain
+from evoclaw.wiring.policies import ShownPolicies
 from evoclaw.wiring.providing import MOST_KEPT
 from evoclaw.wiring.reloading import reload
 from evoclaw.wiring.store import open_store
@@ -109,3 +112,21 @@ async def test_what_a_session_shows_is_seen_by_no_other(tmp_path: Path) -> None:
         assert "the plans" in await canvas("acme", "s", action="snapshot")
         assert "the plans" not in await canvas("acme", "t", action="snapshot")
         assert "the plans" not in await canvas("other", "s", action="snapshot")
+
+
+async def test_an_explanation_is_by_the_very_chain_that_runs_have(tmp_path: Path) -> None:
+    async with brain(tmp_path) as (made, env):
+        shown = ShownPolicies(made.equipment, made.agents)
+        ports = made.equipment.ports(made.default, Session("s", "one"), {History: History()})
+        (tool,) = [one for one in ports.executor.tools() if one.name == "canvas"]
+        given = {"action": "show", "content": "x"}
+        judged = await ports.policy.judge(Call("1", tool, dict(given), "r.1.0.1", 10.0))
+        told = await shown.explain(PolicyQuestion("canvas", dict(given)))
+        assert told is not None and isinstance(judged, Ask)
+        assert (told.verdict, told.code) == ("ask", judged.code)
+        settings = f'{FIRST}\n[policy]\noff = {{canvas = "not today"}}\n'
+        (tmp_path / "evoclaw.toml").write_text(settings)
+        reload(made, env)
+        told = await shown.explain(PolicyQuestion("canvas", dict(given)))
+        assert told is not None and (told.verdict, told.by) == ("deny", "ToolStatus")
+        assert (await shown.shown()).settings["off"] == {"canvas": "not today"}
