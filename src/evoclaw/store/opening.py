@@ -251,6 +251,8 @@ def _inspect(connection: sqlite3.Connection, path: Path, form: Form) -> None:
         raise DamagedStore(path, "it does not know of its log")
     if pragma("application_id") != form.mark:
         raise ConfigError(f"{path} is not a {form.name}; choose another place")
+    # All that is compared is seen as of one moment: another process may be bringing it up to date.
+    connection.execute("BEGIN")
     held = form.held(connection)
     for schema, version in held.versions:
         refuse_newer(schema, version, path)
