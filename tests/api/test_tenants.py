@@ -12,6 +12,8 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from tests.api.house import Client, Served, served
 
 OPEN = {"/health/live", "/health/ready"}
+ENDLESS = {"/v1/events"}
+"""Goes on for as long as somebody listens; tests/api/test_events.py says who may."""
 BODIES = {
     "answer_approval": {"decision": "once"},
     "answer_step": {"step": "ask", "decision": "approve"},
@@ -151,7 +153,7 @@ async def test_each_route_wants_its_scope_and_no_other_will_do(tmp_path: Path, s
         refused = 0
         for path, methods in document["paths"].items():
             for method in methods:
-                if path in OPEN or path.startswith("/v1/channels"):
+                if path in OPEN | ENDLESS or path.startswith("/v1/channels"):
                     continue
                 answer = await held.ask(method.upper(), re.sub(r"{\w+}", "x", path))
                 refused += answer.status == 403
