@@ -7,6 +7,7 @@ import { fleet, may, on } from "../live.js";
 import { badge, button, edgeBadge, empty, figure, fold, jsonBlock, load, table, when }
   from "../parts.js";
 import { approveTools, loadLine, mayApprove, ping, revoke } from "./fleet_card.js";
+import { delegationTable } from "./fleet_map.js";
 
 const LATELY = 40; // records that are shown
 
@@ -15,6 +16,7 @@ export function edgePage(root, id, signal) {
   const back = h("p", { class: "edge-back" }, h("a", { href: "#/fleet" }, "← all edges"));
   const head = h("section", { class: "card edge-head", "aria-label": `State of ${id}` });
   const tools = h("section", { "aria-label": "Tools" });
+  const asked = h("section", { "aria-label": "Who asks it" });
   const lately = h("section", { "aria-label": "Lately" });
   const refs = {};
   let drawnTools = "";
@@ -33,11 +35,21 @@ export function edgePage(root, id, signal) {
       showTools(tools, edge, signal);
     }
   };
-  replace(root, back, head, tools, lately);
+  replace(root, back, head, tools, asked, lately);
   on("fleet", draw, signal);
   ticking(() => { if (refs.head && fleet.has(id)) showSeen(refs, fleet.get(id)); }, signal);
   draw();
+  showAsked(asked, id, signal);
   showLately(lately, id, signal);
+}
+
+function showAsked(place, id, signal) {
+  const body = h("div");
+  replace(place, h("h2", null, "Who asked it in the last 24 hours"), body);
+  load(body, () => get("/v1/fleet/delegations", null, { signal }), ({ items }) => {
+    const found = items.filter((one) => one.target === id || one.source === id);
+    return found.length ? delegationTable(found) : h("p", { class: "soft" }, "Nobody.");
+  }, signal);
 }
 
 const FIGURES = {
@@ -101,27 +113,34 @@ function showTools(place, edge, signal) {
   const body = h("div");
   replace(place, h("h2", null, `Tools (${names.length})`), body);
   if (!names.length) return replace(body, empty("It offers no tools now."));
-  const ask = may("tools:read") ? () => get("/v1/tools", null, { signal })
-    : async () => ({ items: [] });
-  return load(body, ask, ({ items }) => {
-    const known = new Map(items.map((tool) => [tool.name, tool]));
-    return h("ul", { class: "edge-toolset" },
-      names.map((name) => toolRow(name, edge, known.get(name))));
-  }, signal);
+  return load(body, () => described(edge.agent_id, signal), ({ own, here }) =>
+    h("ul", { class: "edge-toolset" }, names.map((name) =>
+      toolRow(name, edge, own.get(name), here.get(name)))), signal);
 }
 
-function toolRow(name, edge, tool) {
+/** Tools as the edge describes them, and as this machine does those of the same name. */
+async function described(id, signal) {
+  const byName = ({ items }) => new Map(items.map((tool) => [tool.name, tool]));
+  const none = { items: [] };
+  const [own, here] = await Promise.all([
+    get(`/v1/fleet/${encodeURIComponent(id)}/tools`, null, { signal }),
+    may("tools:read") ? get("/v1/tools", null, { signal }) : none]);
+  return { own: byName(own), here: byName(here) };
+}
+
+function toolRow(name, edge, own, here) {
+  const tool = own || here;
   const about = fold(h("span", { class: "edge-tool" }, h("code", null, name),
     h("span", null, standing(name, edge)),
     h("span", { class: "soft small" }, tool ? oneLine(tool.description, 90) : "")), () => (tool
-    ? [h("p", { class: "soft small" }, "As this machine knows the tool of that name; the edge's "
-      + "own may differ where its version does."),
+    ? [h("p", { class: "soft small" }, own ? "As the edge describes it: its word, and no more."
+      : "It may not be used yet. This is what this machine's own tool of that name says; the "
+      + "edge's may differ."),
     h("p", { class: "said" }, tool.description),
     h("p", { class: "small" }, `It ${tool.effect}s; needs ${tool.permissions.join(", ")
       || "nothing"}; has ${duration(tool.timeout)}, at most ${duration(tool.max_timeout)}.`),
     jsonBlock(tool.parameters, `schema of ${name}`)]
-    : h("p", { class: "soft" }, "Only the edge knows its schema: no tool of this machine has "
-      + "that name.")));
+    : h("p", { class: "soft" }, "What it takes is told once it may be used.")));
   return h("li", null, about);
 }
 

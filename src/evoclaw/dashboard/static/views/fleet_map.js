@@ -36,7 +36,7 @@ export function mapPage(root, tabs, signal) {
       "Nobody delegated anything in that time.",
       h("p", null, "An agent delegates with edge_call to an edge, or with delegate to an agent.")));
     replace(said, found.length ? sentence(found, map) : null);
-    replace(rows, found.length > 0 && tableOf(found));
+    replace(rows, found.length > 0 && delegationTable(found));
   };
   replace(root, tabs, h("div", { class: "row between" },
     h("label", { class: "row small map-span" }, "In", select(SPANS, wish.span, (value) => {
@@ -190,7 +190,8 @@ const COLUMNS = [
   { title: "last", cell: (row) => when(row.last) },
 ];
 
-function tableOf(found) {
+/** Who asked whom, as a table. */
+export function delegationTable(found) {
   const sorted = [...found].sort((a, b) => b.calls - a.calls);
   return table("who delegates to whom, most calls first", COLUMNS, sorted.slice(0, 500));
 }

@@ -102,12 +102,12 @@ function explainForm(tools, names, signal) {
 
 const SAYS = { allow: "It would run.", deny: "It would be refused.",
   ask: "A person would be asked." };
-const STEPS = [
-  { title: "policy", cell: (step) => h("code", null, step.policy) },
-  { title: "says", cell: (step) => (step.verdict ? verdictBadge(step.verdict) : "–") },
-  { title: "code", cell: (step) => (step.code ? h("code", null, step.code) : "–") },
-  { title: "because", cell: (step) => step.reason || "–" },
-];
+
+/** What one policy says: a line, longer where it has something to say. */
+function stepShown(step) {
+  return h("li", null, h("code", null, step.policy), h("span", null, verdictBadge(step.verdict)),
+    h("span", null, step.reason, " ", step.code && h("code", { class: "soft" }, step.code)));
+}
 
 function answerShown(found) {
   const effects = Object.keys(found.effects || {}).length > 0;
@@ -120,7 +120,7 @@ function answerShown(found) {
       found.reason_for_model && [h("dt", null, "the model hears"),
         h("dd", null, found.reason_for_model)]),
     h("h3", null, "Step by step"),
-    found.steps.length ? table("what each policy says, in order", STEPS, found.steps)
+    found.steps.length ? h("ol", { class: "steps" }, found.steps.map(stepShown))
       : h("p", { class: "soft" }, "No policy said anything."),
     effects && fold("What the call would do, as far as that can be told",
       () => jsonBlock(found.effects, "effects")));
