@@ -240,12 +240,12 @@ async def test_a_long_call_says_that_it_goes_on_and_a_silent_one_counts_as_lost_
     tmp_path: Path,
 ) -> None:
     limits = msgspec.structs.replace(QUICK, long=0.1, beat=0.05)
-    async with house(tmp_path, limits=limits, silence=0.4) as here:
+    async with house(tmp_path, limits=limits, silence=1.0) as here:
         lanes = here.orchestrator.requests.lanes
         request_id = new_id()
         asked = here.asked("hold", text="a", request_id=request_id)
         await here.reached(request_id, "accepted")
-        await asyncio.sleep(0.6)  # longer than the silence that counts
+        await asyncio.sleep(1.3)  # longer than the silence that counts
         assert lanes.lost("pi") == []
         here.pi.link.fault = lambda topic, payload: Fault.DROP
         await until(lambda: lanes.lost("pi") == [request_id])

@@ -297,12 +297,12 @@ async def test_fault_47_silence_is_a_timeout(dialect: str, when: str) -> None:
 async def test_a_slow_reader_is_not_a_silent_server() -> None:
     later = asyncio.Event()
     async with (
-        Http(read_timeout=0.05) as http,
+        Http(read_timeout=0.3) as http,
         serving(good("openai")) as server,
         aclosing(provider_for("openai", server.url, http).stream(asks())) as events,
     ):
         assert await anext(events) == TextDelta("whole")
-        asyncio.get_running_loop().call_later(0.2, later.set)
+        asyncio.get_running_loop().call_later(0.5, later.set)
         await asyncio.wait_for(later.wait(), 10)
         assert isinstance(await anext(events), Replied)
 

@@ -234,10 +234,13 @@ async def test_fault_44_a_search_stops_at_its_entry_cap(monkeypatch: pytest.Monk
 
 
 class Slow(FakeOps):
-    """A machine whose every read takes a while."""
+    """A machine whose every read takes a while, but for the first ones."""
+
+    reads = 0
 
     async def read(self, path: str, *, start: int = 0, limit: int | None = None) -> bytes:
-        await asyncio.sleep(0.02)
+        self.reads += 1
+        await asyncio.sleep(0.05 if self.reads > 20 else 0)
         return await super().read(path, start=start, limit=limit)
 
 
