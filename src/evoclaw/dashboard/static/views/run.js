@@ -51,7 +51,7 @@ class RunPage {
 
   timelineCard() {
     this.jump = select([["", "–"]], "", (place) => this.jumpTo(place));
-    this.follow = button("Follow", () => this.timeline.fit(), { tone: "plain" });
+    this.follow = button("Follow the end", () => this.timeline.followEnd(), { tone: "plain" });
     const zoom = (text, factor, label) =>
       button(text, () => this.timeline.zoom(factor), { label, title: label });
     return h("section", { class: "card tl-card", "aria-labelledby": "tl-title" },

@@ -63,8 +63,7 @@ export class Head {
       replace(this.state, runBadge({ state: queued ? "queued" : state, stop }),
         past && badge("busy", "as it was"));
     }
-    setText(this.reason, reason || "");
-    this.reason.hidden = !reason;
+    this.drawReason(reason || "", !past && stop === "waiting");
     setText(this.model, run.model || "…");
     const values = {
       turns: String(run.turns.length), calls: String(run.ran),
@@ -75,6 +74,14 @@ export class Head {
     for (const [name, value] of Object.entries(values)) {
       setText(this.figures[name].firstChild, value);
     }
+  }
+
+  drawReason(reason, waits) {
+    const key = `${reason} ${waits}`;
+    if (key === this.reasonShown) return;
+    this.reasonShown = key;
+    this.reason.hidden = !reason && !waits;
+    replace(this.reason, reason, waits && [" ", h("a", { href: "#/approvals" }, "Answer it")]);
   }
 
   loadBudget() {

@@ -104,6 +104,13 @@ export class Timeline {
     this.onLook();
   }
 
+  /** Go to the end, and stay there as it grows. */
+  followEnd() {
+    this.following = true;
+    this.redraw();
+    this.onLook();
+  }
+
   /** Show this part: seconds from its beginning. */
   show(from, to) {
     const span = Math.max(to - from, 0.001);
