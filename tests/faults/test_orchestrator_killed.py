@@ -150,7 +150,7 @@ async def test_fault_06_a_result_that_another_process_stored_is_told_to_who_wait
         await other.reached(request_id, "settled")
         await until(lambda: not edge.unacknowledged())
         proxy.refuse(False)
-        async with asyncio.timeout(6):
+        async with asyncio.timeout(15):
             result = await asked
     assert result.error is None
     assert edge.marks(request_id) == 1
