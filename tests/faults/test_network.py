@@ -54,7 +54,7 @@ async def test_fault_12_a_half_open_link_is_noticed_and_repaired(here: Site) -> 
         edge.opened()
         began = time.monotonic()
         await hub.presence("pi", False)
-        assert time.monotonic() - began < 2 * KEEP_ALIVE + 5.0, "and some seconds for a busy machine"
+        assert time.monotonic() - began < 2 * KEEP_ALIVE + 5.0, "and time for a busy machine"
         proxy.thaw()
         result = await asked
         await hub.presence("pi", True)
