@@ -125,7 +125,7 @@ async def test_a_provider_that_fails_is_502_and_none_at_all_503(tmp_path: Path) 
 async def test_a_run_that_was_cancelled_says_so(tmp_path: Path) -> None:
     for path, wanted in (("/v1/agents/lead/invoke", 409), (ITERATIVE, 200)):
         model = Slow()
-        async with served(tmp_path / str(wanted), model=model) as house, asyncio.timeout(10):
+        async with served(tmp_path / str(wanted), model=model) as house, asyncio.timeout(30):
             asking = asyncio.create_task(status(house, path, {}))
             await model.asked.wait()
             (run,) = await house.runs.list("local")

@@ -21,7 +21,7 @@ async def raw(up: Served, *pieces: bytes, until_closed: bool = True) -> bytes:
     address = urlsplit(up.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             try:
                 for piece in pieces:
                     writer.write(piece)

@@ -286,7 +286,7 @@ async def test_only_who_may_comes_in(headers: dict[str, str], status: int) -> No
     headers = {"accept": "application/json, text/event-stream", **headers}
     origins = ["https://page.example.org"]
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(30),
         serving_http(offered(Bench()), token=TOKEN, origins=origins) as url,
         aiohttp.ClientSession() as session,
         session.post(url, json=hello, headers=headers) as answer,

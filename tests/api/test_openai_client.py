@@ -223,7 +223,7 @@ async def test_the_agents_are_the_models(tmp_path: Path) -> None:
 
 
 async def ended(house: Served, run_id: str) -> RunView:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await house.runs.result("local", run_id)
     found = await house.runs.look("local", run_id)
     assert found is not None
@@ -236,7 +236,7 @@ async def test_a_run_whose_caller_has_gone_is_cancelled(tmp_path: Path, stream: 
     async with served(tmp_path, model=model) as house, await house.http() as http:
         body = {"model": "talker", "messages": [BERN], "stream": stream}
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=body))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await model.asked.wait()
             asking.cancel()
             await model.closed.wait()
@@ -251,7 +251,7 @@ async def test_a_run_that_is_detached_goes_on_without_its_caller(tmp_path: Path)
         headers = {"x-evoclaw-detached": "1"}
         async with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as gone:
             run_id = gone.headers["x-evoclaw-run"]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await model.asked.wait()
         model.goes_on.set()
         assert (await ended(house, run_id)).text == "Well, yes."
@@ -262,7 +262,7 @@ async def test_a_stream_shows_signs_of_life_while_nothing_is_said(tmp_path: Path
     async with served(tmp_path, model=model) as house, await house.http() as http:
         body = {"model": "talker", "messages": [BERN], "stream": True}
         async with (
-            asyncio.timeout(10),
+            asyncio.timeout(30),
             http.stream("POST", "/v1/chat/completions", json=body) as raw,
         ):
             lines: list[str] = []

@@ -290,6 +290,6 @@ async def test_too_many_watchers_are_refused_and_those_there_stay(tmp_path: Path
                 told = event.event
         assert told == "run_finished"
         figures = await up.as_("metrics:read")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while b"evoclaw_http_watchers 0" not in (await figures.get("/metrics")).body:
                 pass

@@ -150,6 +150,6 @@ async def run(
     ports = Ports(
         provider, executor or echo_table(), policy or AllowAll(), approver or NobodyThere()
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         events = [event async for event in run_loop(state, ports, settings, deadline)]
     return Ran(events, state)

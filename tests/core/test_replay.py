@@ -46,7 +46,7 @@ async def record(
     )
     deadline = deadline or Deadline()
     records: list[Record] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         bus = Bus(state.run_id, seq=seq)
         async for r in recorded(run_loop(state, ports, settings, deadline), bus):
             records.append(r)
@@ -56,7 +56,7 @@ async def record(
 
 
 async def assert_replays(records: list[Record]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         again = [r async for r in Replay(records).records()]
     assert [msgspec.json.encode(r) for r in again] == [msgspec.json.encode(r) for r in records]
 

@@ -49,7 +49,7 @@ def model() -> Scripted:
 async def record(state: RunState, provider: Scripted, seq: int = 0) -> list[Record]:
     bus = Bus(state.run_id, seq=seq)
     ports = Ports(provider, echo_table(), AllowAll())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return [r async for r in recorded(run_loop(state, ports, SETTINGS), bus)]
 
 

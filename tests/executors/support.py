@@ -57,7 +57,7 @@ def has_children() -> bool:
 
 
 async def bash(processes: LocalProcesses, command: str) -> Completed:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await processes.run(["bash", "-c", command])
 
 
@@ -73,7 +73,7 @@ async def cancelled_when_ready(processes: LocalProcesses, command: str) -> float
             ready.set()
 
     task = asyncio.create_task(processes.run(["bash", "-c", command], on_output=listen))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await ready.wait()
         began = loop.time()
         task.cancel()

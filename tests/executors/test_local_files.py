@@ -29,7 +29,7 @@ def mount(*arguments: str) -> None:
 
 
 async def refused(files: LocalFiles, path: str) -> ErrorKind:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(ToolFailure) as failure:
             await files.read(path)
     assert failure.value.message
@@ -37,7 +37,7 @@ async def refused(files: LocalFiles, path: str) -> ErrorKind:
 
 
 async def write_refused(files: LocalFiles, path: str) -> ErrorKind:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(ToolFailure) as failure:
             await files.write(path, b"x")
     return failure.value.kind

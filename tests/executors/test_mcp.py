@@ -64,7 +64,7 @@ async def failing(executor: McpExecutor, name: str, **arguments: object) -> Tool
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110 - files and processes ring no bell
             await asyncio.sleep(0.01)
 

@@ -122,7 +122,7 @@ async def test_a_second_cancel_does_not_cut_the_clean_up_short(
     task = asyncio.create_task(
         processes.run(["bash", "-c", command], on_output=lambda _: ready.set())
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await ready.wait()
         while not task.done():
             task.cancel()
@@ -259,7 +259,7 @@ async def test_a_first_call_that_is_cancelled_twice_leaves_nothing_open(tmp_path
             task.cancel()
             await asyncio.wait([task], timeout=wait / 4_000)
             task.cancel()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await asyncio.wait([task])
             if not task.cancelled():
                 task.exception()

@@ -34,7 +34,7 @@ async def test_an_end_by_a_signal_is_told_apart_from_an_exit_code(
 
 
 async def test_input_is_what_was_given_and_else_nothing(processes: LocalProcesses) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert (await processes.run(["cat"], stdin=b"given")).stdout == b"given"
         assert (await processes.run(["cat"])).stdout == b""
 
@@ -54,7 +54,7 @@ async def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("DATABASE_URL", "postgres://secret")
     processes = LocalProcesses(tmp_path, env={"GREETING": "hello"})
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         done = await processes.run(["env"], env={"ONCE": "1"})
 
     names = {line.split("=")[0] for line in done.stdout.decode().splitlines()}
@@ -78,7 +78,7 @@ async def test_the_folder_is_inside_the_root(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to("/etc")
     processes = LocalProcesses(tmp_path)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert (await processes.run(["pwd"], cwd="in")).stdout.decode().strip() == str(
             tmp_path / "in"
         )
@@ -105,7 +105,7 @@ async def test_the_folder_is_inside_the_root(tmp_path: Path) -> None:
 async def test_what_cannot_be_started_is_refused_in_words(
     processes: LocalProcesses, argv: list[str], kind: ErrorKind
 ) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         with pytest.raises(ToolFailure) as refused:
             await processes.run(argv)
     assert refused.value.kind is kind
@@ -119,7 +119,7 @@ async def test_fault_41_arguments_are_never_read_as_options_of_ours(
     program.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     program.chmod(0o755)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         done = await processes.run(["./X=show", *odd])
 
     assert done.stdout.decode() == "|".join(odd) + "|"
@@ -129,7 +129,7 @@ async def test_output_is_streamed_and_characters_are_never_torn(
     processes: LocalProcesses,
 ) -> None:
     heard: list[str] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await processes.run(
             ["bash", "-c", r"printf '\xc3'; sleep 0.05; printf '\xa9'; printf '\xff'"],
             on_output=heard.append,
@@ -142,7 +142,7 @@ async def test_long_output_keeps_head_and_tail_and_counts_the_rest(
     processes: LocalProcesses,
 ) -> None:
     heard: list[str] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         done = await processes.run(
             ["bash", "-c", "seq 100000"], on_output=heard.append, max_output=1000
         )
@@ -171,7 +171,7 @@ async def test_fault_28_endless_output_is_stopped_at_a_byte_cap(
 ) -> None:
     processes = await made(tmp_path, isolation, max_bytes=10 << 20)
     mark = token()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         with pytest.raises(ToolFailure) as stopped:
             await processes.run(["yes", mark])
 

@@ -131,7 +131,7 @@ async def serving(answer: Callable[[], web.StreamResponse]) -> AsyncGenerator[Se
 
 
 async def bounded(work: Awaitable[object]) -> object:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await work
 
 

@@ -37,7 +37,7 @@ async def _execute(
     if isinstance(call, ToolResult):
         return call
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await executor.execute(call, lambda text: None)
     except ToolFailure as problem:
         return call.failed(problem.kind, problem.message, **problem.details)

@@ -142,7 +142,7 @@ def _kinds(records: list[Record]) -> list[type[Event]]:
 
 
 async def _replayed(records: list[Record]) -> list[Record]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return [record async for record in Replay(records).records()]
 
 

@@ -86,7 +86,7 @@ async def drive(
         ports = Ports(provider, executor, policy or AllowAll(), approver or NobodyThere())
         bus = Bus("run", [audit.sink(ANN)])
         events = run_loop(new_run((user("do it"),), "run"), ports, LoopSettings(), Deadline())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async for _ in recorded(events, bus):
                 pass
         assert not bus.failures
@@ -188,7 +188,7 @@ async def test_a_call_that_waits_is_on_record_and_again_when_it_was_answered(
         with open_audit(tmp_path) as audit:
             bus = Bus("run", [audit.sink(ANN, before), Keeping()], seq=seq)
             events = run_loop(state, ports, LoopSettings(), Deadline())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 async for _ in recorded(events, bus):
                     pass
 

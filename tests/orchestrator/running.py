@@ -61,7 +61,7 @@ class Gate:
 
     async def next(self) -> str:
         """Who comes next."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await self.came.get()
 
 
@@ -131,7 +131,7 @@ class Service:
 
     async def ended(self, run_id: str, tenant: str = "local") -> RunView:
         """Wait until a run ended or waits."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self.runs.result(tenant, run_id)
         view = await self.runs.look(tenant, run_id)
         assert view is not None
@@ -146,14 +146,14 @@ class Service:
             found = await self.runs.look(tenant, run_id)
             return found is not None and found.state in states
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self.runs.hub.until((tenant, run_id), stands)
         assert found is not None
         return found
 
     async def records(self, run_id: str, after: int = 0, *, follow: bool = False) -> list[Record]:
         """Watch a run to its end."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             watched = self.runs.watch("local", run_id, after, follow=follow)
             return [record async for record in watched]
 

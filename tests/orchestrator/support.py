@@ -77,7 +77,7 @@ class House:
     ) -> list[Record]:
         """Say something in a session of the lead."""
         await self.talks.open("lead", session_id=session)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             said = self.talks.say(session, message, deadline=deadline, run_id=run_id)
             return [record async for record in said]
 

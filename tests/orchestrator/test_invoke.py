@@ -48,7 +48,7 @@ def works(agent: str, request: Request) -> Reply:
 
 async def test_the_loop_uses_tools_and_confirms_and_all_of_it_is_kept(tmp_path: Path) -> None:
     place = Place(tmp_path / "e.db")
-    async with service(place, agents=AGENTS) as house, asyncio.timeout(10):
+    async with service(place, agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
         answer = await asks(house).of(WHO).invoke_iterative("worker", {"task": "x"})
         assert (answer.output, answer.tools_used) == ({"answer": "done"}, ("work",))
@@ -60,7 +60,7 @@ async def test_the_loop_uses_tools_and_confirms_and_all_of_it_is_kept(tmp_path: 
 
 
 async def test_a_single_shot_has_no_tools_and_is_not_confirmed(tmp_path: Path) -> None:
-    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(10):
+    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
         answer = await asks(house).of(WHO).invoke("worker", {"task": "x"})
         assert (answer.output, answer.tokens_used) == ({"answer": "done"}, 15)
@@ -73,7 +73,7 @@ async def test_an_invocation_that_was_begun_is_answered_after_a_restart(tmp_path
         house.answer, house.gate = works, Gate()
         view = await asks(house).begin(WHO, "worker", {"task": "x"}, key="k")
         await house.gate.next()
-    async with service(place, agents=AGENTS) as house, asyncio.timeout(10):
+    async with service(place, agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
         same = await asks(house).begin(WHO, "worker", {"task": "x"}, key="k")
         assert same.run_id == view.run_id
@@ -84,7 +84,7 @@ async def test_an_invocation_that_was_begun_is_answered_after_a_restart(tmp_path
 
 
 async def test_limits_of_one_asking_stand_in_for_the_agents(tmp_path: Path) -> None:
-    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(10):
+    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
         limits = {"confirm": False, "temperature": 0.1}
         view = await asks(house).begin(WHO, "worker", {"task": "x"}, settings=limits, model="m/x")
@@ -107,7 +107,7 @@ async def test_an_agent_that_cannot_be_asked_so_begins_nothing(tmp_path: Path) -
 async def test_a_provider_that_fails_is_told_as_one_and_a_limit_as_no_answer(
     tmp_path: Path,
 ) -> None:
-    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(10):
+    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
 
         def fails(agent: str, request: Request) -> Reply:
             raise ProviderError(ProviderErrorKind.SERVER_ERROR, "it is down")
@@ -129,7 +129,7 @@ async def test_a_provider_that_fails_is_told_as_one_and_a_limit_as_no_answer(
 
 
 async def test_a_workflow_asks_in_the_loop_when_the_agent_has_tools(tmp_path: Path) -> None:
-    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(10):
+    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
         asked = asks(house).of(WHO)
         assert await invoke_agent(asked, "worker", {"task": "x"}) == {"answer": "done"}
@@ -148,7 +148,7 @@ async def test_an_answer_that_comes_in_one_rush_is_given_all_the_same(tmp_path: 
 
     async with (
         service(Place(tmp_path / "e.db"), agents=AGENTS, settings=rushed) as house,
-        asyncio.timeout(10),
+        asyncio.timeout(30),
         asyncio.TaskGroup() as group,
     ):
         house.answer, house.gate = rush, Gate()

@@ -285,7 +285,7 @@ async def test_what_another_process_was_told_is_heard(place: Place) -> None:
         async def heard() -> bool:
             return steering.known == 1
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await house.runs.hub.until(("local", view.run_id), heard)
         gate.wide = True
         gate.open("lead: begin")
@@ -352,7 +352,7 @@ async def test_what_cannot_be_read_of_one_run_keeps_no_other_from_being_tended(
     told = Told("a fault")
     monkeypatch.setattr(logging.getLogger("evoclaw.orchestrator.tending"), "handlers", [told])
     async with service(place) as house:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await told.heard.wait()  # the first look of a new process finds it
         run_id = await parked(house)
         await answer(house, "the red one")  # as another process would: nobody wakes the run

@@ -159,7 +159,7 @@ async def test_one_who_does_not_read_is_dropped_and_holds_nobody_up() -> None:
     slow, quick = hub.watch(KEY, shelf), asyncio.create_task(watch(hub, shelf, 0, 0, [0]))
     reading = asyncio.create_task(anext(slow))
     events: list[Event] = [*[DELTA] * 500, ENDS]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await run.drive(events, [1] * len(events))
         first = await reading
         assert await quick == run.said
@@ -191,7 +191,7 @@ async def test_a_watcher_sees_a_reply_while_it_is_made(place: Place) -> None:
         view = await house.begin("hello")
         await gate.next()
         seen: list[Record] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async for record in house.runs.watch("local", view.run_id):
                 seen.append(record)
                 if isinstance(record.event, TextDelta):
@@ -207,7 +207,7 @@ async def test_numbers_that_somebody_saw_are_not_used_for_something_else(place: 
         view = await house.begin("hello")
         await gate.next()
         seen: list[Record] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async for record in house.runs.watch("local", view.run_id):
                 seen.append(record)
                 if isinstance(record.event, TextDelta):

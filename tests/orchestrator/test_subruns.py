@@ -212,7 +212,7 @@ async def test_a_parent_cut_off_and_resumed_finds_its_sub_run_instead_of_startin
     async with house(tmp_path, lead=Scripted(ask()), help=help_) as home:
         home.body = stuck
         running = asyncio.create_task(home.say("go", run_id="run1"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await reached.wait()
         running.cancel()  # as when the process is ended
         with pytest.raises(asyncio.CancelledError):
@@ -319,7 +319,7 @@ async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_
     ) as home:
         home.body = stuck
         running = asyncio.create_task(home.say("go"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await both.wait()
         running.cancel()
         await asyncio.wait([running])
@@ -339,7 +339,7 @@ async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_
             return what
 
         home.body = body
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             records = [record async for record in home.talks.resume("main")]
         assert ended(records).text == "ok"
         below = (await home.store.sessions(""))[0]

@@ -35,7 +35,7 @@ async def said(
     talks: Conversations, message: str, session: str = "main", run_id: str = "", owner: str = "bob"
 ) -> list[Record]:
     await talks.open("lead", session_id=session, owner=owner)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return [record async for record in talks.say(session, message, run_id=run_id)]
 
 
@@ -176,7 +176,7 @@ async def test_a_waiting_question_of_one_tenant_is_not_woken_by_the_same_id_of_a
         for view in views:
             await view.given("main", which)
         asking = [asyncio.create_task(view.ask("main", which)) for view in views]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert not (await asyncio.wait(asking, timeout=0.05))[0], "both wait"
             assert await views[0].answer("r.1", Answer(chosen=("red",))) == ""
             assert await asking[0] == Answer(chosen=("red",)) and not asking[1].done()

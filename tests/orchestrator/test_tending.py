@@ -50,7 +50,7 @@ async def test_a_full_disk_is_said_once_however_often_it_is_tried(
     disk = FullDisk(tries=40)
     talks = Conversations(SessionStore(disk), {}, equip)
     with caplog.at_level(logging.WARNING, "evoclaw.orchestrator.tending"):
-        async with asyncio.timeout(10), Runs(talks, settings=QUICK).serving():
+        async with asyncio.timeout(30), Runs(talks, settings=QUICK).serving():
             await disk.tried.wait()
     assert [one.getMessage() for one in caplog.records] == [
         f"runs are not tended: {StoreFull('here')}"

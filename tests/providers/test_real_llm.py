@@ -208,7 +208,7 @@ async def test_the_provider_starts_its_server_when_asked_and_again_if_it_died(ht
         gone = watch(first)
         os.kill(first, signal.SIGKILL)
         assert await asyncio.to_thread(gone)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await server.wait()
         assert (await reply_of(provider, request)).text
         second = server.pid

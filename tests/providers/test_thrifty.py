@@ -105,7 +105,7 @@ async def test_the_whole_ladder_shorter_then_cheaper_then_a_person_and_it_replay
     person = Person(*[Decision.ONCE] * 3)
     state = new_run([user("go")], "r")
     loop = run_loop(state, Ports(thrifty, table(), budget, person), LoopSettings(max_turns=50))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         records: list[Record] = [r async for r in recorded(loop, Bus("r", [budget]))]
     end = records[-1].event
     assert isinstance(end, RunFinished) and end.stop == "budget_exceeded"

@@ -149,7 +149,7 @@ async def test_fault_38_what_is_swapped_for_a_link_or_a_fifo_meanwhile_is_not_re
         else:
             read.append(b"went in")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await LocalFiles(root).survey(".", visit)
     assert read == [None, None, None]
 

@@ -19,7 +19,7 @@ from tests.tools.support import call_of
 
 async def use(bound: BoundTool, notes: Todos, **arguments: JSON) -> ToolResult:
     executor = LocalExecutor([bound], given={Todos: notes})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await executor.execute(call_of(bound, **arguments), lambda _: None)
 
 

@@ -36,7 +36,7 @@ COLOUR: dict[str, JSON] = {"question": "Which colour?", "options": ["red", "blue
 
 async def use(person: Person, **arguments: JSON) -> ToolResult:
     executor = LocalExecutor([question], given={Person: person})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await executor.execute(call_of(question, **arguments), lambda _: None)
 
 
@@ -126,7 +126,7 @@ def ports(questions: Questions, provider: Scripted) -> Ports:
 
 
 async def play(state: RunState, made: Ports) -> list[Event]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return [event async for event in run_loop(state, made, LoopSettings())]
 
 
@@ -181,7 +181,7 @@ async def test_a_face_and_another_place_may_both_answer_and_the_first_counts(
         face = Silent()
         questions = Questions(store.questions, face=face)
         asking = asyncio.create_task(use(questions.person("s1"), **COLOUR))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await face.asked.wait()
             assert await questions.answer("r.1.0", Answer(("blue",))) == ""
             assert (await asking).text == "The user answered: blue"

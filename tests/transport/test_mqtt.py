@@ -266,7 +266,7 @@ async def test_a_link_cancelled_while_nobody_answers_leaves_nothing(
         proxy.freeze()
         link = MqttLink(Address(proxy.host, proxy.port, tls))
         task = asyncio.create_task(link.run(Recorder(will=Will("a", b"gone"))))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await proxy.until_accepted(1)
             task.cancel()
             await asyncio.wait((task,))

@@ -171,7 +171,7 @@ async def test_a_cut_resets_and_a_refusal_keeps_out(ends: Ends) -> None:
 
 
 async def test_what_is_not_mqtt_passes_as_it_is() -> None:
-    async with echoing() as proxy, asyncio.timeout(10):
+    async with echoing() as proxy, asyncio.timeout(30):
         proxy.to_broker.drop(fraction=1.0)
         reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
         writer.write(b"\x16\3\1" + b"0" * 1000)

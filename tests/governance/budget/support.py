@@ -134,7 +134,7 @@ async def go(
     state = fold(before) if before else new_run([user("do it")], "r")
     ports = Ports(provider, executor or everything(), budget, approver or NobodyThere())
     bus = Bus("r", [budget], seq=len(before))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         events = run_loop(state, ports, settings or LoopSettings(max_turns=500))
         return [record async for record in recorded(events, bus)]
 
