@@ -57,8 +57,11 @@ lint: $(READY) ## check format and style
 types: $(READY) ## check types, strictly
 	$(BIN)/pyright
 
-test: $(READY) $(AIMOCK) $(CORPUS) $(SQLD) ## run the tests
-	$(BIN)/pytest
+# One process more than there are processors, as tests wait as well; each imports every test, so
+# what was compiled is kept, whatever the environment says.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 7) + 1)')
+test: $(READY) $(AIMOCK) $(CORPUS) $(SQLD) ## run the tests; WORKERS=0 for one after the other
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 test-faults: $(READY) $(SQLD) ## kill, cut and flood real processes: the rows of faults that need them
 	$(BIN)/pytest -m faults tests/faults

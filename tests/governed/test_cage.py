@@ -53,7 +53,7 @@ tried("udp", lambda: connect(socket.AF_INET, socket.SOCK_DGRAM, ("192.0.2.1", 53
 tried("name", lambda: socket.getaddrinfo("example.org", 80))
 tried("unix", lambda: connect(socket.AF_UNIX, socket.SOCK_STREAM, sys.argv[2]))
 for url in sys.argv[3:]:
-    tried(url, lambda: urllib.request.urlopen(url, timeout=5).status)
+    tried(url, lambda: urllib.request.urlopen(url, timeout=30).status)
 """
 
 

@@ -26,7 +26,7 @@ import json, socket, sys, urllib.request
 found = {}
 for url in sys.argv[1:3]:
     try:
-        found[url] = urllib.request.urlopen(url, timeout=5).read().decode()
+        found[url] = urllib.request.urlopen(url, timeout=30).read().decode()
     except urllib.error.HTTPError as problem:
         found[url] = f"{problem.code} {problem.read().decode()}"
 for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
@@ -176,7 +176,7 @@ def _catches(pid: int, number: int) -> bool:
 
 
 async def test_without_a_proxy_to_talk_to_a_program_is_refused_not_left_waiting() -> None:
-    code = "import urllib.request as u; u.urlopen('http://good.test/', timeout=5)"
+    code = "import urllib.request as u; u.urlopen('http://good.test/', timeout=30)"
     done = await run(*relayed((sys.executable, "-I", "-S", "-c", code), "/nowhere"))
     assert done[0] == 1
     assert "timed out" not in done[2]
