@@ -22,8 +22,8 @@ from evoclaw.store.sessions import SessionStore
 
 AT_ONCE = 2_000
 """Rows and records that are read at once: others go on in between."""
-KEPT_AT_ONCE = 50
-"""Runs that are kept in one transaction."""
+KEPT_AT_ONCE = 200
+"""Runs and calls after which what was folded is kept: likewise."""
 REMEMBERED = 1_000
 """Runs that go on, of which is remembered what was folded so far."""
 RUNNING = "running"
@@ -166,9 +166,7 @@ class FigureStore:
         page: list[Any] = [last]
         while page:
             page = await self._read(statement, (window.tenant, last[0], window.until, *last))
-            stale = [run_id for ended, run_id, kept in page if kept != ended]
-            for start in range(0, len(stale), KEPT_AT_ONCE):
-                await self._keep(window, stale[start : start + KEPT_AT_ONCE])
+            await self._keep(window, [run for ended, run, kept in page if kept != ended])
             last = page[-1][:2] if page else last
             await asyncio.sleep(0)
 
@@ -190,11 +188,18 @@ class FigureStore:
         return _folded(facts, fold)
 
     async def _keep(self, window: Window, run_ids: Sequence[str]) -> None:
-        tenant, found = window.tenant, list[_Folded]()
+        found, size = list[_Folded](), 0
         for run_id in run_ids:
-            for facts in await self._facts(_ONE, tenant, run_id):
+            for facts in await self._facts(_ONE, window.tenant, run_id):
                 found.append(await self._fold(window, facts))
+                size += 1 + len(found[-1].calls)
+            if size >= KEPT_AT_ONCE:
+                await self._put(window.tenant, found)
+                found, size = list[_Folded](), 0
+        if found:
+            await self._put(window.tenant, found)
 
+    async def _put(self, tenant: str, found: Sequence[_Folded]) -> None:
         def work(connection: Connection) -> None:
             for one in found:
                 mark = connection.execute(_MARK, (tenant, one.facts.id)).fetchone()
