@@ -7,7 +7,6 @@ import os
 import socket
 import tempfile
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from random import SystemRandom
 
@@ -16,12 +15,10 @@ PORTS = range(10_000, 20_000)
 is free now is free in a moment too, also while its server is down."""
 
 
-@cache
-def _register() -> int:
-    # A byte for each port: locked by the process that has it until that process is gone, so that
-    # tests which run at the same time have different ones.
-    path = Path(tempfile.gettempdir(), f"evoclaw-test-ports-{os.geteuid()}")
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+# A byte for each port: locked by the process that has it until that process is gone, so that tests
+# which run at the same time have different ones.
+_PATH = Path(tempfile.gettempdir(), f"evoclaw-test-ports-{os.geteuid()}")
+_REGISTER = os.open(_PATH, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def free_port() -> int:
@@ -29,7 +26,7 @@ def free_port() -> int:
     for _ in range(1_000):
         port = SystemRandom().choice(PORTS)
         with suppress(OSError), socket.socket() as probe:
-            fcntl.lockf(_register(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            fcntl.lockf(_REGISTER, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             probe.bind(("127.0.0.1", port))
             return port
     raise OSError("there is no free port")
