@@ -154,7 +154,7 @@ async def test_nothing_but_health_and_docs_opens_without_a_token(tmp_path: Path)
         nobody = up.client("")
         for path in ("/health/live", "/health/ready", "/docs", "/openapi.json"):
             assert (await nobody.get(path)).status == 200, path
-        for path in (RUNS, "/metrics", "/", "/nothing", "//docs", "/docs/x"):
+        for path in (RUNS, "/metrics", "/nothing", "/ui", "//docs", "/docs/x"):
             answer = await nobody.get(path)
             assert answer.status == 401, path
             assert answer.headers["www-authenticate"] == "Bearer"

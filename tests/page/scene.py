@@ -17,7 +17,7 @@ body { font: 15px system-ui; margin: 24px } h1 { font-size: 18px }
 
 
 def _on(edge: str, command: str) -> str:
-    asked = {"agent_id": edge, "tool": "bash", "arguments": {"command": command}}
+    asked = {"agent_id": edge, "action": "bash", "params": {"command": command}}
     return f"call edge_call {json.dumps(asked)}"
 
 
@@ -72,10 +72,11 @@ SCRIPTS = {
 async def play(house: House) -> dict[str, str]:
     """Have all of it asked; by what was asked, the run's id. The last one waits for a person."""
     house.up.models.scripts.update(SCRIPTS)
-    notes = house.up.workspace / "notes"
-    notes.mkdir(exist_ok=True)
-    (notes / "pump.md").write_text("The pump in the cellar needs a new seal.\n")
-    (notes / "greenhouse.md").write_text("Reports are written here at night.\n")
+    for workspace in (house.up.workspace, house.second.workspace):
+        notes = workspace / "notes"
+        notes.mkdir(exist_ok=True)
+        (notes / "pump.md").write_text("The pump in the cellar needs a new seal.\n")
+        (notes / "greenhouse.md").write_text("Reports are written here at night.\n")
     runs: dict[str, str] = {}
     for asked in (NOTES, CHAOS, HOW):
         runs[asked] = await begun(house.client, asked, agent="evoclaw")

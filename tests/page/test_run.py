@@ -159,6 +159,18 @@ async def test_a_run_is_watched_as_it_happens_and_stopped(looker: Looker, house:
     await expect(looker.button("■ Stop")).to_be_hidden()
 
 
+async def test_a_run_and_the_one_that_it_began_lead_to_each_other(
+    looker: Looker, house: House
+) -> None:
+    run = await _ended(house, 'call task {"prompt":"say from below"}\nsay heard')
+    await looker.enter("runs", run)
+    await looker.page.get_by_role("link", name="say from below").click()
+    await expect(looker.page.locator(".run-asked")).to_have_text("say from below")
+
+    await looker.page.get_by_role("link", name=f"run {run[:8]}").click()
+    await expect(looker.page.locator(".run-asked")).to_contain_text("call task")
+
+
 async def test_what_a_tool_says_stays_text(looker: Looker, house: House) -> None:
     markup = "<img src=x onerror=alert(1)>"
     run = await _ended(house, _on("local", f"echo '{markup}'; printf '\\033[31mred'") + "\nsay ok")
@@ -180,6 +192,43 @@ async def test_anybody_can_use_it_also_on_a_phone(looker: Looker, run: str, sche
 
     await looker.page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
     assert await looker.overflow() <= 0
+
+
+async def test_gone_to_in_any_order_a_moment_is_what_its_records_make_it(
+    looker: Looker, house: House, run: str
+) -> None:
+    text = (await house.client.get(f"/v1/runs/{run}/records")).body.decode()
+    await looker.enter("runs", run)
+
+    assert await looker.page.evaluate(_DIFFERING, text) == []
+
+
+_DIFFERING = """async (text) => {
+  const { Recording, RunModel } = await import("/ui/views/run_model.js");
+  const lines = text.split("\\n").filter(Boolean).map((line) => JSON.parse(line));
+  const recording = new Recording();
+  for (let again = 0; again < 40; again += 1) { // long enough for copies to be kept
+    for (const record of lines) {
+      const whole = structuredClone(record);
+      whole.seq = again * lines.length + record.seq;
+      const { event } = whole, name = (id) => `${again} ${id}`;
+      if (event.call_id) event.call_id = name(event.call_id);
+      if (event.result) event.result.call_id = name(event.result.call_id);
+      for (const call of event.reply?.calls || []) call.id = name(call.id);
+      recording.add(whole);
+    }
+  }
+  const plain = (run) => JSON.stringify({ ...run, index: 0 },
+    (key, value) => (key === "gen" ? undefined : value));
+  const { records } = recording, wrong = [];
+  for (const count of [700, 1, 501, 500, 499, 900, 1000, 3, records.length, 0]) {
+    const fresh = new RunModel();
+    for (const record of records.slice(0, count)) fresh.fold(record);
+    if (plain(fresh) !== plain(recording.at(count))) wrong.push(count);
+  }
+  return wrong;
+}"""
+"""The moments of a long run that come out otherwise than if they were folded from the start."""
 
 
 async def test_ten_thousand_records_are_folded_and_gone_through_at_once(

@@ -92,8 +92,7 @@ async function enter() {
   } catch (cause) {
     if (signal.aborted) return;
     session = null;
-    if (cause.status === 401) { dropToken(); askToken("That token is not known here."); }
-    else replace(root, failed(cause, enter));
+    replace(root, failed(cause, enter));
   }
 }
 
@@ -124,6 +123,7 @@ function leave(why) {
   session?.abort();
   shown?.abort();
   session = null;
+  known.me = null;
   dropToken();
   askToken(why);
 }
@@ -172,7 +172,9 @@ function takeToken() {
 setTheme();
 takeToken();
 window.addEventListener("hashchange", show);
-window.addEventListener("evoclaw:out", () => { if (session) leave("The token no longer works."); });
+window.addEventListener("evoclaw:out", () => {
+  if (session) leave(known.me ? "The token no longer works." : "That token is not known here.");
+});
 document.addEventListener("keydown", onKey);
 document.getElementById("skip")
   .addEventListener("click", () => document.getElementById("main")?.focus());

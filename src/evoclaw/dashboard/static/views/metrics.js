@@ -56,7 +56,7 @@ function summary(all) {
       : percent(all.recovery_rate), "failed calls after which the run still completed"),
     figure("wall time saved", duration(all.saved_seconds), "by calls that ran side by side"),
     figure("tokens", count(all.tokens_in + all.tokens_out)),
-    figure("cost", money(all.cost),
+    figure("cost", money(all.unpriced && !all.cost ? null : all.cost),
       all.unpriced ? `${all.unpriced} replies have no known price` : ""));
 }
 

@@ -1,0 +1,170 @@
+"""Talking: an answer as it is streamed, stopped, steered; what must be approved; a canvas."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from playwright.async_api import expect
+
+from tests.flows.up_process import begun, ok, reached
+from tests.page.house import House
+from tests.page.looking import Looker
+
+pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
+HOSTILE = (
+    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+    "\x1b]0;owned\x07\x1b[31mred\x1b[0m \u202egnp.exe \u200bjavascript:alert(1)"
+)
+NEVER_SHOWN = ("\x1b", "\x07", "\u202e", "\u200b")
+
+
+def bash(command: str) -> str:
+    return f"call bash {json.dumps({'command': command})}"
+
+
+async def say(looker: Looker, text: str) -> None:
+    box = looker.page.get_by_label("Message")
+    await box.fill(text)
+    await box.press("Enter")
+
+
+async def test_an_answer_is_seen_while_it_is_written(looker: Looker) -> None:
+    await looker.enter("chat")
+    house = looker.house
+    await say(looker, "wait answer 40")
+    log = looker.page.get_by_role("log")
+
+    await expect(log).to_contain_text("word19")
+    await expect(log).not_to_contain_text("word20")
+    await expect(looker.button("Stop")).to_be_visible()
+    house.up.models.gates["answer"].set()
+
+    await expect(log).to_contain_text("word39")
+    await expect(looker.button("Send")).to_be_visible()
+    await expect(looker.button("Stop")).to_be_hidden()
+
+
+async def test_a_run_can_be_stopped_and_the_session_goes_on(looker: Looker) -> None:
+    await looker.enter("chat")
+    await say(looker, "wait stopped 40")
+    await expect(looker.page.get_by_role("log")).to_contain_text("word19")
+
+    await looker.button("Stop").click()
+
+    await expect(looker.page.get_by_role("log")).to_contain_text("cancelled")
+    await say(looker, "say and on we go")
+    await expect(looker.page.get_by_role("log")).to_contain_text("and on we go")
+
+
+async def test_a_run_is_steered_while_it_works(looker: Looker) -> None:
+    await looker.enter("chat")
+    await say(looker, bash("while [ ! -e go-on ]; do sleep 0.1; done") + "\nsay first")
+    await expect(looker.page.get_by_role("article", name="call of bash")).to_be_visible()
+
+    await looker.page.locator("#composer").fill("say steered instead")
+    await looker.button("Steer").click()
+    for edge in (looker.house.up.workspace, looker.house.second.workspace):
+        (edge / "go-on").touch()
+
+    await expect(looker.page.get_by_role("log")).to_contain_text("steered instead")
+
+
+async def test_several_sessions_stand_beside_each_other(looker: Looker) -> None:
+    for words in ("say about apples", "say about pears"):
+        await looker.enter("chat")
+        await say(looker, words)
+        await expect(looker.page.get_by_role("log")).to_contain_text(words.removeprefix("say "))
+    sessions = looker.page.get_by_role("complementary", name="Sessions")
+    await sessions.get_by_text("say about apples").first.click()
+
+    await expect(looker.page.get_by_role("log")).to_contain_text("about apples")
+    await expect(looker.page.get_by_role("log")).not_to_contain_text("about pears")
+
+
+async def test_what_is_hostile_is_shown_as_harmless_text(looker: Looker, house: House) -> None:
+    (house.up.workspace / "hostile.txt").write_text(HOSTILE)
+    (house.second.workspace / "hostile.txt").write_text(HOSTILE)
+    run = await begun(house.client, f"{bash('cat hostile.txt')}\nsay {HOSTILE}", title=HOSTILE)
+    view = await reached(house.client, run)
+    for place in (("chat", str(view["session_id"])), ("runs", run), ("runs",), ("audit",)):
+        await looker.enter(*place)
+        await expect(looker.page.locator("[aria-busy=true]")).to_have_count(0)
+        shown = await looker.page.locator("body").inner_text()
+        assert not [one for one in NEVER_SHOWN if one in shown], place
+        assert await looker.page.evaluate("window.hacked") is None, place
+        assert await looker.page.locator("img").count() == 0, place
+    await looker.enter("chat", str(view["session_id"]))
+    await expect(looker.page.get_by_role("log")).to_contain_text("<script>window.hacked = 1")
+
+
+async def test_a_call_that_must_be_approved_runs_after_the_click(looker: Looker) -> None:
+    run = await begun(looker.house.client, f"{bash('echo it ran')}\nsay thank you", agent="careful")
+    view = await reached(looker.house.client, run, "waiting")
+    await looker.enter("chat", str(view["session_id"]))
+
+    await looker.button("Once").first.click()
+
+    await expect(looker.page.get_by_role("log")).to_contain_text("thank you")
+    await expect(looker.page.get_by_role("log")).to_contain_text("it ran")
+
+
+async def test_a_call_that_is_denied_never_runs_and_the_reason_is_told(looker: Looker) -> None:
+    client = looker.house.client
+    run = await begun(client, f"{bash('touch never')}\nsay so be it", agent="careful")
+    await reached(client, run, "waiting")
+    await looker.enter("approvals")
+    card = looker.page.get_by_role("article", name="bash wanted by careful")
+    await expect(card).to_contain_text("touch never")
+
+    await card.get_by_role("button", name="Deny").click()
+    await looker.page.get_by_role("dialog").get_by_role("textbox").fill("not on a Sunday")
+    await looker.page.get_by_role("dialog").get_by_role("button", name="Deny").click()
+
+    await reached(client, run)
+    records = (await client.get(f"/v1/runs/{run}/records")).body.decode()
+    assert "not on a Sunday" in records and "call_started" not in records
+    assert not (looker.house.up.workspace / "never").exists()
+
+
+async def test_a_question_is_answered_where_it_is_asked(looker: Looker) -> None:
+    asked = {"question": "Which one?", "options": ["the red one", "the blue one"]}
+    run = await begun(looker.house.client, f"call question {json.dumps(asked)}\nsay chosen")
+    view = await reached(looker.house.client, run, "waiting")
+    await looker.enter("chat", str(view["session_id"]))
+
+    await looker.page.get_by_label("the blue one").check()
+    await looker.button("Answer").click()
+
+    await expect(looker.page.get_by_role("log")).to_contain_text("chosen")
+    records = (await looker.house.client.get(f"/v1/runs/{run}/records")).body.decode()
+    assert "the blue one" in records.rpartition("call_finished")[2]
+
+
+async def test_the_canvas_draws_what_the_model_made_and_reaches_nothing(looker: Looker) -> None:
+    tries = (
+        "<h1>drawn</h1><p id=out></p><script>const out = document.getElementById('out');"
+        "out.textContent = 'script ran, ';"
+        f"fetch('{looker.house.url}/health/live').then(() => out.textContent += 'FETCHED',"
+        " () => out.textContent += 'no fetch, ');"
+        "try { out.textContent += top.document.title } catch { out.textContent += 'no top, ' }"
+        "try { out.textContent += localStorage.length } catch { out.textContent += 'no store' }"
+        "</script>"
+    )
+    shown = {"action": "show", "content": tries, "title": "A try"}
+    run = await begun(looker.house.client, f"call canvas {json.dumps(shown)}\nsay look")
+    view = await reached(looker.house.client, run)
+    await looker.enter("chat", str(view["session_id"]))
+    panel = looker.page.get_by_role("complementary", name="Canvas")
+    await expect(panel).to_be_visible()
+
+    frame = panel.frame_locator("iframe")
+    await expect(frame.get_by_role("heading", name="drawn")).to_be_visible()
+    await expect(frame.locator("#out")).to_contain_text("script ran, ")
+    await expect(frame.locator("#out")).to_contain_text("no fetch, ")
+    text = await frame.locator("#out").inner_text()
+    assert "no top" in text and "no store" in text and "FETCHED" not in text
+    # The browser says what it stopped: that is the point here.
+    assert all("Content Security Policy" in one for one in looker.complaints), looker.complaints
+    looker.complaints.clear()
+    ok(await looker.house.client.get(f"/v1/sessions/{view['session_id']}/canvas"))
