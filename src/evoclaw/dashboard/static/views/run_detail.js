@@ -145,7 +145,7 @@ function callPart(detail, call, run) {
 function callFacts(call) {
   const told = call.result?.details || {};
   const ran = call.startedAt !== null && call.endedAt !== null;
-  const asked = call.judgedAt ?? call.askedAt;
+  const asked = call.verdict === "ask" ? call.from : call.judgedAt ?? call.askedAt;
   const held = call.startedAt !== null ? call.startedAt - asked : 0;
   return [
     ["began", call.startedAt === null ? "never ran" : when(call.startedAt)],
@@ -164,10 +164,14 @@ function verdictPart(call) {
   return part("Verdict",
     h("p", { class: "row" }, verdictBadge(call.verdict), call.code && h("code", null, call.code)),
     call.reason && h("p", null, call.reason),
-    call.answers.map((one) => h("p", { class: "small" },
-      one.decision === "pending" ? "Nobody had answered: " : `A person said ${one.decision}: `,
-      one.reason, " ", when(one.at))));
+    call.answers.map((one) => h("p", { class: "small" }, when(one.at), " ",
+      ANSWERS[one.decision] || `Answered ${one.decision}`, one.reason && `: ${one.reason}`)));
 }
+
+const ANSWERS = {
+  pending: "Nobody had answered yet", once: "Allowed this once",
+  session: "Allowed for the whole conversation", deny: "Denied",
+};
 
 function outputPart(detail, call, how) {
   if (how === "running") return part("Output", detail.growingText("output so far"));

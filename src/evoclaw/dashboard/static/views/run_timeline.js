@@ -1,10 +1,9 @@
 // The timeline of a run: turns as bands, calls as bars in lanes. Only what is in sight is drawn.
 
 import { h, perFrame, setText } from "../dom.js";
-import { duration, some } from "../format.js";
-import { outcome, until } from "./run_model.js";
+import { boxOf, boxShare, boxWords, firstInSight, neighbour, same } from "./run_boxes.js";
+import { until } from "./run_model.js";
 import { gathered, tickLabel, ticks } from "./run_scale.js";
-import { callLabel, OUTCOMES, turnLabel } from "./run_words.js";
 
 const AXIS = 24, BAND = 30, LANE = 28, PAD = 8, TALLEST = 8;
 const WIDEST = 4_000_000; // pixels: more, and browsers lay it out wrongly
@@ -276,35 +275,18 @@ export class Timeline {
       h("button", { type: "button", tabindex: "-1" }, h("span", null)));
     const press = made.firstChild;
     press.box = box;
-    const [name, label, text] = this.words(box);
+    const [name, label, text] = boxWords(this.run, box);
     if (press.className !== name) press.className = name;
     if (press.title !== label) { press.title = label; press.setAttribute("aria-label", label); }
     setText(press.firstChild, box.right - box.left > 22 ? text : "");
     const top = box.row === "band" ? AXIS + 2 : AXIS + BAND + box.row * LANE + 2;
     moved(press, PAD + box.left, top);
     sized(press, box.right - box.left);
-    const share = box.row === "band" ? thought(this.run, box, this.pixels) : failing(this.run, box);
+    const share = boxShare(this.run, box, this.pixels);
     if (press.share !== share) press.style.setProperty("--share", press.share = share);
     const chosen = box.many.some((one) => same(one.what, this.selected));
     if (press.ariaPressed !== String(chosen)) press.ariaPressed = String(chosen);
     return made;
-  }
-
-  words(box) {
-    const { run } = this;
-    if (box.many.length > 1) return gatheredWords(box, run);
-    const { kind, place } = box.what;
-    if (kind === "turn") {
-      const turn = run.turns[place];
-      const open = turn.repliedAt === null && !run.finished;
-      const state = turn.failed ? "failed" : open ? "live" : "";
-      return [`tl-band ${state}`, turnLabel(turn, run), `turn ${turn.number}`];
-    }
-    const call = run.calls[place], how = outcome(call, run);
-    const took = call.endedAt !== null && call.startedAt !== null
-      ? ` ${duration(call.endedAt - call.startedAt)}` : "";
-    return [`tl-bar ${how} ${box.small ? "small" : ""}`, callLabel(call, run),
-      `${OUTCOMES[how][1]} ${call.name}${took}`];
   }
 
   /** One of them can be reached with Tab: the chosen one, or the first. */
@@ -322,49 +304,6 @@ export class Timeline {
   }
 }
 
-function boxOf(kind, thing, row, from, to, scale) {
-  const what = { kind, place: thing.place };
-  const order = kind === "turn" ? thing.first * 2 : thing.first * 2 + 1 + thing.place * 1e-6;
-  return { key: `${kind}${thing.place}`, what, row, from, to, left: from * scale,
-    right: to * scale, order };
-}
-
-function gatheredWords(box, run) {
-  if (box.row === "band") {
-    const [a, b] = [box.many[0], box.many.at(-1)].map((one) => run.turns[one.what.place].number);
-    return ["tl-band many", `turns ${a} to ${b}, too short to be seen alone: zoom in`, ""];
-  }
-  const label = `${some(box.many.length, "call")}, ${failures(run, box)} of them failed or denied`;
-  return ["tl-bar many", `${label}: zoom in`, ""];
-}
-
-const failures = (run, { many }) =>
-  many.filter((one) => run.calls[one.what.place].result?.error).length;
-
-/** How many of the calls of a box did not succeed. */
-const failing = (run, box) => (box.many.length < 2 ? ""
-  : `${((100 * failures(run, box)) / box.many.length).toFixed(0)}%`);
-
-/** How much of a band is thinking, before the first word came. */
-function thought(run, { what, left, right }, scale) {
-  const { firstAt, repliedAt, endedAt } = run.turns[what.place];
-  const thinks = firstAt === null && repliedAt === null && endedAt === null;
-  const first = thinks ? right : ((firstAt ?? repliedAt ?? endedAt) - run.began) * scale;
-  const part = Math.min(1, Math.max(0, (first - left) / (right - left)));
-  return `${(100 * part).toFixed(1)}%`;
-}
-
-function firstInSight(run, from, now) {
-  let low = 0, high = run.turns.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (until(run.turns[middle], now) - run.began < from) low = middle + 1; else high = middle;
-  }
-  return low;
-}
-
-const same = (a, b) => Boolean(a && b && a.kind === b.kind && a.place === b.place);
-
 function moved(element, left, top = null) {
   const value = top === null ? `translateX(${left.toFixed(1)}px)`
     : `translate(${left.toFixed(1)}px, ${top}px)`;
@@ -374,25 +313,4 @@ function moved(element, left, top = null) {
 function sized(element, width) {
   const value = width ? `${width.toFixed(1)}px` : "";
   if (element.sized !== value) element.style.setProperty("width", element.sized = value);
-}
-
-/** What comes `by` steps after something, in the order of turns and their calls. */
-export function neighbour(run, selected, by) {
-  if (!run || !run.turns.length) return null;
-  const last = run.turns.at(-1);
-  if (by === -Infinity || !selected) return { kind: "turn", place: 0 };
-  if (by === Infinity) {
-    return last.calls.length ? { kind: "call", place: last.calls.at(-1) }
-      : { kind: "turn", place: last.place };
-  }
-  const turnPlace = selected.kind === "turn" ? selected.place : run.calls[selected.place]?.turn;
-  const turn = run.turns[turnPlace];
-  if (!turn) return { kind: "turn", place: 0 };
-  const at = (selected.kind === "turn" ? -1 : turn.calls.indexOf(selected.place)) + by;
-  if (at === -1) return { kind: "turn", place: turn.place };
-  if (at >= 0 && at < turn.calls.length) return { kind: "call", place: turn.calls[at] };
-  const other = run.turns[turn.place + (at < 0 ? -1 : 1)];
-  if (!other) return null;
-  return at < 0 && other.calls.length ? { kind: "call", place: other.calls.at(-1) }
-    : { kind: "turn", place: other.place };
 }

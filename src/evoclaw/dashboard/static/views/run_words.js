@@ -108,7 +108,8 @@ export function isTrouble({ event }) {
   if (event.type === "call_finished") return Boolean(event.result.error);
   if (event.type === "call_judged") return event.verdict !== "allow";
   if (event.type === "run_finished") return event.stop !== "completed";
-  return ["reply_retried", "reply_failed", "approval_answered"].includes(event.type);
+  if (event.type === "approval_answered") return !["once", "session"].includes(event.decision);
+  return ["reply_retried", "reply_failed"].includes(event.type);
 }
 
 /** The call that a record is about, or "". */
