@@ -74,6 +74,15 @@ async def test_the_steps_are_those_of_the_chain_that_runs_have_but_for_rates(
     assert found["verdict"] == "allow"
 
 
+async def test_an_agent_that_is_stopped_may_do_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as up:
+        root = await up.as_("*")
+        assert (await explained(root, "read", path="a"))["verdict"] == "allow"
+        await root.post("/v1/stops", {"kind": "agent", "name": AGENT.name})
+        found = await explained(root, "read", path="a")
+        assert (found["verdict"], found["by"]) == ("deny", "Stops")
+
+
 async def test_an_explanation_leaves_no_trace(tmp_path: Path) -> None:
     async with served(tmp_path) as up:
         judged = up.house.judged

@@ -13,9 +13,10 @@ import msgspec
 
 from evoclaw.api.needs import PolicyAnswer, PolicyQuestion, PolicyView, RuleView
 from evoclaw.core.errors import AgentNotFound
+from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Policy
-from evoclaw.core.tools import Call, Tool
+from evoclaw.core.tools import Call, Context, Tool
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
@@ -84,7 +85,8 @@ class ShownPolicies:
         tool = self._tool(agent, question.tool)
         if tool is None:
             return None
-        call = Call("explained", tool, question.arguments, "explained.1.0.1", 1.0)
+        context = Context(principal=Principal(agent=agent.name))
+        call = Call("explained", tool, question.arguments, "explained.1.0.1", 1.0, context=context)
         found = await explain(self._policies(agent, question.level), call, _called)
         answer: dict[str, JSON] = {**msgspec.to_builtins(found), "effects": self._effects(call)}
         return msgspec.convert(answer, PolicyAnswer)
