@@ -107,7 +107,7 @@ export class CallCard {
   output(text) {
     this.live = (this.live + text).slice(-MOST_LIVE);
     if (!this.pre) {
-      this.pre = h("pre", { class: "text live", tabindex: "0", role: "region",
+      this.pre = h("pre", { class: "text live", tabindex: "0", role: "group",
         "aria-label": "what it says while it runs" });
       replace(this.said, this.pre);
     }

@@ -98,7 +98,7 @@ export class Composer {
   show(state) {
     this.mode = state ? "steer" : "say";
     setText(this.go, state ? "Steer" : "Send");
-    setText(this.label, state ? "Steer the run" : "Message");
+    setText(this.label, state ? "Message that steers the run" : "Message");
     this.input.placeholder = state ? "Steer it: it hears this before its next step"
       : "Say what is to be done";
     this.stop.hidden = this.queue.hidden = !state;

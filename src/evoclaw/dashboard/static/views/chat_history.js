@@ -8,6 +8,7 @@ import {
 } from "./chat_turns.js";
 
 const AT_ONCE = 100;
+const LONGEST = 12; // messages that are drawn together
 const LOOKED_THROUGH = 20; // runs that may have said nothing, between two that did
 
 /** The messages of a session that no run which goes on will tell of. */
@@ -48,31 +49,48 @@ export class History {
     if (this.runs.length < AT_ONCE / 2 && this.nextRuns) {
       this.runs.push(...await this.askRuns(this.nextRuns));
     }
-    const groups = this.grouped(items).filter((group) => !group.run || group.run.state === "ended");
+    const groups = this.grouped(items);
+    const made = groups.filter((group) => !group.run || group.run.state === "ended")
+      .map((group) => this.section(group));
     this.older.hidden = this.first === 0;
-    const made = groups.map((one, index) =>
-      this.section(one, this.headless && index === groups.length - 1));
-    this.headless = groups[0] && !groups[0].run ? made[0] : null;
     this.act.keepingPlace(() => this.element.prepend(...made));
     if (this.hasCanvas) this.act.canvas(false); // else there is none, and nobody need be asked
   }
 
-  /** The messages by run: what a person said that is what a run was asked begins its messages. */
+  /**
+   * The messages in groups, each with the run that it is of: what a person said that is what a run
+   * was asked begins its messages. A long run has several groups, so that each can be left undrawn.
+   */
   grouped(items) {
     const groups = [];
-    let group = { run: null, items: [] };
-    for (let index = items.length - 1; index >= 0; index -= 1) {
-      const one = items[index];
-      group.items.unshift(one);
-      const run = one.message.role === "user" && this.matched(textOf(one.message));
-      if (run) {
-        group.run = run;
-        groups.unshift(group);
+    let group = null, of = []; // `of`: the groups of the run whose beginning is looked for
+    for (const one of items.toReversed()) {
+      const role = one.message.role, why = role === "user" ? loopSaid(one.message) : role;
+      // What was remembered for a run stands just before what it was asked.
+      if (group?.asked && why !== "memory") group = null;
+      if (!group || (group.items.length >= LONGEST && group.items[0].message.role !== "tool")) {
         group = { run: null, items: [] };
+        groups.unshift(group);
+        of.unshift(group);
       }
+      group.items.unshift(one);
+      const run = role === "user" && !group.asked && this.matched(textOf(one.message));
+      if (!run) continue;
+      group.asked = one;
+      for (const each of of) each.run = run;
+      if (this.cutOff) this.finish(this.cutOff, run);
+      else of.at(-1).isLast = true;
+      this.cutOff = null;
+      of = [];
     }
-    if (group.items.length) groups.unshift(group);
+    if (of.length && !this.cutOff) this.cutOff = of.at(-1);
     return groups;
+  }
+
+  /** Say how a run ended that began on another page than it did. */
+  finish(group, run) {
+    const end = ending(run, "", this.act);
+    if (end) group.element?.append(end);
   }
 
   matched(text) {
@@ -81,21 +99,22 @@ export class History {
     return this.runs.splice(0, index + 1)[index];
   }
 
-  /** The messages of one run; the end of one that was cut by a page is on the page after it. */
-  section({ run, items }, isCut) {
+  section(group) {
+    const { run, items, asked } = group;
     const made = h("section", { class: "run past",
       "aria-label": oneLine(run?.asked || "earlier", 60) });
     const shown = { reply: null, told: "" };
-    for (const one of items) made.append(...this.shownOne(one, run, one === items[0], shown));
-    const end = run && ending(run, shown.told, this.act);
-    if (end) (isCut ? this.headless : made).append(end);
-    made.dataset.number = items[0].number;
+    for (const one of items) made.append(...this.shownOne(one, run, one === asked, shown));
+    const end = group.isLast && ending(run, shown.told, this.act);
+    if (end) made.append(end);
+    made.dataset.number = (asked || items[0]).number;
+    group.element = made;
     return made;
   }
 
-  shownOne({ number, message }, run, isFirst, shown) {
+  shownOne({ number, message }, run, isAsked, shown) {
     if (message.role === "system") return [saidByLoop(message.text, "start")];
-    if (message.role === "user") return [this.shownUser(number, message, run && isFirst)];
+    if (message.role === "user") return [this.shownUser(number, message, isAsked)];
     if (message.role === "tool") {
       const card = shown.reply?.cards.get(message.call_id);
       card?.finished(message);

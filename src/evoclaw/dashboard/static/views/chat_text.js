@@ -107,7 +107,7 @@ export class Writer {
     const made = h("div", { class: "code" },
       h("div", { class: "row between" }, h("span", { class: "soft small" }, language || "code"),
         copyOf(code)),
-      h("pre", { tabindex: "0", role: "region", "aria-label": `code ${language}`.trim() }, code));
+      h("pre", { tabindex: "0", role: "group", "aria-label": `code ${language}`.trim() }, code));
     this.place.append(made);
     this.block = { kind: "code", element: code, mark };
   }
@@ -138,7 +138,7 @@ export class Writer {
 
   grid(line) {
     if (this.block?.kind !== "grid") {
-      const element = h("pre", { class: "grid", tabindex: "0", role: "region",
+      const element = h("pre", { class: "grid", tabindex: "0", role: "group",
         "aria-label": "table" });
       this.place.append(element);
       this.block = { kind: "grid", element };

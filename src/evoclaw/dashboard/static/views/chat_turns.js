@@ -33,7 +33,8 @@ export function loopSaid(message) {
   const text = textOf(message);
   const found = LOOP.find(([start]) => text.startsWith(start));
   if (found) return found[1];
-  return (message.blocks || []).some((block) => block.label) ? "memory" : "";
+  const remembered = (block) => block.label?.sources?.includes("memory");
+  return text && message.blocks.every(remembered) ? "memory" : "";
 }
 
 /** What a person said; `tools` are what can be done with it. */
