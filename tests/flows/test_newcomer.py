@@ -84,6 +84,9 @@ async def test_what_the_readme_says_about_the_service_works_for_somebody_new(
         assert "You said: Say hello." in talk.out, "what is piped in is answered too"
         assert "ready" in talk.out
 
+        link = (await typed(up, block("evoclaw page"))).out.strip()
+        assert link.startswith(f"{owner.url}/#token="), link
+
         assert any(PORT in one for one in blocks())
         curl = block("curl", "/v1/runs", "/events").replace(PORT, port)
         watched = await typed(up, curl)
@@ -95,7 +98,7 @@ async def test_what_the_readme_says_about_the_service_works_for_somebody_new(
         assert (await typed(up, client)).out.strip() == "You said: Say hello."
 
         for one in blocks():
-            assert any(word in one for word in ("init", "chat", "curl", "openai")), (
+            assert any(word in one for word in ("init", "chat", "page", "curl", "openai")), (
                 f"the README shows something that is not tried out here: {one}"
             )
         assert await up.stop() == 0
