@@ -12,6 +12,8 @@ from typing import Literal
 from PIL import Image
 from playwright.async_api import Browser, async_playwright, expect
 
+from tests.faults.support import until
+from tests.flows.up_process import ok
 from tests.page.house import House, page_house
 from tests.page.looking import Looker
 from tests.page.scene import HOW, NOTES, play, session_of
@@ -35,6 +37,10 @@ async def shoot(house: House, browser: Browser, views: dict[str, str], scheme: S
     for name, address in views.items():
         await looker.go(*address.split("/"))
         await expect(looker.page.locator("[aria-busy=true]")).to_have_count(0)
+        if name == "metrics":
+            await looker.page.get_by_label("Span").select_option(label="last hour")
+        if name == "run":
+            await looker.page.get_by_role("button", name="edge_call").first.click()
         await looker.page.wait_for_timeout(1_200)
         keep(await looker.page.screenshot(), PLACE / f"{name}-{scheme}.png")
     assert looker.complaints == [], looker.complaints
@@ -47,6 +53,16 @@ def keep(picture: bytes, path: Path) -> None:
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
+async def breathed(house: House) -> None:
+    """Wait until both edges have said how their machines are."""
+
+    async def so() -> bool:
+        edges = ok(await house.client.get("/v1/fleet"))["items"]
+        return all(edge.get("cpu_percent") for edge in edges)
+
+    await until(so, 60, "both edges said how they are")
+
+
 async def main() -> None:
     """Build a house, play the scene, take the pictures."""
     PLACE.mkdir(exist_ok=True)
@@ -55,6 +71,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="house-") as folder:
         async with page_house(Path(folder)) as house, async_playwright() as playwright:
             runs = await play(house)
+            await breathed(house)
             views = {
                 "fleet": "fleet",
                 "chat": f"chat/{await session_of(house, runs[HOW])}",

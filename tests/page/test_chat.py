@@ -155,6 +155,7 @@ async def test_the_canvas_draws_what_the_model_made_and_reaches_nothing(looker: 
     run = await begun(looker.house.client, f"call canvas {json.dumps(shown)}\nsay look")
     view = await reached(looker.house.client, run)
     await looker.enter("chat", str(view["session_id"]))
+    await expect(looker.page.get_by_role("log")).to_contain_text("shown at the page")
     panel = looker.page.get_by_role("complementary", name="Canvas")
     await expect(panel).to_be_visible()
 

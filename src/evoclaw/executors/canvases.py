@@ -36,14 +36,20 @@ class _Sheet(Struct, frozen=True):
 class FileCanvas:
     """One page. What a model wrote is shown in a frame that can load and reach nothing."""
 
-    def __init__(self, path: Path) -> None:
-        """Show it at a path that ends in `.html`; what is shown outlives this process."""
+    def __init__(self, path: Path, seen_at: str = "") -> None:
+        """Show it; what is shown outlives this process.
+
+        Args:
+            path: Ends in `.html`.
+            seen_at: What is said of where to look, if that is not the file.
+        """
         self._path, self._kept = path, path.with_suffix(".json")
+        self._seen_at = seen_at or path.as_uri()
 
     async def show(self, sheet: _Sheet) -> str:
         """Show this instead of what was there; where it is to be seen."""
         await asyncio.to_thread(self._write, sheet)
-        return self._path.as_uri()
+        return self._seen_at
 
     async def shown(self) -> _Sheet | None:
         """What is shown now."""
@@ -74,14 +80,15 @@ class FileCanvas:
 class CanvasFolder:
     """What sessions show: a page each, which no other session may see or change."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, seen_at: str = "") -> None:
+        """Keep them in a folder; `seen_at` says where to look, if that is not the file."""
+        self._folder, self._seen_at = folder, seen_at
 
     def of(self, tenant: str, session_id: str) -> FileCanvas:
         """A session's own."""
         # Ids are others' words: no file is named by them.
         name = sha256(f"{tenant}/{session_id}".encode()).hexdigest()[:32]
-        return FileCanvas(self._folder / f"{name}.html")
+        return FileCanvas(self._folder / f"{name}.html", self._seen_at)
 
 
 def page(sheet: _Sheet) -> str:

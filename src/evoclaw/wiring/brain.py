@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 HOUR, DAY = 3_600.0, 86_400.0
+CANVAS = "the page, beside the conversation"
+"""Where to look at what a session shows: for the model to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +213,7 @@ async def _equipment(
     signer = await stack.enter_async_context(open_signer(env))
     return Equipment(
         orchestrator, providers, governance, approvals.approver, box, signer, settle,
-        canvas_folder(env),
+        canvas_folder(env, CANVAS),
     )  # fmt: skip
 
 

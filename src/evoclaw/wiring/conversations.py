@@ -86,12 +86,12 @@ async def open_conversations(
         yield talks
 
 
-def canvas_folder(env: Mapping[str, str]) -> CanvasFolder:
+def canvas_folder(env: Mapping[str, str], seen_at: str = "") -> CanvasFolder:
     """What the sessions of this machine show, whichever process has them."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.executors.canvases import CanvasFolder
 
-    return CanvasFolder(default_data_folder(env) / "canvas")
+    return CanvasFolder(default_data_folder(env) / "canvas", seen_at)
 
 
 class _Governed(TypedDict):
