@@ -1,14 +1,14 @@
 // Chat: sessions at the left, a conversation, and the canvas beside it.
 
 import { del, get, patch, post } from "../api.js";
-import { announce, h, replace } from "../dom.js";
+import { announce, h, oneLine, replace } from "../dom.js";
 import { may } from "../live.js";
 import { button, confirmed, dialog, empty, failed, field, select, toast } from "../parts.js";
 import { Canvas } from "./chat_canvas.js";
 import { Composer, leaveDraft } from "./chat_composer.js";
 import { SessionList } from "./chat_sessions.js";
 import { Talk } from "./chat_talk.js";
-import { costLine, textOf, titleOf } from "./chat_turns.js";
+import { costLine, loopSaid, textOf, titleOf } from "./chat_turns.js";
 
 export const title = "Chat";
 
@@ -224,7 +224,8 @@ class Chat {
     await del(`/v1/sessions/${id}`);
     this.list.drop(id);
     toast("deleted");
-    await this.open("");
+    history.replaceState(null, "", "#/chat"); // there is nothing to come back to
+    await this.open("", { push: false, focus: true });
   }
 
   /** Go on from a message in a new session: with it if a model said it, else just before it. */
@@ -232,18 +233,22 @@ class Chat {
     const { id, agent } = this.session;
     if (number === null) throw new Error("this was not kept yet; try again in a moment");
     const path = `/v1/sessions/${id}/messages`;
-    const { items } = await get(path, { start: number, limit: 1 });
-    const found = items[0]?.message;
+    const start = Math.max(0, number - 1);
+    const { items } = await get(path, { start, limit: number - start + 1 });
+    const found = items.at(-1)?.message;
     const said = found && (found.role === "user" ? textOf(found) : found.text);
     if (!found || found.role !== role || said !== text) {
       throw new Error("this message has moved; load the session anew");
     }
-    const last = role === "user" ? number - 1 : number;
-    const made = last < 0 ? await post("/v1/sessions", { agent })
-      : await post(`/v1/sessions/${id}/branch`, { at_message: last });
+    // What was remembered for a message stands before it, and goes with it.
+    const remembered = items.length > 1 && loopSaid(items[0].message) === "memory";
+    const last = role === "user" ? number - (remembered ? 2 : 1) : number;
+    const named = oneLine(`branch of ${this.session.title || "a session"}`, 80);
+    const made = last < 0 ? await post("/v1/sessions", { agent, title: named })
+      : await post(`/v1/sessions/${id}/branch`, { at_message: last, title: named });
     if (role === "user") leaveDraft(made.id, text);
     this.list.put(made);
-    toast("branched: this is a new session");
+    announce("branched: this is a new session");
     await this.open(made.id);
   }
 

@@ -92,7 +92,7 @@ export class CallCard {
     if (!said) return;
     this.verdict.hidden = false;
     replace(this.verdict, this.verdict.textContent, " ",
-      h("strong", null, reason ? `${said}: ${reason}` : said));
+      h("strong", null, reason && decision === "deny" ? `${said}: ${reason}` : said));
     if (decision !== "deny") this.show("quiet", "approved");
   }
 

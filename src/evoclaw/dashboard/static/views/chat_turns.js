@@ -34,7 +34,7 @@ export function loopSaid(message) {
   const found = LOOP.find(([start]) => text.startsWith(start));
   if (found) return found[1];
   const remembered = (block) => block.label?.sources?.includes("memory");
-  return text && message.blocks.every(remembered) ? "memory" : "";
+  return text && message.role === "user" && message.blocks.every(remembered) ? "memory" : "";
 }
 
 /** What a person said; `tools` are what can be done with it. */
