@@ -2,7 +2,7 @@
 
 import { h, perFrame } from "./dom.js";
 
-const AHEAD = 6; // rows beyond the edge of what is seen
+const AHEAD = 240; // pixels drawn beyond the edge of what is seen
 
 /**
  * A scrolling list of rows of one height, several columns if there is room.
@@ -62,9 +62,9 @@ export class VirtualList {
     const rows = Math.ceil(total / columns);
     this.inner.style.setProperty("height", `${rows * this.height}px`);
     const { scrollTop, clientHeight } = this.element;
-    const first = Math.max(0, Math.floor(scrollTop / this.height) - AHEAD) * columns;
+    const first = Math.max(0, Math.floor((scrollTop - AHEAD) / this.height)) * columns;
     const last = Math.min(
-      total, (Math.ceil((scrollTop + clientHeight) / this.height) + AHEAD) * columns);
+      total, Math.ceil((scrollTop + clientHeight + AHEAD) / this.height) * columns);
     const wanted = new Map();
     for (let index = first; index < last; index += 1) {
       const item = this.items[index], key = this.key(item);
