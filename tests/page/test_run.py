@@ -85,6 +85,25 @@ async def test_the_keyboard_goes_from_thing_to_thing_and_the_panel_tells_all_of_
     assert "call bash denied" in str(await looker.page.evaluate(focused))
 
 
+async def test_it_is_zoomed_with_keys_and_the_wheel_and_seen_whole_again(
+    looker: Looker, run: str
+) -> None:
+    await looker.enter("runs", run)
+    timeline = looker.page.locator(".tl")
+    await expect(looker.page.locator(".tl-bar").first).to_be_visible()
+    wide = "one => one.scrollWidth / one.clientWidth"
+    await timeline.focus()
+    await looker.page.keyboard.press("+")
+    assert await timeline.evaluate(wide) == pytest.approx(1.6, rel=0.1)
+    turned = {"deltaY": -300, "ctrlKey": True, "clientX": 600, "cancelable": True}
+    await timeline.dispatch_event("wheel", turned)
+    assert await timeline.evaluate(wide) == pytest.approx(4.3, rel=0.1)
+    await looker.page.keyboard.press("0")
+    assert await timeline.evaluate(wide) == 1
+    await looker.page.locator(".tl-jump select").select_option(label="2")
+    await expect(looker.page.locator("#detail-title")).to_have_text("Turn 2")
+
+
 async def test_played_again_it_is_shown_as_it_was_then(looker: Looker, run: str) -> None:
     await looker.enter("runs", run)
     scrubber = looker.page.get_by_role("slider", name="Record")
@@ -207,7 +226,7 @@ _DIFFERING = """async (text) => {
   const { Recording, RunModel } = await import("/ui/views/run_model.js");
   const lines = text.split("\\n").filter(Boolean).map((line) => JSON.parse(line));
   const recording = new Recording();
-  for (let again = 0; again < 40; again += 1) { // long enough for copies to be kept
+  for (let again = 0; again < 60; again += 1) { // long enough for copies to be kept
     for (const record of lines) {
       const whole = structuredClone(record);
       whole.seq = again * lines.length + record.seq;

@@ -40,7 +40,8 @@ class RunPage {
     this.timeline = new Timeline({ label: "Timeline", onSelect: (one) => this.select(one),
       onLook: () => this.showFollowing() });
     this.player = new Player(this.recording, (position) => this.move(position), signal);
-    this.events = new Events(this.recording, (record, number) => this.choose(record, number));
+    this.events = new Events(this.recording, (record, number) => this.choose(record, number),
+      view.state !== "ended");
     this.detail = new Detail(this);
     this.problem = h("div", { class: "run-problem" });
     this.element = h("div", { class: "run-page" }, this.head.element, this.problem,
@@ -166,7 +167,7 @@ class RunPage {
     const { recording, position } = this, present = this.present;
     const past = position !== null;
     const run = past ? recording.at(position) : recording.model;
-    const now = past ? run.last ?? recording.model.began ?? 0 : present;
+    const now = past ? (run.last ?? recording.model.began ?? 0) + this.player.beyond : present;
     const began = recording.model.began ?? 0;
     if (past && run.began === null) run.began = began; // nothing yet, on the same axis
     this.timeline.set(run, { now, total: present - began, lanes: recording.model.lanes.length,

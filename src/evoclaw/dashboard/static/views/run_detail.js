@@ -19,18 +19,22 @@ export class Detail {
     this.element = h("section", { class: "detail card", "aria-labelledby": "detail-title",
       id: "detail", tabindex: "-1" }, h("h2", { id: "detail-title" }, "Detail"), this.body);
     this.shown = null;
-    this.clear();
   }
 
-  clear() {
-    this.shown = null;
-    setText(this.element.firstChild, "Detail");
-    replace(this.body, empty("Choose a turn, a call or a record."));
+  /** What is shown while nothing is chosen: the answer, once there is one. */
+  overview(run) {
+    const key = `run ${run.finished ? run.finished.at : ""}`;
+    if (key === this.shown) return;
+    this.shown = key;
+    const { text, stop } = run.finished || {};
+    this.title(text ? "Answer" : "Detail");
+    replace(this.body, text && stop !== "waiting" && textBlock(text, "answer"),
+      empty("Choose a turn, a call or a record."));
   }
 
   /** Show what is chosen as it is in this run; it is made anew only where it changed. */
   update(run, selected, record) {
-    if (!selected && !record) { if (this.shown) this.clear(); return; }
+    if (!selected && !record) return this.overview(run);
     const thing = selected && run[selected.kind === "turn" ? "turns" : "calls"][selected.place];
     const kind = thing ? selected.kind : "record";
     const state = thing ? stateOf(kind, thing, run) : "";

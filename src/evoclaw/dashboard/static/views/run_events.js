@@ -15,10 +15,13 @@ const KINDS = {
   trouble: ["trouble", isTrouble],
 };
 
-/** The list. `onSelect(record, number)` is told what was chosen; the number counts from 1. */
+/**
+ * The list. `onSelect(record, number)` is told what was chosen; the number counts from 1.
+ * `following`: the end is kept in sight as it grows, until somebody scrolls away.
+ */
 export class Events {
-  constructor(recording, onSelect) {
-    Object.assign(this, { recording, onSelect, position: null, seen: 0, following: true });
+  constructor(recording, onSelect, following) {
+    Object.assign(this, { recording, onSelect, position: null, seen: 0, following });
     this.chosen = null;
     this.numbers = new WeakMap();
     this.use("facts", false);

@@ -27,6 +27,11 @@ export class Player {
     signal.addEventListener("abort", () => { this.playing = false; }, { once: true });
   }
 
+  /** Seconds of the run that were played since the record where it stands. */
+  get beyond() {
+    return this.playing && this.position ? this.waited : 0;
+  }
+
   get total() {
     return this.recording.records.length;
   }
@@ -58,7 +63,7 @@ export class Player {
     const next = this.speed === "max"
       ? this.position + Math.max(1, Math.ceil(this.total / FRAMES))
       : this.later(gone * Number(this.speed));
-    if (next !== this.position) this.move(next);
+    if (next !== this.position) this.move(next); else this.onMove(next); // time goes on, too
     if (this.playing) requestAnimationFrame((at) => this.frame(at));
   }
 

@@ -99,6 +99,7 @@ export class Timeline {
   fit() {
     this.scale = null;
     this.following = true;
+    this.resize();
     this.redraw();
     this.onLook();
   }
