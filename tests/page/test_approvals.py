@@ -59,6 +59,7 @@ async def test_keys_answer_the_call_that_is_marked_and_no_other(looker: Looker) 
     assert left["arguments"] == {"command": "echo one"}, "g s leads elsewhere and approves nothing"
 
     await looker.go("approvals")
+    await expect(cards).to_have_count(1)
     await looker.page.keyboard.press("j")
     await looker.page.keyboard.press("x")
     await looker.page.keyboard.press("d")

@@ -64,6 +64,7 @@ class Queue {
     this.cards = new Map();
     this.groups = new Map();
     this.current = "";
+    this.since = -Infinity; // when another card was marked without being asked to
     this.quietUntil = 0;
     this.none = h("div");
     this.element = h("div", { class: "approval-queue" });
@@ -129,7 +130,7 @@ class Queue {
     card.element.remove();
     this.cards.delete(id);
     if (this.current === id) this.current = "";
-    if (next) this.go(next);
+    if (next) this.go(next, true);
     else if (had) document.getElementById("main").focus();
   }
 
@@ -200,13 +201,13 @@ class Queue {
     this.current = id;
   }
 
-  go(id) {
+  go(id, unasked = false) {
     const card = this.cards.get(id);
     if (!card) return;
     card.element.focus({ preventScroll: true });
     card.element.scrollIntoView({ block: "nearest" });
     this.mark(id);
-    this.since = performance.now();
+    this.since = unasked ? performance.now() : -Infinity;
   }
 
   /** Keys; not while one writes, in a dialog, held down, or as the second key of “g …”. */
@@ -227,7 +228,7 @@ class Queue {
     if (!this.human || !card || (!decision && event.key !== "x")) return;
     event.preventDefault();
     if (event.key === "x") card.check.click();
-    else if (performance.now() - this.since > 250) {
+    else if (performance.now() - this.since > SETTLE / 2) {
       this.answer(card, decision).catch((cause) => toast(cause.message, "bad"));
     }
   }

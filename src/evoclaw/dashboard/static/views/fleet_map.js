@@ -175,8 +175,7 @@ function nodeOf(node, { x, y }, box) {
     s("text", { x: x + 25, y: y + 4 }, oneLine(node.name, letters)),
     s("title", null, `${isEdge ? "edge" : "agent"} ${node.name}: ${some(node.calls, "call")}`)];
   const kind = `map-node ${isEdge ? "edge" : "agent"}${edge?.online ? " online" : ""}`;
-  return isEdge ? s("a", { href: `#/fleet/${encodeURIComponent(node.name)}`, class: kind }, inner)
-    : s("g", { class: kind }, inner);
+  return s("g", { class: kind }, inner);
 }
 
 const COLUMNS = [

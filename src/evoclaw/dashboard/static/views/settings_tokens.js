@@ -105,7 +105,7 @@ function tokensShown(items, again) {
     { title: "name", cell: (row) => [row.name, row.id === known.me.token
       && h("span", { class: "soft small" }, " (yours)")] },
     { title: "state", cell: stateOf },
-    { title: "may", cell: (row) => h("span", { class: "mono" }, row.scopes.join(" ")) },
+    { title: "may", cell: (row) => h("code", null, row.scopes.join(" ")) },
     { title: "user", cell: (row) => row.user || "–" },
     { title: "made", cell: (row) => when(row.made_at) },
     { title: "expires", cell: (row) => (row.expires_at ? when(row.expires_at) : "never") },
