@@ -85,7 +85,7 @@ class Shell:
         )
 
     async def type(self, *arguments: str, stdin: bytes | None = None) -> Typed:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             pipe = asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE
             process = await self.start(*arguments, stdin=pipe)
             out, err = await process.communicate(stdin)
@@ -105,7 +105,7 @@ class Shell:
 
         loop.add_reader(master, readable)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 process = await self.start(*arguments, stdin=slave, stderr=slave)
                 out, _ = await process.communicate()
         finally:

@@ -38,7 +38,7 @@ async def test_a_stop_ends_a_call_of_an_mcp_client_and_the_next_is_refused(
     tmp_path: Path,
 ) -> None:
     mark = token()
-    async with shell(tmp_path) as here, asyncio.timeout(60):
+    async with shell(tmp_path) as here, asyncio.timeout(120):
         serving = await here.start("mcp", "serve", "--yes", stdin=asyncio.subprocess.PIPE)
         client = Client(serving)
         await client.greet()

@@ -71,7 +71,7 @@ class Client:
         self._id += 1
         self.say({"id": self._id, "method": method, "params": params})
         assert self._process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while line := await self._process.stdout.readline():
                 if (told := json.loads(line)).get("id") == self._id:
                     return told
