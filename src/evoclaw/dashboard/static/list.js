@@ -77,6 +77,20 @@ export class VirtualList {
       if (wanted.get(key)?.element !== element) element.remove();
     }
     this.drawn = wanted;
+    this.order();
+  }
+
+  /** Have the elements in the order in which they are seen: the Tab key goes by it. */
+  order() {
+    const { activeElement } = document;
+    let at = this.inner.firstChild;
+    for (const { element } of this.drawn.values()) {
+      if (element === at) at = at.nextSibling;
+      else this.inner.insertBefore(element, at);
+    }
+    if (activeElement !== document.activeElement && this.inner.contains(activeElement)) {
+      activeElement.focus({ preventScroll: true });
+    }
   }
 
   made(item, index, old) {
