@@ -19,7 +19,7 @@ function argument(name, value) {
   const raw = typeof value === "string" ? value : JSON.stringify(value, null, 2);
   const text = visible(raw), lines = text.split("\n");
   const left = [...raw.matchAll(CUT)].reduce((total, found) => total + Number(found[1]), 0);
-  const block = h("pre", { class: "text", tabindex: "0", role: "region",
+  const block = h("pre", { class: "text", tabindex: "0", role: "group",
     "aria-label": `argument ${name}` });
   const notes = h("div", { class: "row small" });
   const short = lines.slice(0, LINES).join("\n").slice(0, LETTERS);
