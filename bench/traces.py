@@ -34,7 +34,11 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.wiring.tracing import open_tracing
 
 ROUNDS, RUNS, TURNS = 15, 40, 20
-SERVED_ROUNDS, SERVED_RUNS, SERVED_TURNS = 5, 12, 8
+SERVED_ROUNDS, SERVED_RUNS, SERVED_TURNS = 3, 8, 8
+
+
+class TooBusy(Exception):
+    """Calls came too late: the machine does other things."""
 
 
 async def alone(env: dict[str, str]) -> dict[str, float]:
@@ -72,12 +76,20 @@ async def served(env: dict[str, str]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[bool, list[float]]] = {}
     for number in range(SERVED_ROUNDS * 2):
         traced = bool(number % 2)
+        for name, value in (await _patiently(env if traced else {})).items():
+            found.setdefault(name, {False: [], True: []})[traced].append(value)
+    return {name: _compared(one[False], one[True]) for name, one in found.items()}
+
+
+async def _patiently(env: dict[str, str]) -> dict[str, float]:
+    while True:
         with tempfile.TemporaryDirectory() as folder:
             async with up_process(Path(folder)) as up:
-                up.shell.env.update(env if traced else {})
-                for name, value in (await _served(up)).items():
-                    found.setdefault(name, {False: [], True: []})[traced].append(value)
-    return {name: _compared(one[False], one[True]) for name, one in found.items()}
+                up.shell.env.update(env)
+                try:
+                    return await _served(up)
+                except TooBusy as problem:
+                    print(f"once more: {problem}", file=sys.stderr)
 
 
 async def _served(up: UpProcess) -> dict[str, float]:
@@ -93,7 +105,8 @@ async def _served(up: UpProcess) -> dict[str, float]:
         if run == 1:  # the first one loads what it needs
             before = {name: _seconds(pid) for name, pid in pids.items()}
         view = await reached(client, await begun(client, f"{lines}\nsay done"))
-        assert view["turns"] == SERVED_TURNS, view
+        if view["turns"] != SERVED_TURNS:
+            raise TooBusy(view["reason"])
         took.append((view["ended_at"] - view["began_at"]) / SERVED_TURNS * 1000)
     turns = SERVED_RUNS * SERVED_TURNS
     found = {"turn_ms": median(took[1:])}
@@ -146,9 +159,11 @@ async def main() -> None:
         assert other.stdout is not None
         traces = Collector()
         traces.port = int(await other.stdout.readline())
-        told = {"loop_processor_us": await alone(traces.env)}
+        # As it comes: spans are sent every five seconds, or 512 at a time.
+        env = {name: traces.env[name] for name in ("OTEL_EXPORTER_OTLP_ENDPOINT",)}
+        told = {"loop_processor_us": await alone(env)}
         if "--alone" not in sys.argv:
-            told |= await served(traces.env)
+            told |= await served(env)
     finally:
         other.terminate()
         await other.wait()

@@ -33,7 +33,7 @@ ALWAYS = (
 )
 """On every answer that does not say otherwise."""
 METHODS = b"GET, POST, PATCH, DELETE"
-ALLOWED = b"authorization, content-type, idempotency-key, last-event-id"
+ALLOWED = b"authorization, content-type, idempotency-key, last-event-id, traceparent"
 
 
 class Door:
