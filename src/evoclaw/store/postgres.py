@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-import weakref
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,10 +26,11 @@ import psycopg
 from psycopg import errors
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.database import LINGER, Dialect, StoreError, Undecided, Work
+from evoclaw.store.database import LINGER, Dialect, StoreError, Undecided
 from evoclaw.store.jobs import LARGEST_BATCH, Broken, Job, attempt_all, resolve
 from evoclaw.store.opening import PATIENCE
 from evoclaw.store.postgres_link import Server, Spoken, explained, is_gone
+from evoclaw.store.threaded import Threaded
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,24 +40,19 @@ AGAIN = 1.0
 BEGIN = "BEGIN; SELECT pg_advisory_xact_lock({key}); SELECT pg_current_xact_id()::text"
 
 
-class PostgresDatabase:
-    """One schema of a database, and one thread that speaks to its server."""
+class PostgresDatabase(Threaded):
+    """One schema of a database, and one thread that speaks to its server.
+
+    A write raises `Undecided` if nobody knows whether it was committed.
+    """
 
     def __init__(
         self, server: Server, connection: psycopg.Connection, patience: float = PATIENCE
     ) -> None:
         """Take over an open connection; see `open`."""
-        self.name = server.name
         self.dialect: Dialect = "postgres"
-        self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        self._writer = _Writer(server, connection, self._loop, patience)
-        # The thread knows the writer only, so that a database forgotten by all ends its thread.
-        self._stop = weakref.finalize(self, self._writer.take, None)
-        self._thread = threading.Thread(
-            target=self._writer.run, args=(self._ended,), name=f"store {self.name}"
-        )
-        self._thread.start()
+        writer = _Writer(server, connection, asyncio.get_running_loop(), patience)
+        super().__init__(server.name, server.name, writer)
 
     @classmethod
     async def open(
@@ -83,41 +77,6 @@ class PostgresDatabase:
             opening.add_done_callback(_close_unused)
             raise
         return cls(server, connection, patience)
-
-    async def __aenter__(self) -> PostgresDatabase:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    @property
-    def commits(self) -> int:
-        """How many batches were committed."""
-        return self._writer.commits
-
-    async def write(self, work: Work[T], *, wait: bool = True) -> T:
-        """Run something in a transaction; see `Database.write`. `Undecided` if nobody knows."""
-        return await self._ask(work, writes=True, wait=wait)
-
-    async def read(self, work: Work[T]) -> T:
-        """Run something that only reads; it sees every write that returned before."""
-        return await self._ask(work, writes=False)
-
-    def _ask(self, work: Work[T], *, writes: bool, wait: bool = True) -> asyncio.Future[T]:
-        if not self._stop.alive:
-            raise StoreError(f"{self.name} is closed")
-        answer: asyncio.Future[T] = self._loop.create_future()
-        self._writer.take(Job(work, answer, writes=writes, wait=wait))
-        return answer
-
-    async def close(self) -> None:
-        """Finish what was asked for, close the connection, end the thread."""
-        first = self._stop.alive
-        self._stop()
-        await self._ended.wait()
-        self._thread.join()
-        if first and self._writer.broken is not None:
-            raise self._writer.broken
 
 
 class _Writer:
@@ -146,9 +105,13 @@ class _Writer:
         self._due: float | None = None
         self._closing = False
 
-    def take(self, job: Job | None) -> None:
-        """Do something when its turn comes; None: finish, and end."""
+    def take(self, job: Job) -> None:
+        """Do something when its turn comes."""
         self._queue.put(job)
+
+    def close(self) -> None:
+        """Finish what was asked for, then end."""
+        self._queue.put(None)
 
     def run(self, ended: asyncio.Event) -> None:
         """Be the thread."""

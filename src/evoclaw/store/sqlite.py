@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,6 +34,7 @@ from evoclaw.store.database import (
 )
 from evoclaw.store.jobs import LARGEST_BATCH, Broken, Job, attempt_all
 from evoclaw.store.opening import PATIENCE, Form, Single, explained, open_file
+from evoclaw.store.threaded import Threaded
 
 __all__ = [
     "DamagedStore",
@@ -57,7 +56,7 @@ AGAIN = 1.0
 """Seconds before a commit that failed, and that nobody waits for, is tried again."""
 
 
-class SqliteDatabase:
+class SqliteDatabase(Threaded):
     """One file, and one thread that waits for its disk.
 
     Everything asked for while a commit waits for the disk goes into the next one, so the disk is
@@ -73,19 +72,12 @@ class SqliteDatabase:
         durable: bool = True,
     ) -> None:
         """Take over an open connection; see `open`."""
-        self.path, self.name = path, str(path)
+        self.path = path
         self.dialect: Dialect = "sqlite"
         self.set_aside = set_aside
         """Where a damaged file was moved to. Whoever opened it must tell."""
-        self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        self._writer = _Writer(path, connection, self._loop, durable)
-        # The thread knows the writer only, so that a database forgotten by all ends its thread.
-        self._stop = weakref.finalize(self, self._writer.close)
-        self._thread = threading.Thread(
-            target=self._writer.run, args=(self._ended,), name=f"store {path.name}"
-        )
-        self._thread.start()
+        loop = asyncio.get_running_loop()
+        super().__init__(str(path), path.name, _Writer(path, connection, loop, durable))
 
     @classmethod
     async def open(
@@ -110,41 +102,6 @@ class SqliteDatabase:
             opening.add_done_callback(_close_unused)
             raise
         return cls(path, connection, aside, durable=durable)
-
-    async def __aenter__(self) -> SqliteDatabase:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    @property
-    def commits(self) -> int:
-        """How many batches were committed."""
-        return self._writer.commits
-
-    async def write(self, work: Work[T], *, wait: bool = True) -> T:
-        """Run something in a transaction; see `Database.write`."""
-        return await self._ask(work, writes=True, wait=wait)
-
-    async def read(self, work: Work[T]) -> T:
-        """Run something that only reads; it sees every write that returned before."""
-        return await self._ask(work, writes=False)
-
-    def _ask(self, work: Work[T], *, writes: bool, wait: bool = True) -> asyncio.Future[T]:
-        if not self._stop.alive:
-            raise StoreError(f"{self.path} is closed")
-        answer: asyncio.Future[T] = self._loop.create_future()
-        self._writer.take(Job(work, answer, writes=writes, wait=wait))
-        return answer
-
-    async def close(self) -> None:
-        """Finish what was asked for, close the file, end the thread."""
-        first = self._stop.alive
-        self._stop()
-        await self._ended.wait()
-        self._thread.join()
-        if first and self._writer.broken is not None:
-            raise self._writer.broken
 
 
 class _Writer:

@@ -1,0 +1,95 @@
+"""What both databases share towards those who ask: a queue of jobs, and one thread that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from typing import Protocol, Self, TypeVar
+
+from evoclaw.store.database import StoreError, Work
+from evoclaw.store.jobs import Job
+
+T = TypeVar("T")
+
+
+class Writer(Protocol):
+    """Does jobs, in batches."""
+
+    commits: int
+    """How many batches were committed."""
+
+    @property
+    def broken(self) -> BaseException | None:
+        """Why nothing can be written any more."""
+        ...
+
+    def take(self, job: Job) -> None:
+        """Do something when its turn comes."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was asked for, then end."""
+        ...
+
+    def run(self, ended: asyncio.Event) -> None:
+        """Be the thread."""
+        ...
+
+
+class Threaded:
+    """A database whose thread ends when it is closed, or forgotten by all."""
+
+    def __init__(self, name: str, thread: str, writer: Writer) -> None:
+        """Begin.
+
+        Args:
+            name: Of the database, for people.
+            thread: Of the thread.
+            writer: Does what is asked for.
+        """
+        self.name = name
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._writer = writer
+        # The thread knows the writer only, so that a database forgotten by all ends its thread.
+        self._stop = weakref.finalize(self, writer.close)
+        self._thread = threading.Thread(
+            target=writer.run, args=(self._ended,), name=f"store {thread}"
+        )
+        self._thread.start()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def commits(self) -> int:
+        """How many batches were committed."""
+        return self._writer.commits
+
+    async def write(self, work: Work[T], *, wait: bool = True) -> T:
+        """Run something in a transaction; see `Database.write`."""
+        return await self._ask(work, writes=True, wait=wait)
+
+    async def read(self, work: Work[T]) -> T:
+        """Run something that only reads; it sees every write that returned before."""
+        return await self._ask(work, writes=False)
+
+    def _ask(self, work: Work[T], *, writes: bool, wait: bool = True) -> asyncio.Future[T]:
+        if not self._stop.alive:
+            raise StoreError(f"{self.name} is closed")
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._writer.take(Job(work, answer, writes=writes, wait=wait))
+        return answer
+
+    async def close(self) -> None:
+        """Finish what was asked for, close the database, end the thread."""
+        first = self._stop.alive
+        self._stop()
+        await self._ended.wait()
+        self._thread.join()
+        if first and self._writer.broken is not None:
+            raise self._writer.broken
