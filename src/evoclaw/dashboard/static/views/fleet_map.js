@@ -50,7 +50,12 @@ export function mapPage(root, tabs, signal) {
   }));
   sizes.observe(drawing);
   signal.addEventListener("abort", () => sizes.disconnect(), { once: true });
-  on("runs", () => { if (Date.now() - asked > 3000) ask(); }, signal);
+  let later = 0; // runs change often: at most one question in three seconds, and none is lost
+  on("runs", () => {
+    clearTimeout(later);
+    later = setTimeout(ask, Math.max(0, asked + 3000 - Date.now()));
+  }, signal);
+  signal.addEventListener("abort", () => clearTimeout(later), { once: true });
   return ask();
 }
 
