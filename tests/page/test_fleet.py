@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 from playwright.async_api import expect
 
+from tests.flows.up_process import begun, reached
 from tests.page.house import SECOND
 from tests.page.looking import Looker
 
@@ -39,6 +41,9 @@ async def test_an_edge_answers_a_ping_and_shows_its_tools(looker: Looker) -> Non
 
 
 async def test_who_delegates_to_whom_is_a_map_and_a_table(looker: Looker) -> None:
+    asked = {"agent_id": SECOND, "action": "bash", "params": {"command": "true"}}
+    run = await begun(looker.house.client, f"call edge_call {json.dumps(asked)}\nsay done")
+    await reached(looker.house.client, run)
     await looker.enter("fleet")
     await looker.page.get_by_role("link", name="Who delegates to whom").click()
 
