@@ -61,6 +61,7 @@ def create_app(parts: Parts) -> Litestar:
         state=State(
             {
                 "watchers": Watchers(parts.settings),
+                "access": parts.access,
                 "document": Document(routes),
                 "feed": events.feed_of(parts),
             }

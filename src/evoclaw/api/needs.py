@@ -63,6 +63,11 @@ class Device(Protocol):
         """The tools that wait for a person."""
         ...
 
+    @property
+    def surface(self) -> str:
+        """A hash of all that is approved or waits: what a person looks at before approving."""
+        ...
+
 
 class Devices(Protocol):
     """The edges that joined, and who may still."""
@@ -75,8 +80,8 @@ class Devices(Protocol):
         """One of them."""
         ...
 
-    def approve(self, agent_id: str) -> Device:
-        """Let the tools be used that wait."""
+    def approve(self, agent_id: str, seen: str = "") -> Device:
+        """Let the tools be used that wait; an error if they are not those that were `seen`."""
         ...
 
     def revoke(self, agent_id: str) -> None:
@@ -345,7 +350,7 @@ class Parts:
     receipts: ReceiptArchive | None = None
     """What devices signed."""
     replaying: Semaphore = field(default_factory=lambda: Semaphore(2))
-    """How many runs are played again at once: it takes a processor."""
+    """How many runs are played again, forked or compared at once: it takes a processor."""
     memory: Callable[[str, str], Remembers] | None = None
     """What was remembered for a user of a tenant."""
     workflows: Workflows | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -17,12 +17,14 @@ import msgspec
 from litestar import Request
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
-from litestar.types import Receive, Send
+from litestar.types import Receive, Scope, Send
 from msgspec import Struct
 
+from evoclaw.api.auth import unknown_caller
 from evoclaw.api.errors import LOG, Refused, fault, refusal_of
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.errors import EvoClawError
+from evoclaw.orchestrator.access import Access, Caller
 
 EVENT_STREAM = "text/event-stream"
 BEAT = b": still here\n\n"
@@ -30,8 +32,18 @@ AHEAD = 64
 """Events that are fetched before they can be sent."""
 STALL = 30.0
 """Seconds in which a client that reads nothing is given up."""
+GOOD_FOR = 10.0
+"""Seconds after which a token is looked at again: whoever lost it is told nothing more."""
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """No proxy on the way may keep a stream, nor hold it back."""
+
+
+Good = Callable[[], Awaitable[bool]]
+"""Whether who watches still may."""
+
+
+async def _always() -> bool:
+    return True
 
 
 class StreamedEvent(Struct, frozen=True):
@@ -91,7 +103,8 @@ class Watchers:
 
     @contextmanager
     def watching(self, caller: str) -> Generator[None]:
-        """Counted while the block runs."""
+        """Counted while the block runs; `Refused` if there are too many."""
+        self.check(caller)
         self._open[caller] += 1
         try:
             yield
@@ -111,6 +124,12 @@ class EventStream(ASGIResponse):
     ) -> None:
         super().__init__(headers=dict(_HEADERS), media_type=EVENT_STREAM)
         self._frames, self._watchers, self._caller = frames, watchers, caller
+        self.is_good: Good = _always
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, unless others who asked at the same moment were the last for whom is room."""
+        with self._watchers.watching(self._caller):
+            await super().__call__(scope, receive, send)
 
     async def send_body(self, send: Send, receive: Receive) -> None:
         """Send until all is told, the client goes away, stops reading, or the process stops."""
@@ -126,12 +145,11 @@ class EventStream(ASGIResponse):
             telling.result()
 
     async def _tell(self, send: Send) -> None:
-        paced = _paced(self._frames, self._watchers)
+        paced = _paced(self._frames, self._watchers, self.is_good)
         try:
-            with self._watchers.watching(self._caller):
-                async for piece in paced:
-                    await _send(send, piece)
-                await _send(send, b"", more=False)
+            async for piece in paced:
+                await _send(send, piece)
+            await _send(send, b"", more=False)
         except TimeoutError:
             return  # it reads nothing: whatever else we said would not arrive either
         finally:
@@ -149,17 +167,19 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _paced(
-    frames: AsyncGenerator[bytes, None], watchers: Watchers
+    frames: AsyncGenerator[bytes, None], watchers: Watchers, is_good: Good
 ) -> AsyncGenerator[bytes, None]:
     """The same, as much at once as there is, with a sign of life when nothing comes.
 
     Args:
         frames: What to tell; closed in the end.
         watchers: How long nothing may come, and whether the process stops.
+        is_good: Whether who watches still may.
     """
     ready: asyncio.Queue[bytes | None] = asyncio.Queue(AHEAD)
     pump = asyncio.create_task(_pump(frames, ready))
     closing = asyncio.create_task(_close(watchers, ready))
+    ending = asyncio.create_task(_end(is_good, ready))
     try:
         while True:
             try:
@@ -177,9 +197,9 @@ async def _paced(
         if watchers.closing.is_set() and not pump.done():
             yield frame("closing", {"message": "this process stops; connect again"})
     finally:
-        for task in (pump, closing):
+        for task in (pump, closing, ending):
             task.cancel()
-        await asyncio.wait((pump, closing))
+        await asyncio.wait((pump, closing, ending))
         await frames.aclose()
 
 
@@ -204,6 +224,20 @@ async def _close(watchers: Watchers, ready: asyncio.Queue[bytes | None]) -> None
     await ready.put(None)
 
 
+async def _end(is_good: Good, ready: asyncio.Queue[bytes | None]) -> None:
+    """End it when the token was taken back, has expired, or opens something else."""
+    problem: Refused | None = None
+    while problem is None:
+        await asyncio.sleep(GOOD_FOR)
+        try:
+            problem = None if await is_good() else unknown_caller()
+        except EvoClawError as trouble:
+            LOG.warning("a token could not be looked at again: %s", trouble)
+            problem = refusal_of(trouble)  # who may not be known is told nothing
+    await ready.put(frame("error", problem.body))
+    await ready.put(None)
+
+
 def watchers_of(request: Request[Any, Any, Any]) -> Watchers:
     """Those who watch this process."""
     return cast("Watchers", request.app.state["watchers"])
@@ -219,6 +253,20 @@ def event_stream(
         frames: What to tell, each piece made by `frame`. Closed when nobody listens any more.
     """
     watchers = watchers_of(request)
-    caller = str(getattr(request.scope["auth"], "token", ""))
-    watchers.check(caller)
-    return EventStream(frames, watchers, caller)
+    caller = cast("Caller | None", request.scope["auth"])
+    name = "" if caller is None else f"{caller.tenant}/{caller.token}"
+    watchers.check(name)
+    stream = EventStream(frames, watchers, name)
+    if caller is not None:
+        stream.is_good = _looked_at(request, caller)
+    return stream
+
+
+def _looked_at(request: Request[Any, Any, Any], caller: Caller) -> Good:
+    access = cast("Access", request.app.state["access"])
+    _, _, bearer = request.headers.get("authorization", "").partition(" ")
+
+    async def is_good() -> bool:
+        return await access.caller(bearer.strip()) == caller
+
+    return is_good

@@ -21,6 +21,8 @@ DAY = 86_400.0
 MOST_CHOSEN, MOST_POINTS = 60, 1_000
 """Points of a series: those that are chosen here, those that may be asked for."""
 _STEPS = (1, 5, 10, 30, 60, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400, 604_800)
+AT_ONCE = 2
+"""Who is told figures at the same time: each holds all of a time's calls in memory."""
 _WELL = (RUNNING, StopReason.COMPLETED, StopReason.WAITING)
 
 
@@ -66,6 +68,7 @@ class Figures:
 
     def __init__(self, store: FigureStore, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
+        self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def look(
         self,
@@ -91,15 +94,18 @@ class Figures:
         step = step or chosen_step(window.until - window.since)
         if (window.until - window.since) / step > MOST_POINTS:
             raise BadWindow(f"that is more than {MOST_POINTS} points; ask for a longer step")
-        found = await self._store.find(window)
-        # Beside everything else that goes on: there may be many.
-        return await asyncio.to_thread(_view, window, step, found.runs, found.calls)
+        async with self._turn:
+            found = await self._store.find(window)
+            # Beside everything else that goes on: there may be many.
+            return await asyncio.to_thread(_view, window, step, found.runs, found.calls)
 
     async def delegations(
         self, tenant: str, *, owner: str | None = None, since: float = 0.0, until: float = 0.0
     ) -> tuple[Delegation, ...]:
         """Who had whom do something, by name."""
-        runs, hops = await self._store.hops(self._window(tenant, owner, since, until))
+        window = self._window(tenant, owner, since, until)
+        async with self._turn:
+            runs, hops = await self._store.hops(window)
         found: dict[tuple[str, str, str], tuple[int, int, float]] = {}
         facts = [(hop.agent, hop.edge, "edge", bool(hop.error), hop.at) for hop in hops]
         facts += [

@@ -45,9 +45,9 @@ class ShownDevices:
         """One of them."""
         return self.known.get(agent_id)
 
-    def approve(self, agent_id: str) -> Device:
-        """Let the tools be used that wait."""
-        return self.known.approve(agent_id, time.time())
+    def approve(self, agent_id: str, seen: str = "") -> Device:
+        """Let the tools be used that wait; an error if they are not those that were `seen`."""
+        return self.known.approve(agent_id, time.time(), seen=seen)
 
     def revoke(self, agent_id: str) -> None:
         """Shut an edge out: no account, no approved tools."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from litestar import get, post
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import JSONBody
+from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import Need, Who
@@ -21,6 +21,14 @@ from evoclaw.orchestrator.access import Caller, Scope
 from evoclaw.orchestrator.fleet import Member
 
 TAGS = ["fleet"]
+Seen = Annotated[
+    str,
+    QueryParameter(
+        max_length=64,
+        description="The edge's `surface` when you looked: what changed since is not approved. "
+        "Empty approves whatever waits.",
+    ),
+]
 PATIENCE = 5.0
 """Seconds that an edge has to answer a ping."""
 
@@ -45,6 +53,8 @@ class EdgeView(Struct, frozen=True, omit_defaults=True):
     """The tools that may be used."""
     waiting: tuple[str, ...] = ()
     """The tools that wait for a person's approval."""
+    surface: str = ""
+    """Names what waits, as it is now: said as `seen` when it is approved. Empty if nothing does."""
     last_seen: float = 0.0
     """When it last gave a sign of life, in Unix seconds; 0 is never."""
     cpu_percent: float = 0.0
@@ -107,6 +117,7 @@ def edge_view(name: str, member: Member | None, device: Device | None) -> EdgeVi
         0 if beat is None else beat.queued,
         () if device is None else tuple(sorted(device.approved)),
         () if device is None else tuple(sorted(device.waiting)),
+        "" if device is None or not device.waiting else device.surface,
         0.0 if member is None else member.last_seen,
         0.0 if beat is None else beat.cpu_percent,
         0.0 if beat is None else beat.memory_mb,
@@ -175,11 +186,15 @@ async def ping_edge(parts: Need, caller: Who, agent_id: Id) -> Pong:
 
 
 @post("/v1/fleet/{agent_id:str}/approve", scope=Scope.FLEET_WRITE, tags=TAGS, status_code=200)
-async def approve_tools(parts: Need, caller: Who, agent_id: Id) -> EdgeView:
+async def approve_tools(parts: Need, caller: Who, agent_id: Id, seen: Seen = "") -> EdgeView:
     """Let the tools of an edge be used that wait for approval; only a person may."""
     if not caller.may(Scope.HUMAN):
         raise Refused(403, "forbidden", "only a person may approve tools: scope 'human'")
-    _devices(parts, caller, agent_id).approve(agent_id)
+    devices = _devices(parts, caller, agent_id)
+    device = devices.get(agent_id)
+    if seen and device is not None and seen != device.surface:
+        raise Refused(409, "changed", "the edge offers other tools than you saw; look again")
+    devices.approve(agent_id, seen)
     return _edge(parts, caller, agent_id)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from litestar import get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import given, not_found
+from evoclaw.api.errors import Refused, given, not_found
 from evoclaw.api.needs import PolicyAnswer, PolicyQuestion, PolicyView
 from evoclaw.api.routes.oversight import check_operator
 from evoclaw.api.routes.shapes import Name
@@ -18,6 +19,8 @@ from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.access import Scope
 
 TAGS = ["policy"]
+MOST = 65_536
+"""Letters of arguments that are explained: reading more would keep others waiting."""
 
 
 class Explaining(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +48,8 @@ async def explain_call(parts: Need, caller: Who, data: JSONBody[Explaining]) -> 
     By the rules of a run that begins now, but for rates, budgets and what was read before it.
     """
     check_operator(parts, caller)
+    if len(msgspec.json.encode(data.arguments)) > MOST:
+        raise Refused(422, "invalid", f"arguments of more than {MOST} letters are not explained")
     question = PolicyQuestion(data.tool, data.arguments, data.agent, data.level)
     found = await given(parts.policies, "policies").explain(question)
     if found is None:

@@ -138,11 +138,12 @@ async def fork_run(
 ) -> Response[RunView]:
     """Begin a run of your own where another one stood before a turn, in a session of its own."""
     view = await own_run(parts, caller, run_id)
-    records = await _records(parts, caller, run_id)
-    try:
-        messages = await asyncio.to_thread(forked, records, data.turn, data.message)
-    except RecordingError as problem:
-        raise Refused(409, "cannot_fork", str(problem)) from None
+    async with parts.replaying:
+        records = await _records(parts, caller, run_id)
+        try:
+            messages = await asyncio.to_thread(forked, records, data.turn, data.message)
+        except RecordingError as problem:
+            raise Refused(409, "cannot_fork", str(problem)) from None
     if isinstance(messages[0], SystemMessage):
         messages = messages[1:]  # a new session begins with the agent's instructions of today
     errand = Errand(
@@ -162,8 +163,9 @@ async def fork_run(
 )
 async def compare_runs(parts: Need, caller: Who, run_id: Id, other: Id) -> Comparison:
     """Compare two runs, turn by turn: what was said, called, answered and spent."""
-    a, b = [await _records(parts, caller, one) for one in (run_id, other)]
-    found = await asyncio.to_thread(lambda: tuple(compare(a, b)))
+    async with parts.replaying:
+        a, b = [await _records(parts, caller, one) for one in (run_id, other)]
+        found = await asyncio.to_thread(lambda: tuple(compare(a, b)))
     return Comparison(not found, found)
 
 

@@ -1,0 +1,137 @@
+"""What somebody tries who is in, and wants more: streams, tools that change, work for others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from threading import Event, Semaphore
+
+import pytest
+from aiohttp import ClientResponse
+
+from evoclaw.api import sse
+from evoclaw.api.routes import replays
+from evoclaw.api.settings import ServerSettings
+from evoclaw.core.comparing import Difference
+from evoclaw.core.events import Record
+from evoclaw.core.labels import Principal
+from evoclaw.governance.pairing import Devices
+from evoclaw.orchestrator.access import Caller
+from evoclaw.providers.scripted import Scripted, calls, says
+from tests.api.house import LIMIT, Client, served
+from tests.api.test_runs import begun, next_event, watching
+
+RUNNER = ("runs:read", "runs:write")
+
+
+async def opened(client: Client, path: str, stack: AsyncExitStack) -> ClientResponse:
+    return await stack.enter_async_context(
+        client.http.get(client.url + path, headers=client.headers())
+    )
+
+
+async def test_streams_that_are_asked_for_in_one_moment_are_no_more_than_allowed(
+    tmp_path: Path,
+) -> None:
+    settings = ServerSettings(port=0, watchers_per_caller=2, stop_within_s=1)
+    async with served(tmp_path, settings=settings) as up, AsyncExitStack() as stack:
+        ann = await up.as_(*RUNNER)
+        asked = [opened(ann, "/v1/events?topics=runs", stack) for _ in range(12)]
+        answers = Counter([answer.status for answer in await asyncio.gather(*asked)])
+        assert answers == {200: 2, 429: 10}
+
+
+class Signed:
+    """Tokens `TENANT:NAME` of somebody who gives the same name to people of two tenants."""
+
+    def caller(self, bearer: str) -> Caller | None:
+        tenant, _, name = bearer.partition(":")
+        return Caller(Principal(tenant, name), frozenset(RUNNER), name)
+
+
+async def test_somebody_of_the_same_name_elsewhere_takes_nobodys_streams_away(
+    tmp_path: Path,
+) -> None:
+    settings = ServerSettings(port=0, watchers_per_caller=1, stop_within_s=1)
+    async with (
+        served(tmp_path, settings=settings, others=Signed()) as up,
+        watching(up.client("a:ann"), "/v1/events?topics=runs") as stream,
+    ):
+        assert await next_event(stream) is not None
+        async with watching(up.client("b:ann"), "/v1/events?topics=runs") as other:
+            assert await next_event(other) is not None
+
+
+async def test_a_run_is_not_shown_any_more_to_a_token_that_was_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "GOOD_FOR", 0.01)
+    async with served(tmp_path, Scripted(calls(("work", {})), says("secret"))) as up:
+        up.house.may_go_on.clear()
+        ann, thief = await up.as_(*RUNNER), await up.as_(*RUNNER)
+        path = f"/v1/runs/{await begun(ann)}/events?follow=true"
+        async with watching(thief, path) as stream, asyncio.timeout(LIMIT):
+            assert await next_event(stream) is not None
+            assert await up.house.tokens.revoke(thief.token.split("_")[1], "local")
+            told: list[str] = []
+            while (event := await next_event(stream)) is not None:
+                told.append(event.event)
+        up.house.may_go_on.set()
+        assert told[-1] == "error"
+        assert "run_finished" not in told
+
+
+async def test_tools_that_changed_since_a_person_looked_are_not_approved(tmp_path: Path) -> None:
+    devices = Devices(tmp_path)
+    devices.surface("pi", [("read", "h1")], 1.0)
+    async with served(tmp_path) as up:
+        ann = await up.as_("*")
+        seen = (await ann.get("/v1/fleet/pi")).json["surface"]
+        devices.surface("pi", [("read", "another"), ("wipe", "h2")], 2.0)
+
+        refused = await ann.post(f"/v1/fleet/pi/approve?seen={seen}")
+        assert (refused.status, refused.code) == (409, "changed")
+        edge = (await ann.get("/v1/fleet/pi")).json
+        assert (edge.get("approved"), edge["waiting"]) == (None, ["read", "wipe"])
+
+        approved = await ann.post(f"/v1/fleet/pi/approve?seen={edge['surface']}")
+        assert approved.json["approved"] == ["read", "wipe"]
+        assert "surface" not in approved.json
+
+
+async def test_however_many_ask_for_comparisons_two_are_made_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun_ones, go_on = Semaphore(0), Event()
+
+    def slow(_a: Sequence[Record], _b: Sequence[Record]) -> Iterator[Difference]:
+        begun_ones.release()
+        assert go_on.wait(LIMIT)
+        yield from ()
+
+    monkeypatch.setattr(replays, "compare", slow)
+    async with served(tmp_path) as up:
+        ann = await up.as_(*RUNNER)
+        run_id = await begun(ann)
+        await ann.until(f"/v1/runs/{run_id}", "state", "ended")
+        path = f"/v1/runs/{run_id}/compare/{run_id}"
+        asked = [asyncio.create_task(ann.get(path)) for _ in range(6)]
+        for _ in range(2):
+            assert await asyncio.to_thread(begun_ones.acquire, timeout=LIMIT)
+        for _ in range(20):  # whatever else could begin meanwhile has begun
+            assert (await ann.get("/v1/me")).status == 200
+        assert not begun_ones.acquire(blocking=False)
+        go_on.set()
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+
+
+async def test_only_so_much_is_explained(tmp_path: Path) -> None:
+    async with served(tmp_path) as up:
+        ann = await up.as_("tools:read")
+        long = {"tool": "question", "arguments": {"command": "echo a; " * 20_000}}
+        refused = await ann.post("/v1/policy/explain", long)
+        assert (refused.status, refused.code) == (422, "invalid")
+        assert "65536" in refused.body.decode()
