@@ -7,6 +7,26 @@ import {
   Reply, ending, queuedLine, saidByLoop, saidByPerson, showsCanvas, textOf,
 } from "./chat_turns.js";
 
+/** Aborted with another signal, or when nobody sees the page: a browser has few connections. */
+function whileSeen(signal) {
+  const made = new AbortController();
+  const look = () => { if (document.hidden) made.abort(); };
+  document.addEventListener("visibilitychange", look, { signal: made.signal });
+  signal.addEventListener("abort", () => made.abort(), { once: true, signal: made.signal });
+  look();
+  return made.signal;
+}
+
+/** Wait until somebody sees the page. */
+function untilSeen(signal) {
+  return new Promise((resolve) => {
+    const look = () => { if (!document.hidden || signal.aborted) resolve(); };
+    document.addEventListener("visibilitychange", look, { signal });
+    signal.addEventListener("abort", look, { once: true });
+    look();
+  });
+}
+
 /** One run that goes on, or has just ended; `act` is what the view can do for it. */
 export class LiveRun {
   constructor(view, act) {
@@ -57,8 +77,13 @@ export class LiveRun {
     const onEvent = (type, record) => this.take(type, record);
     try {
       while (!this.ended && !signal.aborted) {
-        await follow(path, { signal, onEvent, after: this.seq ? String(this.seq) : "" });
+        const seen = whileSeen(signal);
+        await follow(path, { signal: seen, onEvent, after: this.seq ? String(this.seq) : "" });
         if (signal.aborted) return;
+        if (seen.aborted) {
+          await untilSeen(signal);
+          continue;
+        }
         this.update(await get(`/v1/runs/${this.id}`, null, { signal }));
         if (!this.ended) await new Promise((resolve) => setTimeout(resolve, 500));
       }

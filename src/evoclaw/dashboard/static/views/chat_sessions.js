@@ -10,6 +10,7 @@ import { titleOf } from "./chat_turns.js";
 const AT_ONCE = 50;
 let kept = []; // from the last time, so that a list is there at once
 let next = "";
+window.addEventListener("evoclaw:left", () => { kept = []; next = ""; });
 
 /** The list; `open(id)` shows a session. */
 export class SessionList {

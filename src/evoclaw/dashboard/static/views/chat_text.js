@@ -3,11 +3,12 @@
 import { clean, h } from "../dom.js";
 import { button, toast } from "../parts.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
+// Each of these finds out in one go: a model must not make a browser try for minutes.
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const HEADING = /^#{1,6}\s+(.*)$/;
 const QUOTE = /^>\s?(.*)$/;
-const INLINE = /(`+)(.+?)\1|\*\*(?=\S)(.+?)\*\*/g;
+const INLINE = /(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)|\*\*(?=\S)(.+?)\*\*/g;
 const LONGEST_LINE = 4000; // of a longer one, nothing but the text is shown
 
 /** A line with its inline code and bold words. */
@@ -102,7 +103,8 @@ export class Writer {
     this.words(quote ? "quote" : "text", quote ? quote[1] : line);
   }
 
-  openCode([, mark, language]) {
+  openCode([, mark, rest]) {
+    const [language] = rest.trim().split(/\s+/, 1);
     const code = h("code");
     const made = h("div", { class: "code" },
       h("div", { class: "row between" }, h("span", { class: "soft small" }, language || "code"),

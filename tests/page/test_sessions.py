@@ -1,0 +1,209 @@
+"""Sessions in the page: what is kept, gone on with, branched and deleted, however long they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from playwright.async_api import Route, expect
+
+from tests.flows.up_process import begun, ok, reached
+from tests.page.looking import Looker
+
+pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
+MARKDOWN = """# Found
+It is `here`, **surely**, <b>not there</b>.
+
+1. one
+2. two
+
+```python
+print("<script>")
+```"""
+UP = "document.querySelector('.log').scrollTop"
+MOVED = f"""new Promise((done) => {{
+  document.querySelector('.log').addEventListener('scrollend', () => done({UP}), {{ once: true }});
+}})"""
+
+
+async def say(looker: Looker, text: str) -> None:
+    box = looker.page.get_by_label("Message")
+    await box.fill(text)
+    await box.press("Enter")
+
+
+async def told(looker: Looker, *messages: tuple[str, str]) -> str:
+    """A session in which this was said before."""
+    said = [{"role": role, "content": text} for role, text in messages]
+    asked = {"model": "evoclaw", "messages": [*said, {"role": "user", "content": "say the end"}]}
+    ok(await looker.house.client.post("/v1/chat/completions", asked))
+    newest = ok(await looker.house.client.get("/v1/sessions?limit=1"))
+    return str(newest["items"][0]["id"])
+
+
+async def test_what_is_sent_again_after_a_lost_connection_begins_one_run(looker: Looker) -> None:
+    run = await begun(looker.house.client, "say before")
+    session = (await reached(looker.house.client, run))["session_id"]
+    await looker.enter("chat", str(session))
+
+    async def lose_the_answer(route: Route) -> None:
+        if route.request.method == "POST":
+            await route.fetch()
+            await route.abort()
+        else:
+            await route.continue_()
+
+    await looker.page.route("**/messages", lose_the_answer)
+    await say(looker, "say only once")
+    await expect(looker.page.get_by_text("Your words are kept")).to_be_visible()
+    await looker.page.unroute("**/messages")
+    await looker.page.get_by_label("Message").press("Enter")
+
+    await expect(looker.page.get_by_label("Message")).to_have_value("")
+    await expect(looker.button("Stop")).to_be_hidden()
+    runs = ok(await looker.house.client.get(f"/v1/runs?session_id={session}"))["items"]
+    assert [one["asked"] for one in runs] == ["say only once", "say before"]
+    assert all("ERR_FAILED" in one for one in looker.complaints), looker.complaints
+    looker.complaints.clear()
+
+
+async def test_a_draft_is_there_when_one_comes_back(looker: Looker) -> None:
+    await looker.enter("chat")
+    await looker.page.get_by_label("Message").fill("half a thou")
+    await looker.go("runs")
+    await looker.go("chat")
+
+    await expect(looker.page.get_by_label("Message")).to_have_value("half a thou")
+
+
+async def test_a_branch_goes_on_from_a_message_and_leaves_the_rest(looker: Looker) -> None:
+    session = await told(looker, ("user", "the first"), ("assistant", "answer one"))
+    await looker.enter("chat", session)
+    log = looker.page.get_by_role("log")
+    await expect(log).to_contain_text("say the end")
+
+    await log.get_by_role("button", name="Branch").first.click()
+
+    await expect(looker.page.get_by_role("heading", level=2)).to_have_text(
+        ["Sessions", "branch of chat: say the end"]
+    )
+    await expect(log).to_contain_text("answer one")
+    await expect(log).not_to_contain_text("say the end")
+    await say(looker, "say another way")
+    await expect(log).to_contain_text("another way")
+    old = ok(await looker.house.client.get(f"/v1/sessions/{session}"))
+    assert old["messages"] == 5
+
+
+async def test_asking_differently_begins_before_what_was_asked(looker: Looker) -> None:
+    await looker.enter("chat")
+    await say(looker, "say it in this way")
+    log = looker.page.get_by_role("log")
+    await expect(log.get_by_role("button", name="Branch")).to_be_attached()
+
+    await log.get_by_role("button", name="Ask differently").click()
+
+    await expect(looker.page.get_by_label("Message")).to_have_value("say it in this way")
+    await expect(log).not_to_contain_text("it in this way")
+
+
+async def test_a_session_is_renamed_and_deleted_with_the_keyboard(looker: Looker) -> None:
+    session = await told(looker, ("user", "hello"), ("assistant", "hello to you"))
+    await looker.enter("chat", session)
+    press = looker.page.keyboard.press
+    more = looker.page.get_by_label("More about this session")
+    await more.focus()
+    for key in ("Enter", "Tab", "Enter"):
+        await press(key)
+    await looker.page.get_by_label("Title").fill("Of bread")
+    await press("Enter")
+    sessions = looker.page.get_by_role("complementary", name="Sessions")
+    await expect(sessions.get_by_text("Of bread")).to_be_visible()
+
+    await more.focus()
+    for key in ("Enter", "Tab", "Tab", "Enter"):
+        await press(key)
+    await expect(looker.page.get_by_role("dialog")).to_contain_text("Of bread")
+    await looker.page.get_by_role("dialog").get_by_role("button", name="Delete").press("Enter")
+
+    await expect(sessions.get_by_text("Of bread")).to_have_count(0)
+    gone = await looker.house.client.get(f"/v1/sessions/{session}")
+    assert gone.status == 404
+
+
+async def test_a_long_session_shows_its_end_and_the_rest_on_demand(looker: Looker) -> None:
+    pairs = [
+        one
+        for number in range(150)
+        for one in (("user", f"question {number}."), ("assistant", f"answer {number}."))
+    ]
+    await looker.enter("chat", await told(looker, *pairs))
+    log = looker.page.get_by_role("log")
+    said = looker.page.locator(".said-by")
+    await expect(log).to_contain_text("answer 149.")
+    await expect(said).to_have_count(100)
+    await expect(log).not_to_contain_text("answer 90.")
+
+    for count in (200, 300):
+        await looker.page.get_by_role("button", name="Older messages").click()
+        await expect(said).to_have_count(count)
+    await looker.page.get_by_role("button", name="Older messages").click()
+
+    await expect(said).to_have_count(302)
+    await expect(looker.page.get_by_role("button", name="Older messages")).to_be_hidden()
+
+
+async def test_the_end_stays_in_sight_until_somebody_scrolls_up(looker: Looker) -> None:
+    await looker.enter("chat")
+    await say(looker, "wait scrolled 1200")
+    log = looker.page.get_by_role("log")
+    await expect(log).to_contain_text("word599")
+    left = "(() => { const l = document.querySelector('.log');"
+    left += "return l.scrollHeight - l.clientHeight - l.scrollTop; })()"
+    assert await looker.page.evaluate(left) < 5
+
+    below = looker.page.get_by_role("button", name="New below")
+    await log.hover()
+    moved = asyncio.ensure_future(looker.page.evaluate(MOVED))
+    await looker.page.mouse.wheel(0, -200)
+    place = await moved
+    await expect(below).to_be_hidden()
+    looker.house.up.models.gates["scrolled"].set()
+
+    await expect(log).to_contain_text("word1199")
+    await expect(below).to_be_visible()
+    assert await looker.page.evaluate(UP) == place
+    await below.click()
+    assert await looker.page.evaluate(left) < 5
+
+
+async def test_what_a_model_writes_becomes_elements_and_never_markup(looker: Looker) -> None:
+    await looker.enter("chat", await told(looker, ("user", "show"), ("assistant", MARKDOWN)))
+    log = looker.page.get_by_role("log")
+
+    await expect(log.locator(".code code")).to_have_text('print("<script>")')
+    await expect(log.locator("ol > li")).to_have_text(["one", "two"])
+    await expect(log.locator("p strong")).to_have_text(["Found", "surely"])
+    await expect(log.get_by_text("<b>not there</b>")).to_be_visible()
+
+
+async def test_calls_side_by_side_say_where_they_ran_and_what_came_of_them(
+    looker: Looker,
+) -> None:
+    both = " && ".join(
+        f"call bash {json.dumps({'command': command})}" for command in ("echo fine", "exit 3")
+    )
+    await looker.enter("chat")
+    await say(looker, f"{both}\nsay over")
+    cards = looker.page.get_by_role("article", name="call of bash")
+
+    await expect(looker.page.get_by_role("log")).to_contain_text("over")
+    await expect(cards.nth(0)).to_contain_text("done")
+    await expect(cards.nth(0)).to_contain_text("fine")
+    await expect(cards.nth(0)).to_contain_text("on ")
+    await expect(cards.nth(1)).to_contain_text("execution failed")
+    await expect(cards.nth(1).get_by_role("link")).to_have_attribute(
+        "href",
+        "#/runs/" + (ok(await looker.house.client.get("/v1/runs?limit=1"))["items"][0]["run_id"]),
+    )
