@@ -87,7 +87,8 @@ async def test_a_lease_is_renewed_while_the_run_goes_on(place: Place) -> None:
 
 
 async def test_a_sub_run_is_fenced_with_the_run_above(place: Place) -> None:
-    async with service(place) as house:
+    # It must not renew its lease while somebody takes it.
+    async with service(place, settings=replace(QUICK, lease_s=600)) as house:
         gate = house.gate = Gate()
 
         def reply(agent: str, request: Request) -> Reply:

@@ -501,9 +501,12 @@ async def test_what_was_promised_and_became_impossible_stops_all_writing(tmp_pat
         await database.write(add("promised", 100_000), wait=False)
         with pytest.raises(StoreFull):
             await database.write(nothing)
-        ballast.unlink()
         with closing(sqlite3.connect(disk / "things.db", isolation_level=None)) as other:
+            # First in the line: otherwise what was promised may be done once there is room.
+            other.execute("BEGIN IMMEDIATE")
+            ballast.unlink()
             other.execute("INSERT INTO things (name) VALUES ('promised')")
+            other.execute("COMMIT")
         for _ in range(2):
             with pytest.raises(StoreError, match="begin anew"):
                 await database.write(add("two"))
