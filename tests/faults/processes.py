@@ -34,7 +34,7 @@ class Process:
     async def spawn(self, *arguments: str, stdin: int = asyncio.subprocess.DEVNULL) -> None:
         """Start `python -m …`."""
         assert self.process is None or self.process.returncode is not None, "it runs already"
-        names = ("PATH", "LANG", "HOME", "PYTHONPATH")
+        names = ("PATH", "LANG", "HOME", "PYTHONPATH", "SSL_CERT_FILE")
         env = {name: os.environ[name] for name in names if name in os.environ}
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
