@@ -22,9 +22,12 @@ It is `here`, **surely**, <b>not there</b>.
 print("<script>")
 ```"""
 UP = "document.querySelector('.log').scrollTop"
-MOVED = f"""new Promise((done) => {{
-  document.querySelector('.log').addEventListener('scrollend', () => done({UP}), {{ once: true }});
-}})"""
+MOVED = """new Promise((done) => {
+  const log = document.querySelector('.log'), from = log.scrollTop;
+  const look = () => { if (log.scrollTop < from - 100) done(log.scrollTop); };
+  log.addEventListener('scrollend', look);
+})"""
+"""Where the log stands after somebody scrolled up."""
 
 
 async def say(looker: Looker, text: str) -> None:
