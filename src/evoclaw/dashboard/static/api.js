@@ -18,6 +18,9 @@ export function hasToken() {
   return token !== "";
 }
 
+/** Whether this is the token that is shown already. */
+export const isToken = (value) => value.trim() === token;
+
 /** Use a token from now on; it is kept for this tab, or on this device if `remember`. */
 export function useToken(value, remember) {
   token = value.trim();
@@ -28,9 +31,31 @@ export function useToken(value, remember) {
 
 /** Forget the token. */
 export function dropToken() {
+  if (localStorage.getItem(KEY) === token) localStorage.removeItem(KEY);
   token = "";
   sessionStorage.removeItem(KEY);
-  localStorage.removeItem(KEY);
+}
+
+/** Be told when the token that is used here was forgotten in another tab. */
+export function onForgotten(call) {
+  window.addEventListener("storage", ({ key, oldValue, newValue }) => {
+    if (key === KEY && newValue === null && token && oldValue === token) call();
+  });
+}
+
+const WHO = "evoclaw.who";
+
+/** What was typed here and not sent is for whoever typed it: nobody else finds it. */
+export function keepFor(who) {
+  if (sessionStorage.getItem(WHO) !== who) forgetKept();
+  sessionStorage.setItem(WHO, who);
+}
+
+/** Let go of all that was kept in this tab, but for the token. */
+export function forgetKept() {
+  for (const key of Object.keys(sessionStorage)) {
+    if (key.startsWith("evoclaw.") && key !== KEY) sessionStorage.removeItem(key);
+  }
 }
 
 function headers(more) {
@@ -49,7 +74,15 @@ async function problemOf(response) {
   return new Problem(response.status, said.code || "", text, said.details);
 }
 
+/** An address as it is meant: a name in it that leads elsewhere, as `..`, is nobody's. */
+function meant(path) {
+  const [wanted] = path.split("?");
+  if (new URL(path, location.origin).pathname === wanted) return path;
+  throw new Problem(404, "not_found", "there is nothing of that name");
+}
+
 async function ask(method, path, body, { signal, key } = {}) {
+  meant(path);
   const more = body === undefined ? {} : { "content-type": "application/json" };
   if (key) more["idempotency-key"] = key;
   let response;
@@ -117,7 +150,7 @@ export async function follow(path, { signal, onEvent, onState = () => {}, after 
   for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
     try {
       const more = place.id ? { "last-event-id": place.id } : {};
-      const response = await fetch(path, { headers: headers(more), signal });
+      const response = await fetch(meant(path), { headers: headers(more), signal });
       if (!response.ok) throw await problemOf(response);
       onState("open");
       wait = 250;

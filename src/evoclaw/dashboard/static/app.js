@@ -1,9 +1,9 @@
 // The page: who is logged in, which view is shown, and what waits for a person.
 
-import { dropToken, hasToken, useToken } from "./api.js";
+import { dropToken, forgetKept, hasToken, isToken, onForgotten, useToken } from "./api.js";
 import { announce, h, replace } from "./dom.js";
-import { begin, known, on } from "./live.js";
-import { dialog, failed, field, toast } from "./parts.js";
+import { begin, forget, known, on } from "./live.js";
+import { confirmed, dialog, failed, field, toast } from "./parts.js";
 
 const VIEWS = [
   ["fleet", "Fleet", "f"], ["chat", "Chat", "c"], ["runs", "Runs", "r"],
@@ -19,8 +19,17 @@ let shown = null; // ends when another view is shown
 /** Where the view is, as its address says: the view's name, then its arguments. */
 function place() {
   const [path] = location.hash.replace(/^#\/?/, "").split("?");
-  const [name, ...args] = path.split("/").filter(Boolean).map(decodeURIComponent);
+  const [name, ...args] = path.split("/").filter(Boolean).map(decoded);
   return VIEWS.some(([one]) => one === name) ? { name, args } : { name: "chat", args: [] };
+}
+
+/** What a piece of an address says; one that says nothing is taken as it is. */
+function decoded(piece) {
+  try {
+    return decodeURIComponent(piece);
+  } catch {
+    return piece;
+  }
 }
 
 function frame() {
@@ -117,13 +126,20 @@ function askToken(why) {
   input.focus();
 }
 
-const logOut = () => leave("You are logged out.");
+function logOut() {
+  forgetKept();
+  leave("You are logged out.");
+}
 
+/** Nothing of whoever leaves stays in sight, or in memory for whoever comes next. */
 function leave(why) {
   session?.abort();
   shown?.abort();
   session = null;
-  known.me = null;
+  forget();
+  window.dispatchEvent(new CustomEvent("evoclaw:left"));
+  for (const open of document.querySelectorAll("dialog")) open.remove();
+  replace(document.getElementById("toasts"));
   dropToken();
   askToken(why);
 }
@@ -162,21 +178,36 @@ function help() {
 }
 
 /** A link from `evoclaw page` brings its token behind the `#`, which no server is ever told. */
-function takeToken() {
+async function takeToken() {
   const found = /^#token=([^&]+)/.exec(location.hash);
-  if (!found) return;
-  useToken(decodeURIComponent(found[1]), false);
+  if (!found) return false;
+  const brought = decoded(found[1]);
   history.replaceState(null, "", location.pathname);
+  if (isToken(brought)) return false;
+  // Anybody can send a link: it must not make somebody work in another one's name unawares.
+  if (hasToken() && await confirmed("Log in as somebody else?", "This link brings a token of its "
+    + "own. If you go on, it takes the place of the one that you use here now, and what you then "
+    + "say and do is in the name of whoever made it. Go on only if you made the link yourself.",
+  { action: "Log in with the link" }) === null) return false;
+  if (session) leave("");
+  useToken(brought, false);
+  return true;
+}
+
+async function moved() {
+  if (await takeToken()) await enter();
+  else await show();
 }
 
 setTheme();
-takeToken();
-window.addEventListener("hashchange", show);
+window.addEventListener("hashchange", moved);
+onForgotten(() => leave("You logged out in another tab."));
 window.addEventListener("evoclaw:out", () => {
   if (session) leave(known.me ? "The token no longer works." : "That token is not known here.");
 });
 document.addEventListener("keydown", onKey);
 document.getElementById("skip")
   .addEventListener("click", () => document.getElementById("main")?.focus());
+await takeToken();
 if (hasToken()) enter();
 else askToken("Show your token to come in.");

@@ -11,7 +11,8 @@ const PLAIN = /^[\x20-\x7e\n\t]*$/;
 
 /** A text without escape sequences, control characters, and what reorders or hides text. */
 export function clean(text) {
-  const value = String(text);
+  // An object of somebody's making may not even know how to become a text.
+  const value = typeof text === "object" ? JSON.stringify(text) : String(text);
   if (PLAIN.test(value)) return value;
   return value.replace(/\r\n/g, "\n").replace(SEQUENCES, "")
     .replace(HIDDEN, (c) => (c === "\n" || c === "\t" ? c : ""));
@@ -41,8 +42,8 @@ export function s(tag, props, ...children) {
 
 const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "indeterminate", "hidden"]);
 // Addresses go only where they can do no harm: to this page and its own files.
-const ADDRESSES = new Set(["href", "src"]);
-const HERE = /^(#|\/(?![/\\])|data:image\/(png|jpeg|gif|webp);)/;
+const ADDRESSES = new Set(["href", "src", "xlink:href", "action", "formaction"]);
+const HERE = /^(#|\/\w|data:image\/(png|jpeg|gif|webp);)/;
 
 function fill(element, props, children) {
   for (const [name, value] of Object.entries(props || {})) {
@@ -62,7 +63,7 @@ function fill(element, props, children) {
     } else if (ADDRESSES.has(name) && !HERE.test(value)) {
       throw new Error(`${name} may only lead to this page`);
     } else {
-      element.setAttribute(name, value === true ? "" : String(value));
+      element.setAttribute(name, value === true ? "" : clean(value));
     }
   }
   add(element, children);

@@ -1,6 +1,6 @@
 // What changes by itself: one event stream for the whole page, and what it said last.
 
-import { follow, get } from "./api.js";
+import { follow, get, keepFor } from "./api.js";
 
 /** By name, the edges as last heard of. */
 export const fleet = new Map();
@@ -29,9 +29,17 @@ export function may(scope) {
   return held.includes("admin") && scope !== "human";
 }
 
+/** Know nothing any more: whoever comes next is told what is theirs. */
+export function forget() {
+  fleet.clear();
+  runs.clear();
+  Object.assign(known, { me: null, approvals: [], questions: [], link: "away" });
+}
+
 /** Find out who this is, then follow what changes until aborted. */
 export async function begin(signal) {
   known.me = await get("/v1/me", null, { signal });
+  keepFor(JSON.stringify([known.me.tenant, known.me.user, known.me.user ? "" : known.me.token]));
   const onState = (state) => {
     known.link = state === "open" ? "open" : "away";
     tell("link", known.link);

@@ -7,12 +7,13 @@ const LONGEST = 20_000;
 
 /** A word with a sign before it; `tone`: good, bad, warn, busy, quiet. The sign tells it too. */
 export function badge(tone, text) {
-  const signs = { good: "●", bad: "✕", warn: "▲", busy: "◐", quiet: "○" };
+  const signs = { __proto__: null, good: "●", bad: "✕", warn: "▲", busy: "◐", quiet: "○" };
   return h("span", { class: `badge ${tone}` },
     h("span", { class: "sign", "aria-hidden": "true" }, signs[tone] || "○"), text);
 }
 
 const STOPS = {
+  __proto__: null,
   completed: ["good", "completed"], waiting: ["warn", "waiting"], cancelled: ["quiet", "cancelled"],
   error: ["bad", "failed"], max_iterations: ["warn", "turn limit"],
   budget_exceeded: ["warn", "budget spent"], duration_exceeded: ["warn", "out of time"],
@@ -29,7 +30,7 @@ export function runBadge(run) {
 
 /** What a policy said. */
 export function verdictBadge(verdict) {
-  const tones = { allow: "good", deny: "bad", ask: "warn" };
+  const tones = { __proto__: null, allow: "good", deny: "bad", ask: "warn" };
   return badge(tones[verdict] || "quiet", verdict);
 }
 
@@ -41,8 +42,9 @@ export function edgeBadge(edge) {
 
 /** A moment, with how long ago it was when one points at it. */
 export function when(unix) {
-  if (!unix) return h("span", null, "–");
-  const iso = new Date(unix * 1000).toISOString();
+  const date = new Date((unix || 0) * 1000);
+  if (!unix || isNaN(date)) return h("span", null, "–"); // a device may say anything
+  const iso = date.toISOString();
   return h("time", { datetime: iso, title: `${iso} (${ago(unix)})` }, moment(unix));
 }
 

@@ -1,6 +1,6 @@
 // One edge on a card: changed in place, so that a heartbeat takes no focus away.
 
-import { post, postEmpty } from "../api.js";
+import { post, postEmpty, withQuery } from "../api.js";
 import { h, oneLine, replace, setText } from "../dom.js";
 import { ago, count, duration, some } from "../format.js";
 import { fleet, may } from "../live.js";
@@ -120,7 +120,9 @@ export async function approveTools(edge) {
     + `${waiting.map((name) => oneLine(name, 80)).join(", ")}.`;
   const asked = `Approve ${some(waiting.length, "tool")} of ${edge.agent_id}?`;
   if (await confirmed(asked, text, { action: "Approve", tone: "primary" }) === null) return false;
-  const now = await post(`/v1/fleet/${encodeURIComponent(edge.agent_id)}/approve`);
+  // What the edge offers by now may be something else: only what was shown is approved.
+  const now = await post(withQuery(`/v1/fleet/${encodeURIComponent(edge.agent_id)}/approve`,
+    { seen: edge.surface }));
   const left = (now.waiting || []).length;
   toast(left ? `${some(left, "tool")} of ${edge.agent_id} still wait`
     : `tools of ${edge.agent_id} approved`);

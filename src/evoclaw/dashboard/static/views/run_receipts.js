@@ -38,7 +38,8 @@ export function receiptPart(call, page) {
 /** What the orchestrator found when the result came. */
 function told(call) {
   const details = call.result.details || {};
-  const all = [details.receipt, ...(details.receipts || [])].filter(Boolean);
+  const several = Array.isArray(details.receipts) ? details.receipts : [];
+  const all = [details.receipt, ...several].filter((one) => one && typeof one === "object");
   return all.length > 0 && h("p", { class: "row small" }, "when it came:", all.map((one) =>
     badge(one.state === "valid" ? "good" : "bad", `${one.state}, ${one.agent} ${one.id || ""}`)));
 }

@@ -21,14 +21,18 @@ export const OUTCOMES = {
 export function gist(call, limit = 60) {
   const given = call.arguments || parsed(call.written);
   if (typeof given === "string") return oneLine(given, limit);
-  if (given.agent_id && given.action) { // one device is asked
-    const params = typeof given.params === "object" ? given.params || {} : {};
-    return oneLine(`${given.action} on ${given.agent_id}: ${gist({ arguments: params })}`, limit);
+  if (typeof given.agent_id === "string" && typeof given.action === "string") { // one device
+    const { agent_id: device, action, params } = given;
+    return oneLine(`${action} on ${device}: ${telling(params || {})}`, limit);
   }
+  return oneLine(telling(given), limit);
+}
+
+/** The argument that tells most of what a call is for. */
+function telling(given) {
   const first = ["command", "path", "pattern", "url", "query", "message", "tool"]
     .map((name) => given[name]).find((value) => typeof value === "string");
-  const value = first ?? Object.values(given).find((one) => typeof one === "string") ?? "";
-  return oneLine(value, limit);
+  return first ?? Object.values(given).find((one) => typeof one === "string") ?? "";
 }
 
 /** Arguments as the model wrote them; the text itself where it is no JSON. */
