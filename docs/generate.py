@@ -60,11 +60,11 @@ from evoclaw.governance.rates import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
 from evoclaw.governance.sandbox.engines import SandboxSettings
 from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits
+from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
-from evoclaw.orchestrator.definitions import AgentConfig, AgentLimits
 from evoclaw.orchestrator.errands import RunSettings
-from evoclaw.orchestrator.jwt_access import JwtSettings
-from evoclaw.orchestrator.memory import MemorySettings
+from evoclaw.orchestrator.people.jwt_access import JwtSettings
 from evoclaw.providers.http import Retry
 from evoclaw.providers.names import ENDPOINTS, Endpoint
 from evoclaw.providers.prices import Rate

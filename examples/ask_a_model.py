@@ -16,7 +16,7 @@ from evoclaw.core.messages import SystemMessage, user
 from evoclaw.core.ports import NobodyThere
 from evoclaw.core.result import answer
 from evoclaw.core.state import new_run
-from evoclaw.orchestrator.prompt import system_prompt
+from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.wiring import local_ports
 
 

@@ -22,7 +22,7 @@ from evoclaw.core.messages import SystemMessage, user
 from evoclaw.core.replay import Replay
 from evoclaw.core.state import RunState, new_run
 from evoclaw.governance.autonomy import Level
-from evoclaw.orchestrator.prompt import system_prompt
+from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.store.recordings import Recording, encode_record, read_recording
 from evoclaw.wiring import local_ports
 

@@ -21,9 +21,9 @@ from evoclaw.core.ports import AllowAll, Approver, NobodyThere, Policy, Ports, P
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Tool
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.access import Access
-from evoclaw.orchestrator.runs import Runs
-from evoclaw.orchestrator.sessions import Conversations
+from evoclaw.orchestrator.people.access import Access
+from evoclaw.orchestrator.runs.runs import Runs
+from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import Scripted, Step
 from evoclaw.store import approvals, queue, session_tables, tokens
 from evoclaw.store.parts import open_database

@@ -28,15 +28,15 @@ from evoclaw.governance.pairing import Devices
 from evoclaw.governance.stops import StopFile
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.observe.audit.writer import open_audit
-from evoclaw.orchestrator.access import Access, Bearers
-from evoclaw.orchestrator.approvals import Approvals
-from evoclaw.orchestrator.archive import ReceiptArchive
-from evoclaw.orchestrator.figures import Figures
-from evoclaw.orchestrator.memory import Memory
+from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.orchestrator.questions import Questions
-from evoclaw.orchestrator.runs import Runs
-from evoclaw.orchestrator.sessions import Conversations
+from evoclaw.orchestrator.overview.figures import Figures
+from evoclaw.orchestrator.people.access import Access, Bearers
+from evoclaw.orchestrator.people.approvals import Approvals
+from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+from evoclaw.orchestrator.runs.runs import Runs
+from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.watching import Shelf
 from evoclaw.store import approvals as approval_store

@@ -12,7 +12,7 @@ from evoclaw.core.ports import Policy
 from evoclaw.core.tools import Tool
 from evoclaw.observe.audit.policy import Recordable
 from evoclaw.observe.audit.writer import Audit
-from evoclaw.orchestrator.definitions import level_of
+from evoclaw.orchestrator.agents.definitions import level_of
 from evoclaw.tools.sets import named
 from evoclaw.wiring.governing import Governance
 from evoclaw.wiring.oversight import guards

@@ -20,7 +20,7 @@ from evoclaw.core.ports import Policy, Provider
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.pairing import Devices
 from evoclaw.orchestrator.errands import Errand
-from evoclaw.orchestrator.fleet import Fleet
+from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.transport.wire import Advert, Heartbeat
 from tests.api.house import AGENT, LIMIT, Client, Served, built, served

@@ -18,7 +18,7 @@ from evoclaw.core.labels import Principal
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.observe.metrics import Metrics
 from evoclaw.orchestrator.errands import Errand
-from evoclaw.orchestrator.fleet import Fleet
+from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.database import StoreError
 from evoclaw.transport.wire import Heartbeat, Status

@@ -45,7 +45,7 @@ from evoclaw.core.messages import (
     label_of,
 )
 from evoclaw.core.profile import Profile
-from evoclaw.orchestrator.callers import Place
+from evoclaw.orchestrator.sessions.callers import Place
 
 AGENT = Agent("lead", "scripted/model", settings=LoopSettings(max_tokens=500))
 PIXEL = "iVBORw0KGgoAAAANSUhEUg=="

@@ -14,7 +14,7 @@ from evoclaw.core.messages import JSON, TextBlock, ToolResult
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.receipts import DeviceKey
-from evoclaw.orchestrator.signing import LocalReceipts
+from evoclaw.orchestrator.proofs.signing import LocalReceipts
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.database import Connection, sealed
 from tests.api.house import Client, Served, served

@@ -7,7 +7,7 @@ from pathlib import Path
 from evoclaw.core.labels import Principal
 from evoclaw.governance.pairing import Devices
 from evoclaw.observe.audit.sink import Who
-from evoclaw.orchestrator.memory import EventType, Observation
+from evoclaw.orchestrator.agents.memory import EventType, Observation
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.sessions import Session
 from tests.api.house import served

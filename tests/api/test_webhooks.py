@@ -18,10 +18,10 @@ from evoclaw.api.serving import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.api.webhooks import channel_routes
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.access import Access
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
 from evoclaw.orchestrator.channels.signatures import Signatures
 from evoclaw.orchestrator.channels.webhooks import Webhook
+from evoclaw.orchestrator.people.access import Access
 from evoclaw.providers.scripted import says
 from evoclaw.store.tokens import TokenStore
 from tests.api.house import Answer

@@ -13,7 +13,7 @@ from evoclaw.cli.oversight import add_oversight
 from evoclaw.cli.stop import stop
 from evoclaw.core.errors import EvoClawError
 from evoclaw.governance.stops import StopFile
-from evoclaw.orchestrator.approvals import Approvals
+from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.store.approvals import ApprovalStore
 
 

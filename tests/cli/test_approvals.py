@@ -18,7 +18,7 @@ from evoclaw.core.ports import Approval, Ask, Decision
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.stops import Kind, Stop, StopFile
-from evoclaw.orchestrator.approvals import Approvals
+from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.store.approvals import ApprovalStore
 from tests.cli.governed import main
 from tests.cli.support import reply, shell

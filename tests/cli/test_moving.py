@@ -15,7 +15,7 @@ import pytest
 from evoclaw.cli.export import export, import_
 from evoclaw.cli.main import parser
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.orchestrator.access import Access
+from evoclaw.orchestrator.people.access import Access
 from evoclaw.store import tokens
 from evoclaw.store.database import Database
 from evoclaw.store.moving import Manifest, export_to, import_from

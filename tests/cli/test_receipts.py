@@ -17,8 +17,8 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.receipts import DeviceKey
-from evoclaw.orchestrator.archive import ReceiptArchive
-from evoclaw.orchestrator.signing import LocalReceipts
+from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+from evoclaw.orchestrator.proofs.signing import LocalReceipts
 from evoclaw.store.receipts import Kept, ReceiptStore
 
 KEY = DeviceKey(bytes(range(32)))

@@ -13,7 +13,7 @@ import pytest
 from evoclaw.cli.main import parser
 from evoclaw.cli.token import token
 from evoclaw.core.errors import ConfigError
-from evoclaw.orchestrator.access import Access
+from evoclaw.orchestrator.people.access import Access
 from evoclaw.store import tokens
 from evoclaw.store.sqlite import SqliteDatabase
 from evoclaw.store.tokens import TokenStore

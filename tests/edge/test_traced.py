@@ -14,7 +14,7 @@ from evoclaw.core.tools import failure
 from evoclaw.core.tracing import here, trace_id_of, traceparent
 from evoclaw.edge.plans import Plan, Work
 from evoclaw.edge.traced import traced
-from evoclaw.observe.tracing import Tracing
+from evoclaw.observe.tracing.tracing import Tracing
 from evoclaw.transport.wire import Command, fingerprint
 from tests.observe.collector import SERVER, Collector, Span, collector
 from tests.observe.test_tracing import tracing_to

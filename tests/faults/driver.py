@@ -18,7 +18,7 @@ from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.grants import Signer
-from evoclaw.orchestrator.granting import Granting
+from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.commands import CommandStore
 from evoclaw.tools.sets import everything

@@ -29,10 +29,10 @@ from evoclaw.core.messages import Reply, UserMessage
 from evoclaw.core.ports import AllowAll, Ports, Request
 from evoclaw.core.profile import Profile
 from evoclaw.governance.grants import Signer
-from evoclaw.orchestrator.granting import Granting
+from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.orchestrator.runs import Errand, Runs, RunSettings
-from evoclaw.orchestrator.sessions import Conversations
+from evoclaw.orchestrator.runs.runs import Errand, Runs, RunSettings
+from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.settled import Settled
 from evoclaw.store import approvals, command_tables, ledger, queue, session_tables
 from evoclaw.store.approvals import ApprovalStore

@@ -14,7 +14,7 @@ from pathlib import Path
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.governance.grants import Signer
 from evoclaw.governance.pairing import Devices
-from evoclaw.orchestrator.granting import Granting
+from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store import command_tables
 from evoclaw.store.commands import CommandStore

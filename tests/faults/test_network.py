@@ -11,7 +11,7 @@ import time
 import pytest
 
 from evoclaw.core.messages import ErrorKind
-from evoclaw.orchestrator.fleet import Presence
+from evoclaw.orchestrator.fleet.fleet import Presence
 from tests.faults.support import Hub, Site, mark, new_id, until
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from evoclaw.core.events import Replied, RunFinished, StopReason
 from evoclaw.core.labels import LOCAL
 from evoclaw.core.replay import Replay
-from evoclaw.orchestrator.runs import Errand, State, TooSlow
+from evoclaw.orchestrator.runs.runs import Errand, State, TooSlow
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.database import StoreFull
 from evoclaw.store.sessions import SessionStore

@@ -13,7 +13,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.granted import Granted
 from evoclaw.governance.grants import Signer, Verifier
-from evoclaw.orchestrator.granting import Granting
+from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.store.journal import Journal
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import BROADCAST

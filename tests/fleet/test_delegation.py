@@ -10,8 +10,8 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.delegation import Delegated
-from evoclaw.orchestrator.routing import Routes, rendezvous
+from evoclaw.orchestrator.fleet.delegation import Delegated
+from evoclaw.orchestrator.fleet.routing import Routes, rendezvous
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Heartbeat
 from tests.fleet.support import House, Marks, house, new_id, until

@@ -12,8 +12,8 @@ from evoclaw.core.calls import prepare
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
 from evoclaw.core.toolset import Toolset
-from evoclaw.orchestrator import edge_call
-from evoclaw.orchestrator.edge_call import EdgeCall
+from evoclaw.orchestrator.fleet import edge_call
+from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.fleet.support import Ear, House, house, new_id, until
 

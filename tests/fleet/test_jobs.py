@@ -21,8 +21,8 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.routed import Routed
 from evoclaw.governance.permissions import Permissions
-from evoclaw.orchestrator.jobs import Job, NoJob
-from evoclaw.orchestrator.tidying import MARGIN, Tidying, last_moment
+from evoclaw.orchestrator.fleet.jobs import Job, NoJob
+from evoclaw.orchestrator.fleet.tidying import MARGIN, Tidying, last_moment
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
 from evoclaw.tools.jobs import Jobs, jobs

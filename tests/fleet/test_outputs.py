@@ -20,7 +20,7 @@ from evoclaw.core.tools import Call
 from evoclaw.edge.outputs import Outputs
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.orchestrator.fetching import FetchFailed
+from evoclaw.orchestrator.fleet.fetching import FetchFailed
 from evoclaw.store.artifacts import Artifacts
 from evoclaw.tools.define import tool
 from evoclaw.tools.shell import bash

@@ -11,8 +11,8 @@ import pytest
 
 from evoclaw.core.messages import ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
-from evoclaw.orchestrator.fleet import Fleet, Presence
-from evoclaw.orchestrator.members import DOUBT
+from evoclaw.orchestrator.fleet.fleet import Fleet, Presence
+from evoclaw.orchestrator.fleet.members import DOUBT
 from evoclaw.transport.clocks import steady, steady_wall
 from evoclaw.transport.topics import Kind
 from evoclaw.transport.wire import (

@@ -15,7 +15,7 @@ from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
 from evoclaw.core.tools import Context
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.jobs import NoJob
+from evoclaw.orchestrator.fleet.jobs import NoJob
 from evoclaw.tools.jobs import Jobs, jobs
 from tests.fleet.support import House, house, new_id
 

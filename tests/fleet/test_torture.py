@@ -15,7 +15,7 @@ import pytest
 
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.messages import ErrorKind, ToolResult
-from evoclaw.orchestrator.tidying import Tidying
+from evoclaw.orchestrator.fleet.tidying import Tidying
 from evoclaw.store.commands import CommandState
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Outcome

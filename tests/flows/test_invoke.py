@@ -14,7 +14,7 @@ from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.governance.permissions import Permissions
-from evoclaw.orchestrator.invoke import Invoker
+from evoclaw.orchestrator.runs.invoke import Invoker
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.sets import coding
 from evoclaw.workflows.agents import invoke_agent

@@ -14,7 +14,7 @@ from evoclaw.core.state import fold, new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.quarantined import Quarantined
 from evoclaw.executors.routed import Routed
-from evoclaw.orchestrator.reading import ModelReader
+from evoclaw.orchestrator.agents.reading import ModelReader
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from evoclaw.tools.define import tool
 from evoclaw.tools.untrusted import KEPT, Reader, read_untrusted

@@ -37,11 +37,11 @@ from evoclaw.executors.wrapped import Wrapper
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.chain import Chain
 from evoclaw.governance.permissions import Permissions
-from evoclaw.orchestrator.delegates import Delegates
-from evoclaw.orchestrator.nodes import FleetNodes
-from evoclaw.orchestrator.questions import Questions
-from evoclaw.orchestrator.sessions import Conversations, StoredTodos
-from evoclaw.orchestrator.subruns import LiveRun
+from evoclaw.orchestrator.fleet.nodes import FleetNodes
+from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.sessions.delegates import Delegates
+from evoclaw.orchestrator.sessions.sessions import Conversations, StoredTodos
+from evoclaw.orchestrator.sessions.subruns import LiveRun
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.disclosure import Disclosure
 from evoclaw.skills.watching import Shelf

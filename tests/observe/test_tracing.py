@@ -42,9 +42,9 @@ from evoclaw.core.tracing import (
     traceparent,
 )
 from evoclaw.executors.traced import Traced
-from evoclaw.observe import tracing_content, tracing_spans, tracing_words
-from evoclaw.observe.tracing import CAPTURE, Tracing, asked_for
-from evoclaw.observe.tracing_words import Who
+from evoclaw.observe.tracing import content, spans, words
+from evoclaw.observe.tracing.tracing import CAPTURE, Tracing, asked_for
+from evoclaw.observe.tracing.words import Who
 from evoclaw.orchestrator.errands import Errand
 from evoclaw.providers.names import ENDPOINTS
 from evoclaw.providers.scripted import Scripted, calls, says
@@ -112,7 +112,7 @@ def words_of(module: object) -> set[str]:
 
 
 def test_every_name_of_the_conventions_is_one_of_the_registry() -> None:
-    ours = words_of(tracing_words) | words_of(tracing_content) | words_of(tracing_spans)
+    ours = words_of(words) | words_of(content) | words_of(spans)
     known = words_of(REGISTRY) | words_of(error_attributes) | words_of(service_attributes)
     standard = {one for one in ours if one.startswith(("gen_ai.", "error.", "service."))}
     assert len(standard) > 20
@@ -128,12 +128,12 @@ def test_every_name_of_the_conventions_is_one_of_the_registry() -> None:
 
 def test_every_operation_and_vendor_is_one_of_the_registry() -> None:
     operations = {one.value for one in REGISTRY.GenAiOperationNameValues}
-    ours = {tracing_words.INVOKE_AGENT, tracing_words.CHAT, tracing_words.EXECUTE_TOOL}
+    ours = {words.INVOKE_AGENT, words.CHAT, words.EXECUTE_TOOL}
     assert ours <= operations
     vendors = {one.value for one in REGISTRY.GenAiProviderNameValues}
     unknown_there = {"ollama", "openrouter", "together", "lmstudio", "vllm", "llamacpp"}
     for prefix in set(ENDPOINTS) - unknown_there:
-        assert tracing_words.model_of(f"{prefix}/m")[tracing_words.PROVIDER] in vendors
+        assert words.model_of(f"{prefix}/m")[words.PROVIDER] in vendors
 
 
 async def test_what_was_denied_invented_or_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,8 +364,8 @@ def test_what_cannot_be_done_is_told(env: dict[str, str], told: str) -> None:
 async def test_without_the_packages_one_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "evoclaw.observe.tracing_spans", None)
-    monkeypatch.delitem(sys.modules, "evoclaw.observe.tracing_spans")
+    monkeypatch.setitem(sys.modules, "evoclaw.observe.tracing.spans", None)
+    monkeypatch.delitem(sys.modules, "evoclaw.observe.tracing.spans")
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
     with pytest.raises(ConfigError, match=r"evoclaw\[otel\]"):
         async with open_tracing({"OTEL_TRACES_EXPORTER": "otlp"}, "evoclaw"):

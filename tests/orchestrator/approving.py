@@ -22,7 +22,7 @@ from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.chain import Chain
 from evoclaw.governance.stops import StopFile, Stops, ended_by
-from evoclaw.orchestrator.approvals import Approvals
+from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.approvals import ApprovalStore
 from evoclaw.store.recordings import Recording, reopen_recording

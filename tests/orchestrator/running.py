@@ -13,10 +13,10 @@ from evoclaw.core.messages import Reply, UserMessage
 from evoclaw.core.ports import AllowAll, Approver, NobodyThere, Policy, Ports, Request
 from evoclaw.core.profile import Profile
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.questions import Questions
-from evoclaw.orchestrator.runs import Errand, Runs, RunSettings, RunView, State
-from evoclaw.orchestrator.sessions import Conversations
-from evoclaw.orchestrator.subruns import Limits
+from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.runs.runs import Errand, Runs, RunSettings, RunView, State
+from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import says
 from evoclaw.store import approvals, queue, session_tables
 from evoclaw.store.approvals import ApprovalStore

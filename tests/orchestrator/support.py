@@ -14,10 +14,10 @@ from evoclaw.core.events import CallFinished, Record, RunFinished
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ports import AllowAll, Approver, NobodyThere, Policy, Ports
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.members import Member
-from evoclaw.orchestrator.questions import Questions
-from evoclaw.orchestrator.sessions import Conversations
-from evoclaw.orchestrator.subruns import Limits
+from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.sessions import Session, SessionStore
 from evoclaw.tools.define import tool

@@ -18,8 +18,8 @@ from jwt.algorithms import ECAlgorithm
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
-from evoclaw.orchestrator.access import Access, Caller, FixedToken, Scope, holds
-from evoclaw.orchestrator.jwt_access import JwtSettings, SignedTokens
+from evoclaw.orchestrator.people.access import Access, Caller, FixedToken, Scope, holds
+from evoclaw.orchestrator.people.jwt_access import JwtSettings, SignedTokens
 from evoclaw.store.database import Database
 from evoclaw.store.parts import open_database
 from evoclaw.store.tokens import SCHEMA, TokenStore

@@ -18,7 +18,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Approver, Ask, Decision
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.approvals import HUMAN, Answerer, ApprovalSettings
-from evoclaw.orchestrator.approvals import Approvals, Case
+from evoclaw.orchestrator.people.approvals import Approvals, Case
 from evoclaw.store.approvals import ApprovalStore, Standing
 from tests.orchestrator.approving import go_on
 
@@ -245,7 +245,7 @@ async def test_the_keyboard_is_asked_about_one_call_at_a_time(tmp_path: Path) ->
 async def test_an_answer_by_another_process_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.orchestrator.approvals.POLL", 0.01)
+    monkeypatch.setattr("evoclaw.orchestrator.people.approvals.POLL", 0.01)
     clock = Clock()
     settings = ApprovalSettings(patience_s=20)
     async with desk(tmp_path, settings, clock=clock) as here, desk(tmp_path, clock=clock) as there:

@@ -14,7 +14,7 @@ from evoclaw.core.profile import Profile
 from evoclaw.governance.budget.foresight import Price
 from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.governance.budget.settings import BudgetSettings, Kinds
-from evoclaw.orchestrator.subruns import Limits
+from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from evoclaw.store.ledger import StoredLedger
 from evoclaw.store.sessions import Session

@@ -30,7 +30,7 @@ from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
-from evoclaw.orchestrator.callers import (
+from evoclaw.orchestrator.sessions.callers import (
     CODE,
     Callers,
     NameTaken,

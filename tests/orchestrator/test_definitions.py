@@ -15,7 +15,7 @@ from evoclaw.core.agent import Agent, Field, FieldType, LoopSettings
 from evoclaw.core.messages import JSON
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.budget.settings import BudgetSettings
-from evoclaw.orchestrator.definitions import (
+from evoclaw.orchestrator.agents.definitions import (
     BadInputs,
     agents_of,
     budget_of,

@@ -14,14 +14,14 @@ from msgspec import Raw
 
 from evoclaw.core.labels import Principal
 from evoclaw.governance.approvals import Asking, Scope
-from evoclaw.orchestrator import feed as feeds
-from evoclaw.orchestrator import news
-from evoclaw.orchestrator.approvals import Approvals, Case
-from evoclaw.orchestrator.feed import Feed, Item, Told
-from evoclaw.orchestrator.fleet import Fleet
-from evoclaw.orchestrator.members import Member
-from evoclaw.orchestrator.news import ApprovalNews, FleetNews, RunNews
-from evoclaw.orchestrator.runs import Errand
+from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.overview import feed as feeds
+from evoclaw.orchestrator.overview import news
+from evoclaw.orchestrator.overview.feed import Feed, Item, Told
+from evoclaw.orchestrator.overview.news import ApprovalNews, FleetNews, RunNews
+from evoclaw.orchestrator.people.approvals import Approvals, Case
+from evoclaw.orchestrator.runs.runs import Errand
 from evoclaw.orchestrator.seldom import Seldom, times
 from evoclaw.store import session_tables
 from evoclaw.store.approvals import ApprovalStore, Claim, StoredApproval

@@ -19,8 +19,8 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.messages import ErrorBlock, ErrorKind, Reply, TextBlock, ToolResult, Usage
-from evoclaw.orchestrator.figures import BadWindow, Delegation, Figures, chosen_step
-from evoclaw.orchestrator.tallying import Line, percentile, spread
+from evoclaw.orchestrator.overview.figures import BadWindow, Delegation, Figures, chosen_step
+from evoclaw.orchestrator.overview.tallying import Line, percentile, spread
 from evoclaw.store import figure_tables, session_tables
 from evoclaw.store.figures import FigureStore
 from evoclaw.store.parts import open_database

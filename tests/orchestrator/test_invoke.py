@@ -13,9 +13,9 @@ from evoclaw.core.errors import AgentNotFound, ProviderError, ProviderErrorKind
 from evoclaw.core.events import RunFinished, RunStarted, StopReason
 from evoclaw.core.messages import Reply, UserMessage
 from evoclaw.core.ports import Request
-from evoclaw.orchestrator.definitions import BadInputs
-from evoclaw.orchestrator.invoke import Invocations, NoAnswer
-from evoclaw.orchestrator.runs import KeyReused, RunSettings, State
+from evoclaw.orchestrator.agents.definitions import BadInputs
+from evoclaw.orchestrator.runs.invoke import Invocations, NoAnswer
+from evoclaw.orchestrator.runs.runs import KeyReused, RunSettings, State
 from evoclaw.providers.scripted import calls, says
 from evoclaw.workflows.agents import invoke_agent
 from tests.orchestrator.running import WHO, Gate, Service, service

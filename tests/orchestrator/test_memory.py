@@ -23,9 +23,9 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.governance.permissions import Permissions
-from evoclaw.orchestrator import memory as module
-from evoclaw.orchestrator.memory import EventType, Memory, MemorySettings, Observation, told
-from evoclaw.orchestrator.observing import has_private, without_private
+from evoclaw.orchestrator.agents import memory as module
+from evoclaw.orchestrator.agents.memory import EventType, Memory, MemorySettings, Observation, told
+from evoclaw.orchestrator.agents.observing import has_private, without_private
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.database import Dialect, StoreError
 from evoclaw.store.memory import SCHEMA, MemoryStore

@@ -13,7 +13,7 @@ from evoclaw.core.messages import ErrorKind, ToolCall
 from evoclaw.core.tools import Call
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.offering import offered
+from evoclaw.orchestrator.agents.offering import offered
 from evoclaw.skills.watching import Shelf
 from evoclaw.tools.define import tool
 from tests.skills.support import guide, put

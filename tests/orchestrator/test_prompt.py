@@ -9,8 +9,13 @@ from evoclaw.core.messages import Message, SystemMessage, TextBlock, UserMessage
 from evoclaw.core.ports import AllowAll, Ports
 from evoclaw.core.run import run
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.memory import EventType, Observation, told
-from evoclaw.orchestrator.prompt import absent_skills, active_skills, agent_prompt, system_prompt
+from evoclaw.orchestrator.agents.memory import EventType, Observation, told
+from evoclaw.orchestrator.agents.prompt import (
+    absent_skills,
+    active_skills,
+    agent_prompt,
+    system_prompt,
+)
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.loading import Skill
 from evoclaw.skills.watching import Shelf

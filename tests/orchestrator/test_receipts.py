@@ -19,9 +19,9 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.receipted import Receipted
 from evoclaw.governance.receipts import DeviceKey, Receipt, Signed, read
-from evoclaw.orchestrator.archive import ReceiptArchive
-from evoclaw.orchestrator.receipts import Breach, ReceiptBook
-from evoclaw.orchestrator.signing import HERE, LocalReceipts
+from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
+from evoclaw.orchestrator.proofs.signing import HERE, LocalReceipts
 from evoclaw.store.receipts import Kept, ReceiptStore, settled_since
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import Kind

@@ -13,7 +13,7 @@ from evoclaw.core.events import RunFinished, RunStarted, StopReason, ToolsChange
 from evoclaw.core.labels import Label, Principal
 from evoclaw.core.messages import SystemMessage, UserMessage, user
 from evoclaw.core.ports import Request
-from evoclaw.orchestrator.runs import (
+from evoclaw.orchestrator.runs.runs import (
     Draining,
     Errand,
     KeyReused,
@@ -23,7 +23,7 @@ from evoclaw.orchestrator.runs import (
     State,
     TooMany,
 )
-from evoclaw.orchestrator.sessions import NoSession
+from evoclaw.orchestrator.sessions.sessions import NoSession
 from evoclaw.providers.scripted import Reply, calls, says
 from tests.orchestrator.running import QUICK, WHO, Gate, service
 from tests.store.places import Place

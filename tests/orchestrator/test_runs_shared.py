@@ -12,9 +12,9 @@ from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.messages import Reply, ToolResult
 from evoclaw.core.ports import Request
 from evoclaw.core.replay import Replay
-from evoclaw.orchestrator.driving import Driven
-from evoclaw.orchestrator.holders import is_gone, this_process
-from evoclaw.orchestrator.runs import Errand, State
+from evoclaw.orchestrator.runs.driving import Driven
+from evoclaw.orchestrator.runs.holders import is_gone, this_process
+from evoclaw.orchestrator.runs.runs import Errand, State
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.queue import RunQueue, adopt
 from evoclaw.store.sessions import Fenced

@@ -21,10 +21,10 @@ from evoclaw.core.ports import ALLOW, Ask, Policy, Request, Verdict
 from evoclaw.core.replay import Replay
 from evoclaw.core.tools import Call
 from evoclaw.governance.approvals import HUMAN, Answerer, ApprovalSettings
-from evoclaw.orchestrator.approvals import Approvals, Decision
-from evoclaw.orchestrator.callers import Callers, caller_tool, place_of
-from evoclaw.orchestrator.driving import Driven
-from evoclaw.orchestrator.runs import Busy, Errand, NoRun, State
+from evoclaw.orchestrator.people.approvals import Approvals, Decision
+from evoclaw.orchestrator.runs.driving import Driven
+from evoclaw.orchestrator.runs.runs import Busy, Errand, NoRun, State
+from evoclaw.orchestrator.sessions.callers import Callers, caller_tool, place_of
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.database import sealed
 from evoclaw.tools.question import Answer
@@ -350,7 +350,7 @@ async def test_what_cannot_be_read_of_one_run_keeps_no_other_from_being_tended(
         put = "INSERT INTO queue_inbox VALUES (?, ?, ?, ?)"
         await house.store.database.write(lambda c: c.execute(put, row))
     told = Told("a fault")
-    monkeypatch.setattr(logging.getLogger("evoclaw.orchestrator.tending"), "handlers", [told])
+    monkeypatch.setattr(logging.getLogger("evoclaw.orchestrator.runs.tending"), "handlers", [told])
     async with service(place) as house:
         async with asyncio.timeout(30):
             await told.heard.wait()  # the first look of a new process finds it

@@ -20,8 +20,8 @@ from evoclaw.core.events import (
     TextDelta,
     TurnStarted,
 )
-from evoclaw.orchestrator.hub import Hub, TooSlow
-from evoclaw.orchestrator.subruns import HELD, PASSING
+from evoclaw.orchestrator.runs.hub import Hub, TooSlow
+from evoclaw.orchestrator.sessions.subruns import HELD, PASSING
 from tests.orchestrator.running import QUICK, Gate, service
 from tests.store.places import Place
 

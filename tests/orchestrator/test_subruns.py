@@ -12,8 +12,8 @@ from evoclaw.core.messages import ErrorKind, Reply, SystemMessage, ToolResult, U
 from evoclaw.core.ports import ALLOW, Approval, Ask, Decision, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget.settings import BudgetSettings
-from evoclaw.orchestrator.sessions import Busy, NoSession
-from evoclaw.orchestrator.subruns import Limits
+from evoclaw.orchestrator.sessions.sessions import Busy, NoSession
+from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from evoclaw.store.database import Connection
 from evoclaw.tools.question import Answer

@@ -16,9 +16,9 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.messages import ErrorKind, Reply
 from evoclaw.core.ports import ALLOW, Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.orchestrator.questions import Questions
-from evoclaw.orchestrator.sessions import Conversations, NoSession
-from evoclaw.orchestrator.subruns import run_id_of
+from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.sessions.sessions import Conversations, NoSession
+from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions import Session
 from evoclaw.tools.question import Answer, Question

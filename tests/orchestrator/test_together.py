@@ -13,7 +13,7 @@ from evoclaw.core.ports import AllowAll, Ports, Request
 from evoclaw.core.profile import Profile
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.settled import Settled as SettledExecutor
-from evoclaw.orchestrator.sessions import Conversations
+from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import calls, says
 from evoclaw.providers.settled import Settled as SettledProvider
 from evoclaw.store import ledger, session_tables

@@ -46,6 +46,10 @@ async def test_a_link_of_somebody_else_logs_nobody_in_unasked(looker: Looker) ->
     await looker.button("Log in with the link").click()
     await expect(page.locator("#link")).to_have_attribute("data-state", "open")
     assert await user_of(page) == "mallory"
+    await expect(page.get_by_role("button", name="Log out mallory")).to_be_visible()
+    await page.set_viewport_size({"width": 360, "height": 740})
+    await page.evaluate("document.querySelector('#leave').textContent = 'Log out WWWWWWWWWWWWWW'")
+    assert await looker.overflow() <= 0
 
 
 async def test_a_link_opened_anew_does_not_replace_the_token_of_the_device(

@@ -23,7 +23,7 @@ from evoclaw.core.messages import Reply, user
 from evoclaw.governance.budget.terms import path_of
 from evoclaw.observe.audit.cold import Query
 from evoclaw.observe.audit.reading import search
-from evoclaw.orchestrator.subruns import run_id_of
+from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.store import approvals, command_tables, ledger, receipts, session_tables
 from evoclaw.store.approvals import ApprovalStore, Claim, StoredApproval
 from evoclaw.store.commands import CommandStore, QueueFull, StoreError

@@ -16,7 +16,7 @@ from evoclaw.core.state import RunState, new_run
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.chain import Chain
-from evoclaw.orchestrator.questions import Parking, Questions
+from evoclaw.orchestrator.people.questions import Parking, Questions
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.sessions import SessionStore
 from evoclaw.tools.question import (

@@ -10,7 +10,7 @@ from evoclaw.core.conflicts import conflict
 from evoclaw.core.messages import JSON, ErrorKind, Reply, ToolResult
 from evoclaw.core.tools import Effect
 from evoclaw.core.toolset import Toolset
-from evoclaw.orchestrator.members import Member
+from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from evoclaw.tools.sessions import (
     session_status,

@@ -21,10 +21,10 @@ from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
 from evoclaw.core.agent import Agent, Field, LoopSettings
 from evoclaw.core.events import StopReason
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.access import Caller, Scope
-from evoclaw.orchestrator.definitions import BadInputs, iterative
+from evoclaw.orchestrator.agents.definitions import BadInputs, iterative
 from evoclaw.orchestrator.errands import RunView
-from evoclaw.orchestrator.invoke import (
+from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.runs.invoke import (
     Invocations,
     InvokeResponse,
     IterativeResponse,

@@ -17,7 +17,7 @@ from litestar.params import QueryParameter, SkipValidation
 
 from evoclaw.api.errors import Refused
 from evoclaw.api.needs import Parts
-from evoclaw.orchestrator.access import Caller
+from evoclaw.orchestrator.people.access import Caller
 
 ANYBODY = ""
 """The scope of a route that everybody may use."""

@@ -20,7 +20,7 @@ from evoclaw.api.limits import BoundedBody, Rates, too_large
 from evoclaw.api.needs import Parts, Refusal
 from evoclaw.api.serving import own_origins
 from evoclaw.core.tracing import read_traceparent, standing
-from evoclaw.orchestrator.access import Caller
+from evoclaw.orchestrator.people.access import Caller
 
 LOG = logging.getLogger("evoclaw.api")
 NOTED = frozenset({401, 403, 404, 421})

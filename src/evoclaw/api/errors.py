@@ -28,8 +28,8 @@ from evoclaw.orchestrator.errands import (
     TooMany,
 )
 from evoclaw.orchestrator.orchestrator import NotThere
-from evoclaw.orchestrator.sessions import Busy, NoSession
-from evoclaw.orchestrator.tending import StoreError
+from evoclaw.orchestrator.runs.tending import StoreError
+from evoclaw.orchestrator.sessions.sessions import Busy, NoSession
 from evoclaw.workflows import errors as workflows
 
 T = TypeVar("T")

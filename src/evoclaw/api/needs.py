@@ -14,13 +14,13 @@ from evoclaw.api.settings import ServerSettings
 from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
-from evoclaw.orchestrator.access import Access
-from evoclaw.orchestrator.approvals import Approvals
-from evoclaw.orchestrator.archive import ReceiptArchive
-from evoclaw.orchestrator.figures import Figures
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.orchestrator.runs import Runs
-from evoclaw.orchestrator.sessions import Conversations
+from evoclaw.orchestrator.overview.figures import Figures
+from evoclaw.orchestrator.people.access import Access
+from evoclaw.orchestrator.people.approvals import Approvals
+from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+from evoclaw.orchestrator.runs.runs import Runs
+from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.workflows.workflows import Workflows
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from evoclaw.orchestrator.jwt_access import JwtSettings
+from evoclaw.orchestrator.people.jwt_access import JwtSettings
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 

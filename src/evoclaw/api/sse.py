@@ -24,7 +24,7 @@ from evoclaw.api.auth import unknown_caller
 from evoclaw.api.errors import LOG, Refused, fault, refusal_of
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.errors import EvoClawError
-from evoclaw.orchestrator.access import Access, Caller
+from evoclaw.orchestrator.people.access import Access, Caller
 
 EVENT_STREAM = "text/event-stream"
 BEAT = b": still here\n\n"

@@ -12,10 +12,10 @@ from msgspec import Struct
 from evoclaw.api.auth import ANYBODY, Who
 from evoclaw.api.errors import Refused, not_found
 from evoclaw.api.routes.shapes import Id
-from evoclaw.orchestrator.access import Scope
 from evoclaw.orchestrator.channels import letters
 from evoclaw.orchestrator.channels.front_desk import FrontDesk, GivenUp
 from evoclaw.orchestrator.channels.webhooks import MAX_BODY, Received, Webhook
+from evoclaw.orchestrator.people.access import Scope
 
 BELOW = "/v1/channels/"
 """Under which letters are posted: these routes check by themselves who comes."""

@@ -17,7 +17,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.edge.invitations import join_command, join_link, qr_lines, qr_rows
 from evoclaw.governance.pairing import Device
-from evoclaw.orchestrator.fleet import Member
+from evoclaw.orchestrator.fleet.fleet import Member
 
 SETTLE = 3.0
 """Seconds at most in which everybody who is there says so."""

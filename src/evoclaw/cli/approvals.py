@@ -22,7 +22,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Decision
 from evoclaw.governance.approvals import HUMAN, Answerer
-from evoclaw.orchestrator.approvals import Approvals, Case
+from evoclaw.orchestrator.people.approvals import Approvals, Case
 
 HOSTS = frozenset({"run", "edge", "up", "mcp"})
 """The commands whose processes run what models ask for."""

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from evoclaw.governance.pairing import Devices
     from evoclaw.governance.stops import StopFile
     from evoclaw.observe.audit.settings import AuditSettings
-    from evoclaw.orchestrator.access import Access
-    from evoclaw.orchestrator.approvals import Approvals
-    from evoclaw.orchestrator.archive import ReceiptArchive
-    from evoclaw.orchestrator.figures import Figures
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.orchestrator.sessions import Conversations
+    from evoclaw.orchestrator.overview.figures import Figures
+    from evoclaw.orchestrator.people.access import Access
+    from evoclaw.orchestrator.people.approvals import Approvals
+    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+    from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.skills.approvals import ApprovalFile
     from evoclaw.store.moving import Manifest
     from evoclaw.tools.question import Person

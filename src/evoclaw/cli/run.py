@@ -31,8 +31,8 @@ from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.stops import Stops, ended_by
-from evoclaw.orchestrator.approvals import Approvals
-from evoclaw.orchestrator.prompt import system_prompt
+from evoclaw.orchestrator.agents.prompt import system_prompt
+from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.store.recordings import Recording, reopen_recording
 from evoclaw.tools.question import Person
 

@@ -20,7 +20,7 @@ from evoclaw.cli.tables import said, show_rows, when
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.governance.budget.settings import seconds_of
-from evoclaw.orchestrator.access import Access
+from evoclaw.orchestrator.people.access import Access
 
 
 class Needs(Protocol):

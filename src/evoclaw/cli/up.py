@@ -13,7 +13,7 @@ from evoclaw.cli.needs import House, Wiring
 from evoclaw.cli.notify import READY, RELOADING, STOPPING, notify
 from evoclaw.cli.render import tell
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.orchestrator.fleet import Presence
+from evoclaw.orchestrator.fleet.fleet import Presence
 
 
 def up(options: Namespace, wiring: Wiring) -> int:

@@ -11,7 +11,7 @@ from evoclaw.config.documents import Document, Keys, unknown
 from evoclaw.config.places import read_text
 from evoclaw.config.values import check_capabilities, check_id
 from evoclaw.core.errors import ConfigError
-from evoclaw.orchestrator.definitions import AgentConfig, AgentLimits
+from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits
 
 __all__ = ["AgentConfig", "AgentLimits", "checked_agents"]
 

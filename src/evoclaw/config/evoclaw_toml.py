@@ -24,9 +24,9 @@ from evoclaw.governance.rates import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
 from evoclaw.governance.sandbox.engines import SandboxSettings
 from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
 from evoclaw.orchestrator.errands import RunSettings
-from evoclaw.orchestrator.memory import MemorySettings
 from evoclaw.store.settings import StoreSettings
 from evoclaw.workflows.supervising import WorkflowSettings
 

@@ -26,7 +26,7 @@ from evoclaw.store.journal import Journal
 from evoclaw.transport.link import Link
 
 if TYPE_CHECKING:
-    from evoclaw.observe.tracing import Tracing
+    from evoclaw.observe.tracing.tracing import Tracing
 
 _USUAL = Limits()
 

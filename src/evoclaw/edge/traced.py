@@ -15,7 +15,7 @@ from evoclaw.edge.plans import Plan, Planner, Work
 from evoclaw.transport.wire import Command
 
 if TYPE_CHECKING:
-    from evoclaw.observe.tracing import Tracing
+    from evoclaw.observe.tracing.tracing import Tracing
 
 
 def traced(

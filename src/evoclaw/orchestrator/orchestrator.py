@@ -20,14 +20,14 @@ from evoclaw.core.tools import Context, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.edge import EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.cleaning import one_line
-from evoclaw.orchestrator.delegation import Delegated
-from evoclaw.orchestrator.edge_call import EdgeCall
-from evoclaw.orchestrator.fetching import fetch
-from evoclaw.orchestrator.fleet import Fleet, Permit, Presence
-from evoclaw.orchestrator.jobs import Asked, FleetJobs, Job, look_up
-from evoclaw.orchestrator.members import Member
-from evoclaw.orchestrator.reception import Ledger, Reception
-from evoclaw.orchestrator.tidying import Shelf, Tidying
+from evoclaw.orchestrator.fleet.delegation import Delegated
+from evoclaw.orchestrator.fleet.edge_call import EdgeCall
+from evoclaw.orchestrator.fleet.fetching import fetch
+from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, Presence
+from evoclaw.orchestrator.fleet.jobs import Asked, FleetJobs, Job, look_up
+from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.fleet.reception import Ledger, Reception
+from evoclaw.orchestrator.fleet.tidying import Shelf, Tidying
 from evoclaw.store.commands import QueueFull
 from evoclaw.transport.lanes import AGAIN, SILENCE
 from evoclaw.transport.link import Link

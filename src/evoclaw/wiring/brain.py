@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.governance.approvals import ApprovalSettings
     from evoclaw.observe.metrics import Metrics
-    from evoclaw.orchestrator.approvals import Approvals
+    from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.orchestrator.channels.front_desk import FrontDesk
     from evoclaw.orchestrator.channels.letters import Channel
-    from evoclaw.orchestrator.memory import Memory
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.orchestrator.runs import Runs
-    from evoclaw.orchestrator.sessions import Conversations
+    from evoclaw.orchestrator.people.approvals import Approvals
+    from evoclaw.orchestrator.runs.runs import Runs
+    from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.store.database import Database
     from evoclaw.store.sessions import Session, StoredRun
     from evoclaw.wiring.equipping import Equipment
@@ -123,8 +123,8 @@ async def _put_together(
 ) -> Brain:
     from evoclaw.config.places import default_data_folder
     from evoclaw.observe.metrics import Metrics
-    from evoclaw.orchestrator.definitions import agents_of
-    from evoclaw.orchestrator.runs import Runs
+    from evoclaw.orchestrator.agents.definitions import agents_of
+    from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.wiring.gauging import Gauging
     from evoclaw.wiring.governing import open_governance
     from evoclaw.wiring.passing import passed_on
@@ -161,7 +161,7 @@ async def _put_together(
 
 def _approvals(settings: EvoClawConfig, stored: Stored, env: Mapping[str, str]) -> Approvals:
     from evoclaw.core.redaction import Redactor, secrets_in
-    from evoclaw.orchestrator.approvals import Approvals
+    from evoclaw.orchestrator.people.approvals import Approvals
 
     redactor = Redactor(secrets_in(env))
     return Approvals(stored.approvals, approval_settings(settings), redactor=redactor)
@@ -219,7 +219,7 @@ async def _equipment(
 
 def _memory(settings: EvoClawConfig, stored: Stored, env: Mapping[str, str]) -> Memory | None:
     from evoclaw.core.redaction import Redactor, secrets_in
-    from evoclaw.orchestrator.memory import Memory
+    from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.store.memory import MemoryStore
 
     if not settings.memory.enabled:
@@ -255,10 +255,10 @@ async def _conversations(
     stack: AsyncExitStack,
     env: Mapping[str, str],
 ) -> Conversations:
-    from evoclaw.orchestrator.prompt import agent_prompt
-    from evoclaw.orchestrator.questions import Questions
-    from evoclaw.orchestrator.sessions import Conversations
-    from evoclaw.orchestrator.subruns import Limits
+    from evoclaw.orchestrator.agents.prompt import agent_prompt
+    from evoclaw.orchestrator.people.questions import Questions
+    from evoclaw.orchestrator.sessions.sessions import Conversations
+    from evoclaw.orchestrator.sessions.subruns import Limits
     from evoclaw.wiring.providing import price_of_any
 
     governance, fleet = equipment.governance, equipment.orchestrator.fleet

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from evoclaw.executors.receipted import Sign
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.budget.foresight import Price
-    from evoclaw.orchestrator.sessions import Conversations
-    from evoclaw.orchestrator.subruns import Limits
+    from evoclaw.orchestrator.sessions.sessions import Conversations
+    from evoclaw.orchestrator.sessions.subruns import Limits
     from evoclaw.store.sessions import Session
     from evoclaw.wiring.governing import Governance
     from evoclaw.wiring.toolbox import Toolbox
@@ -49,9 +49,9 @@ async def open_conversations(
     env: Mapping[str, str],
 ) -> AsyncGenerator[Conversations]:
     """The sessions of this machine, with one agent; its session is there when this returns."""
-    from evoclaw.orchestrator.prompt import system_prompt
-    from evoclaw.orchestrator.questions import Questions
-    from evoclaw.orchestrator.sessions import Conversations
+    from evoclaw.orchestrator.agents.prompt import system_prompt
+    from evoclaw.orchestrator.people.questions import Questions
+    from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.skills.disclosure import catalogue
     from evoclaw.wiring.governing import open_governance
     from evoclaw.wiring.receipts import open_signer
@@ -112,7 +112,7 @@ async def _governed(
     attended: bool,
 ) -> _Governed:
     """What bounds sessions, and who listens to them."""
-    from evoclaw.orchestrator.subruns import Limits
+    from evoclaw.orchestrator.sessions.subruns import Limits
     from evoclaw.wiring.budget import price_for
 
     names = governance.settings.orchestrator.cheaper_models

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evoclaw.edge.noting import CallNotes
     from evoclaw.governance.budget.settings import BudgetSettings
     from evoclaw.governance.stops import Stops
-    from evoclaw.observe.tracing import Tracing
+    from evoclaw.observe.tracing.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)

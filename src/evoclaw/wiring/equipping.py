@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
     from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.executors.receipted import Sign
-    from evoclaw.orchestrator.delegation import Delegated
+    from evoclaw.orchestrator.fleet.delegation import Delegated
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.sessions import Session
     from evoclaw.wiring.governing import Governance
@@ -105,7 +105,7 @@ class Equipment:
 
     def chain(self, agent: Agent) -> Policy:
         """One for all runs of an agent: what is counted in it is counted for all of them."""
-        from evoclaw.orchestrator.definitions import level_of
+        from evoclaw.orchestrator.agents.definitions import level_of
 
         if agent.name not in self._rules:
             level = level_of(agent)
@@ -121,8 +121,8 @@ class Equipment:
         from evoclaw.executors.receipted import Receipted
         from evoclaw.executors.routed import Routed
         from evoclaw.executors.settled import Settled
-        from evoclaw.orchestrator.offering import offered
-        from evoclaw.orchestrator.prompt import active_skills
+        from evoclaw.orchestrator.agents.offering import offered
+        from evoclaw.orchestrator.agents.prompt import active_skills
         from evoclaw.skills.narrowing import Narrowed
 
         box = refilled(self.box, handed)

@@ -47,9 +47,9 @@ async def open_fleet(
     from evoclaw.governance.grants import Signer
     from evoclaw.governance.pairing import Devices
     from evoclaw.governance.stops import Stops
-    from evoclaw.orchestrator.granting import Granting
+    from evoclaw.orchestrator.fleet.granting import Granting
+    from evoclaw.orchestrator.fleet.permitted import Permitted
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.orchestrator.permitted import Permitted
     from evoclaw.orchestrator.stopping import Stopping, following
     from evoclaw.store import command_tables, receipts
     from evoclaw.store.commands import CommandStore
@@ -136,7 +136,7 @@ def fleet_tools(orchestrator: Orchestrator, capabilities: frozenset[str]) -> Exe
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.routed import Routed
     from evoclaw.executors.wrapped import Filtered
-    from evoclaw.orchestrator.nodes import FleetNodes
+    from evoclaw.orchestrator.fleet.nodes import FleetNodes
     from evoclaw.tools.jobs import Jobs, jobs
     from evoclaw.tools.nodes import Nodes, nodes
 

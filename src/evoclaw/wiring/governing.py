@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.budget.policy import Budget
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Audit
-    from evoclaw.observe.tracing import Tracing
+    from evoclaw.observe.tracing.tracing import Tracing
     from evoclaw.wiring.passing import Passed
 
 
@@ -151,7 +151,7 @@ class Governance:
     def _traced(self, session: str, before: Sequence[Record], asker: Principal) -> tuple[Sink, ...]:
         if self.tracing is None:
             return ()
-        from evoclaw.observe.tracing_words import Who
+        from evoclaw.observe.tracing.words import Who
 
         return (self.tracing.listener(Who(asker.agent, session, asker.tenant), before),)
 
@@ -227,7 +227,7 @@ def quarantined(executor: Executor, provider: Provider) -> Executor:
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.quarantined import Quarantined
     from evoclaw.executors.routed import Routed
-    from evoclaw.orchestrator.reading import ModelReader
+    from evoclaw.orchestrator.agents.reading import ModelReader
     from evoclaw.tools.untrusted import KEPT, Reader, read_untrusted
 
     asking = LocalExecutor([read_untrusted], given={Reader: ModelReader(provider)})

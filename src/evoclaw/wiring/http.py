@@ -16,7 +16,7 @@ from evoclaw.core.errors import ConfigError
 if TYPE_CHECKING:
     from evoclaw.api.needs import Check, Parts
     from evoclaw.api.settings import ServerSettings, TokenFile
-    from evoclaw.orchestrator.access import Access, FixedToken
+    from evoclaw.orchestrator.people.access import Access, FixedToken
     from evoclaw.store.database import Database
     from evoclaw.wiring.brain import Brain
 
@@ -35,7 +35,7 @@ async def serving_http(
     """Serve while the block runs; gives the address."""
     from evoclaw.api.app import create_app
     from evoclaw.api.serving import serving
-    from evoclaw.orchestrator.access import FixedToken, Scope
+    from evoclaw.orchestrator.people.access import FixedToken, Scope
     from evoclaw.transport.accounts import write_private
 
     own = FixedToken(
@@ -67,8 +67,8 @@ async def open_access(env: Mapping[str, str]) -> AsyncGenerator[Access]:
 
 def access_for(database: Database, settings: ServerSettings, *own: FixedToken) -> Access:
     """Who may come in: tokens that were made here, configured ones, and others' signed ones."""
-    from evoclaw.orchestrator.access import Access
-    from evoclaw.orchestrator.jwt_access import SignedTokens
+    from evoclaw.orchestrator.people.access import Access
+    from evoclaw.orchestrator.people.jwt_access import SignedTokens
     from evoclaw.store.tokens import TokenStore
 
     signed = None if settings.jwt is None else SignedTokens(settings.jwt)
@@ -78,7 +78,7 @@ def access_for(database: Database, settings: ServerSettings, *own: FixedToken) -
 
 def _configured(token: TokenFile) -> FixedToken:
     """A token that is kept in a file of the owner's."""
-    from evoclaw.orchestrator.access import FixedToken
+    from evoclaw.orchestrator.people.access import FixedToken
 
     try:
         if token.file.stat().st_mode & 0o077:
@@ -95,9 +95,9 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
     from evoclaw.api.needs import Parts
     from evoclaw.api.webhooks import channel_routes
     from evoclaw.dashboard.files import page_routes
-    from evoclaw.orchestrator.archive import ReceiptArchive
     from evoclaw.orchestrator.channels.webhooks import Webhook
-    from evoclaw.orchestrator.figures import Figures
+    from evoclaw.orchestrator.overview.figures import Figures
+    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
     from evoclaw.store.figures import FigureStore
     from evoclaw.wiring.oversight import stop_file
     from evoclaw.wiring.pairing import devices

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.approvals import ApprovalSettings
     from evoclaw.governance.rates import Rates
     from evoclaw.governance.stops import StopFile, Stops
-    from evoclaw.orchestrator.approvals import Approvals
+    from evoclaw.orchestrator.people.approvals import Approvals
     from evoclaw.store.database import Database
 
 
@@ -26,7 +26,7 @@ async def open_approvals(
 ) -> AsyncGenerator[Approvals]:
     """The approvals of this machine, with whoever is there now."""
     from evoclaw.core.redaction import Redactor, secrets_in
-    from evoclaw.orchestrator.approvals import Approvals
+    from evoclaw.orchestrator.people.approvals import Approvals
     from evoclaw.store.approvals import SCHEMA, ApprovalStore
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import opened

@@ -13,7 +13,7 @@ from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call, Tool
 
 if TYPE_CHECKING:
-    from evoclaw.orchestrator.fleet import Fleet
+    from evoclaw.orchestrator.fleet.fleet import Fleet
 
 Passed: TypeAlias = Callable[[Call], Sequence[Call]]
 """The calls that one call is on the devices it goes to: none for most, several if these differ."""

@@ -53,7 +53,7 @@ class ShownPolicies:
     async def shown(self) -> PolicyView:
         """The rules and settings that hold now."""
         from evoclaw.governance.flow.settings import Preset
-        from evoclaw.orchestrator.definitions import level_of
+        from evoclaw.orchestrator.agents.definitions import level_of
 
         settings = self.equipment.governance.settings
         agent = self._agent("")

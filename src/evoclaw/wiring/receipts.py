@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.executors.receipted import Sign
-    from evoclaw.orchestrator.archive import ReceiptArchive
-    from evoclaw.orchestrator.receipts import Breach, ReceiptBook
+    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+    from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
     from evoclaw.store.commands import CommandStore
     from evoclaw.store.database import Database
 
@@ -27,7 +27,7 @@ async def open_receipts(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[ReceiptArchive]:
     """The receipts of this machine, and the commands that they are of."""
-    from evoclaw.orchestrator.archive import ReceiptArchive
+    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
     from evoclaw.store import command_tables, receipts
     from evoclaw.store.commands import CommandStore
     from evoclaw.wiring.store import opened
@@ -45,7 +45,7 @@ async def open_book(
     noted: Callable[[Breach], None] | None = None,
 ) -> AsyncGenerator[ReceiptBook]:
     """The book of receipts beside the commands, with what a crash kept out of it put in."""
-    from evoclaw.orchestrator.receipts import ReceiptBook
+    from evoclaw.orchestrator.proofs.receipts import ReceiptBook
     from evoclaw.store.receipts import ReceiptStore, settled_since
 
     store = ReceiptStore(commands.database)
@@ -64,7 +64,7 @@ async def open_signer(
     """Who signs what ran on this machine itself, with its own key."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.governance.receipts import DeviceKey
-    from evoclaw.orchestrator.signing import LocalReceipts
+    from evoclaw.orchestrator.proofs.signing import LocalReceipts
     from evoclaw.store.receipts import SCHEMA, ReceiptStore
     from evoclaw.wiring.store import opened
 

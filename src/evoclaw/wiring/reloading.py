@@ -38,8 +38,8 @@ class Reloaded(Struct, frozen=True):
 
 def reload(brain: Brain, env: Mapping[str, str]) -> Reloaded:
     """Read the settings again; `ConfigError` if they are wrong, and then nothing has changed."""
-    from evoclaw.orchestrator.definitions import agents_of, level_of
-    from evoclaw.orchestrator.subruns import Limits
+    from evoclaw.orchestrator.agents.definitions import agents_of, level_of
+    from evoclaw.orchestrator.sessions.subruns import Limits
     from evoclaw.wiring.brain import approval_settings
     from evoclaw.wiring.settings import orchestrator_settings
 

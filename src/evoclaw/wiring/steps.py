@@ -13,14 +13,14 @@ from evoclaw.core.events import CallFinished, StopReason
 from evoclaw.core.labels import Label, Principal, joined
 from evoclaw.core.messages import Reply, TextBlock, ToolCall, ToolResult, UserMessage, label_of
 from evoclaw.core.tools import Effect, Tool
-from evoclaw.orchestrator.subruns import run_id_of
+from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.providers.direct import NAME as DIRECT
 from evoclaw.workflows.ports import AgentAnswer, Nature, Waiting
 
 if TYPE_CHECKING:
     from evoclaw.core.result import RunResult
-    from evoclaw.orchestrator.runs import Errand, Runs
-    from evoclaw.orchestrator.sessions import Conversations
+    from evoclaw.orchestrator.runs.runs import Errand, Runs
+    from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.workflows.ports import AgentCall, Done, Ended, ToolAsked
 
 SOON = 5.0
@@ -37,8 +37,8 @@ class AgentSteps:
 
     async def begin(self, who: Principal, call: AgentCall) -> Waiting | None:
         """Start a run; the same one when it is begun again."""
-        from evoclaw.orchestrator.definitions import iterative
-        from evoclaw.orchestrator.runs import Draining, Errand, TooMany
+        from evoclaw.orchestrator.agents.definitions import iterative
+        from evoclaw.orchestrator.runs.runs import Draining, Errand, TooMany
 
         agent = self.talks.agents.get(call.agent)
         settings = iterative(agent) if agent is not None and call.iterative else None
@@ -100,7 +100,7 @@ class ToolSteps:
 
     async def execute(self, who: Principal, asked: ToolAsked) -> Done:
         """Judge and run one call; its run goes on though nobody waits, and is found again."""
-        from evoclaw.orchestrator.runs import Draining, TooMany
+        from evoclaw.orchestrator.runs.runs import Draining, TooMany
 
         run_id = _run_of(who.tenant, asked.request_id)
         try:
@@ -117,7 +117,7 @@ class ToolSteps:
         await self.runs.cancel(tenant, _run_of(tenant, request_id))
 
     def _errand(self, asked: ToolAsked) -> Errand:
-        from evoclaw.orchestrator.runs import Errand
+        from evoclaw.orchestrator.runs.runs import Errand
 
         said = UserMessage((TextBlock(f"A step of a workflow: {asked.tool}", asked.label),))
         call = ToolCall("step", asked.tool, msgspec.json.encode(asked.arguments).decode())

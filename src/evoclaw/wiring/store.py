@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Required, TypedDict
 
 if TYPE_CHECKING:
-    from evoclaw.orchestrator.figures import Figures
+    from evoclaw.orchestrator.overview.figures import Figures
     from evoclaw.store.approvals import ApprovalStore
     from evoclaw.store.commands import CommandStore
     from evoclaw.store.database import Database, Schema
@@ -82,7 +82,7 @@ async def open_sessions(env: Mapping[str, str]) -> AsyncGenerator[SessionStore]:
 @asynccontextmanager
 async def open_figures(env: Mapping[str, str]) -> AsyncGenerator[Figures]:
     """What the stored records tell of, for a process that only asks."""
-    from evoclaw.orchestrator.figures import Figures
+    from evoclaw.orchestrator.overview.figures import Figures
     from evoclaw.store import figure_tables, session_tables
     from evoclaw.store.figures import FigureStore
 

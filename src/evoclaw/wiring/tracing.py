@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.observe.tracing import Tracing, asked_for, captures
+from evoclaw.observe.tracing.tracing import Tracing, asked_for, captures
 
 if TYPE_CHECKING:
     from evoclaw.core.redaction import Redactor
@@ -32,7 +32,7 @@ async def open_tracing(env: Mapping[str, str], name: str) -> AsyncGenerator[Trac
         yield None
         return
     try:
-        from evoclaw.observe.tracing_spans import open_spans
+        from evoclaw.observe.tracing.spans import open_spans
     except ModuleNotFoundError as missing:
         if not (missing.name or "").startswith("opentelemetry"):
             raise
@@ -40,7 +40,7 @@ async def open_tracing(env: Mapping[str, str], name: str) -> AsyncGenerator[Trac
         raise ConfigError(
             f"{text}`pip install 'evoclaw[otel]'`, or set OTEL_SDK_DISABLED=true"
         ) from None
-    from evoclaw.observe.tracing_logs import correlated
+    from evoclaw.observe.tracing.logs import correlated
 
     tracing = Tracing(open_spans(kinds, name), content=_redactor(env))
     try:

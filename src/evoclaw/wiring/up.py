@@ -22,7 +22,7 @@ from evoclaw.wiring.fleet import Door, leave_door, open_fleet
 from evoclaw.wiring.store import open_store
 
 if TYPE_CHECKING:
-    from evoclaw.orchestrator.joining import Joining
+    from evoclaw.orchestrator.fleet.joining import Joining
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.transport.broker import EmbeddedBroker
     from evoclaw.wiring.brain import Brain
@@ -183,7 +183,7 @@ async def _begin_edge(
 async def _pin(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
     """Know the edge of this machine by the key that it has here."""
     from evoclaw.governance.receipts import DeviceKey
-    from evoclaw.orchestrator.receipts import ReceiptBook
+    from evoclaw.orchestrator.proofs.receipts import ReceiptBook
 
     if isinstance(book := orchestrator.reception.receipts, ReceiptBook):
         await book.pin(agent_id, DeviceKey.load_or_create(folder / "device.key").public_key)
@@ -192,8 +192,8 @@ async def _pin(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
 def _joining(home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker) -> Joining:
     from evoclaw.governance.grants import Signer
     from evoclaw.governance.pairing import Devices, Pairings
-    from evoclaw.orchestrator.joining import Joining
-    from evoclaw.orchestrator.receipts import ReceiptBook
+    from evoclaw.orchestrator.fleet.joining import Joining
+    from evoclaw.orchestrator.proofs.receipts import ReceiptBook
 
     key = Signer.load_or_create(home / "orchestrator.key").public_key
     pairing = home / "pairing"

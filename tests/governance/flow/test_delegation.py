@@ -14,7 +14,7 @@ from evoclaw.core.ports import Ports
 from evoclaw.governance.flow.flags import Flagged
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.governance.flow.settings import FlowSettings
-from evoclaw.orchestrator.subruns import Limits
+from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions import Session, SessionStore
 from tests.orchestrator.support import HELP, LEAD, House, results

@@ -13,12 +13,12 @@ from evoclaw.core.ports import Ports
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.orchestrator.approvals import Approvals
 from evoclaw.orchestrator.channels.front_desk import FrontDesk
 from evoclaw.orchestrator.channels.letters import Answer, Channel, Front, Letter, State, Undelivered
-from evoclaw.orchestrator.questions import Questions
-from evoclaw.orchestrator.runs import Runs
-from evoclaw.orchestrator.sessions import Conversations
+from evoclaw.orchestrator.people.approvals import Approvals
+from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.runs.runs import Runs
+from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import Scripted, Step
 from evoclaw.store import approvals, channels, queue, session_tables, tokens
 from evoclaw.store.approvals import ApprovalStore

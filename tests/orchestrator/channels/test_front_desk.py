@@ -14,7 +14,7 @@ from evoclaw.core.messages import UserMessage
 from evoclaw.core.ports import Decision
 from evoclaw.governance.approvals import HUMAN, Answerer
 from evoclaw.orchestrator.channels.letters import Refused, State, Undelivered
-from evoclaw.orchestrator.runs import State as RunState
+from evoclaw.orchestrator.runs.runs import State as RunState
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.channels import NewLetter
 from tests.orchestrator.channels.support import Postbox, kitchen, letter, states, until

@@ -27,7 +27,7 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.messages import Finish, Reply, Usage
-from evoclaw.orchestrator.callers import CODE, Place
+from evoclaw.orchestrator.sessions.callers import CODE, Place
 
 NOBODY_WAITS = "The run ended before it could be answered; ask again."
 GAP = "\n\n"

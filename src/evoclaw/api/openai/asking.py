@@ -18,8 +18,8 @@ from evoclaw.core.messages import JSON, SystemMessage, is_object
 from evoclaw.core.output import parse_output
 from evoclaw.core.schema import compile_schema, describe_problems
 from evoclaw.core.tools import Tool
-from evoclaw.orchestrator.callers import MOST_TOOLS, NameTaken, caller_tool, check_tools
 from evoclaw.orchestrator.errands import Errand
+from evoclaw.orchestrator.sessions.callers import MOST_TOOLS, NameTaken, caller_tool, check_tools
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator

@@ -42,18 +42,18 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.errors import AgentNotFound, EvoClawError
 from evoclaw.core.events import Record, StopReason
 from evoclaw.core.tools import missing_permissions
-from evoclaw.orchestrator.access import Caller, Scope
-from evoclaw.orchestrator.callers import (
+from evoclaw.orchestrator.errands import Draining, Errand, RunView
+from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.runs.hub import TooSlow
+from evoclaw.orchestrator.runs.runs import Runs
+from evoclaw.orchestrator.sessions.callers import (
     Callers,
     Place,
     ResultsMissing,
     ResultsUnknown,
     place_of,
 )
-from evoclaw.orchestrator.errands import Draining, Errand, RunView
-from evoclaw.orchestrator.hub import TooSlow
-from evoclaw.orchestrator.runs import Runs
-from evoclaw.orchestrator.sessions import Conversations, NoSession
+from evoclaw.orchestrator.sessions.sessions import Conversations, NoSession
 
 Asked = Request[Any, Any, Any]
 T = TypeVar("T")

@@ -17,11 +17,11 @@ from evoclaw.api.routes.runs import is_own, own_run
 from evoclaw.api.routes.shapes import Id, IdOrNone, Name, Reason, Text
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Decision
-from evoclaw.orchestrator.access import Caller, Scope
-from evoclaw.orchestrator.approvals import Case
 from evoclaw.orchestrator.errands import NoRun, RunView
-from evoclaw.orchestrator.news import owners_of
-from evoclaw.orchestrator.questions import Answer, Question
+from evoclaw.orchestrator.overview.news import owners_of
+from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.people.approvals import Case
+from evoclaw.orchestrator.people.questions import Answer, Question
 
 TAGS = ["approvals"]
 RUNS = ["runs"]

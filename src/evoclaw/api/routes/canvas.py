@@ -10,7 +10,7 @@ from evoclaw.api.errors import given, not_found
 from evoclaw.api.needs import SheetView
 from evoclaw.api.routes.sessions import own_session
 from evoclaw.api.routes.shapes import Id
-from evoclaw.orchestrator.access import Scope
+from evoclaw.orchestrator.people.access import Scope
 
 
 @get("/v1/sessions/{session_id:str}/canvas", scope=Scope.SESSIONS_READ, tags=["sessions"])

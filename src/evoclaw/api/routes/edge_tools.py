@@ -11,7 +11,7 @@ from evoclaw.api.errors import given, not_found
 from evoclaw.api.routes.fleet import joined
 from evoclaw.api.routes.shapes import Id
 from evoclaw.api.routes.things import ToolView, tool_view
-from evoclaw.orchestrator.access import Scope
+from evoclaw.orchestrator.people.access import Scope
 
 
 class EdgeTools(Struct, frozen=True):

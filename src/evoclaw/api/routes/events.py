@@ -17,9 +17,15 @@ from evoclaw.api.needs import Parts
 from evoclaw.api.routes.answers import asked, shown
 from evoclaw.api.routes.fleet import edge_view, joined
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame, streams
-from evoclaw.orchestrator.access import Caller, Scope
-from evoclaw.orchestrator.feed import LOOK, PACE, Change, Feed, Source, Told
-from evoclaw.orchestrator.news import ApprovalNews, FleetNews, QuestionNews, RunNews, written
+from evoclaw.orchestrator.overview.feed import LOOK, PACE, Change, Feed, Source, Told
+from evoclaw.orchestrator.overview.news import (
+    ApprovalNews,
+    FleetNews,
+    QuestionNews,
+    RunNews,
+    written,
+)
+from evoclaw.orchestrator.people.access import Caller, Scope
 
 TOPICS: Mapping[str, Scope] = {
     "fleet": Scope.FLEET_READ,

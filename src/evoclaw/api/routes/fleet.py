@@ -17,8 +17,8 @@ from evoclaw.api.needs import Device, Devices, Parts
 from evoclaw.api.routes.shapes import Id
 from evoclaw.core.errors import ConfigError
 from evoclaw.edge.invitations import join_command, join_link, qr_rows
-from evoclaw.orchestrator.access import Caller, Scope
-from evoclaw.orchestrator.fleet import Member
+from evoclaw.orchestrator.fleet.fleet import Member
+from evoclaw.orchestrator.people.access import Caller, Scope
 
 TAGS = ["fleet"]
 Seen = Annotated[

@@ -18,7 +18,7 @@ from evoclaw.api.routes.oversight import check_operator
 from evoclaw.api.sse import watchers_of
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.version import VERSION
-from evoclaw.orchestrator.access import Scope
+from evoclaw.orchestrator.people.access import Scope
 
 LOG = logging.getLogger("evoclaw.api")
 PATIENCE = 3.0

@@ -19,7 +19,7 @@ from evoclaw.api.routes.runs import own_run
 from evoclaw.api.routes.shapes import NAMED, PLAIN, Id, Reason
 from evoclaw.core.ledgers import PARTS, Account
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.access import Caller, Scope
+from evoclaw.orchestrator.people.access import Caller, Scope
 
 Said = Annotated[str, QueryParameter(max_length=200, pattern=PLAIN)]
 Moment = Annotated[

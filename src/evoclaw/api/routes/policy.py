@@ -16,7 +16,7 @@ from evoclaw.api.needs import PolicyAnswer, PolicyQuestion, PolicyView
 from evoclaw.api.routes.oversight import check_operator
 from evoclaw.api.routes.shapes import Name
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.access import Scope
+from evoclaw.orchestrator.people.access import Scope
 
 TAGS = ["policy"]
 MOST = 65_536

@@ -25,9 +25,9 @@ from evoclaw.core.events import CallStarted, Record
 from evoclaw.core.forking import forked
 from evoclaw.core.messages import JSON, SystemMessage
 from evoclaw.core.replaying import Played, play
-from evoclaw.orchestrator.access import Caller, Scope
-from evoclaw.orchestrator.archive import Proof
 from evoclaw.orchestrator.errands import Errand, RunView, State
+from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.proofs.archive import Proof
 
 TAGS = ["runs"]
 MOST = 100_000

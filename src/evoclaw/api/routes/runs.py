@@ -35,9 +35,9 @@ from evoclaw.api.routes.shapes import (
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame, streams
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import Record
-from evoclaw.orchestrator.access import Caller, Scope
 from evoclaw.orchestrator.errands import Errand, RunView, State
-from evoclaw.orchestrator.hub import TooSlow
+from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.runs.hub import TooSlow
 
 TAGS = ["runs"]
 LINES = "application/x-ndjson"

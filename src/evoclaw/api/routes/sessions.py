@@ -17,9 +17,9 @@ from evoclaw.api.needs import Parts
 from evoclaw.api.routes.runs import begin, is_own
 from evoclaw.api.routes.shapes import PLAIN, Cursor, Id, IdOrNone, Key, Line, Most, Name, Text
 from evoclaw.core.messages import Message
-from evoclaw.orchestrator.access import Caller, Scope
 from evoclaw.orchestrator.errands import Errand, RunView
-from evoclaw.orchestrator.sessions import Conversations, Session
+from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.sessions.sessions import Conversations, Session
 
 TAGS = ["sessions"]
 

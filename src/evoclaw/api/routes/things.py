@@ -16,7 +16,7 @@ from evoclaw.api.needs import SkillProblem, SkillView
 from evoclaw.api.routes.shapes import PLAIN, Id, IdOrNone
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
-from evoclaw.orchestrator.access import Scope
+from evoclaw.orchestrator.people.access import Scope
 
 
 class ToolView(Struct, frozen=True):

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from evoclaw.api.auth import ANY_CALLER, Need, Who
 from evoclaw.api.errors import Refused, not_found
 from evoclaw.api.routes.shapes import PLAIN, Id, Line
-from evoclaw.orchestrator.access import Caller, Scope
+from evoclaw.orchestrator.people.access import Caller, Scope
 
 TAGS = ["tokens"]
 Short = Annotated[str, Meta(max_length=128, pattern=PLAIN)]

@@ -29,7 +29,7 @@ from evoclaw.api.routes.shapes import (
 )
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame, streams
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.access import Caller, Scope
+from evoclaw.orchestrator.people.access import Caller, Scope
 from evoclaw.workflows.events import Decision
 from evoclaw.workflows.views import State, WorkflowView
 

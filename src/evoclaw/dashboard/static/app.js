@@ -1,7 +1,7 @@
 // The page: who is logged in, which view is shown, and what waits for a person.
 
 import { dropToken, forgetKept, hasToken, isToken, onForgotten, useToken } from "./api.js";
-import { announce, h, replace } from "./dom.js";
+import { announce, clean, h, oneLine, replace } from "./dom.js";
 import { begin, forget, known, on } from "./live.js";
 import { confirmed, dialog, failed, field, toast } from "./parts.js";
 
@@ -42,7 +42,8 @@ function frame() {
       h("span", { id: "link", class: "link-state", role: "status" }),
       h("button", { type: "button", class: "plain", id: "theme", "aria-label": "Light or dark",
         on: { click: changeTheme } }, "◐"),
-      h("button", { type: "button", class: "plain", on: { click: logOut } }, "Log out")),
+      h("button", { type: "button", class: "plain", id: "leave", on: { click: logOut } },
+        "Log out")),
     h("nav", { "aria-label": "Views" }, h("ul", null, links)),
     h("main", { id: "main", tabindex: "-1" }));
 }
@@ -86,6 +87,13 @@ function showLink(state) {
   place.dataset.state = state;
 }
 
+/** In whose name one is here: a link may have logged in somebody else than one thinks. */
+function showWho() {
+  const { tenant, user, token } = known.me, place = document.getElementById("leave");
+  place.title = clean(`${user || token} of ${tenant}`);
+  if (user) replace(place, `Log out ${oneLine(user, 14)}`);
+}
+
 async function enter() {
   session = new AbortController();
   const { signal } = session;
@@ -97,6 +105,7 @@ async function enter() {
     on("questions", showWaiting, signal);
     on("link", showLink, signal);
     await begin(signal);
+    showWho();
     await show();
   } catch (cause) {
     if (signal.aborted) return;

@@ -11,7 +11,7 @@ from evoclaw.core.errors import AgentNotFound, ConfigError, EvoClawError, Provid
 from evoclaw.core.events import StopReason
 from evoclaw.orchestrator.channels.letters import Answer, Letter, State
 from evoclaw.orchestrator.errands import Draining, KeyReused, TooMany
-from evoclaw.orchestrator.sessions import Busy
+from evoclaw.orchestrator.sessions.sessions import Busy
 from evoclaw.tools.question import Question
 
 _WORDS: Mapping[type[EvoClawError], str] = {

@@ -14,8 +14,8 @@ from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.orchestrator.channels import answers
 from evoclaw.orchestrator.channels.letters import Answer, Letter
 from evoclaw.orchestrator.errands import NoRun, State
-from evoclaw.orchestrator.hub import TooSlow
-from evoclaw.orchestrator.runs import Runs
+from evoclaw.orchestrator.runs.hub import TooSlow
+from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.store.channels import DONE, ChannelStore, StoredLetter
 from evoclaw.tools.question import Question
 

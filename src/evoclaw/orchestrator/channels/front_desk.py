@@ -25,8 +25,8 @@ from evoclaw.orchestrator.channels.following import AGAIN, Following
 from evoclaw.orchestrator.channels.letters import Answer, Channel, Letter, Refused, State, Taken
 from evoclaw.orchestrator.errands import Errand
 from evoclaw.orchestrator.errands import State as RunState
-from evoclaw.orchestrator.runs import Runs
-from evoclaw.orchestrator.sessions import Conversations
+from evoclaw.orchestrator.runs.runs import Runs
+from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.store.channels import (
     DEAD,
     FAILED,

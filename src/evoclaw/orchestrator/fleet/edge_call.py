@@ -29,8 +29,8 @@ from evoclaw.core.tracing import traceparent
 from evoclaw.core.wording import permission_denied
 from evoclaw.executors.edge import EXTRA, EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.cleaning import quoted
-from evoclaw.orchestrator.fleet import Fleet
-from evoclaw.orchestrator.members import Member
+from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import Patience, Requests
 from evoclaw.transport.wire import Command

@@ -11,8 +11,8 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.edge import EdgeExecutor
-from evoclaw.orchestrator.fleet import Fleet
-from evoclaw.orchestrator.members import find_tool, load
+from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.members import find_tool, load
 
 HANDLES = 1_000
 """Big outputs whose place is remembered."""

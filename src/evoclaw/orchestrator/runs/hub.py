@@ -13,7 +13,7 @@ from typing import Protocol
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished, StopReason
-from evoclaw.orchestrator.subruns import HELD, PASSING, Key
+from evoclaw.orchestrator.sessions.subruns import HELD, PASSING, Key
 
 PAGE = 500
 """Stored records that are read at once."""

@@ -29,7 +29,7 @@ from evoclaw.core.ports import (
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.wrapped import Wrapper
-from evoclaw.orchestrator.subruns import run_id_of
+from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.store.questions import QuestionStore, StoredQuestion
 
 CODE = "caller"

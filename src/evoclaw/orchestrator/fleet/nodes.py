@@ -10,8 +10,8 @@ from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.cleaning import quoted
-from evoclaw.orchestrator.edge_call import EdgeCall
-from evoclaw.orchestrator.fleet import Fleet
+from evoclaw.orchestrator.fleet.edge_call import EdgeCall
+from evoclaw.orchestrator.fleet.fleet import Fleet
 
 SENSES = "device"
 """The tool of an edge that looks at what is attached to it."""

@@ -18,7 +18,7 @@ from evoclaw.core.errors import DuplicateTool, SchemaError
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.orchestrator.cleaning import one_line, plain
-from evoclaw.orchestrator.members import Member, find_tool, load
+from evoclaw.orchestrator.fleet.members import Member, find_tool, load
 from evoclaw.transport.clocks import steady
 from evoclaw.transport.wire import Advert, Heartbeat, Status
 

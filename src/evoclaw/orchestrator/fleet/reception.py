@@ -14,8 +14,8 @@ from typing import Protocol
 
 from evoclaw.core.eager import begin
 from evoclaw.core.errors import EvoClawError
-from evoclaw.orchestrator.fleet import Fleet
-from evoclaw.orchestrator.surveying import Surveying
+from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.surveying import Surveying
 from evoclaw.transport.link import Incoming, Link, LinkDown, Will
 from evoclaw.transport.outbox import CLOSED, Backlog, Kept, Wanted
 from evoclaw.transport.requests import Requests

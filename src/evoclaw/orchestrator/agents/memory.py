@@ -24,8 +24,8 @@ from evoclaw.core.events import Record
 from evoclaw.core.labels import CLEAN, MEMORY, Label
 from evoclaw.core.messages import TextBlock, UserMessage
 from evoclaw.core.redaction import Redactor
+from evoclaw.orchestrator.agents.observing import PRIVATE, Observing, without_private
 from evoclaw.orchestrator.cleaning import one_line
-from evoclaw.orchestrator.observing import PRIVATE, Observing, without_private
 from evoclaw.store.database import StoreError
 from evoclaw.store.memory import EventType, Found, MemoryStore, Observation, Scope, words_of
 

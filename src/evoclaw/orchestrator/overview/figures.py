@@ -11,8 +11,13 @@ from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import StopReason
-from evoclaw.orchestrator import tallying
-from evoclaw.orchestrator.tallying import FigurePoint, RequestFigures, ToolFigures, ToolPoint
+from evoclaw.orchestrator.overview import tallying
+from evoclaw.orchestrator.overview.tallying import (
+    FigurePoint,
+    RequestFigures,
+    ToolFigures,
+    ToolPoint,
+)
 from evoclaw.store.figure_tables import CallFigures, RunFigures
 from evoclaw.store.figures import RUNNING, FigureStore, Window
 

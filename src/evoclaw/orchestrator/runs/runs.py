@@ -19,7 +19,6 @@ from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.labels import Principal
 from evoclaw.core.result import Meter, RunResult, result_of
 from evoclaw.core.tracing import traceparent
-from evoclaw.orchestrator.driving import Driving, said
 from evoclaw.orchestrator.errands import (
     Busy,
     Draining,
@@ -34,12 +33,13 @@ from evoclaw.orchestrator.errands import (
     State,
     TooMany,
 )
-from evoclaw.orchestrator.holders import this_process
-from evoclaw.orchestrator.hub import Hub, TooSlow
-from evoclaw.orchestrator.sessions import Conversations
-from evoclaw.orchestrator.subruns import run_id_of
-from evoclaw.orchestrator.tending import Tending
-from evoclaw.orchestrator.viewing import Kept, Views
+from evoclaw.orchestrator.runs.driving import Driving, said
+from evoclaw.orchestrator.runs.holders import this_process
+from evoclaw.orchestrator.runs.hub import Hub, TooSlow
+from evoclaw.orchestrator.runs.tending import Tending
+from evoclaw.orchestrator.runs.viewing import Kept, Views
+from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.store.inbox import Inbox
 from evoclaw.store.queue import Bounds, Claim, Entry, Outcome, Placed, RunQueue
 from evoclaw.store.sessions import Session

@@ -14,13 +14,13 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 from evoclaw.core.events import StopReason
-from evoclaw.orchestrator.closing import ABOVE, close_run
-from evoclaw.orchestrator.driving import Driving
 from evoclaw.orchestrator.errands import RunSettings
-from evoclaw.orchestrator.holders import is_gone
+from evoclaw.orchestrator.runs.closing import ABOVE, close_run
+from evoclaw.orchestrator.runs.driving import Driving
+from evoclaw.orchestrator.runs.holders import is_gone
 from evoclaw.orchestrator.seldom import Seldom, times
-from evoclaw.orchestrator.sessions import Conversations
-from evoclaw.orchestrator.subruns import Key
+from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.subruns import Key
 from evoclaw.store.database import StoreError
 from evoclaw.store.inbox import Inbox
 from evoclaw.store.queue import Claim, RunQueue

@@ -11,7 +11,7 @@ import msgspec
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.tools import Tool
-from evoclaw.orchestrator.fleet import MOST_TOOLS, Fleet
+from evoclaw.orchestrator.fleet.fleet import MOST_TOOLS, Fleet
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import Command
 

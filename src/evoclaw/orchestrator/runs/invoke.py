@@ -26,9 +26,9 @@ from evoclaw.core.ports import Ports
 from evoclaw.core.result import Meter, RunResult, result_of
 from evoclaw.core.run import run
 from evoclaw.executors.wrapped import Filtered
-from evoclaw.orchestrator.definitions import iterative, require_inputs
+from evoclaw.orchestrator.agents.definitions import iterative, require_inputs
 from evoclaw.orchestrator.errands import Errand, RunView
-from evoclaw.orchestrator.hub import TooSlow
+from evoclaw.orchestrator.runs.hub import TooSlow
 
 
 class InvokeResponse(Struct, frozen=True):

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import StopReason
 from evoclaw.core.messages import TextBlock, UserMessage
-from evoclaw.orchestrator.closing import ABOVE, close_run
 from evoclaw.orchestrator.errands import Errand, NoSession, errand_of
-from evoclaw.orchestrator.hub import Hub
-from evoclaw.orchestrator.sessions import Conversations
-from evoclaw.orchestrator.subruns import Hold, Key, LiveRun, heard_in, run_id_of
+from evoclaw.orchestrator.runs.closing import ABOVE, close_run
+from evoclaw.orchestrator.runs.hub import Hub
+from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.subruns import Hold, Key, LiveRun, heard_in, run_id_of
 from evoclaw.store.database import StoreError
 from evoclaw.store.inbox import Inbox
 from evoclaw.store.queue import Claim, Entry, RunQueue, adopt

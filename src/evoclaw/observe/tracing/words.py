@@ -23,7 +23,7 @@ from evoclaw.core.messages import Finish, Reply, ToolResult, Usage
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import LoopSettings
-    from evoclaw.observe.tracing_spans import Value
+    from evoclaw.observe.tracing.spans import Value
 
 OPERATION, PROVIDER = "gen_ai.operation.name", "gen_ai.provider.name"
 AGENT_NAME, CONVERSATION = "gen_ai.agent.name", "gen_ai.conversation.id"

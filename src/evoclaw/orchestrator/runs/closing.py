@@ -22,8 +22,8 @@ from evoclaw.core.state import RunState, fold
 from evoclaw.core.tools import failure
 from evoclaw.core.tracing import enter
 from evoclaw.orchestrator.errands import errand_of
-from evoclaw.orchestrator.sessions import Conversations
-from evoclaw.orchestrator.subruns import seq_after
+from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.subruns import seq_after
 from evoclaw.store.sessions import Spent, StoredRun
 
 ABOVE = "the run above has ended"

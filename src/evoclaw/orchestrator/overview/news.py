@@ -11,14 +11,14 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from evoclaw.orchestrator.approvals import Approvals, Case
 from evoclaw.orchestrator.errands import RunView
-from evoclaw.orchestrator.feed import Item
-from evoclaw.orchestrator.fleet import Fleet
-from evoclaw.orchestrator.members import Member
-from evoclaw.orchestrator.questions import Question
-from evoclaw.orchestrator.sessions import Conversations
-from evoclaw.orchestrator.viewing import Views
+from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.overview.feed import Item
+from evoclaw.orchestrator.people.approvals import Approvals, Case
+from evoclaw.orchestrator.people.questions import Question
+from evoclaw.orchestrator.runs.viewing import Views
+from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.store.changes import ENDING, Mark, Stands, mark_of, stands_of
 from evoclaw.store.sessions import SessionStore
 

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, is_array
-from evoclaw.orchestrator.access import LONGEST, SCOPES, Caller
+from evoclaw.orchestrator.people.access import LONGEST, SCOPES, Caller
 
 if TYPE_CHECKING:
     from jwt import PyJWK

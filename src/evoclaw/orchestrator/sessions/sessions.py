@@ -28,15 +28,15 @@ from evoclaw.governance.budget.telling import Telling
 from evoclaw.governance.budget.terms import Terms
 from evoclaw.governance.chain import Chain
 from evoclaw.governance.permissions import Permissions
-from evoclaw.orchestrator.callers import Callers, with_callers
+from evoclaw.orchestrator.agents.definitions import budget_of
 from evoclaw.orchestrator.cleaning import one_line
-from evoclaw.orchestrator.definitions import budget_of
-from evoclaw.orchestrator.delegates import ABOUT_SESSIONS, STARTERS, Delegates
-from evoclaw.orchestrator.equipping import Equip, Recall, StoredTodos, nothing_recalled
 from evoclaw.orchestrator.errands import LONGEST_TITLE, Busy, Errand, NoSession, errand_of
-from evoclaw.orchestrator.members import Member
-from evoclaw.orchestrator.questions import Parking, Questions
-from evoclaw.orchestrator.subruns import (
+from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.people.questions import Parking, Questions
+from evoclaw.orchestrator.sessions.callers import Callers, with_callers
+from evoclaw.orchestrator.sessions.delegates import ABOUT_SESSIONS, STARTERS, Delegates
+from evoclaw.orchestrator.sessions.equipping import Equip, Recall, StoredTodos, nothing_recalled
+from evoclaw.orchestrator.sessions.subruns import (
     ALONE,
     Child,
     Family,

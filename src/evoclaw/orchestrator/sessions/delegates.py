@@ -19,8 +19,8 @@ from evoclaw.core.messages import ErrorKind, Message, Reply, SystemMessage, Tool
 from evoclaw.core.tools import Call
 from evoclaw.core.wording import tool_not_found
 from evoclaw.orchestrator.cleaning import one_line, quoted
-from evoclaw.orchestrator.members import Member
-from evoclaw.orchestrator.subruns import (
+from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.sessions.subruns import (
     ALONE,
     Child,
     Hold,

@@ -1,0 +1,1 @@
+"""Traces of runs, for any OpenTelemetry collector."""

@@ -1,0 +1,1 @@
+"""What an agent is: its definition, its prompt, its tools, its memory."""

@@ -1,0 +1,1 @@
+"""What happens, for whoever looks: as it changes, and added up."""

@@ -1,0 +1,1 @@
+"""Who comes in, and what people are asked and answer."""

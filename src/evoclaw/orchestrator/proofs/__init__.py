@@ -1,0 +1,1 @@
+"""What devices signed, kept and handed out."""

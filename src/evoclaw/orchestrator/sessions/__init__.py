@@ -1,0 +1,1 @@
+"""Conversations, and what runs do in each other's."""
