@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
+from tests.flows.up_process import begun, reached
 from tests.page.house import House
 from tests.page.looking import PHONE, VIEWS, Looker
 
@@ -70,3 +71,21 @@ async def test_a_link_logs_in_and_its_token_is_not_left_in_the_address(looker: L
     await looker.button("Log out").click()
     await expect(looker.page.get_by_label("Token")).to_be_visible()
     assert await looker.page.evaluate("sessionStorage.length + localStorage.length") == 0
+
+
+async def test_a_tab_that_nobody_sees_lets_its_stream_go(looker: Looker) -> None:
+    await looker.enter("runs")
+    streams: list[str] = []
+    looker.page.on("requestfailed", lambda request: streams.append(request.url))
+    hide = (
+        "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+        " document.dispatchEvent(new Event('visibilitychange')); }"
+    )
+    async with looker.page.expect_event("requestfailed"):
+        await looker.page.evaluate(hide, True)
+    assert [url for url in streams if url.endswith("/v1/events")]
+
+    run = await begun(looker.house.client, "say meanwhile in the dark")
+    await reached(looker.house.client, run)
+    await looker.page.evaluate(hide, False)
+    await expect(looker.page.get_by_text("say meanwhile in the dark")).to_be_visible()

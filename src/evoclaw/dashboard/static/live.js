@@ -44,8 +44,25 @@ export async function begin(signal) {
     known.link = state === "open" ? "open" : "away";
     tell("link", known.link);
   };
-  follow("/v1/events", { signal, onEvent: take, onState, forever: true })
-    .catch(() => onState("away"));
+  whileSeen(signal, (seen) => follow("/v1/events", { signal: seen, onEvent: take, onState,
+    forever: true }).catch(() => onState("away")));
+}
+
+/** Do something for as long as the tab is seen: a browser has few connections for all its tabs. */
+function whileSeen(signal, work) {
+  let seen = null;
+  const look = () => {
+    if (document.hidden || signal.aborted) {
+      seen?.abort();
+      seen = null;
+    } else if (!seen) {
+      seen = new AbortController();
+      work(seen.signal);
+    }
+  };
+  document.addEventListener("visibilitychange", look, { signal });
+  signal.addEventListener("abort", look, { once: true });
+  look();
 }
 
 function take(kind, data) {

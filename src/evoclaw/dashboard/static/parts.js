@@ -183,9 +183,22 @@ export function dialog(title, ...content) {
 /** A button that copies a text. */
 export function copyButton(text, label = "Copy") {
   return button(label, async () => {
-    await navigator.clipboard.writeText(text);
-    toast("copied");
+    try {
+      await navigator.clipboard.writeText(text);
+      toast("copied");
+    } catch { // browsers keep it to secure pages
+      const place = textBlock(text, "to copy");
+      dialog("Copy it with the keyboard", place);
+      getSelection().selectAllChildren(place);
+    }
   });
+}
+
+/** Names with their values; those without one are left out. */
+export function facts(pairs) {
+  return h("dl", { class: "facts" }, pairs
+    .filter(([, value]) => value !== null && value !== undefined && value !== "")
+    .map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
 }
 
 /** A figure with its name under it. */

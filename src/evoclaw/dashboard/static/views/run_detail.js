@@ -2,9 +2,8 @@
 
 import { h, replace, setText } from "../dom.js";
 import { count, duration, money, some } from "../format.js";
-import { badge, button, copyButton, empty, fold, jsonBlock, textBlock, verdictBadge, when,
+import { badge, button, copyButton, empty, facts, fold, jsonBlock, textBlock, verdictBadge, when,
 } from "../parts.js";
-import { facts } from "./run_facts.js";
 import { outcome } from "./run_model.js";
 import { receiptPart } from "./run_receipts.js";
 import { gist, OUTCOMES, parsed, turnState } from "./run_words.js";

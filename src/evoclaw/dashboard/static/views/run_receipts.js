@@ -2,8 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { badge, fold, jsonBlock, load, when } from "../parts.js";
-import { facts } from "./run_facts.js";
+import { badge, facts, fold, jsonBlock, load, when } from "../parts.js";
 
 /** The receipts of a run; asked for when first needed, and again after more calls ended. */
 export class Receipts {

@@ -4,7 +4,8 @@ import { get } from "../api.js";
 import { h, oneLine, replace } from "../dom.js";
 import { count, duration, millis, percent } from "../format.js";
 import { may } from "../live.js";
-import { badge, empty, failed, field, fold, jsonBlock, load, select, table } from "../parts.js";
+import { badge, empty, facts, failed, field, fold, jsonBlock, load, select, table }
+  from "../parts.js";
 
 export const title = "Tools & skills";
 
@@ -115,7 +116,7 @@ async function one(root, name, signal) {
 }
 
 function detail(tool, use) {
-  const facts = [
+  const about = [
     ["Effect", badge(EFFECTS[tool.effect] || "quiet", tool.effect)],
     ["Needs", tool.permissions.join(", ") || "nothing"],
     ["Time", `${duration(tool.timeout)}, at most ${duration(tool.max_timeout)}`],
@@ -124,7 +125,7 @@ function detail(tool, use) {
   return [
     h("article", { class: "card" }, h("h2", { class: "mono" }, tool.name),
       h("p", { class: "lines" }, tool.description),
-      factList(facts)),
+      facts(about)),
     h("article", { class: "card" }, h("h2", null, "Use in 7 days"), use ? useTable(use)
       : h("p", { class: "soft" }, "Not called.")),
     h("article", { class: "card" }, h("h2", null, "Schema of its arguments"),
@@ -139,10 +140,5 @@ function useTable(use) {
     ["On average", millis(use.avg_ms)], ["p50", millis(use.p50_ms)], ["p95", millis(use.p95_ms)],
     ["Errors", errors.join(", ") || "none"],
   ];
-  return factList(rows);
-}
-
-function factList(facts) {
-  return h("dl", { class: "facts" },
-    facts.map(([key, value]) => [h("dt", null, key), h("dd", null, value)]));
+  return facts(rows);
 }
