@@ -78,7 +78,7 @@ async def test_a_tab_that_nobody_sees_lets_its_stream_go(looker: Looker) -> None
     streams: list[str] = []
     looker.page.on("requestfailed", lambda request: streams.append(request.url))
     hide = (
-        "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+        "value => { Object.defineProperty(document, 'hidden', { value, configurable: true });"
         " document.dispatchEvent(new Event('visibilitychange')); }"
     )
     async with looker.page.expect_event("requestfailed"):
