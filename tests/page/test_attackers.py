@@ -143,7 +143,7 @@ async def test_no_text_of_a_model_keeps_the_browser_busy(looker: Looker) -> None
     await looker.enter("chat")
     spent: float = await looker.page.evaluate(
         """async () => {
-          const { written } = await import("/ui/views/chat_text.js");
+          const { written } = await import("/ui/views/chat/text.js");
           const texts = ["~".repeat(9000) + "`", "`".repeat(2000) + "a".repeat(1999),
             "`".repeat(5000), `- ${" ".repeat(20000)}\\u2028`, "**a".repeat(1300)];
           const began = performance.now();
@@ -160,8 +160,8 @@ async def test_values_that_no_honest_device_sends_are_shown_all_the_same(looker:
         """async () => {
           const { h } = await import("/ui/dom.js");
           const { runBadge, verdictBadge, when } = await import("/ui/parts.js");
-          const { gist } = await import("/ui/views/run_words.js");
-          const { receiptPart } = await import("/ui/views/run_receipts.js");
+          const { gist } = await import("/ui/views/run/words.js");
+          const { receiptPart } = await import("/ui/views/run/receipts.js");
           const page = { receiptsOf: async () => [{ at: 1e300, receipt: {} }] };
           const call = { startedAt: 1, result: { details: { receipts: 7, receipt: "x" } } };
           let deep = { agent_id: "a", action: "b" };

@@ -223,7 +223,7 @@ async def test_gone_to_in_any_order_a_moment_is_what_its_records_make_it(
 
 
 _DIFFERING = """async (text) => {
-  const { Recording, RunModel } = await import("/ui/views/run_model.js");
+  const { Recording, RunModel } = await import("/ui/views/run/model.js");
   const lines = text.split("\\n").filter(Boolean).map((line) => JSON.parse(line));
   const recording = new Recording();
   for (let again = 0; again < 60; again += 1) { // long enough for copies to be kept
@@ -270,7 +270,7 @@ async def test_ten_thousand_records_are_folded_and_gone_through_at_once(
 
 
 _SPENT = """async () => {
-  const { Recording, RunModel } = await import("/ui/views/run_model.js");
+  const { Recording, RunModel } = await import("/ui/views/run/model.js");
   const recording = new Recording();
   recording.add({ seq: 1, at: 0, event: { type: "run_started", model: "m", messages: [] } });
   recording.add({ seq: 2, at: 0, event: { type: "turn_started", turn: 1 } });

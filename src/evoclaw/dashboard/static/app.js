@@ -60,7 +60,7 @@ async function show() {
   const root = document.getElementById("main");
   try {
     const file = MODULES[name]?.(args) || name;
-    const view = await import(`./views/${file}.js`);
+    const view = await import(`./views/${file}/${file}.js`);
     if (signal.aborted) return;
     const heading = h("h1", { tabindex: "-1" }, view.title);
     const body = h("div", { class: `view view-${file}` });

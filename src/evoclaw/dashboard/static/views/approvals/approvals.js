@@ -1,0 +1,235 @@
+// Approvals: what agents want to do and may not without a person.
+
+import { get } from "../../api.js";
+import { announce, h, replace, ticking } from "../../dom.js";
+import { some } from "../../format.js";
+import { known, may, on } from "../../live.js";
+import { empty, toast } from "../../parts.js";
+import { ApprovalCard } from "./card.js";
+import { EFFECT_ORDER, Group, send, whyNot } from "./group.js";
+import { history, questions, standing } from "./more.js";
+
+export const title = "Approvals";
+
+const SETTLE = 500; // milliseconds in which a click may have been meant for what stood there before
+const KEYS = [["j", "next"], ["k", "previous"], ["o", "approve once"], ["s", "for the session"],
+  ["d", "deny"], ["x", "select"]];
+const WRITING = "input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]";
+
+/** Show what waits for a person, what sessions were allowed, and what was answered before. */
+export async function mount(root, _args, signal) {
+  if (!may("approvals:read")) {
+    replace(root, empty("Your token may not see approvals: it lacks the scope 'approvals:read'."));
+    return;
+  }
+  const queue = new Queue(signal);
+  const sessions = h("div"), past = h("div"), asked = h("div", { class: "approval-list" });
+  const askedSection = h("section", { hidden: true }, h("h2", null, "Questions"), asked);
+  const cards = new Map(), human = may("human");
+  replace(root, human ? hint() : h("p", { class: "card approval-why", role: "note" },
+    "You can look but not answer: your token lacks the scope 'human', which only a person's "
+    + "token has."),
+  askedSection, queue.element,
+  h("section", null, h("h2", null, "Allowed for a session"), sessions),
+  h("section", null, h("h2", null, "Answered before"), past));
+  const drawQuestions = () => {
+    questions(asked, cards, human);
+    askedSection.hidden = cards.size === 0;
+  };
+  on("questions", drawQuestions, signal);
+  on("approvals", () => {
+    queue.draw();
+    standing(sessions, signal, human);
+    history(past, signal);
+  }, signal);
+  ticking(() => queue.tick(), signal);
+  document.addEventListener("keydown", (event) => queue.key(event), { signal });
+  drawQuestions();
+  standing(sessions, signal, human);
+  history(past, signal);
+  await queue.begin();
+}
+
+function hint() {
+  return h("p", { class: "hint approval-keys" },
+    KEYS.map(([key, text]) => h("span", null, h("kbd", null, key), ` ${text}`)));
+}
+
+/** The calls that wait, grouped; a card stays the same element as long as its call waits. */
+class Queue {
+  constructor(signal) {
+    this.signal = signal;
+    this.human = may("human");
+    this.effects = new Map();
+    this.cards = new Map();
+    this.groups = new Map();
+    this.current = "";
+    this.since = -Infinity; // when another card was marked without being asked to
+    this.quietUntil = 0;
+    this.none = h("div");
+    this.element = h("div", { class: "approval-queue" });
+  }
+
+  async begin() {
+    try {
+      const { items } = may("tools:read")
+        ? await get("/v1/tools", null, { signal: this.signal }) : { items: [] };
+      for (const tool of items) this.effects.set(tool.name, tool.effect);
+    } catch (cause) {
+      if (cause.name === "AbortError") return;
+      toast(`what tools do is not known: ${cause.message}`, "bad");
+    }
+    this.ready = true;
+    this.draw();
+  }
+
+  /** Bring the cards up to what waits now; those that stay are not touched. */
+  draw() {
+    if (!this.ready || this.signal.aborted) return;
+    const waiting = known.approvals.filter((one) => one.standing === "waiting")
+      .sort((a, b) => a.asked_at - b.asked_at);
+    const before = this.places();
+    const now = new Set(waiting.map((one) => one.id));
+    for (const id of [...this.cards.keys()]) if (!now.has(id)) this.drop(id);
+    const come = waiting.filter((one) => !this.cards.has(one.id));
+    for (const item of come) this.add(item);
+    for (const [key, group] of this.groups) {
+      if (group.cards.size) group.count();
+      else if (!group.report.firstChild) { group.element.remove(); this.groups.delete(key); }
+      else group.count();
+    }
+    this.arrange();
+    if (this.moved(before)) this.quietUntil = performance.now() + SETTLE;
+    if (come.length && before.size) {
+      announce(some(come.length, "more call waits", "more calls wait"));
+    }
+  }
+
+  add(item) {
+    const effect = this.effects.get(item.tool) || "unknown", key = `${effect} ${item.code}`;
+    if (!this.groups.has(key)) {
+      this.groups.set(key, Object.assign(new Group(effect, item.code, this.human), { effect }));
+    }
+    const group = this.groups.get(key);
+    const card = new ApprovalCard(item, { human: this.human,
+      answer: (decision) => this.clicked(card, decision),
+      select: (chosen) => group.choose(item.id, chosen) });
+    card.group = group;
+    card.element.addEventListener("focusin", () => this.mark(item.id));
+    group.cards.set(item.id, card);
+    group.list.append(card.element);
+    this.cards.set(item.id, card);
+  }
+
+  drop(id) {
+    const card = this.cards.get(id);
+    const had = card.element.contains(document.activeElement);
+    const next = had && this.neighbour(id, 1, true);
+    card.group.cards.delete(id);
+    card.group.chosen.delete(id);
+    card.element.remove();
+    this.cards.delete(id);
+    if (this.current === id) this.current = "";
+    if (next) this.go(next, true);
+    else if (had) document.getElementById("main").focus();
+  }
+
+  /** What changes something stands first; a section that is there already is not moved. */
+  arrange() {
+    const rank = (group) => EFFECT_ORDER.indexOf(group.effect);
+    const sorted = [...this.groups.values()].sort((a, b) => rank(a) - rank(b));
+    sorted.forEach((group, index) => {
+      const there = this.element.children[index];
+      if (there !== group.element) this.element.insertBefore(group.element, there || null);
+    });
+    if (this.cards.size) this.none.remove();
+    else if (!this.none.isConnected) {
+      replace(this.none, empty("Nothing waits for you."));
+      this.element.append(this.none);
+    }
+  }
+
+  places() {
+    const all = new Map();
+    for (const [id, card] of this.cards) all.set(id, card.element.getBoundingClientRect().top);
+    return all;
+  }
+
+  moved(before) {
+    for (const [id, top] of before) {
+      const card = this.cards.get(id);
+      if (card && Math.abs(card.element.getBoundingClientRect().top - top) > 4) return true;
+    }
+    return false;
+  }
+
+  tick() {
+    for (const card of this.cards.values()) card.tick();
+  }
+
+  /** A click that comes right after cards moved may have been meant for another. */
+  clicked(card, decision) {
+    if (performance.now() < this.quietUntil) {
+      toast("the queue moved just now: look again, then press again", "bad");
+      return null;
+    }
+    return this.answer(card, decision);
+  }
+
+  async answer(card, decision) {
+    if (!card.open) return;
+    const reason = decision === "deny" ? await whyNot(1, card.item.tool) : "";
+    if (reason === null) return;
+    await send(card, decision, reason);
+    card.group.choose(card.item.id, false);
+    announce(`${card.item.tool}: ${card.done.textContent}`);
+  }
+
+  ids() {
+    return [...this.element.querySelectorAll(".approval")].map((one) => one.dataset.id);
+  }
+
+  neighbour(id, step, besides) {
+    const ids = this.ids(), at = ids.indexOf(id);
+    if (at < 0) return ids[step > 0 ? 0 : ids.length - 1];
+    return ids[at + step] || (besides ? ids[at - step] : id);
+  }
+
+  mark(id) {
+    this.cards.get(this.current)?.element.classList.remove("current");
+    this.cards.get(id)?.element.classList.add("current");
+    this.current = id;
+  }
+
+  go(id, unasked = false) {
+    const card = this.cards.get(id);
+    if (!card) return;
+    card.element.focus({ preventScroll: true });
+    card.element.scrollIntoView({ block: "nearest" });
+    this.mark(id);
+    this.since = unasked ? performance.now() : -Infinity;
+  }
+
+  /** Keys; not while one writes, in a dialog, held down, or as the second key of “g …”. */
+  key(event) {
+    const second = this.began;
+    this.began = event.key === "g";
+    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || second) return;
+    if (event.target.closest(WRITING) || document.querySelector("dialog[open]")) return;
+    if (event.key === "j" || event.key === "k") {
+      event.preventDefault();
+      this.go(this.neighbour(this.current, event.key === "j" ? 1 : -1));
+    } else this.act(event);
+  }
+
+  act(event) {
+    const card = this.cards.get(this.current);
+    const decision = { o: "once", s: "session", d: "deny" }[event.key];
+    if (!this.human || !card || (!decision && event.key !== "x")) return;
+    event.preventDefault();
+    if (event.key === "x") card.check.click();
+    else if (performance.now() - this.since > SETTLE / 2) {
+      this.answer(card, decision).catch((cause) => toast(cause.message, "bad"));
+    }
+  }
+}

@@ -1,0 +1,109 @@
+// Beside the queue: questions, what sessions were allowed, what was answered before.
+
+import { get, post } from "../../api.js";
+import { h, replace } from "../../dom.js";
+import { some } from "../../format.js";
+import { known, may } from "../../live.js";
+import { badge, button, empty, field, fold, load, table, toast, when } from "../../parts.js";
+import { argumentList, runLink, visible } from "./card.js";
+
+/** Show what runs ask; what one has written stays while others come and go. */
+export function questions(place, cards, human) {
+  const now = new Set(known.questions.map((one) => one.id));
+  for (const [id, card] of cards) {
+    if (!now.has(id)) { card.remove(); cards.delete(id); }
+  }
+  for (const one of known.questions) {
+    if (cards.has(one.id)) continue;
+    const card = question(one, human);
+    cards.set(one.id, card);
+    place.append(card);
+  }
+}
+
+function question(one, human) {
+  const name = `answer-${one.id}`, options = one.options || [];
+  const picks = options.map((text) => h("input", { value: text, name,
+    type: one.multiple ? "checkbox" : "radio" }));
+  const ownWords = one.own_words !== false;
+  const words = ownWords && h("textarea", { rows: "2", maxlength: "20000" });
+  const send = button("Answer", async () => {
+    const chosen = picks.filter((pick) => pick.checked).map((pick) => pick.value);
+    const text = words ? words.value.trim() : "";
+    if (!chosen.length && !text) return toast("choose or write an answer first", "bad");
+    await post(`/v1/runs/${encodeURIComponent(one.run_id)}/answer`,
+      { question_id: one.id, chosen, text });
+    return replace(card, h("p", { role: "status" }, "Answered; the run goes on."));
+  }, { tone: "primary" });
+  const card = h("article", { class: "card question", "aria-label": "Question" },
+    h("fieldset", { disabled: !human },
+      h("legend", null, h("span", { class: "said" }, visible(one.text))),
+      picks.map((pick, index) => h("label", { class: "check" }, pick, options[index])),
+      words && field(options.length ? "or in your own words" : "your answer", words)),
+    h("footer", { class: "row" }, human && send, h("span", { class: "soft small" },
+      "asked in ", runLink(one.run_id))));
+  return card;
+}
+
+/** What a session may do without being asked again, each to be withdrawn. */
+export function standing(place, signal, human) {
+  const ask = async () => (await get("/v1/approvals", null, { signal })).items
+    .filter((one) => one.standing !== "waiting");
+  const again = () => load(place, ask, show, signal);
+  const columns = [
+    { title: "tool", cell: (row) => h("code", null, row.tool) },
+    { title: "agent", cell: (row) => row.agent },
+    { title: "covers", cell: (row) => (row.standing === "session" ? row.covers
+      : "this one call, not run yet") },
+    { title: "by", cell: (row) => row.answered_by },
+    { title: "since", cell: (row) => when(row.answered_at) },
+    { title: "used", number: true, cell: (row) => some(row.uses || 0, "time") },
+    { title: "from", cell: (row) => runLink(row.run_id) },
+  ];
+  if (human) {
+    columns.push({ title: "", cell: (row) => button("Withdraw", async () => {
+      await post(`/v1/approvals/${encodeURIComponent(row.id)}/withdraw`);
+      toast(`${row.tool} is asked about again`);
+      await again();
+    }, { label: `Withdraw the approval of ${row.tool}` }) });
+  }
+  const show = (rows) => (rows.length
+    ? table("what is approved for a session", columns, rows)
+    : h("p", { class: "soft small" }, "Nothing is approved for a session."));
+  return again();
+}
+
+const ANSWERS = { once: ["good", "once"], session: ["good", "session"], deny: ["bad", "denied"],
+  expired: ["quiet", "expired"] };
+const PAST = [
+  { title: "when", cell: (row) => when(row.at) },
+  { title: "tool", cell: (row) => h("code", null, row.tool || "–") },
+  { title: "agent", cell: (row) => row.agent_id },
+  { title: "answer", cell: (row) => badge(...(ANSWERS[row.decision] || ["quiet", row.decision])) },
+  { title: "said", cell: (row) => row.reason || "–" },
+  { title: "what ran", cell: (row) => (row.parameters
+    ? fold("arguments", () => argumentList(row.parameters)) : "–") },
+  { title: "run", cell: (row) => (row.run_id ? runLink(row.run_id) : "–") },
+];
+
+/** What was answered, from the audit. */
+export function history(place, signal) {
+  if (!may("audit:read")) {
+    return replace(place, h("p", { class: "soft small" }, "Past answers are in the audit, which "
+      + "your token may not read: it lacks the scope 'audit:read'."));
+  }
+  const ask = () => answered(signal);
+  return load(place, ask, (rows) => (rows.length ? table("answers, the newest first", PAST, rows)
+    : empty("Nothing was answered yet.")), signal);
+}
+
+/** Answers, each with the arguments of the call that it was about. */
+async function answered(signal) {
+  const [said, ran] = await Promise.all([
+    get("/v1/audit", { kind: "approval", limit: 200 }, { signal }),
+    get("/v1/audit", { kind: "call", verdict: "ask", limit: 400 }, { signal })]);
+  const calls = new Map(ran.items.map((one) => [one.request_id, one.parameters]));
+  return said.items.filter((one) => one.decision !== "pending")
+    .map((one) => ({ ...one, parameters: calls.get(one.request_id) }))
+    .sort((a, b) => b.seq - a.seq).slice(0, 50);
+}

@@ -1,0 +1,91 @@
+// Audit: who did what, searched; and the proof that it is as it was written.
+
+import { get } from "../../api.js";
+import { h, oneLine, replace } from "../../dom.js";
+import { some } from "../../format.js";
+import { badge, button, empty, field, jsonBlock, load, select, table, verdictBadge, when }
+  from "../../parts.js";
+
+export const title = "Audit";
+
+const FIELDS = [["text", "Words"], ["tool", "Tool"], ["agent", "Agent or edge"], ["user", "User"],
+  ["run_id", "Run"], ["kind", "Kind"]];
+const SPANS = [["", "any time"], ["3600", "last hour"], ["86400", "last 24 hours"],
+  ["604800", "last 7 days"]];
+
+/** Show a search, its records, and the check of the whole. */
+export async function mount(root, args, signal) {
+  const place = h("div"), checked = h("div");
+  const inputs = new Map(FIELDS.map(([name]) => [name, h("input", { type: "search", name })]));
+  if (args[0] === "run" && args[1]) inputs.get("run_id").value = args[1];
+  const verdict = select([["", "any verdict"], "allow", "deny", "ask"]);
+  const span = select(SPANS, "");
+  const look = () => load(place, () => search(inputs, verdict, span, signal), records, signal);
+  const form = h("form", { class: "row filters", on: { submit: (event) => {
+    event.preventDefault();
+    look();
+  } } }, FIELDS.map(([name, text]) => field(text, inputs.get(name))), field("Verdict", verdict),
+  field("When", span), h("button", { class: "primary" }, "Search"),
+  button("Verify the whole", () => verify(checked, signal)));
+  replace(root, form, checked, place);
+  await look();
+}
+
+function search(inputs, verdict, span, signal) {
+  const query = Object.fromEntries([...inputs].map(([name, input]) => [name, input.value.trim()]));
+  const since = span.value ? Math.floor(Date.now() / 1000 - Number(span.value)) : "";
+  return get("/v1/audit", { ...query, verdict: verdict.value, since, limit: 300 }, { signal });
+}
+
+function records({ items }) {
+  if (!items.length) return empty("No record fits.");
+  return [h("p", { class: "soft small", role: "status" }, some(items.length, "record"),
+    items.length === 300 ? ": the newest; narrow the search for others" : ""),
+  table("audit records, the newest first", COLUMNS, items.toReversed())];
+}
+
+const COLUMNS = [
+  { title: "when", cell: (one) => when(one.at) },
+  { title: "who", cell: (one) => [one.user || "", one.user && one.agent_id ? " / " : "",
+    one.agent_id || (one.user ? "" : "–")] },
+  { title: "what", cell: (one) => h("span", { class: "mono" }, one.tool || one.kind) },
+  { title: "how", cell: (one) => [one.verdict && verdictBadge(one.verdict), " ",
+    one.result && outcome(one.result)] },
+  { title: "said", cell: (one) => h("details", null,
+    h("summary", null, oneLine(gist(one), 90)), detail(one)) },
+];
+
+function outcome(result) {
+  const text = String(result);
+  return badge(text === "success" || text === "ok" ? "good" : "quiet", text);
+}
+
+function gist(one) {
+  if (one.parameters !== undefined) return JSON.stringify(one.parameters);
+  return one.reason || one.model || one.path || one.code || one.kind || "";
+}
+
+function detail(one) {
+  return h("div", null,
+    one.run_id && h("p", { class: "small" }, h("a", { href: `#/runs/${one.run_id}` }, "its run")),
+    jsonBlock(one, `record ${one.seq}`));
+}
+
+function verify(place, signal) {
+  return load(place, () => get("/v1/audit/verify", null, { signal }), report, signal);
+}
+
+function report(found) {
+  const span = `records ${found.first} to ${found.last}`;
+  const signed = found.signed ? `signed up to record ${found.signed}` : "no checkpoint signed yet";
+  return h("div", { class: "card", role: "status" },
+    found.ok ? badge("good", "as it was written") : badge("bad", "NOT as it was written"),
+    ` ${some(found.records, "record")} (${span}), `,
+    `${some(found.checkpoints, "checkpoint")}, ${signed}.`,
+    found.dropped.length > 0 && h("p", { class: "small" }, "Let go by retention: ",
+      found.dropped.join(", ")),
+    found.findings.length > 0 && table("what is not as it was written", [
+      { title: "where", cell: (one) => `${one.place}:${one.line}` },
+      { title: "kind", cell: (one) => one.kind }, { title: "what", cell: (one) => one.text },
+    ], found.findings));
+}

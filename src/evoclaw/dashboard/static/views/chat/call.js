@@ -1,0 +1,159 @@
+// One call of a tool, as a card: what, where, whether it may, what it says, what came of it.
+
+import { clean, h, oneLine, replace, setText } from "../../dom.js";
+import { duration } from "../../format.js";
+import { badge, fold, jsonBlock, textBlock } from "../../parts.js";
+
+const MOST_LIVE = 8000; // characters of live output that stay in sight
+const PICTURE = /^image\/(png|jpeg|gif|webp)$/;
+const BASE64 = /^[A-Za-z0-9+/=\s]*$/;
+// What a call is mostly about: the first of these that it has is told beside its name.
+const TELLING = ["command", "path", "file_path", "pattern", "url", "query", "agent", "tool", "task",
+  "question", "action", "title", "name", "text"];
+const ANSWERS = { once: "approved once", session: "approved for the session", deny: "denied" };
+
+/** The one line that says what a call is about. */
+export function aboutCall(args) {
+  const told = TELLING.map((name) => args[name]).find((value) => typeof value === "string");
+  const whom = typeof args.agent_id === "string" ? `${args.agent_id}: ` : "";
+  if (told) return oneLine(whom + told, 160);
+  const text = JSON.stringify(args);
+  return text === "{}" ? "" : oneLine(text, 160);
+}
+
+/** Arguments as the model wrote them: an object, or the text if they are no JSON. */
+export function argumentsOf(text) {
+  try {
+    const value = JSON.parse(text || "{}");
+    return value && typeof value === "object" && !Array.isArray(value) ? value : { "": value };
+  } catch {
+    return { "not JSON": text };
+  }
+}
+
+/** What a result says: texts and errors as text, pictures as pictures. */
+function blocksOf(result) {
+  return (result.blocks || []).map((block) => {
+    if (block.type !== "image") return textBlock(block.text, "result");
+    const safe = PICTURE.test(block.media_type) && BASE64.test(block.data);
+    if (!safe) return h("p", { class: "soft" }, `a picture (${block.media_type})`);
+    const src = `data:${block.media_type};base64,${block.data.replace(/\s/g, "")}`;
+    return h("img", { class: "picture", alt: "picture that the call gave", src });
+  });
+}
+
+const textOf = (result) => (result.blocks || []).map((block) => block.text || "").join("\n");
+
+/** A card for a call; it is told what happens to it. */
+export class CallCard {
+  constructor(call, runId) {
+    this.args = argumentsOf(call.arguments);
+    this.name = call.name;
+    this.live = "";
+    this.startedAt = null;
+    this.result = null;
+    this.state = h("span", { class: "state" }, badge("quiet", "asked for"));
+    this.place = h("span", { class: "soft" });
+    this.time = h("span", { class: "soft number" });
+    this.verdict = h("p", { class: "verdict small", hidden: true });
+    this.said = h("div", { class: "said" });
+    const about = aboutCall(this.args);
+    const name = oneLine(call.name, 60);
+    this.element = h("article", { class: "call", "aria-label": `call of ${name}` },
+      h("header", { class: "row" }, h("strong", { class: "mono" }, name),
+        this.state, h("span", { class: "grow" }), this.place, this.time),
+      about && h("p", { class: "about mono", title: about }, about),
+      this.verdict, this.said,
+      h("footer", { class: "row small" },
+        Object.keys(this.args).length > 0
+          && fold("Arguments", () => jsonBlock(this.args, "arguments")),
+        this.more = h("span", { class: "grow" }),
+        runId && h("a", { href: `#/runs/${encodeURIComponent(runId)}`,
+          "aria-label": `timeline of the run of this call of ${name}` },
+        "timeline")));
+    this.element.call = this;
+  }
+
+  /** A policy said whether it may run. */
+  judged({ verdict, code, reason }) {
+    if (verdict === "allow") this.show("quiet", "allowed");
+    else this.show(verdict === "ask" ? "warn" : "bad",
+      verdict === "ask" ? "asks first" : "denied");
+    const why = [reason, code && `(${code})`].filter(Boolean).join(" ");
+    if (verdict === "allow" && !why) return;
+    const word = { allow: "Allowed", ask: "Asked", deny: "Denied" }[verdict] || verdict;
+    this.verdict.hidden = false;
+    setText(this.verdict, why ? `${word}: ${why}` : word);
+  }
+
+  /** A person answered. */
+  answered({ decision, reason }) {
+    const said = ANSWERS[decision];
+    if (!said) return;
+    this.verdict.hidden = false;
+    replace(this.verdict, this.verdict.textContent, " ",
+      h("strong", null, reason && decision === "deny" ? `${said}: ${reason}` : said));
+    if (decision !== "deny") this.show("quiet", "approved");
+  }
+
+  /** It was handed to its executor. */
+  started(at) {
+    this.startedAt = at;
+    this.show("busy", "runs");
+    this.live = "";
+  }
+
+  /** It said something. */
+  output(text) {
+    this.live = (this.live + text).slice(-MOST_LIVE);
+    if (!this.pre) {
+      this.pre = h("pre", { class: "text live", tabindex: "0", role: "group",
+        "aria-label": "what it says while it runs" });
+      replace(this.said, this.pre);
+    }
+  }
+
+  /** Draw what it said since; asked for once per frame. */
+  draw() {
+    if (!this.pre || this.result) return;
+    setText(this.pre, this.live);
+    this.pre.scrollTop = this.pre.scrollHeight;
+  }
+
+  /** How long it has been running, while it does. */
+  tick(now) {
+    if (!this.startedAt || this.result) return;
+    setText(this.time, duration(Math.max(0, now - this.startedAt)));
+  }
+
+  /** It has its answer. */
+  finished(result, at) {
+    this.result = result;
+    const { details = {}, error } = result;
+    if (error === "permission_denied" && !this.startedAt) this.show("bad", "denied");
+    else if (error) this.show("bad", error.replace(/_/g, " "));
+    else this.show("good", "done");
+    if (details.agent) setText(this.place, `on ${oneLine(details.agent, 40)}`);
+    const took = details.elapsed_ms !== undefined ? details.elapsed_ms / 1000
+      : this.startedAt && at ? at - this.startedAt : null;
+    setText(this.time, took === null ? "" : duration(took));
+    this.showResult(result, details);
+  }
+
+  showResult(result, details) {
+    const text = clean(textOf(result)).trim();
+    const pictures = (result.blocks || []).some((block) => block.type === "image");
+    const short = text && text.length <= 160 && !text.includes("\n") && !pictures;
+    const line = oneLine(text, 120) || (pictures ? "a picture" : "(nothing)");
+    replace(this.said, short ? h("p", { class: result.error ? "bad-text" : "" }, text)
+      : text || pictures ? fold(h("span", { class: result.error ? "bad-text" : "" }, line),
+        () => blocksOf(result)) : null);
+    const proof = details.receipt && details.receipt.state;
+    setText(this.more, proof ? `receipt ${oneLine(proof, 30)}` : "");
+  }
+
+  show(tone, text) {
+    this.element.dataset.tone = tone;
+    replace(this.state, badge(tone, text));
+  }
+}

@@ -1,0 +1,134 @@
+// The canvas: what a model made to be looked at, in a frame that can reach nothing.
+
+import { get } from "../../api.js";
+import { announce, h, oneLine, replace } from "../../dom.js";
+import { button } from "../../parts.js";
+
+const WIDTH = "evoclaw.canvas.width";
+const CLOSED = "evoclaw.canvas.closed"; // when what the person closed was put there
+const NARROWEST = 260;
+const ROOMY = 1100; // pixels of a window that has room for a canvas beside the rest
+
+/** The panel; `onChange()` is told when there is something to show, or nothing any more. */
+export class Canvas {
+  constructor(sessionId, signal, onChange) {
+    Object.assign(this, { sessionId, signal, onChange, sheet: null });
+    this.heading = h("h3", null, "Canvas");
+    this.stage = h("div", { class: "stage" });
+    this.grip = h("div", { class: "grip", role: "separator", tabindex: "0",
+      "aria-orientation": "vertical", "aria-label": "Width of the canvas" });
+    this.element = h("aside", { class: "canvas", hidden: true, "aria-label": "Canvas" }, this.grip,
+      h("div", { class: "inner" },
+        h("header", { class: "row between" }, this.heading,
+          button("Close", () => this.close())), this.stage));
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.close();
+    });
+    this.grip.addEventListener("pointerdown", (event) => this.drag(event));
+    this.grip.addEventListener("keydown", (event) => this.nudge(event));
+    this.resize(Number(sessionStorage.getItem(WIDTH)) || window.innerWidth * 0.3);
+    signal.addEventListener("abort", () => this.unframe(), { once: true });
+  }
+
+  /** Ask what is shown; `fresh`: it was shown just now, so open it. */
+  async load(fresh) {
+    let sheet = null;
+    try {
+      sheet = await get(`/v1/sessions/${this.sessionId}/canvas`, null, { signal: this.signal });
+    } catch (cause) {
+      if (cause.name === "AbortError") return;
+      if (cause.status !== 404) {
+        this.onChange(cause);
+        return;
+      }
+    }
+    const same = sheet && this.sheet && sheet.at === this.sheet.at;
+    this.sheet = sheet;
+    const roomy = window.innerWidth >= ROOMY
+      && sessionStorage.getItem(CLOSED) !== String(sheet?.at);
+    if (!sheet) this.hide();
+    else if ((fresh || roomy) && !same) this.open(true);
+    else if (!this.element.hidden && !same) this.draw();
+    this.onChange();
+  }
+
+  /** Show the panel. */
+  open(byItself = false) {
+    if (!this.sheet) return;
+    this.element.hidden = false;
+    this.draw();
+    this.onChange();
+    if (byItself) announce(`The canvas shows ${oneLine(this.sheet.title || "something", 80)}`);
+    else this.element.querySelector("button").focus();
+  }
+
+  /** A person closes it: it does not open by itself again until something else is shown. */
+  close() {
+    sessionStorage.setItem(CLOSED, String(this.sheet?.at));
+    this.hide();
+  }
+
+  /** Hide it, and end whatever runs in it. */
+  hide() {
+    if (this.element.hidden) return;
+    const had = this.element.contains(document.activeElement);
+    this.element.hidden = true;
+    this.unframe();
+    this.onChange();
+    if (had) document.getElementById("canvas-button")?.focus();
+  }
+
+  unframe() {
+    this.hush?.abort();
+    replace(this.stage);
+  }
+
+  /** A new frame for every sheet: nothing of the one before it is left. */
+  draw() {
+    this.unframe();
+    const { sheet } = this;
+    replace(this.heading, oneLine(sheet.title || "Canvas", 80));
+    const frame = h("iframe", { src: "/ui/frame.html", sandbox: "allow-scripts",
+      referrerpolicy: "no-referrer", title: `Canvas: ${oneLine(sheet.title || "untitled", 80)}` });
+    this.hush = new AbortController();
+    const { signal } = this.hush;
+    // Its origin is opaque: whose message this is, only its window tells. It is heard once.
+    window.addEventListener("message", ({ source, data }) => {
+      if (source !== frame.contentWindow || data !== "evoclaw:ready") return;
+      this.hush.abort();
+      source.postMessage({ format: sheet.format, content: sheet.content }, "*");
+    }, { signal });
+    this.stage.append(frame);
+  }
+
+  resize(width) {
+    const most = Math.max(NARROWEST, window.innerWidth - 620);
+    this.width = Math.round(Math.min(most, Math.max(NARROWEST, width)));
+    this.element.style.setProperty("--width", `${this.width}px`);
+    this.grip.setAttribute("aria-valuenow", this.width);
+    this.grip.setAttribute("aria-valuemin", NARROWEST);
+    this.grip.setAttribute("aria-valuemax", most);
+    sessionStorage.setItem(WIDTH, this.width);
+  }
+
+  drag(event) {
+    event.preventDefault();
+    this.grip.setPointerCapture(event.pointerId);
+    this.element.dataset.dragged = "true"; // a frame would swallow the pointer
+    const from = event.clientX, width = this.width;
+    const move = (moved) => this.resize(width + from - moved.clientX);
+    const stop = () => {
+      delete this.element.dataset.dragged;
+      this.grip.removeEventListener("pointermove", move);
+    };
+    this.grip.addEventListener("pointermove", move);
+    this.grip.addEventListener("lostpointercapture", stop, { once: true });
+  }
+
+  nudge(event) {
+    const step = { ArrowLeft: 40, ArrowRight: -40 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    this.resize(this.width + step);
+  }
+}

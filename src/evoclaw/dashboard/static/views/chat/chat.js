@@ -1,0 +1,275 @@
+// Chat: sessions at the left, a conversation, and the canvas beside it.
+
+import { del, get, patch, post } from "../../api.js";
+import { announce, h, oneLine, replace } from "../../dom.js";
+import { may } from "../../live.js";
+import { button, confirmed, dialog, empty, failed, field, select, toast } from "../../parts.js";
+import { Canvas } from "./canvas.js";
+import { Composer, leaveDraft } from "./composer.js";
+import { SessionList } from "./sessions.js";
+import { Talk } from "./talk.js";
+import { costLine, loopSaid, textOf, titleOf } from "./turns.js";
+
+export const title = "Chat";
+
+const AGENT = "evoclaw.chat.agent";
+
+/** Show a session, or the beginning of a new one. */
+export async function mount(root, args, signal) {
+  const chat = new Chat(root, signal);
+  chat.list.load().catch((cause) => toast(cause.message, "bad"));
+  await chat.open(args[0] || "", { push: false });
+}
+
+/** The view: one session at a time, changed without leaving it. */
+class Chat {
+  constructor(root, signal) {
+    Object.assign(this, { signal, shown: null, talk: null, canvas: null });
+    this.list = new SessionList((id) => this.open(id), signal);
+    this.drawer = h("aside", { class: "drawer", id: "chat-sessions", "aria-label": "Sessions" },
+      h("div", { class: "row between" }, h("h2", null, "Sessions"),
+        button("New", () => this.open(""), { tone: "primary", label: "New session" })),
+      this.list.element);
+    this.place = h("div", { class: "place" });
+    this.side = h("div", { class: "side" });
+    replace(root, this.drawer, this.place, this.side);
+    this.drawer.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.showDrawer(false);
+    });
+    this.place.addEventListener("pointerdown", ({ target }) => {
+      if (!target.closest(".opener")) this.showDrawer(false);
+      for (const menu of this.place.querySelectorAll(".menu[open]")) {
+        if (!menu.contains(target)) menu.open = false;
+      }
+    });
+  }
+
+  showDrawer(wanted) {
+    if (this.drawer.classList.contains("open") === wanted) return;
+    this.drawer.classList.toggle("open", wanted);
+    const opener = this.place.querySelector(".opener");
+    opener?.setAttribute("aria-expanded", String(wanted));
+    if (wanted) this.drawer.querySelector("button").focus();
+    else if (this.drawer.contains(document.activeElement)) opener?.focus();
+  }
+
+  opener() {
+    const made = button("Sessions", () =>
+      this.showDrawer(!this.drawer.classList.contains("open")), { tone: "opener" });
+    made.setAttribute("aria-controls", "chat-sessions");
+    made.setAttribute("aria-expanded", "false");
+    return made;
+  }
+
+  /** Show another session in place of this one; the empty id begins a new one. */
+  async open(id, { push = true, focus = push } = {}) {
+    this.shown?.abort();
+    this.shown = new AbortController();
+    this.signal.addEventListener("abort", () => this.shown.abort(), { once: true });
+    this.showDrawer(false);
+    this.talk = this.canvas = this.session = null;
+    replace(this.side);
+    this.list.mark(id);
+    if (push) history.pushState(null, "", id ? `#/chat/${encodeURIComponent(id)}` : "#/chat");
+    const { signal } = this.shown;
+    try {
+      if (id) await this.showSession(id, signal);
+      else await this.showNew(signal);
+    } catch (cause) {
+      if (signal.aborted || cause.name === "AbortError") return;
+      const gone = cause.status === 404;
+      replace(this.place, h("header", { class: "row talk-head" }, this.opener()),
+        failed(gone ? new Error("There is no such session; it may have been deleted.") : cause,
+          gone ? null : () => this.open(id, { push: false })));
+      return;
+    }
+    if (focus && !signal.aborted) this.focusComposer();
+  }
+
+  reopen() { return this.open(this.session.id, { push: false }); }
+
+  focusComposer() { this.composer?.input.focus(); }
+
+  async showNew(signal) {
+    const before = h("span", { class: "row" });
+    const choice = { agent: "" };
+    const send = async (message, key) => {
+      const run = await post("/v1/runs", { message, agent: choice.agent }, { signal, key });
+      this.composer.draft.done();
+      await this.open(run.session_id);
+      this.talk?.add(run);
+      this.list.soon();
+    };
+    this.composer = new Composer("", { send, stop: () => {}, before });
+    replace(this.place, h("header", { class: "row talk-head" }, this.opener(),
+      h("h2", null, "New session")),
+    h("div", { class: "talk" }, empty("Say what is to be done. The agent answers, shows every call "
+      + "it makes, and asks you where its rules say so.")), this.composer.element);
+    this.composer.fit();
+    try {
+      const { agents } = await get("/v1/agents", null, { signal });
+      const names = agents.map((one) => one.name);
+      const last = sessionStorage.getItem(AGENT);
+      choice.agent = names.includes(last) ? last : names[0] || "";
+      const chosen = (name) => {
+        choice.agent = name;
+        sessionStorage.setItem(AGENT, name);
+      };
+      const texts = agents.map((one) => [one.name, one.autonomy
+        ? `${one.name} (${one.autonomy})` : one.name]);
+      replace(before, h("label", { class: "row small agent" }, "Agent",
+        select(texts, choice.agent, chosen)));
+    } catch (cause) {
+      if (cause.name === "AbortError") return;
+      replace(before, h("span", { class: "soft small", role: "alert" },
+        `The agents cannot be listed (${cause.message}); the default one answers.`));
+    }
+  }
+
+  async showSession(id, signal) {
+    const session = await get(`/v1/sessions/${encodeURIComponent(id)}`, null, { signal });
+    if (signal.aborted) return;
+    this.session = session;
+    this.talk = new Talk(session, this, signal);
+    this.canvas = new Canvas(id, signal, (problem) => this.canvasShown(problem));
+    this.composer = new Composer(id, { stop: () => this.talk.stop(),
+      send: (text, key, how) => this.talk.say(text, key, how) });
+    this.foot = h("p", { class: "foot soft small" });
+    this.heading = h("h2", null, titleOf(session));
+    this.canvasButton = button("Canvas", () => this.toggleCanvas());
+    this.canvasButton.id = "canvas-button";
+    this.canvasButton.hidden = true;
+    const writes = may("sessions:write");
+    replace(this.place,
+      h("header", { class: "row talk-head" }, this.opener(), this.heading,
+        h("span", { class: "soft small agent-name" }, session.agent), h("span", { class: "grow" }),
+        this.canvasButton, writes && this.menu()),
+      this.talk.element, this.composer.element, this.foot);
+    replace(this.side, this.canvas.element);
+    this.composer.fit();
+    await this.talk.begin();
+  }
+
+  /** What is seldom done with a session. */
+  menu() {
+    const made = h("details", { class: "menu" },
+      h("summary", { "aria-label": "More about this session", title: "More" }, "⋯"),
+      h("div", { class: "card" }, button("Rename", () => this.rename(), { tone: "plain" }),
+        button("Delete", () => this.remove(), { tone: "plain" })));
+    const close = () => { made.open = false; };
+    made.addEventListener("click", (event) => { if (event.target.closest("button")) close(); });
+    made.addEventListener("focusout", ({ relatedTarget }) => {
+      if (relatedTarget && !made.contains(relatedTarget)) close();
+    });
+    made.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || !made.open) return;
+      close();
+      made.querySelector("summary").focus();
+    });
+    return made;
+  }
+
+  /** A run began, went on or ended. */
+  stateChanged(talk) {
+    if (talk !== this.talk || !this.composer) return;
+    this.composer.show(talk.current?.view.state || null);
+    replace(this.foot, costLine(talk.lastRun));
+    if (!talk.current && !this.session.title) this.refreshTitle();
+  }
+
+  async refreshTitle() {
+    if (this.asksTitle || !this.talk.live.length) return;
+    this.asksTitle = true;
+    try {
+      const { signal } = this.shown;
+      this.renamed(await get(`/v1/sessions/${this.session.id}`, null, { signal }));
+    } catch (cause) {
+      if (cause.name !== "AbortError") announce("the title could not be read");
+    } finally {
+      this.asksTitle = false;
+    }
+  }
+
+  renamed(session) {
+    if (session.id !== this.session?.id) return;
+    this.session = { ...this.session, title: session.title };
+    replace(this.heading, titleOf(session));
+    this.list.put(session);
+  }
+
+  rename() {
+    const input = h("input", { type: "text", maxlength: "80", required: true,
+      value: this.session.title || "" });
+    const form = h("form", null, field("Title", input),
+      h("div", { class: "row end" }, h("button", { class: "primary" }, "Rename")));
+    const shown = dialog("Rename the session", form);
+    input.select();
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      try {
+        this.renamed(await patch(`/v1/sessions/${this.session.id}`, { title: input.value.trim() }));
+        shown.close();
+      } catch (cause) {
+        toast(cause.message, "bad");
+      }
+    });
+  }
+
+  async remove() {
+    const { id } = this.session;
+    const sure = await confirmed("Delete this session?", `“${titleOf(this.session)}” goes with `
+      + "everything that was said and done in it, and the sessions it began. The audit stays.",
+    { action: "Delete" });
+    if (sure === null) return;
+    await del(`/v1/sessions/${id}`);
+    this.list.drop(id);
+    toast("deleted");
+    history.replaceState(null, "", "#/chat"); // there is nothing to come back to
+    await this.open("", { push: false, focus: true });
+  }
+
+  /** Go on from a message in a new session: with it if a model said it, else just before it. */
+  async branch(number, role, text) {
+    const { id, agent } = this.session;
+    if (number === null) throw new Error("this was not kept yet; try again in a moment");
+    const path = `/v1/sessions/${id}/messages`;
+    const start = Math.max(0, number - 1);
+    const { items } = await get(path, { start, limit: number - start + 1 });
+    const found = items.at(-1)?.message;
+    const said = found && (found.role === "user" ? textOf(found) : found.text);
+    if (!found || found.role !== role || said !== text) {
+      throw new Error("this message has moved; load the session anew");
+    }
+    // What was remembered for a message stands before it, and goes with it.
+    const remembered = items.length > 1 && loopSaid(items[0].message) === "memory";
+    const last = role === "user" ? number - (remembered ? 2 : 1) : number;
+    const named = oneLine(`branch of ${this.session.title || "a session"}`, 80);
+    const made = last < 0 ? await post("/v1/sessions", { agent, title: named })
+      : await post(`/v1/sessions/${id}/branch`, { at_message: last, title: named });
+    if (role === "user") leaveDraft(made.id, text);
+    this.list.put(made);
+    announce("branched: this is a new session");
+    await this.open(made.id);
+  }
+
+  /** Ask the same again. */
+  async again(asked) {
+    this.composer.put(asked);
+    await this.composer.submit(this.composer.mode);
+  }
+
+  /** A call for the canvas was seen: just now, or in what was said before. */
+  canvasChanged(fresh) { this.canvas?.load(fresh); }
+
+  toggleCanvas() {
+    if (this.canvas.element.hidden) this.canvas.open();
+    else this.canvas.close();
+  }
+
+  canvasShown(problem) {
+    if (problem) toast(`The canvas cannot be read: ${problem.message}`, "bad");
+    const { sheet, element } = this.canvas || {};
+    this.canvasButton.hidden = !sheet;
+    this.canvasButton.setAttribute("aria-expanded", String(!element?.hidden));
+  }
+}

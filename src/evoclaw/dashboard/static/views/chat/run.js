@@ -1,0 +1,244 @@
+// A run as it happens: its event stream, folded into elements.
+
+import { follow, get, postEmpty } from "../../api.js";
+import { announce, h, oneLine, perFrame, replace } from "../../dom.js";
+import { button, failed } from "../../parts.js";
+import {
+  Reply, ending, queuedLine, saidByLoop, saidByPerson, showsCanvas, textOf,
+} from "./turns.js";
+
+/** Aborted with another signal, or when nobody sees the page: a browser has few connections. */
+function whileSeen(signal) {
+  const made = new AbortController();
+  const look = () => { if (document.hidden) made.abort(); };
+  document.addEventListener("visibilitychange", look, { signal: made.signal });
+  signal.addEventListener("abort", () => made.abort(), { once: true, signal: made.signal });
+  look();
+  return made.signal;
+}
+
+/** Wait until somebody sees the page. */
+function untilSeen(signal) {
+  return new Promise((resolve) => {
+    const look = () => { if (!document.hidden || signal.aborted) resolve(); };
+    document.addEventListener("visibilitychange", look, { signal });
+    signal.addEventListener("abort", look, { once: true });
+    look();
+  });
+}
+
+/** One run that goes on, or has just ended; `act` is what the view can do for it. */
+export class LiveRun {
+  constructor(view, act) {
+    Object.assign(this, { view, act, seq: 0, next: null, reply: null, told: "", steers: [] });
+    this.turns = h("div", { class: "turns" });
+    this.pending = h("div", { class: "turns" });
+    this.waits = h("div", { class: "waits" });
+    this.foot = h("div");
+    this.element = h("section", { class: "run", "aria-label": oneLine(view.asked || "run", 60) },
+      this.asked(), this.turns, this.pending, this.waits, this.foot);
+    this.drawSoon = perFrame(() => this.reply?.draw());
+    this.shown();
+  }
+
+  get id() { return this.view.run_id; }
+
+  get ended() { return this.view.state === "ended"; }
+
+  asked() {
+    if (!this.view.asked) return null;
+    const tools = [button("Ask differently", () =>
+      this.act.branch(this.start, "user", this.view.asked), { tone: "plain tiny",
+      title: "Go on from before this in a new session, with other words" })];
+    return saidByPerson(this.view.asked, { tools });
+  }
+
+  /** The number of what the person said, once it is known. */
+  get start() { return this.opening === undefined ? null : this.opening - 1; }
+
+  /** Another look at it came. */
+  update(view) {
+    if (this.ended && view.state !== "ended") return; // what the stream said is newer
+    this.view = { ...this.view, ...view };
+    this.shown();
+  }
+
+  shown() {
+    this.element.dataset.state = this.view.state;
+    const cancel = () => postEmpty(`/v1/runs/${this.id}/cancel`);
+    replace(this.foot, this.view.state === "queued" ? queuedLine(cancel)
+      : ending(this.view, this.told, this.act));
+    this.act.changed(this);
+  }
+
+  /** Watch it until it has ended. */
+  async follow(signal) {
+    const path = `/v1/runs/${this.id}/events?follow=true`;
+    const onEvent = (type, record) => this.take(type, record);
+    try {
+      while (!this.ended && !signal.aborted) {
+        const seen = whileSeen(signal);
+        await follow(path, { signal: seen, onEvent, after: this.seq ? String(this.seq) : "" });
+        if (signal.aborted) return;
+        if (seen.aborted) {
+          await untilSeen(signal);
+          continue;
+        }
+        this.update(await get(`/v1/runs/${this.id}`, null, { signal }));
+        if (!this.ended) await new Promise((resolve) => setTimeout(resolve, 500));
+      }
+    } catch (cause) {
+      if (signal.aborted || cause.name === "AbortError") return;
+      this.view = { ...this.view, state: "ended" };
+      this.shown();
+      replace(this.foot, failed(cause));
+    }
+    this.stopTelling();
+  }
+
+  /** One record. */
+  take(type, record) {
+    if (record.seq <= this.seq) return;
+    this.seq = record.seq;
+    this[`on_${type}`]?.(record.event, record.at);
+    this.act.grew();
+  }
+
+  state(state, more = {}) {
+    if (this.view.state === state && !Object.keys(more).length) return;
+    this.view = { ...this.view, state, ...more };
+    this.shown();
+  }
+
+  on_run_started(event) {
+    this.opening = this.next = event.messages.length;
+    this.act.cut(this.start);
+    this.state("running");
+  }
+
+  on_run_resumed() {
+    this.state("running", { stop: null });
+  }
+
+  on_turn_started({ turn }) {
+    this.reply = null;
+    this.open().tell("waits for the model…");
+    this.state("running", { turns: Math.max(turn - 1, 0) });
+  }
+
+  /** The reply that is being written. */
+  open() {
+    if (!this.reply) {
+      this.reply = new Reply(this.id, this.act);
+      this.turns.append(this.reply.element);
+    }
+    return this.reply;
+  }
+
+  on_text_delta({ text }) {
+    this.open().addText(text);
+    this.drawSoon();
+  }
+
+  on_reasoning_delta({ text }) {
+    this.open().addThought(text);
+    this.drawSoon();
+  }
+
+  on_reply_retried({ reason, attempt, wait }) {
+    this.open().clear();
+    this.reply.tell(`The reply broke off: ${oneLine(reason, 200)}. Asked again (attempt ${attempt}`
+      + `${wait ? `, after ${Math.round(wait * 10) / 10} s` : ""})…`);
+  }
+
+  on_reply_failed({ reason }) {
+    this.open().tell(`No reply could be had: ${oneLine(reason, 300)}`);
+  }
+
+  on_replied({ reply }) {
+    const number = this.next;
+    if (this.next !== null) this.next += 1 + (reply.calls || []).length;
+    this.open().whole(reply, number);
+    if (reply.text) this.told = reply.text;
+    const { usage = {}, cost } = reply;
+    const { tokens_in = 0, tokens_out = 0 } = this.view;
+    const unpriced = this.view.cost === null || cost === undefined;
+    const known = unpriced ? null : (this.view.cost || 0) + cost;
+    this.state("running", { tokens_in: tokens_in + (usage.input || 0), cost: known,
+      tokens_out: tokens_out + (usage.output || 0), turns: (this.view.turns || 0) + 1 });
+  }
+
+  card(id) {
+    return this.reply?.cards.get(id);
+  }
+
+  on_call_judged(event) {
+    this.card(event.call_id)?.judged(event);
+  }
+
+  on_approval_answered(event) {
+    this.card(event.call_id)?.answered(event);
+  }
+
+  on_call_started({ call_id }, at) {
+    this.card(call_id)?.started(at);
+  }
+
+  on_call_output({ call_id, text }) {
+    this.card(call_id)?.output(text);
+    this.drawSoon();
+  }
+
+  on_call_finished({ result }, at) {
+    this.card(result.call_id)?.finished(result, at);
+    if (showsCanvas(result)) this.act.canvas(this.act.isFresh(at));
+    this.state("running", { calls: (this.view.calls || 0) + 1 });
+  }
+
+  on_prompted({ message, why }) {
+    const text = textOf(message);
+    if (this.next !== null) this.next += 1;
+    this.reply = null;
+    this.turns.append(why === "steer" ? saidByPerson(text, { kind: "steer" })
+      : saidByLoop(text, why));
+    const heard = this.steers.findIndex((one) => one.text === text);
+    if (why === "steer" && heard >= 0) this.steers.splice(heard, 1)[0].element.remove();
+  }
+
+  on_context_trimmed() {
+    this.turns.append(h("p", { class: "note soft small" },
+      "Older parts were shortened for the model; nothing is lost here."));
+  }
+
+  on_run_finished(event, at) {
+    const { stop, text, reason, turns, calls, usage = {}, cost } = event;
+    const state = stop === "waiting" ? "waiting" : "ended";
+    this.reply?.draw();
+    this.reply?.tell("");
+    this.state(state, { stop, text, reason, turns: turns || 0, calls: calls || 0,
+      tokens_in: usage.input || 0, tokens_out: usage.output || 0, cost: cost ?? null,
+      ended_at: state === "ended" ? at : null });
+    if (state !== "ended") return;
+    this.stopTelling();
+    if (!this.act.isFresh(at)) return;
+    announce(stop === "completed" ? oneLine(text, 400) : `${stop}. ${oneLine(reason || "", 200)}`);
+  }
+
+  /** What a person said while it ran; it is shown as not heard until the run hears it. */
+  steered(text) {
+    const element = saidByPerson(text, { kind: "steer" });
+    element.classList.add("unheard");
+    this.steers.push({ text, element });
+    this.pending.append(element);
+  }
+
+  stopTelling() {
+    for (const { element } of this.steers) element.remove();
+    this.steers = [];
+  }
+
+  /** Once a second, while calls run. */
+  tick(now) {
+    for (const card of this.reply?.cards.values() || []) card.tick(now);
+  }
+}

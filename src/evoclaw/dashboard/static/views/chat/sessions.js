@@ -1,0 +1,102 @@
+// The sessions at the left: the newest first, those that go on marked.
+
+import { get } from "../../api.js";
+import { h, replace } from "../../dom.js";
+import { ago } from "../../format.js";
+import { on, runs } from "../../live.js";
+import { badge, button, empty, failed } from "../../parts.js";
+import { titleOf } from "./turns.js";
+
+const AT_ONCE = 50;
+let kept = []; // from the last time, so that a list is there at once
+let next = "";
+window.addEventListener("evoclaw:left", () => { kept = []; next = ""; });
+
+/** The list; `open(id)` shows a session. */
+export class SessionList {
+  constructor(open, signal) {
+    Object.assign(this, { open, signal, shownId: "" });
+    this.rows = h("ul", { class: "sessions" });
+    this.more = button("Older", () => this.load(next), { tone: "plain" });
+    this.element = h("div", { class: "session-list" }, this.rows, this.more);
+    this.draw();
+    on("runs", (items) => this.heard(items), signal);
+    signal.addEventListener("abort", () => clearTimeout(this.timer), { once: true });
+  }
+
+  /** Ask for the list, or for more of it. */
+  async load(before = "") {
+    try {
+      const page = await get("/v1/sessions", { before, limit: AT_ONCE }, { signal: this.signal });
+      const old = before ? kept : [];
+      kept = [...old, ...page.items];
+      next = page.next || "";
+      this.draw();
+    } catch (cause) {
+      if (cause.name === "AbortError") return;
+      if (!kept.length) replace(this.rows, h("li", null, failed(cause, () => this.load())));
+      else throw cause;
+    }
+  }
+
+  heard(items) {
+    const ids = new Set(kept.map((one) => one.id));
+    // A run of another's session, or of a part of one of ours, is none of this list.
+    const fresh = items.some((run) => !ids.has(run.session_id) && !run.parent_run);
+    if (fresh) this.soon();
+    else this.draw();
+  }
+
+  /** Ask again, but not for every change by itself. */
+  soon() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.load().catch(() => this.draw()), 400);
+  }
+
+  /** Which one is shown. */
+  mark(id) {
+    this.shownId = id;
+    this.draw();
+  }
+
+  /** One was changed or made here. */
+  put(session) {
+    const there = kept.some((one) => one.id === session.id);
+    kept = there ? kept.map((one) => (one.id === session.id ? session : one)) : [session, ...kept];
+    this.draw();
+  }
+
+  /** One is gone. */
+  drop(id) {
+    kept = kept.filter((one) => one.id !== id);
+    this.draw();
+  }
+
+  draw() {
+    const focused = this.rows.contains(document.activeElement) && document.activeElement.dataset.id;
+    const states = new Map();
+    for (const run of runs.values()) {
+      if (run.state !== "ended") states.set(run.session_id, run.state);
+    }
+    replace(this.rows, kept.length ? kept.map((one) => this.row(one, states.get(one.id)))
+      : h("li", null, empty("No sessions yet.")));
+    this.more.hidden = !next;
+    if (focused) this.rows.querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  row(session, state) {
+    const tones = { running: "busy", waiting: "warn", queued: "quiet" };
+    const link = h("a", { href: `#/chat/${encodeURIComponent(session.id)}`,
+      "aria-current": session.id === this.shownId && "true", data: { id: session.id } },
+    h("span", { class: "title" }, titleOf(session)),
+    h("span", { class: "row small soft nowrap" },
+      h("span", { class: "grow cut" }, `${session.agent} · ${ago(session.created_at)}`),
+      state && badge(tones[state] || "quiet", state)));
+    link.addEventListener("click", (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+      event.preventDefault();
+      this.open(session.id);
+    });
+    return h("li", null, link);
+  }
+}

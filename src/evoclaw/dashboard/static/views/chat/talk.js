@@ -1,0 +1,210 @@
+// A conversation: what was said before, the runs that go on, and the end that stays in sight.
+
+import { get, post, postEmpty } from "../../api.js";
+import { announce, h, replace } from "../../dom.js";
+import { on, runs } from "../../live.js";
+import { button, failed, toast } from "../../parts.js";
+import { History } from "./history.js";
+import { LiveRun } from "./run.js";
+import { Waits } from "./waits.js";
+
+const NEAR = 40; // pixels from the end that still count as at the end
+
+/** One session, shown. `view` is what the whole view can do: see chat.js. */
+export class Talk {
+  constructor(session, view, signal) {
+    Object.assign(this, { session, view, signal, live: [], seen: new Set(), stuck: true });
+    this.opened = Date.now() / 1000;
+    this.act = this.actions();
+    this.history = new History(session.id, this.act, signal);
+    this.runs = h("div", { class: "history" });
+    this.inner = h("div", { class: "inner" }, h("div", { class: "row older" }, this.history.older),
+      this.history.element, this.runs);
+    this.log = h("div", { class: "log", tabindex: "0", role: "log", "aria-live": "off",
+      "aria-label": "Conversation" }, this.inner);
+    this.below = button("↓ New below", () => this.toEnd(), { tone: "below" });
+    this.below.hidden = true;
+    this.element = h("div", { class: "talk" }, this.log, this.below);
+    this.watchPlace();
+  }
+
+  /** What the parts of the conversation can have done. */
+  actions() {
+    return {
+      changed: () => this.view.stateChanged(this),
+      grew: () => { if (!this.stuck) this.below.hidden = false; },
+      cut: (number) => this.history.cut(number),
+      canvas: (fresh) => this.view.canvasChanged(fresh),
+      branch: (number, role, text) => this.view.branch(number, role, text),
+      copy: (text, place) => this.copy(text, place),
+      again: (asked) => this.view.again(asked),
+      isFresh: (at) => at > this.opened - 2,
+      keepingPlace: (work) => this.keepingPlace(work),
+    };
+  }
+
+  async copy(text, place) {
+    try {
+      await navigator.clipboard.writeText(text);
+      toast("copied");
+    } catch {
+      getSelection().selectAllChildren(place);
+      toast("marked; copy it with the keyboard");
+    }
+  }
+
+  /** Load it, and follow what goes on. */
+  async begin() {
+    try {
+      const found = await this.history.load(this.session.messages || 0);
+      for (const run of found) this.seen.add(run.run_id);
+      this.last = found[0] || null;
+      for (const run of found.filter((one) => one.state !== "ended").reverse()) this.add(run);
+    } catch (cause) {
+      if (cause.name === "AbortError" || this.signal.aborted) return;
+      replace(this.inner, failed(cause, () => this.view.reopen()));
+      return;
+    }
+    on("runs", (items) => this.heard(items), this.signal);
+    this.heard([...runs.values()]);
+    for (const kind of ["approvals", "questions"]) on(kind, () => this.look(), this.signal);
+    const timer = setInterval(() => this.tick(), 1000);
+    this.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+    this.view.stateChanged(this);
+    this.toEnd();
+  }
+
+  /** The run that goes on, or the first in the queue; none if nothing does. */
+  get current() { return this.live.find((one) => !one.ended) || null; }
+
+  /** The view of the last run, for the line about what it took. */
+  get lastRun() { return this.current?.view || this.live.at(-1)?.view || this.last || null; }
+
+  heard(items) {
+    const mine = items.filter((run) => run.session_id === this.session.id)
+      .sort((a, b) => a.began_at - b.began_at);
+    for (const run of mine) {
+      const known = this.live.find((one) => one.id === run.run_id);
+      if (known) known.update(run);
+      else if (this.isNew(run)) this.add(run);
+    }
+  }
+
+  isNew(run) {
+    return !this.seen.has(run.run_id) && (run.state !== "ended" || run.began_at > this.opened);
+  }
+
+  /** A run that is followed from now on, each after the one before it. */
+  add(view) {
+    const there = this.live.find((one) => one.id === view.run_id);
+    if (there) return there;
+    this.seen.add(view.run_id);
+    const run = new LiveRun(view, this.act);
+    run.asking = new Waits(run.waits, run.id, {
+      onNew: () => this.act.grew(), onNone: () => this.view.focusComposer() });
+    this.live.push(run);
+    this.runs.append(run.element);
+    run.asking.update();
+    this.pump();
+    return run;
+  }
+
+  async pump() {
+    if (this.pumping) return;
+    this.pumping = true;
+    try {
+      for (let run = this.unwatched(); run && !this.signal.aborted; run = this.unwatched()) {
+        run.watched = true;
+        await run.follow(this.signal);
+        this.look();
+      }
+    } finally {
+      this.pumping = false;
+    }
+    this.view.stateChanged(this);
+  }
+
+  unwatched() { return this.live.find((one) => !one.watched); }
+
+  look() {
+    for (const run of this.live) if (!run.ended || run.asking.size) run.asking.update();
+  }
+
+  tick() {
+    const now = Date.now() / 1000;
+    for (const run of this.live) {
+      if (run.ended && !run.asking.size) continue;
+      run.tick(now);
+      run.asking.tick(now);
+    }
+  }
+
+  /** Say something: as a message of its own, or to the run that goes on. */
+  async say(text, key, how) {
+    const { current, session, signal } = this;
+    this.stuck = true;
+    if (how === "steer" && current) {
+      try {
+        await post(`/v1/runs/${current.id}/messages`, { message: text }, { signal });
+        if (!current.ended) current.steered(text);
+        this.toEnd();
+        return;
+      } catch (cause) {
+        if (cause.status !== 409) throw cause; // it has ended: this is the next message then
+      }
+    }
+    const path = `/v1/sessions/${session.id}/messages`;
+    const run = await post(path, { message: text }, { signal, key });
+    this.add(run);
+    this.toEnd();
+  }
+
+  /** Cancel what goes on. */
+  async stop() {
+    const run = this.current;
+    if (!run) return;
+    await postEmpty(`/v1/runs/${run.id}/cancel`, { signal: this.signal });
+    announce("stopping");
+    run.update(await get(`/v1/runs/${run.id}`, null, { signal: this.signal }));
+  }
+
+  watchPlace() {
+    this.log.addEventListener("scroll", () => this.placed(), { passive: true });
+    // Whoever opens something wants to see just that: the end may go out of sight.
+    this.log.addEventListener("click", (event) => {
+      if (event.target.closest("summary")) this.stuck = false;
+    });
+    const sizes = new ResizeObserver(() => {
+      if (this.stuck) this.log.scrollTop = this.log.scrollHeight;
+      this.placed();
+    });
+    sizes.observe(this.inner);
+    sizes.observe(this.log);
+    this.signal.addEventListener("abort", () => sizes.disconnect(), { once: true });
+  }
+
+  /** Find out whether the end is in sight: what grows does not leave it, who scrolls up does. */
+  placed() {
+    const { scrollTop, clientHeight, scrollHeight } = this.log;
+    const { top = 0, height = 0 } = this.before || {};
+    this.before = { top: scrollTop, height: scrollHeight };
+    if (scrollTop + clientHeight >= scrollHeight - NEAR) this.stuck = true;
+    else if (scrollTop < top - 1 && scrollHeight >= height) this.stuck = false;
+    if (this.stuck) this.below.hidden = true;
+  }
+
+  /** Bring the end into sight, and keep it there. */
+  toEnd() {
+    this.stuck = true;
+    this.below.hidden = true;
+    this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  /** Do something above what is seen, without moving that. */
+  keepingPlace(work) {
+    const mark = this.history.element.firstElementChild || this.runs;
+    const before = mark.getBoundingClientRect().top;
+    work();
+    if (!this.stuck) this.log.scrollTop += mark.getBoundingClientRect().top - before;
+  }
+}

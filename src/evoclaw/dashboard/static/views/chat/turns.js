@@ -1,0 +1,184 @@
+// What was said, as elements: by a person, by the loop on their behalf, by a model.
+
+import { h, oneLine, replace, setText } from "../../dom.js";
+import { count, duration, money, some } from "../../format.js";
+import { badge, button, fold, runBadge, textBlock } from "../../parts.js";
+import { CallCard } from "./call.js";
+import { Writer, written } from "./text.js";
+
+const WHY = {
+  confirm: "The loop asked whether the answer is complete",
+  continue: "The loop asked to go on", evidence: "The loop asked for evidence",
+  closing: "The loop asked for a closing answer", memory: "Remembered for this run",
+  start: "Instructions of this session", unknown: "Said on the person's behalf",
+};
+// How what the loop says begins, in a history that does not tell why it was said.
+const LOOP = [
+  ["Before I accept your answer, please verify:", "confirm"],
+  ["Answer the user now with what you have. Do not call any tool", "closing"],
+  ["Your answer cannot be accepted as it is: ", "evidence"],
+  ["Go on with what is left.", "continue"], ["Go on: ", "continue"],
+];
+
+/** The texts of a message's blocks. */
+export const textOf = (message) =>
+  (message.blocks || []).map((block) => block.text || "").filter(Boolean).join("\n");
+
+/** Whether a result tells that the canvas shows something else now. */
+export const showsCanvas = (result) =>
+  !result.error && (result.name === "canvas" || result.name.endsWith(".canvas"));
+
+/** What the loop itself said, if a message of the history is such; else nothing. */
+export function loopSaid(message) {
+  const text = textOf(message);
+  const found = LOOP.find(([start]) => text.startsWith(start));
+  if (found) return found[1];
+  const remembered = (block) => block.label?.sources?.includes("memory");
+  return text && message.role === "user" && message.blocks.every(remembered) ? "memory" : "";
+}
+
+/** What a person said; `tools` are what can be done with it. */
+export function saidByPerson(text, { kind = "", tools = [] } = {}) {
+  return h("div", { class: "said-by person" },
+    h("div", { class: "bubble" },
+      h("span", { class: "unseen" }, kind === "steer" ? "You, while it ran: " : "You: "),
+      h("div", { class: "as-typed" }, text)),
+    h("div", { class: "row end tools" },
+      kind === "steer" && h("span", { class: "soft small" }, "steered"), tools));
+}
+
+/** What the loop said on a person's behalf, folded. */
+export function saidByLoop(text, why) {
+  return h("div", { class: "note small" },
+    fold(WHY[why] || WHY.unknown, () => textBlock(text, "what was said")));
+}
+
+/** One reply of a model, whole or as it is being written, with its calls. */
+export class Reply {
+  constructor(runId, act) {
+    Object.assign(this, { runId, act, number: null, text: "", thought: "", cards: new Map() });
+    this.thinking = h("div", { class: "thinking" });
+    this.prose = h("div", { class: "prose" });
+    this.calls = h("div", { class: "calls" });
+    this.status = h("p", { class: "soft small status", hidden: true });
+    this.tools = h("div", { class: "row tools" });
+    this.element = h("div", { class: "said-by model" },
+      h("span", { class: "unseen" }, "The agent: "),
+      this.thinking, this.prose, this.status, this.calls, this.tools);
+    this.writer = new Writer(this.prose);
+    this.fresh = "";
+  }
+
+  /** A quiet line about what is waited for; none if empty. */
+  tell(text) {
+    this.status.hidden = !text;
+    setText(this.status, text);
+  }
+
+  /** A piece of its text came. */
+  addText(piece) {
+    this.text += piece;
+    this.fresh += piece;
+  }
+
+  /** A piece of what it thinks came. */
+  addThought(piece) {
+    this.thought += piece;
+  }
+
+  /** What came so far is void. */
+  clear() {
+    replace(this.prose);
+    replace(this.thinking);
+    Object.assign(this, { text: "", fresh: "", thought: "", thoughtShown: null });
+    this.writer = new Writer(this.prose);
+  }
+
+  /** Draw what came since; asked for once per frame. */
+  draw() {
+    if (this.fresh || this.thought) this.tell("");
+    if (this.fresh) this.writer.write(this.fresh);
+    this.fresh = "";
+    if (this.thought) this.drawThought(this.text ? "Thought" : "Thinks…");
+    for (const card of this.cards.values()) card.draw();
+  }
+
+  drawThought(label) {
+    if (!this.thoughtShown) {
+      const words = h("span"), text = h("div", { class: "as-typed soft" });
+      this.thoughtShown = { words, text };
+      replace(this.thinking,
+        h("details", null, h("summary", { class: "soft small" }, words), text));
+    }
+    setText(this.thoughtShown.words, label);
+    setText(this.thoughtShown.text, this.thought);
+  }
+
+  /** It is whole: what was written while it came is kept if it is the same. */
+  whole(reply, number) {
+    this.draw();
+    this.tell("");
+    this.number = number;
+    const text = reply.text || "";
+    if (text !== this.text) this.clear();
+    if (text !== this.text) this.addText(text);
+    if (reply.reasoning && reply.reasoning !== this.thought) this.thought = reply.reasoning;
+    this.draw();
+    this.writer.end();
+    if (this.thought) this.drawThought("Thought");
+    for (const call of reply.calls || []) this.addCall(call);
+    if (reply.finish === "length") this.tell("The reply was cut off at the length limit.");
+    if (reply.finish === "filtered") this.tell("The provider's filter cut the reply off.");
+    if (text) this.addTools(text);
+  }
+
+  addCall(call) {
+    const card = new CallCard(call, this.runId);
+    this.cards.set(call.id, card);
+    this.calls.append(card.element);
+  }
+
+  addTools(text) {
+    replace(this.tools,
+      button("Copy", () => this.act.copy(text, this.prose), { tone: "plain tiny" }),
+      button("Branch", () => this.act.branch(this.number, "assistant", text),
+        { tone: "plain tiny", title: "Go on from here in a new session" }));
+  }
+}
+
+/** How a run ended, if there is something to say about that. */
+export function ending(run, told, act) {
+  if (run.state !== "ended" || run.stop === "completed" || !run.stop) return null;
+  const more = run.text && run.text.trim() !== told.trim() ? written(run.text) : null;
+  const again = run.asked && button("Try again", () => act.again(run.asked));
+  return h("div", { class: "ending" }, more,
+    h("div", { class: "row" }, runBadge(run),
+      h("span", { class: "grow soft" }, run.reason || ""),
+      h("a", { class: "small", href: `#/runs/${encodeURIComponent(run.run_id)}` }, "timeline"),
+      again));
+}
+
+/** One quiet line about what a run took. */
+export function costLine(run) {
+  if (!run) return null;
+  const took = run.ended_at ? duration(run.ended_at - run.began_at) : "";
+  const facts = [
+    some(run.turns || 0, "turn"), some(run.calls || 0, "call"),
+    `${count(run.tokens_in || 0)} tokens in, ${count(run.tokens_out || 0)} out`,
+    money(run.cost === undefined ? 0 : run.cost), took,
+  ].filter(Boolean);
+  const state = { ended: "Last run", running: "Running", waiting: "Waiting for you",
+    queued: "Queued" }[run.state] || run.state;
+  return [h("span", null, `${state}: ${facts.join(" · ")} · `),
+    h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` }, "timeline")];
+}
+
+/** A run in the queue. */
+export function queuedLine(cancel) {
+  return h("div", { class: "row queued" }, badge("quiet", "queued"),
+    h("span", { class: "soft small grow" }, "begins when what is before it has ended"),
+    button("Cancel", cancel, { tone: "tiny" }));
+}
+
+/** The title of a session, or what stands for it. */
+export const titleOf = (session) => oneLine(session.title || "(no title yet)", 80);

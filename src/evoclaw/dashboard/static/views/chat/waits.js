@@ -1,0 +1,166 @@
+// What a run waits for a person to say: approvals and questions, answered where they came up.
+
+import { post } from "../../api.js";
+import { announce, h, oneLine, setText } from "../../dom.js";
+import { duration } from "../../format.js";
+import { known, may, runs } from "../../live.js";
+import { badge, busy as press, button, field, fold, jsonBlock, textBlock } from "../../parts.js";
+import { aboutCall } from "./call.js";
+
+/** Whether a run is another one, or was begun by it. */
+function belongs(runId, above) {
+  for (let id = runId, steps = 0; id && steps < 10; steps += 1) {
+    if (id === above) return true;
+    id = runs.get(id)?.parent_run;
+  }
+  return false;
+}
+
+/** What exactly would run. */
+function exactly(approval) {
+  const { arguments: args } = approval;
+  const names = Object.keys(args);
+  if (typeof args.command !== "string") return jsonBlock(args, "what would run");
+  return [textBlock(args.command, "the command that would run"),
+    names.length > 1 && fold("All arguments", () => jsonBlock(args, "arguments"))];
+}
+
+/** The waiting approvals and questions of one run, in a place of its own. */
+export class Waits {
+  constructor(place, runId, { onNew, onNone }) {
+    Object.assign(this, { place, runId, onNew, onNone });
+    this.cards = new Map();
+  }
+
+  /** Show what waits now; what is shown already stays as it is, with what was typed into it. */
+  update() {
+    const wanted = new Map();
+    for (const one of known.approvals) {
+      if (one.standing === "waiting" && belongs(one.run_id, this.runId)) wanted.set(one.id, one);
+    }
+    for (const one of known.questions) {
+      if (belongs(one.run_id, this.runId)) wanted.set(one.id, one);
+    }
+    for (const [id, card] of this.cards) if (!wanted.has(id)) this.remove(id, card);
+    for (const [id, one] of wanted) {
+      if (!this.cards.has(id)) this.add(id, one.tool ? this.approval(one) : this.question(one));
+    }
+  }
+
+  /** How many there are. */
+  get size() { return this.cards.size; }
+
+  add(id, card) {
+    this.cards.set(id, card);
+    this.place.append(card.element);
+    announce(card.said);
+    this.onNew();
+  }
+
+  remove(id, card) {
+    const had = card.element.contains(document.activeElement);
+    this.cards.delete(id);
+    card.element.remove();
+    if (!had) return;
+    const next = this.place.querySelector("button, input, textarea");
+    if (next) next.focus();
+    else this.onNone();
+  }
+
+  /** Once a second: how long there is left. */
+  tick(now) {
+    for (const { left, expires } of this.cards.values()) {
+      if (left) setText(left, expires > now ? `expires in ${duration(expires - now)}` : "expired");
+    }
+  }
+
+  approval(one) {
+    const answer = async (decision, reason = "") => {
+      await post(`/v1/approvals/${one.id}/answer`, { decision, reason });
+      announce({ once: "approved once", session: "approved for the session",
+        deny: "denied" }[decision]);
+      const card = this.cards.get(one.id);
+      if (card) this.remove(one.id, card);
+    };
+    const left = h("span", { class: "soft small" });
+    const choices = h("div", { class: "row" }, this.choices(one, answer));
+    const heading = h("h3", { id: `wait-${one.id}` }, "May ",
+      h("span", { class: "mono" }, oneLine(one.tool, 60)), " run?");
+    const element = h("article", { class: "wait card", "aria-labelledby": `wait-${one.id}` },
+      h("div", { class: "row between" }, h("div", { class: "row" },
+        badge("warn", "approval"), heading), left),
+      exactly(one),
+      h("dl", { class: "facts small" },
+        h("dt", null, "Why it is asked"),
+        h("dd", null, one.reason || one.code, one.code && one.reason
+          && h("span", { class: "soft" }, ` (${one.code})`)),
+        h("dt", null, "For the session covers"), h("dd", null, one.covers || "just this"),
+        one.run_id !== this.runId && [h("dt", null, "Asked by"),
+          h("dd", null, `${one.agent}, in a run of its own`)]),
+      choices);
+    const made = { element, left, expires: one.expires_at,
+      said: `Approval wanted: ${one.tool} ${aboutCall(one.arguments)}. ${one.reason}` };
+    this.tickOne(made);
+    return made;
+  }
+
+  tickOne({ left, expires }) {
+    setText(left, `expires in ${duration(Math.max(0, expires - Date.now() / 1000))}`);
+  }
+
+  choices(one, answer) {
+    if (!may("human")) {
+      return h("p", { class: "soft" }, "Your token may not answer this; a person's may.");
+    }
+    const why = h("input", { type: "text", maxlength: "2000", autocomplete: "off" });
+    const deny = h("form", { class: "row deny", hidden: true },
+      h("div", { class: "grow" }, field("Why not? The agent is told.", why)),
+      h("button", { class: "danger" }, "Deny"));
+    deny.addEventListener("submit", (event) => {
+      event.preventDefault();
+      press(deny.querySelector("button"), () => answer("deny", why.value));
+    });
+    const open = button("Deny…", () => {
+      deny.hidden = !deny.hidden;
+      open.setAttribute("aria-expanded", String(!deny.hidden));
+      if (!deny.hidden) why.focus();
+    }, { tone: "danger" });
+    open.setAttribute("aria-expanded", "false");
+    return [button("Once", () => answer("once"), { tone: "primary" }),
+      button("For the session", () => answer("session"), { title: one.covers }), open, deny];
+  }
+
+  question(one) {
+    const name = `question-${one.id}`, options = one.options || [];
+    const inputs = options.map((text) => h("input", { value: text, name,
+      type: one.multiple ? "checkbox" : "radio" }));
+    const words = h("textarea", { rows: "2", maxlength: "4000" });
+    const hasWords = !options.length || one.own_words !== false;
+    const problem = h("p", { class: "bad-text small", role: "alert", hidden: true });
+    const send = async () => {
+      const chosen = options.filter((_, index) => inputs[index].checked);
+      const text = hasWords ? words.value.trim() : "";
+      problem.hidden = chosen.length > 0 || text !== "";
+      if (!problem.hidden) {
+        return setText(problem, "Choose something, or answer in your own words.");
+      }
+      await post(`/v1/runs/${one.run_id}/answer`, { question_id: one.id, chosen, text });
+      announce("answered");
+      const card = this.cards.get(one.id);
+      if (card) this.remove(one.id, card);
+    };
+    const element = h("form", { class: "wait card" },
+      h("fieldset", null,
+        h("legend", null, badge("warn", "question"), " ", h("strong", null, one.text)),
+        options.map((text, index) => h("label", { class: "check" }, inputs[index], ` ${text}`)),
+        hasWords && field(options.length ? "Or in your own words" : "Your answer", words)),
+      problem, may("human")
+        ? h("div", { class: "row" }, h("button", { class: "primary" }, "Answer"))
+        : h("p", { class: "soft" }, "Your token may not answer this; a person's may."));
+    element.addEventListener("submit", (event) => {
+      event.preventDefault();
+      press(element.querySelector("button"), send);
+    });
+    return { element, said: `A question: ${one.text}` };
+  }
+}

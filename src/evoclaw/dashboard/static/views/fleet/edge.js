@@ -1,0 +1,196 @@
+// One edge: what it can do, what may be used of it, what ran there lately.
+
+import { get } from "../../api.js";
+import { h, oneLine, replace, setText, ticking } from "../../dom.js";
+import { ago, count, duration, millis, some } from "../../format.js";
+import { fleet, may, on } from "../../live.js";
+import { badge, button, edgeBadge, empty, figure, fold, jsonBlock, load, table, when }
+  from "../../parts.js";
+import { approveTools, loadLine, mayApprove, ping, revoke } from "./card.js";
+import { delegationTable } from "./map.js";
+
+const LATELY = 40; // records that are shown
+
+/** Fill a place with one edge, as it changes. */
+export function edgePage(root, id, signal) {
+  const back = h("p", { class: "edge-back" }, h("a", { href: "#/fleet" }, "← all edges"));
+  const head = h("section", { class: "card edge-head", "aria-label": `State of ${id}` });
+  const tools = h("section", { "aria-label": "Tools" });
+  const asked = h("section", { "aria-label": "Who asks it" });
+  const lately = h("section", { "aria-label": "Lately" });
+  const refs = {};
+  let drawnTools = "";
+  const draw = () => {
+    const edge = fleet.get(id);
+    if (!edge) {
+      replace(head, empty(`There is no edge named ${id}, or it was not heard of yet.`));
+      delete refs.head;
+      return;
+    }
+    if (!refs.head) Object.assign(refs, headOf(head, id));
+    showHead(refs, edge);
+    const now = JSON.stringify([edge.tools, edge.approved, edge.waiting]);
+    if (now !== drawnTools) {
+      drawnTools = now;
+      showTools(tools, edge, signal);
+    }
+  };
+  replace(root, back, head, tools, asked, lately);
+  on("fleet", draw, signal);
+  ticking(() => { if (refs.head && fleet.has(id)) showSeen(refs, fleet.get(id)); }, signal);
+  draw();
+  showAsked(asked, id, signal);
+  showLately(lately, id, signal);
+}
+
+function showAsked(place, id, signal) {
+  const body = h("div");
+  replace(place, h("h2", null, "Who asked it in the last 24 hours"), body);
+  load(body, () => get("/v1/fleet/delegations", null, { signal }), ({ items }) => {
+    const found = items.filter((one) => one.target === id || one.source === id);
+    return found.length ? delegationTable(found) : h("p", { class: "soft" }, "Nobody.");
+  }, signal);
+}
+
+const FIGURES = {
+  work: ["at work", (edge) => String(edge.in_flight || 0)],
+  queued: ["queued", (edge) => String(edge.queued || 0)],
+  room: ["room", (edge) => count(edge.room)],
+  cpu: ["cpu", (edge) => (edge.uptime_s ? `${count(Math.round(edge.cpu_percent || 0))} %` : "–")],
+  memory: ["memory", (edge) => (edge.memory_mb ? `${count(Math.round(edge.memory_mb))} MB` : "–")],
+  up: ["up", (edge) => (edge.uptime_s ? duration(edge.uptime_s) : "–")],
+  seen: ["last seen", (edge) => ago(edge.last_seen)],
+};
+
+function headOf(place, id) {
+  const refs = { head: place, state: h("span"), says: h("p", { class: "soft" }),
+    note: h("div", { role: "status" }), line: h("div", { class: "edge-line wide" }),
+    pinged: h("span", { class: "soft small", role: "status" }), figures: {} };
+  for (const [name, [text]] of Object.entries(FIGURES)) refs.figures[name] = figure(text, "");
+  refs.approve = button("Approve its tools…", () => approveTools(fleet.get(id)),
+    { tone: "primary" });
+  refs.ping = button("Ping", () => ping(id, refs.pinged));
+  refs.revoke = button("Revoke…", () => revoke(id), { tone: "danger" });
+  replace(place,
+    h("div", { class: "row between" }, h("h2", { class: "edge-title" }, id), refs.state),
+    refs.says, refs.note,
+    h("div", { class: "row edge-figures" }, Object.values(refs.figures)), refs.line,
+    h("div", { class: "row" }, refs.approve, refs.ping, refs.revoke, refs.pinged));
+  return refs;
+}
+
+function showHead(refs, edge) {
+  const { old } = refs;
+  refs.old = edge;
+  const waiting = (edge.waiting || []).length;
+  setText(refs.says, [edge.type, edge.summary].filter(Boolean).join(" — ")
+    || "It says nothing of itself.");
+  if (!old || old.online !== edge.online || old.state !== edge.state
+    || old.has_model !== edge.has_model) {
+    replace(refs.state, edgeBadge(edge), " ", badge("quiet", `trust: ${edge.state}`), " ",
+      edge.has_model && badge("quiet", "has a model"));
+  }
+  if (!old || old.problem !== edge.problem || (old.waiting || []).length !== waiting) {
+    replace(refs.note, edge.problem && badge("bad", oneLine(edge.problem, 300)),
+      waiting > 0 && badge("warn", `${some(waiting, "tool waits", "tools wait")} for approval`));
+  }
+  for (const [name, [, text]] of Object.entries(FIGURES)) {
+    setText(refs.figures[name].firstChild, text(edge));
+  }
+  if (String(old?.loads) !== String(edge.loads)) replace(refs.line, loadLine(edge, 600, 40));
+  refs.ping.hidden = !edge.online;
+  refs.approve.hidden = !waiting || !mayApprove();
+  refs.revoke.hidden = edge.state === "revoked" || edge.state === "unknown" || !may("fleet:write");
+}
+
+function showSeen(refs, edge) {
+  setText(refs.figures.seen.firstChild, FIGURES.seen[1](edge));
+}
+
+function showTools(place, edge, signal) {
+  const names = [...new Set([...(edge.tools || []), ...(edge.approved || []),
+    ...(edge.waiting || [])])].sort();
+  const body = h("div");
+  replace(place, h("h2", null, `Tools (${names.length})`), body);
+  if (!names.length) return replace(body, empty("It offers no tools now."));
+  return load(body, () => described(edge.agent_id, signal), ({ own, here }) =>
+    h("ul", { class: "edge-toolset" }, names.map((name) =>
+      toolRow(name, edge, own.get(name), here.get(name)))), signal);
+}
+
+/** Tools as the edge describes them, and as this machine does those of the same name. */
+async function described(id, signal) {
+  const byName = ({ items }) => new Map(items.map((tool) => [tool.name, tool]));
+  const none = { items: [] };
+  const [own, here] = await Promise.all([
+    get(`/v1/fleet/${encodeURIComponent(id)}/tools`, null, { signal }),
+    may("tools:read") ? get("/v1/tools", null, { signal }) : none]);
+  return { own: byName(own), here: byName(here) };
+}
+
+function toolRow(name, edge, own, here) {
+  const tool = own || here;
+  const about = fold(h("span", { class: "edge-tool" }, h("code", null, name),
+    h("span", null, standing(name, edge)),
+    h("span", { class: "soft small" }, tool ? oneLine(tool.description, 90) : "")), () => (tool
+    ? [h("p", { class: "soft small" }, own ? "As the edge describes it: its word, and no more."
+      : "It may not be used yet. This is what this machine's own tool of that name says; the "
+      + "edge's may differ."),
+    h("p", { class: "said" }, tool.description),
+    h("p", { class: "small" }, `It ${tool.effect}s; needs ${tool.permissions.join(", ")
+      || "nothing"}; has ${duration(tool.timeout)}, at most ${duration(tool.max_timeout)}.`),
+    jsonBlock(tool.parameters, `schema of ${name}`)]
+    : h("p", { class: "soft" }, "What it takes is told once it may be used.")));
+  return h("li", null, about);
+}
+
+function standing(name, edge) {
+  if ((edge.waiting || []).includes(name)) return badge("warn", "waits for approval");
+  if (!(edge.tools || []).includes(name)) return badge("quiet", "not offered now");
+  if ((edge.approved || []).includes(name)) return badge("good", "approved");
+  return badge("quiet", edge.state === "unknown" ? "no approval needed" : "not approved");
+}
+
+const RESULTS = { success: "good", waiting: "warn", denied: "bad" };
+const COLUMNS = [
+  { title: "when", cell: (row) => when(row.at) },
+  { title: "by", cell: (row) => row.agent_id || "–" },
+  { title: "what", cell: what },
+  { title: "result", cell: (row) => badge(RESULTS[row.result] || (row.error ? "bad" : "quiet"),
+    row.result || row.kind) },
+  { title: "took", number: true, cell: (row) =>
+    (row.elapsed_ms ? millis(row.elapsed_ms) : "–") },
+  { title: "run", cell: (row) => (row.run_id
+    ? h("a", { href: `#/runs/${encodeURIComponent(row.run_id)}` }, row.run_id.slice(0, 8)) : "–") },
+];
+
+function what(row) {
+  const action = row.parameters?.action || "";
+  const asked = action || row.parameters?.query || "";
+  return h("span", null, h("code", null, row.tool || row.kind),
+    asked && ` ${oneLine(asked, 60)}`,
+    row.error && h("span", { class: "edge-error small" }, oneLine(row.error, 140)));
+}
+
+function showLately(place, id, signal) {
+  const body = h("div");
+  const again = () => load(body, () => lately(id, signal), (rows) => (rows.length
+    ? table(`what ran on ${id} lately, the newest first`, COLUMNS, rows)
+    : empty("Nothing is on record of it yet.")), signal);
+  replace(place, h("div", { class: "row between" }, h("h2", null, "What ran there lately"),
+    may("audit:read") && button("Refresh", again)), body);
+  if (may("audit:read")) return again();
+  return replace(body, empty("Your token may not read the audit: it lacks 'audit:read'."));
+}
+
+/** Records by the edge itself, and calls that were sent to it. */
+async function lately(id, signal) {
+  const [own, sent] = await Promise.all([
+    get("/v1/audit", { agent: id, limit: LATELY }, { signal }),
+    get("/v1/audit", { kind: "call", text: id, limit: 200 }, { signal })]);
+  const rows = [...own.items, ...sent.items.filter((row) => isFor(row.parameters?.agent_id, id))];
+  const once = new Map(rows.map((row) => [row.seq, row]));
+  return [...once.values()].sort((a, b) => b.seq - a.seq).slice(0, LATELY);
+}
+
+const isFor = (target, id) => (Array.isArray(target) ? target.includes(id) : target === id);

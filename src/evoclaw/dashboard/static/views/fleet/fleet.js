@@ -1,0 +1,127 @@
+// Fleet: who is there, what they have to do, who waits to be let in, who delegates to whom.
+
+import { h, perFrame, replace, setText, ticking } from "../../dom.js";
+import { fleet, known, may, on } from "../../live.js";
+import { VirtualList } from "../../list.js";
+import { empty, figure, select } from "../../parts.js";
+import { edgeCard, showEdge, tickEdge } from "./card.js";
+import { edgePage } from "./edge.js";
+import { mapPage } from "./map.js";
+
+export const title = "Fleet";
+
+const HEIGHT = 196, NARROWEST = 330; // of a card, in pixels
+const order = new Intl.Collator(undefined, { numeric: true }).compare;
+const load = (edge) => (edge.in_flight || 0) + (edge.queued || 0);
+const waits = (edge) => (edge.waiting || []).length > 0;
+
+const FILTERS = {
+  all: ["all", () => true],
+  online: ["online", (edge) => edge.online],
+  offline: ["offline", (edge) => !edge.online],
+  waiting: ["waiting for approval", waits],
+  problem: ["with a problem", (edge) => Boolean(edge.problem)],
+};
+const SORTS = {
+  name: ["name", () => 0],
+  load: ["load, most first", (a, b) => load(b) - load(a)],
+  seen: ["seen, longest ago first", (a, b) => (a.last_seen || 0) - (b.last_seen || 0)],
+  care: ["what needs care first", (a, b) => care(b) - care(a)],
+};
+const wish = { text: "", filter: "all", sort: "name" }; // kept while one looks at an edge
+
+function care(edge) {
+  if (edge.problem) return 3;
+  if (waits(edge)) return 2;
+  return edge.online ? 0 : 1;
+}
+
+/** Show the fleet, one edge of it (`#/fleet/EDGE`), or who delegates (`#/fleet?show=map`). */
+export async function mount(root, [id], signal) {
+  if (!may("fleet:read")) {
+    replace(root, empty("Your token may not see the fleet: it lacks the scope 'fleet:read'."));
+  } else if (id) edgePage(root, id, signal);
+  else if (location.hash.endsWith("?show=map")) mapPage(root, tabs("map"), signal);
+  else listPage(root, signal);
+}
+
+function tabs(here) {
+  const link = (name, href, text) =>
+    h("a", { href, "aria-current": here === name ? "page" : null }, text);
+  return h("nav", { class: "tabs", "aria-label": "Fleet" },
+    link("list", "#/fleet", "Edges"), link("map", "#/fleet?show=map", "Who delegates to whom"));
+}
+
+function listPage(root, signal) {
+  const list = new VirtualList({ label: "edges", height: HEIGHT, narrowest: NARROWEST,
+    key: (edge) => edge.agent_id, render: edgeCard, update: showEdge });
+  const shown = h("span", { class: "soft small", role: "status" });
+  const figures = h("div", { class: "row edge-figures" });
+  const none = h("div", { hidden: true });
+  const draw = perFrame(() => {
+    if (signal.aborted) return;
+    const found = wanted();
+    list.set(found);
+    list.element.hidden = !found.length;
+    none.hidden = found.length > 0;
+    if (!found.length) replace(none, nothing());
+    setText(shown, `${found.length} of ${fleet.size} shown`);
+    count(figures);
+  });
+  replace(root, tabs("list"), figures, tools(draw, shown), list.element, none);
+  on("fleet", draw, signal);
+  on("link", draw, signal);
+  ticking(() => {
+    for (const { element } of list.drawn.values()) tickEdge(element);
+  }, signal);
+  signal.addEventListener("abort", () => list.close(), { once: true });
+  draw();
+}
+
+function tools(draw, shown) {
+  const search = h("input", { type: "search", "aria-label": "Search edges", value: wish.text,
+    placeholder: "name, kind, summary or tool", class: "grow" });
+  search.addEventListener("input", () => { wish.text = search.value; draw(); });
+  const choice = (label, options, key) => h("label", { class: "row small" }, label,
+    select(Object.entries(options).map(([name, [text]]) => [name, text]), wish[key],
+      (value) => { wish[key] = value; draw(); }));
+  return h("div", { class: "row edge-tools", role: "search" }, search,
+    choice("Show", FILTERS, "filter"), choice("Sort by", SORTS, "sort"), shown);
+}
+
+function wanted() {
+  const words = wish.text.toLowerCase().split(/\s+/).filter(Boolean);
+  const [, fits] = FILTERS[wish.filter], [, compare] = SORTS[wish.sort];
+  return [...fleet.values()].filter((edge) => fits(edge) && says(edge, words))
+    .sort((a, b) => compare(a, b) || order(a.agent_id, b.agent_id));
+}
+
+function says(edge, words) {
+  if (!words.length) return true;
+  const text = [edge.agent_id, edge.type, edge.summary, ...(edge.tools || [])]
+    .join(" ").toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
+function nothing() {
+  if (fleet.size) return empty("No edge fits what you look for.");
+  if (known.link !== "open") return empty("Waiting for the orchestrator…");
+  return empty("No edge has joined yet.",
+    h("p", null, h("a", { href: "#/settings/pair" }, "Pair a device")));
+}
+
+const FIGURES = [
+  ["edges", () => 1], ["online", (edge) => edge.online], ["wait for approval", waits],
+  ["with a problem", (edge) => edge.problem], ["at work", (edge) => edge.in_flight || 0],
+  ["queued", (edge) => edge.queued || 0]];
+
+/** Count the fleet; the figures are made once and then only their numbers change. */
+function count(place) {
+  const all = [...fleet.values()];
+  if (!place.firstChild) replace(place, FIGURES.map(([name]) => figure(name, "0")));
+  FIGURES.forEach(([, value], index) => {
+    const sum = all.reduce((total, edge) => total + Number(typeof value(edge) === "number"
+      ? value(edge) : Boolean(value(edge))), 0);
+    setText(place.children[index].firstChild, String(sum));
+  });
+}

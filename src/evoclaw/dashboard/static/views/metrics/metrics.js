@@ -1,0 +1,102 @@
+// Metrics: how tools and requests went, computed from the stored records.
+
+import { get } from "../../api.js";
+import { h, replace } from "../../dom.js";
+import { count, duration, millis, money, percent } from "../../format.js";
+import { on } from "../../live.js";
+import { field, figure, load, select, table } from "../../parts.js";
+import { bars, linePlot } from "../../plot.js";
+
+export const title = "Metrics";
+
+const SPANS = [["3600", "last hour"], ["86400", "last 24 hours"], ["604800", "last 7 days"],
+  ["2592000", "last 30 days"]];
+const SETTLE = 2000; // milliseconds after a run ended: several ends are one look
+
+/** Show the figures of a span, again when runs end. */
+export async function mount(root, _args, signal) {
+  const place = h("div", { class: "metrics" });
+  const look = () => load(place, () => figures(span.value, agent.value, signal), page, signal);
+  const span = select(SPANS, "86400", look);
+  const agent = select([["", "all agents"]], "", look);
+  fillAgents(agent, signal);
+  const filters = h("div", { class: "row filters" }, field("Span", span), field("Agent", agent));
+  replace(root, filters, place);
+  let timer = 0;
+  on("runs", (changed) => {
+    if (!changed.some((run) => run.state === "ended")) return;
+    clearTimeout(timer);
+    timer = setTimeout(look, SETTLE);
+  }, signal);
+  signal.addEventListener("abort", () => clearTimeout(timer), { once: true });
+  await look();
+}
+
+function figures(span, agent, signal) {
+  const since = Math.floor(Date.now() / 1000 - Number(span));
+  return get("/v1/figures", { since, agent }, { signal });
+}
+
+async function fillAgents(agent, signal) {
+  const found = await get("/v1/agents", null, { signal }).catch(() => ({ agents: [] }));
+  for (const { name } of found.agents) agent.append(h("option", { value: name }, name));
+}
+
+function page(found) {
+  return [summary(found.requests), plots(found), toolTable(found.tools)];
+}
+
+function summary(all) {
+  return h("section", { class: "card row figures", "aria-label": "All requests" },
+    figure("requests", count(all.count)),
+    figure("iterations each", count(all.iterations.avg), "turns of the loop, on average"),
+    figure("time to final response, p50", duration(all.seconds.p50)),
+    figure("p95", duration(all.seconds.p95)),
+    figure("recovery rate", all.recovery_rate === null ? "nothing failed"
+      : percent(all.recovery_rate), "failed calls after which the run still completed"),
+    figure("wall time saved", duration(all.saved_seconds), "by calls that ran side by side"),
+    figure("tokens", count(all.tokens_in + all.tokens_out)),
+    figure("cost", money(all.unpriced && !all.cost ? null : all.cost),
+      all.unpriced ? `${all.unpriced} replies have no known price` : ""));
+}
+
+function plots({ series, tool_series: byTool, tools, requests }) {
+  const over = (key) => series.map((one) => ({ at: one.at, value: one[key] }));
+  const busiest = Object.entries(byTool || {}).slice(0, 6);
+  const latency = (key) => busiest.map(([name, points]) => (
+    { name, points: points.map((one) => ({ at: one.at, value: one.calls ? one[key] : null })) }));
+  const kinds = Object.entries(requests.error_types).sort((a, b) => b[1] - a[1]);
+  const drawn = [
+    linePlot({ title: "Latency p50 per tool", series: latency("p50_ms"), format: millis }),
+    linePlot({ title: "Latency p95 per tool", series: latency("p95_ms"), format: millis }),
+    bars({ title: "Errors by type",
+      items: kinds.map(([name, value]) => ({ name, value, tone: "bad" })) }),
+    bars({ title: "Calls per tool", format: count,
+      items: tools.slice(0, 12).map((one) => ({ name: one.tool, value: one.calls })) }),
+    linePlot({ title: "Cost", series: [{ name: "cost", points: over("cost") }], format: money }),
+    linePlot({ title: "Loop iterations per request",
+      series: [{ name: "iterations", points: over("iterations") }], format: count }),
+    linePlot({ title: "Requests and calls", format: count, series: [
+      { name: "requests", points: over("runs") }, { name: "calls", points: over("calls") },
+      { name: "failed calls", points: over("errors") }] }),
+    linePlot({ title: "Wall time saved", series: [{ name: "saved", points: over("saved_seconds") }],
+      format: duration }),
+  ];
+  return h("div", { class: "plots" }, drawn.map((one) => h("div", { class: "card" }, one)));
+}
+
+function toolTable(tools) {
+  const errors = (one) => Object.entries(one.errors).map(([kind, n]) => `${kind} ${n}`).join(", ");
+  return h("section", { class: "card", "aria-label": "Per tool" }, h("h2", null, "Per tool"),
+    table("figures per tool", [
+      { title: "tool", cell: (one) =>
+        h("a", { href: `#/tools/${encodeURIComponent(one.tool)}`, class: "mono" }, one.tool) },
+      { title: "calls", number: true, cell: (one) => count(one.calls) },
+      { title: "success", number: true, cell: (one) => percent(one.success_rate) },
+      { title: "denied", number: true, cell: (one) => count(one.denied) },
+      { title: "average", number: true, cell: (one) => millis(one.avg_ms) },
+      { title: "p50", number: true, cell: (one) => millis(one.p50_ms) },
+      { title: "p95", number: true, cell: (one) => millis(one.p95_ms) },
+      { title: "errors", cell: (one) => errors(one) || "none" },
+    ], tools));
+}

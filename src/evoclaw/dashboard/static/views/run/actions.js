@@ -1,0 +1,108 @@
+// What a person can do with a run: stop it, fork it, check its replay, keep it, compare it.
+
+import { get, post, postEmpty, text } from "../../api.js";
+import { h, oneLine } from "../../dom.js";
+import { moment } from "../../format.js";
+import { may } from "../../live.js";
+import { badge, busy, button, dialog, failed, field, select, toast } from "../../parts.js";
+
+const path = (id, more = "") => `/v1/runs/${encodeURIComponent(id)}${more}`;
+
+/** The buttons of a run; `page` gives the view, the recording and the signal. */
+export function actions(page) {
+  const { view, signal } = page;
+  const stop = button("■ Stop", async () => {
+    const { cancelled } = await postEmpty(path(view.run_id, "/cancel"), { signal });
+    toast(cancelled ? "the run is being stopped" : "the run had ended already");
+  }, { tone: "danger" });
+  page.stop = stop;
+  const write = may("runs:write");
+  stop.hidden = true;
+  return [write && stop,
+    write && button("Fork…", () => page.fork()),
+    button("Check replay", () => checkReplay(view.run_id, signal)),
+    button("Compare…", () => chooseOther(view, signal)),
+    button("Download", () => download(view.run_id, signal))];
+}
+
+/** Play a run again from its records, and say whether it came out the same. */
+async function checkReplay(id, signal) {
+  const said = await postEmpty(path(id, "/replay"), { signal });
+  dialog("Replay", said.same
+    ? [h("p", null, badge("good", "the same")),
+      h("p", null, `Replayed ${said.records} records, byte for byte the same.`)]
+    : [h("p", null, badge("bad", "not the same")),
+      h("p", null, `It differs at record ${said.differs_at}: ${said.reason || "no reason given"}.`),
+      h("p", { class: "soft" }, `${said.records} records before it came out as they are.`)]);
+}
+
+/** Ask how to go another way from a turn, then go to the run that does. */
+export function forkDialog(page, turn) {
+  const turns = page.recording.model.turns.map((one) => String(one.number));
+  if (!turns.length) return toast("the run has no turn yet");
+  const where = select([...new Set(turns)], String(turn || turns.at(-1)));
+  const said = h("textarea", { rows: "4", maxlength: "100000" });
+  const model = h("input", { type: "text", maxlength: "200", autocomplete: "off",
+    placeholder: page.recording.model.model });
+  const problem = h("div", { role: "alert" });
+  const go = h("button", { class: "primary" }, "Fork");
+  const form = h("form", { class: "dialog-form", on: { submit: (event) => {
+    event.preventDefault();
+    busy(go, () => fork(page, made, problem,
+      { turn: Number(where.value), message: said.value, model: model.value.trim() }));
+  } } },
+  field("Turn to have anew", where, "What was before it is kept."),
+  field("Say there", said, "At turn 1 it is said instead of the task; may be empty."),
+  field("Model", model, "Empty: the agent's own."),
+  problem, h("div", { class: "row end" }, go));
+  const made = dialog("Fork this run", form);
+  page.signal.addEventListener("abort", () => made.close(), { once: true });
+}
+
+async function fork(page, made, problem, wish) {
+  try {
+    const run = await post(path(page.view.run_id, "/fork"), wish, { signal: page.signal });
+    made.close();
+    location.hash = `#/runs/${encodeURIComponent(run.run_id)}`;
+  } catch (cause) {
+    if (cause.name !== "AbortError") problem.replaceChildren(failed(cause));
+  }
+}
+
+/** Ask which run to compare with. */
+async function chooseOther(view, signal) {
+  const { items } = await get("/v1/runs", { limit: 100 }, { signal });
+  const others = items.filter((one) => one.run_id !== view.run_id)
+    .map((one) => [one.run_id, `${moment(one.began_at)} · ${one.agent} · ${
+      oneLine(one.asked || "(nothing)", 50)}`]);
+  const list = select([["", "choose a run"], ...others], "");
+  const typed = h("input", { type: "text", autocomplete: "off", class: "mono" });
+  const go = (event) => {
+    event.preventDefault();
+    const other = typed.value.trim() || list.value;
+    if (!other) return toast("choose a run first");
+    made.close();
+    const ids = [view.run_id, other].map(encodeURIComponent);
+    location.hash = `#/runs/${ids[0]}/compare/${ids[1]}`;
+  };
+  const made = dialog("Compare with another run",
+    h("form", { class: "dialog-form", on: { submit: go } },
+      field("One of the newest", list), field("Or its id", typed),
+      h("div", { class: "row end" }, h("button", { class: "primary" }, "Compare"))));
+}
+
+/** Give a text to the person as a file. */
+export function saveText(name, content, kind) {
+  const address = URL.createObjectURL(new Blob([content], { type: kind }));
+  if (!address.startsWith("blob:")) throw new Error("only a text made here can be saved");
+  const link = h("a", { download: name });
+  link.setAttribute("href", address);
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
+async function download(id, signal) {
+  const lines = await text(path(id, "/records"), { signal });
+  saveText(`run-${id.replace(/[^\w.-]/g, "_")}.jsonl`, lines, "application/x-ndjson");
+  toast("saved: `evoclaw replay` takes it");
+}

@@ -1,0 +1,99 @@
+// What stands in a timeline: a box for each turn and call, its words, and what is beside it.
+
+import { duration, some } from "../../format.js";
+import { outcome, until } from "./model.js";
+import { callLabel, OUTCOMES, turnLabel } from "./words.js";
+
+/** A turn or a call from one second to another, at so many pixels a second. */
+export function boxOf(kind, thing, row, from, to, scale) {
+  const what = { kind, place: thing.place };
+  const order = kind === "turn" ? thing.first * 2 : thing.first * 2 + 1 + thing.place * 1e-6;
+  return { key: `${kind}${thing.place}`, what, row, from, to, left: from * scale,
+    right: to * scale, order };
+}
+
+/** A box's classes, its label for whoever does not see it, and the text in it. */
+export function boxWords(run, box) {
+  if (box.many.length > 1) return gatheredWords(box, run);
+  const { kind, place } = box.what;
+  if (kind === "turn") {
+    const turn = run.turns[place], open = turn.repliedAt === null && !run.finished;
+    const state = turn.failed ? "failed" : open ? "live" : "";
+    return [`tl-band ${state}`, turnLabel(turn, run), `turn ${turn.number}`];
+  }
+  const call = run.calls[place], how = outcome(call, run);
+  const took = call.endedAt !== null && call.startedAt !== null
+    ? ` ${duration(call.endedAt - call.startedAt)}` : "";
+  const asked = call.verdict === "ask" && call.startedAt !== null ? " asked" : "";
+  return [`tl-bar ${how}${box.small ? " small" : ""}${asked}`, callLabel(call, run),
+    `${OUTCOMES[how][1]} ${call.name}${took}`];
+}
+
+function gatheredWords(box, run) {
+  if (box.row === "band") {
+    const [a, b] = [box.many[0], box.many.at(-1)].map((one) => run.turns[one.what.place].number);
+    return ["tl-band many", `turns ${a} to ${b}, too short to be seen alone: zoom in`, ""];
+  }
+  const label = `${some(box.many.length, "call")}, ${failures(run, box)} of them failed or denied`;
+  return ["tl-bar many", `${label}: zoom in`, ""];
+}
+
+const failures = (run, { many }) =>
+  many.filter((one) => run.calls[one.what.place].result?.error).length;
+
+/**
+ * Which part of a box is drawn otherwise: of a turn what was thought before the first word, of a
+ * call what was waited for a person, of many calls how many failed.
+ */
+export function boxShare(run, box, scale) {
+  if (box.row === "band") return part(thought(run, box, scale), box);
+  if (box.many.length > 1) {
+    return `${((100 * failures(run, box)) / box.many.length).toFixed(0)}%`;
+  }
+  const call = run.calls[box.what.place];
+  if (call.verdict !== "ask" || call.startedAt === null) return "";
+  return part((call.startedAt - run.began) * scale, box);
+}
+
+function thought(run, { what, right }, scale) {
+  const { firstAt, repliedAt, endedAt } = run.turns[what.place];
+  const first = firstAt ?? repliedAt ?? endedAt;
+  return first === null ? right : (first - run.began) * scale;
+}
+
+const part = (at, { left, right }) =>
+  `${(100 * Math.min(1, Math.max(0, (at - left) / (right - left)))).toFixed(1)}%`;
+
+/** The first turn that is not over before a moment (seconds from the beginning). */
+export function firstInSight(run, from, now) {
+  let low = 0, high = run.turns.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (until(run.turns[middle], now) - run.began < from) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+/** Whether two choices are of the same thing. */
+export const same = (a, b) => Boolean(a && b && a.kind === b.kind && a.place === b.place);
+
+/** What comes `by` steps after something, in the order of turns and their calls. */
+export function neighbour(run, selected, by) {
+  if (!run || !run.turns.length) return null;
+  const last = run.turns.at(-1);
+  if (by === -Infinity || !selected) return { kind: "turn", place: 0 };
+  if (by === Infinity) {
+    return last.calls.length ? { kind: "call", place: last.calls.at(-1) }
+      : { kind: "turn", place: last.place };
+  }
+  const turnPlace = selected.kind === "turn" ? selected.place : run.calls[selected.place]?.turn;
+  const turn = run.turns[turnPlace];
+  if (!turn) return { kind: "turn", place: 0 };
+  const at = (selected.kind === "turn" ? -1 : turn.calls.indexOf(selected.place)) + by;
+  if (at === -1) return { kind: "turn", place: turn.place };
+  if (at >= 0 && at < turn.calls.length) return { kind: "call", place: turn.calls[at] };
+  const other = run.turns[turn.place + (at < 0 ? -1 : 1)];
+  if (!other) return null;
+  return at < 0 && other.calls.length ? { kind: "call", place: other.calls.at(-1) }
+    : { kind: "turn", place: other.place };
+}

@@ -1,0 +1,99 @@
+// Two runs on one scale of time, and what is not the same in both.
+
+import { get, text } from "../../api.js";
+import { h, oneLine, replace } from "../../dom.js";
+import { count, duration, money } from "../../format.js";
+import { badge, button, empty, load, runBadge, when } from "../../parts.js";
+import { changed } from "./changes.js";
+import { Recording } from "./model.js";
+import { Timeline } from "./timeline.js";
+
+/** Show two runs beside each other. */
+export async function mountCompare(root, a, b, signal) {
+  const ids = [a, b].map(encodeURIComponent);
+  const above = h("div", { class: "compare" }), below = h("section", { class: "card" });
+  replace(root, above, below);
+  const both = load(above, () => Promise.all([a, b].map((id) => fetched(id, signal))),
+    (found) => timelines(found, signal), signal);
+  await Promise.all([both, load(below,
+    () => get(`/v1/runs/${ids[0]}/compare/${ids[1]}`, null, { signal }), differences, signal)]);
+}
+
+async function fetched(id, signal) {
+  const path = `/v1/runs/${encodeURIComponent(id)}`;
+  const [view, lines] = await Promise.all([get(path, null, { signal }),
+    text(`${path}/records`, { signal })]);
+  const recording = new Recording();
+  for (const line of lines.split("\n")) if (line) recording.add(JSON.parse(line));
+  return { view, run: recording.model };
+}
+
+function timelines(found, signal) {
+  const total = Math.max(...found.map(({ run }) => (run.last ?? 0) - (run.began ?? 0)));
+  const rows = found.map(({ view, run }, place) => {
+    const timeline = new Timeline({ label: `Timeline of ${"AB"[place]}`,
+      onSelect: (one) => timeline.select(one), onLook: () => alike(timeline, rows) });
+    timeline.element.addEventListener("scroll", () => alike(timeline, rows), { passive: true });
+    timeline.set(run, { now: run.last ?? 0, total });
+    signal.addEventListener("abort", () => timeline.close(), { once: true });
+    return { view, run, timeline };
+  });
+  const first = rows[0].timeline;
+  return [h("div", { class: "row between" }, h("p", { class: "soft" }, "One scale for both."),
+    h("div", { class: "row" },
+      button("−", () => first.zoom(1 / 1.6), { label: "Zoom out" }),
+      button("+", () => first.zoom(1.6), { label: "Zoom in" }),
+      button("Fit", () => first.fit()))), rows.map(part)];
+}
+
+/** Give the others the same scale and place. */
+function alike(moved, rows) {
+  for (const { timeline } of rows) {
+    if (timeline === moved) continue;
+    timeline.scale = moved.scale;
+    timeline.following = moved.following;
+    timeline.resize();
+    if (timeline.element.scrollLeft !== moved.element.scrollLeft) {
+      timeline.moveTo(moved.element.scrollLeft);
+    } else timeline.redraw();
+  }
+}
+
+function part({ view, run, timeline }, place) {
+  const name = "AB"[place];
+  const figures = [`${run.turns.length} turns`, `${run.ran} calls`,
+    `${count(run.tokensIn)} / ${count(run.tokensOut)} tokens`, money(run.price),
+    duration((run.last ?? 0) - (run.began ?? 0))].join(" · ");
+  return h("section", { class: "card tl-card", "aria-label": `Run ${name}` },
+    h("div", { class: "row" }, h("strong", { class: "compare-name" }, name), runBadge(view),
+      h("a", { href: `#/runs/${encodeURIComponent(view.run_id)}` },
+        oneLine(view.asked || view.run_id, 100)), h("span", { class: "soft small" }, view.agent,
+        " · ", when(view.began_at))),
+    h("p", { class: "small" }, figures), timeline.element);
+}
+
+function differences({ same, differences: found }) {
+  if (same) {
+    return [h("h2", null, "Differences"), empty("The two are the same: turns, calls, results, "
+      + "tokens. Ids and times never count.")];
+  }
+  const turns = new Map();
+  for (const one of found) turns.set(one.turn, [...(turns.get(one.turn) || []), one]);
+  return [h("div", { class: "row" }, h("h2", null, "Differences"),
+    badge("warn", String(found.length))),
+  [...turns].map(([turn, all]) => h("section", { class: "compare-turn" },
+    h("h3", null, turn ? `Turn ${turn}` : "The run as a whole"), all.map(difference)))];
+}
+
+function difference({ what, a, b }) {
+  const [left, right] = changed(a, b);
+  return h("div", { class: "difference" }, h("h4", null, what),
+    h("div", { class: "sides" }, side("A", left), side("B", right)));
+}
+
+function side(name, pieces) {
+  return h("div", { class: "side" }, h("span", { class: "compare-name" }, name),
+    h("pre", { class: "text", tabindex: "0", role: "region", "aria-label": `in ${name}` },
+      pieces.map(([kind, value]) => (kind === "changed"
+        ? h("mark", null, value) : h("span", { class: "soft" }, value)))));
+}

@@ -1,0 +1,207 @@
+// The panel beside the timeline: all that is known of the chosen turn, call or record.
+
+import { h, replace, setText } from "../../dom.js";
+import { count, duration, money, some } from "../../format.js";
+import { badge, button, copyButton, empty, facts, fold, jsonBlock, textBlock, verdictBadge, when,
+} from "../../parts.js";
+import { outcome } from "./model.js";
+import { receiptPart } from "./receipts.js";
+import { gist, OUTCOMES, parsed, turnState } from "./words.js";
+
+const TAIL = 20_000; // characters of a running call's output that are shown
+
+/** The panel. `page` gives `select`, `fork`, `receipts`. */
+export class Detail {
+  constructor(page) {
+    this.page = page;
+    this.body = h("div", { class: "detail-body" });
+    this.element = h("section", { class: "detail card", "aria-labelledby": "detail-title",
+      id: "detail", tabindex: "-1" }, h("h2", { id: "detail-title" }, "Detail"), this.body);
+    this.shown = null;
+  }
+
+  /** What is shown while nothing is chosen: the answer, once there is one. */
+  overview(run) {
+    const key = `run ${run.finished ? run.finished.at : ""}`;
+    if (key === this.shown) return;
+    this.shown = key;
+    const { text, stop } = run.finished || {};
+    this.title(text ? "Answer" : "Detail");
+    replace(this.body, text && stop !== "waiting" && textBlock(text, "answer"),
+      empty("Choose a turn, a call or a record."));
+  }
+
+  /** Show what is chosen as it is in this run; it is made anew only where it changed. */
+  update(run, selected, record) {
+    if (!selected && !record) return this.overview(run);
+    const thing = selected && run[selected.kind === "turn" ? "turns" : "calls"][selected.place];
+    const kind = thing ? selected.kind : "record";
+    const state = thing ? stateOf(kind, thing, run) : "";
+    const key = `${kind} ${thing ? selected.place : ""} ${record ? record.seq : ""} ${state}`;
+    if (key === this.shown) return this.grow(kind, thing);
+    this.shown = key;
+    const open = new Set([...this.body.querySelectorAll("details[open] > summary")]
+      .map((one) => one.textContent));
+    this.growing = null;
+    const parts = { turn: turnPart, call: callPart, record: notYet }[kind](this, thing, run);
+    replace(this.body, parts, record && fold("The record, as JSON", () => jsonBlock(record)));
+    for (const one of this.body.querySelectorAll("details")) {
+      if (open.has(one.firstChild.textContent)) one.open = true;
+    }
+  }
+
+  grow(kind, thing) {
+    if (!this.growing || !thing) return;
+    const text = kind === "call" ? thing.output : thing.text;
+    if (text.length === this.grown) return;
+    this.grown = text.length;
+    const atEnd = this.growing.scrollTop + this.growing.clientHeight
+      >= this.growing.scrollHeight - 8;
+    setText(this.growing, text.length > TAIL ? `…${text.slice(-TAIL)}` : text);
+    if (atEnd) this.growing.scrollTop = this.growing.scrollHeight;
+  }
+
+  title(text) {
+    setText(this.element.firstChild, text);
+  }
+
+  /** A text that is still coming in. */
+  growingText(label) {
+    this.grown = -1;
+    this.growing = h("pre", { class: "text", tabindex: "0", role: "region", "aria-label": label });
+    return this.growing;
+  }
+}
+
+function stateOf(kind, thing, run) {
+  if (kind === "turn") {
+    const calls = thing.calls.map((one) => outcome(run.calls[one], run)).join();
+    return `${turnState(thing, run)} ${thing.retries.length} ${calls}`;
+  }
+  return `${outcome(thing, run)} ${thing.verdict} ${thing.answers.length}`;
+}
+
+function notYet(detail) {
+  detail.title("Record");
+  return null;
+}
+
+const part = (title, ...content) => h("div", { class: "detail-part" }, h("h3", null, title),
+  content);
+
+function turnPart(detail, turn, run) {
+  detail.title(`Turn ${turn.number}`);
+  const { reply } = turn, usage = reply?.usage || {};
+  const writes = turn.repliedAt === null && !run.finished;
+  const took = turn.repliedAt === null ? null : duration(turn.repliedAt - turn.startedAt);
+  return [
+    facts([["state", turnState(turn, run)], ["began", when(turn.startedAt)],
+      ["first word after", turn.firstAt && duration(turn.firstAt - turn.startedAt)],
+      ["reply after", took], ["model", reply?.model || run.model], ["finish", reply?.finish],
+      ["tokens", reply && `${count(usage.input || 0)} in, ${count(usage.output || 0)} out`],
+      ["cost", reply && money(reply.cost ?? null)],
+      ["sent", turn.chars ? some(turn.chars, "character") : null]]),
+    turn.failed && part("No reply", h("p", { class: "bad-text" },
+      `${turn.failed.kind}: ${turn.failed.reason}`)),
+    turn.said.map((one) => part(`Said before it${one.why ? ` (${one.why})` : ""}`,
+      textBlock((one.message.blocks || []).map((block) => block.text || "").join("\n"), "said"))),
+    turn.retries.map((one) => part(`Asked again (${one.attempt})`,
+      h("p", null, `${one.kind}: ${one.reason}`))),
+    turn.reasoning && fold("What it thought aloud", () => textBlock(turn.reasoning, "thoughts")),
+    (turn.text || writes) && part("Text",
+      writes ? detail.growingText("text so far") : textBlock(turn.text, "text")),
+    turn.calls.length > 0 && part(some(turn.calls.length, "call"), callList(detail, turn, run)),
+    h("div", { class: "row" },
+      button("Fork from this turn…", () => detail.page.fork(turn.number))),
+  ];
+}
+
+function callList(detail, turn, run) {
+  return h("ul", { class: "call-list" }, turn.calls.map((place) => {
+    const call = run.calls[place], [tone, , words] = OUTCOMES[outcome(call, run)];
+    return h("li", null, button([h("strong", null, call.name), " ", gist(call, 48)],
+      () => detail.page.select({ kind: "call", place }), { tone: "plain" }), badge(tone, words));
+  }));
+}
+
+function callPart(detail, call, run) {
+  const how = outcome(call, run), [tone, , words] = OUTCOMES[how];
+  detail.title(`Call ${call.name}`);
+  const given = call.arguments || parsed(call.written);
+  return [
+    h("div", { class: "row" }, badge(tone, words),
+      call.result?.error && badge("bad", call.result.error),
+      button(`turn ${run.turns[call.turn]?.number ?? "–"}`,
+        () => detail.page.select({ kind: "turn", place: call.turn }), { tone: "plain" })),
+    facts(callFacts(call)),
+    part("Arguments", typeof given === "string" ? textBlock(given, "arguments, not JSON")
+      : jsonBlock(given, "arguments")),
+    verdictPart(call),
+    outputPart(detail, call, how),
+    call.result && part("Result", resultBlocks(call.result)),
+    call.result && receiptPart(call, detail.page),
+    call.result?.details && Object.keys(call.result.details).length > 0
+      && fold("All details of the result", () => jsonBlock(call.result.details, "details")),
+  ];
+}
+
+function callFacts(call) {
+  const told = call.result?.details || {};
+  const ran = call.startedAt !== null && call.endedAt !== null;
+  const asked = call.verdict === "ask" ? call.from : call.judgedAt ?? call.askedAt;
+  const held = call.startedAt !== null ? call.startedAt - asked : 0;
+  return [
+    ["began", call.startedAt === null ? "never ran" : when(call.startedAt)],
+    ["took", ran ? duration(call.endedAt - call.startedAt) : null],
+    ["of it on the device", told.elapsed_ms ? duration(told.elapsed_ms / 1000) : null],
+    ["waited before", held > 0.05 ? duration(held) : null],
+    ["ran on", told.agent], ["isolation", told.isolation],
+    ["exit code", told.exit_code],
+    ["request", call.requestId && h("span", { class: "row" },
+      h("code", null, call.requestId), copyButton(call.requestId))],
+  ];
+}
+
+function verdictPart(call) {
+  if (!call.verdict) return null;
+  return part("Verdict",
+    h("p", { class: "row" }, verdictBadge(call.verdict), call.code && h("code", null, call.code)),
+    call.reason && h("p", null, call.reason),
+    call.answers.map((one) => h("p", { class: "small" }, when(one.at), " ",
+      ANSWERS[one.decision] || `Answered ${one.decision}`, one.reason && `: ${one.reason}`)));
+}
+
+const ANSWERS = {
+  pending: "Nobody had answered yet", once: "Allowed this once",
+  session: "Allowed for the whole conversation", deny: "Denied",
+};
+
+function outputPart(detail, call, how) {
+  if (how === "running") return part("Output", detail.growingText("output so far"));
+  if (!call.output) return null;
+  return fold(`Output as it came, ${some(call.output.length, "character")}`,
+    () => textBlock(call.output, "output"));
+}
+
+const PICTURES = /^image\/(png|jpeg|gif|webp)$/;
+
+function resultBlocks(result) {
+  return (result.blocks || []).map((block) => {
+    if (block.type === "image") {
+      if (!PICTURES.test(block.media_type)) return h("p", null, `a picture (${block.media_type})`);
+      return h("img", { class: "result-image", alt: "a picture from the tool",
+        src: `data:${block.media_type};base64,${block.data}` });
+    }
+    return h("div", { class: block.type === "error" ? "error-block" : "" },
+      block.type === "error" && h("p", null, badge("bad", block.kind)),
+      textBlock(block.text, block.type === "error" ? "error" : "result"), labelOf(block));
+  });
+}
+
+function labelOf({ label }) {
+  if (!label) return null;
+  const words = [label.untrusted && "untrusted", label.private && "private"].filter(Boolean);
+  const from = (label.sources || []).join(", ");
+  return words.length > 0 && h("p", { class: "small soft" },
+    `${words.join(", ")}${from ? `, from ${from}` : ""}`);
+}

@@ -1,0 +1,129 @@
+// The records of a run as a list: ten thousand of them cost a screenful.
+
+import { h } from "../../dom.js";
+import { VirtualList } from "../../list.js";
+import { field, select } from "../../parts.js";
+import { clock } from "./scale.js";
+import { isTrouble, says } from "./words.js";
+
+const HEIGHT = 30;
+const PIECES = new Set(["text_delta", "reasoning_delta", "call_output"]);
+const KINDS = {
+  facts: ["without pieces of text", (record) => !PIECES.has(record.event.type)],
+  all: ["every record", () => true],
+  calls: ["calls", (record) => /^call_|^approval/.test(record.event.type)],
+  trouble: ["trouble", isTrouble],
+};
+
+/**
+ * The list. `onSelect(record, number)` is told what was chosen; the number counts from 1.
+ * `following`: the end is kept in sight as it grows, until somebody scrolls away.
+ */
+export class Events {
+  constructor(recording, onSelect, following) {
+    Object.assign(this, { recording, onSelect, position: null, seen: 0, following });
+    this.chosen = null;
+    this.numbers = new WeakMap();
+    this.use("facts", false);
+    this.list = new VirtualList({ label: "records of the run", height: HEIGHT,
+      render: (record) => this.row(record), key: (record) => record.seq });
+    const { element } = this.list;
+    element.addEventListener("keydown", (event) => this.pressed(event));
+    element.addEventListener("scroll", () => { this.following = this.list.atEnd; },
+      { passive: true });
+    const choice = select(Object.entries(KINDS).map(([key, [text]]) => [key, text]), "facts",
+      (kind) => this.use(kind));
+    this.element = h("section", { class: "events", "aria-labelledby": "events-title" },
+      h("div", { class: "row between" }, h("h2", { id: "events-title" }, "Records"),
+        h("div", { class: "events-filter" }, field("Show", choice))), element);
+  }
+
+  /** Stop watching sizes. */
+  close() {
+    this.list.close();
+  }
+
+  use(kind, redraw = true) {
+    this.fits = KINDS[kind][1];
+    this.items = [];
+    this.seen = 0;
+    if (redraw) this.update(this.position);
+  }
+
+  /** Take in what is new, and mark where the replay stands; null is the end. */
+  update(position) {
+    const { records } = this.recording;
+    const grew = records.length > this.seen;
+    for (; this.seen < records.length; this.seen += 1) {
+      const record = records[this.seen];
+      this.numbers.set(record, this.seen + 1);
+      if (this.fits(record)) this.items.push(record);
+    }
+    const moved = position !== this.position;
+    this.position = position;
+    const follow = this.following && position === null;
+    if (grew || moved) this.list.set(this.items);
+    if (grew && follow) this.toEnd();
+    if (moved) this.mark();
+    if (moved && position !== null) this.list.scrollTo(this.before(position));
+  }
+
+  toEnd() {
+    this.list.draw();
+    this.list.element.scrollTop = this.list.element.scrollHeight;
+  }
+
+  /** The place of the last listed record among the first so many. */
+  before(position) {
+    let low = 0, high = this.items.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.numbers.get(this.items[middle]) <= position) low = middle + 1; else high = middle;
+    }
+    return Math.max(0, low - 1);
+  }
+
+  /** Mark a record as the chosen one. */
+  select(record) {
+    this.chosen = record;
+    this.mark();
+  }
+
+  mark() {
+    for (const { item, element } of this.list.drawn.values()) this.dress(element, item);
+  }
+
+  dress(element, record) {
+    const number = this.numbers.get(record);
+    element.classList.toggle("later", this.position !== null && number > this.position);
+    element.classList.toggle("here", this.position !== null && number === this.position);
+    element.firstChild.ariaPressed = String(record === this.chosen);
+  }
+
+  row(record) {
+    const [name, text] = says(record), number = this.numbers.get(record);
+    const gone = `+${clock(record.at - this.recording.records[0].at)}`;
+    const trouble = isTrouble(record);
+    const element = h("div", { class: `event ${trouble ? "trouble" : ""}` },
+      h("button", { type: "button", tabindex: "-1", class: "plain",
+        on: { click: () => this.onSelect(record, number) } },
+      h("span", { class: "event-number" }, number), h("span", { class: "event-at" }, gone),
+      h("span", { class: "event-name" }, trouble && h("span", { "aria-hidden": "true" }, "▲ "),
+        name), h("span", { class: "event-text" }, text)));
+    this.dress(element, record);
+    return element;
+  }
+
+  pressed(event) {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!by || !this.items.length) return;
+    event.preventDefault();
+    const at = this.items.indexOf(this.chosen);
+    const next = Math.min(this.items.length - 1, Math.max(0, at < 0 ? 0 : at + by));
+    const record = this.items[next];
+    this.list.scrollTo(next);
+    this.list.draw();
+    this.onSelect(record, this.numbers.get(record));
+    this.list.drawn.get(record.seq)?.element.firstChild.focus({ preventScroll: true });
+  }
+}

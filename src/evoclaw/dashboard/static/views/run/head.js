@@ -1,0 +1,129 @@
+// The head of a run: what was asked, how it stands, its figures, its budget, its relatives.
+
+import { get } from "../../api.js";
+import { h, oneLine, replace, setText } from "../../dom.js";
+import { count, duration, money } from "../../format.js";
+import { runs } from "../../live.js";
+import { badge, figure, fold, load, runBadge, textBlock, when } from "../../parts.js";
+
+const FIGURES = {
+  turns: ["turns", "Replies of the model"],
+  calls: ["calls", "Calls that ran"],
+  tokens: ["tokens in / out", "As the model's server counts them"],
+  cost: ["cost", "No price: the model's price is not known"],
+  wall: ["wall time", "From its first record to its last"],
+  saved: ["saved by overlap", "What its calls took one by one, less what they took side by side"],
+};
+
+/** The head. */
+export class Head {
+  constructor(view, signal) {
+    Object.assign(this, { view, signal });
+    this.state = h("span", { class: "run-state", role: "status" });
+    this.actions = h("div", { class: "row run-actions" });
+    this.reason = h("p", { class: "run-reason" });
+    this.model = h("span");
+    this.relatives = h("div", { class: "row small run-relatives" });
+    this.figures = Object.fromEntries(Object.entries(FIGURES)
+      .map(([name, [text, title]]) => [name, figure(text, "–", title)]));
+    this.budget = h("div", { class: "budget" });
+    const open = fold("Budget", () => { this.loadBudget(); return this.budget; });
+    this.element = h("header", { class: "run-head" },
+      h("div", { class: "row between run-top" },
+        h("div", { class: "row" }, this.state, this.where()), this.actions),
+      this.asked(), this.reason, this.relatives,
+      h("div", { class: "run-figures" }, Object.values(this.figures), open));
+    this.drawRelatives([]);
+    this.findChildren();
+  }
+
+  where() {
+    const { view } = this;
+    return h("span", { class: "soft small" }, view.agent, " · ", this.model, " · ",
+      when(view.began_at), " · ", h("a", { href: `#/chat/${encodeURIComponent(view.session_id)}` },
+        "its conversation"));
+  }
+
+  asked() {
+    const text = this.view.asked || "(nothing was said)";
+    const line = h("p", { class: "run-asked" }, oneLine(text, 220));
+    if (oneLine(text, 220) === text.trim()) return line;
+    return h("details", { class: "run-asked" }, h("summary", null, oneLine(text, 160)),
+      textBlock(text, "what was asked"));
+  }
+
+  /** Show the figures of a run as it is, or was: `past` when it is not its end. */
+  update(run, now, past) {
+    const { stop, reason } = run.finished || {};
+    const state = run.finished ? (stop === "waiting" ? "waiting" : "ended") : "running";
+    const queued = run.count === 0 && this.view.state === "queued";
+    const key = `${queued} ${state} ${stop} ${past}`;
+    if (key !== this.shown) {
+      this.shown = key;
+      replace(this.state, runBadge({ state: queued ? "queued" : state, stop }),
+        past && badge("busy", "as it was"));
+    }
+    this.drawReason(reason || "", !past && stop === "waiting");
+    setText(this.model, run.model || "…");
+    const values = {
+      turns: String(run.turns.length), calls: String(run.ran),
+      tokens: `${count(run.tokensIn)} / ${count(run.tokensOut)}`, cost: money(run.price),
+      wall: run.began === null ? "–" : duration(now - run.began),
+      saved: run.saved(now) < 0.0005 ? "0 s" : duration(run.saved(now)),
+    };
+    for (const [name, value] of Object.entries(values)) {
+      setText(this.figures[name].firstChild, value);
+    }
+  }
+
+  drawReason(reason, waits) {
+    const key = `${reason} ${waits}`;
+    if (key === this.reasonShown) return;
+    this.reasonShown = key;
+    this.reason.hidden = !reason && !waits;
+    replace(this.reason, reason, waits && [" ", h("a", { href: "#/approvals" }, "Answer it")]);
+  }
+
+  loadBudget() {
+    const path = `/v1/budgets/runs/${encodeURIComponent(this.view.run_id)}`;
+    load(this.budget, () => get(path, null, { signal: this.signal }), budgetTable, this.signal);
+  }
+
+  async findChildren() {
+    const known = [...runs.values()];
+    try {
+      known.push(...(await get("/v1/runs", { limit: 100 }, { signal: this.signal })).items);
+    } catch (cause) {
+      if (cause.name === "AbortError") return; // what is known by the stream is shown anyway
+    }
+    const found = new Map(known.filter((one) => one.parent_run === this.view.run_id)
+      .map((one) => [one.run_id, one]));
+    if (!this.signal.aborted) this.drawRelatives([...found.values()]);
+  }
+
+  drawRelatives(children) {
+    const { parent_run: parent } = this.view;
+    this.relatives.hidden = !parent && !children.length;
+    replace(this.relatives,
+      parent && h("span", null, "begun by ", link(parent, `run ${parent.slice(0, 8)}`)),
+      children.length > 0 && h("span", null, "began "),
+      children.map((one) => h("span", { class: "row" },
+        link(one.run_id, `${one.agent}: ${oneLine(one.asked || one.run_id, 50)}`),
+        runBadge(one))));
+  }
+}
+
+const link = (id, text) => h("a", { href: `#/runs/${encodeURIComponent(id)}` }, text);
+
+function budgetTable({ kinds, closed }) {
+  const rows = Object.entries(kinds || {});
+  if (!rows.length) return h("p", { class: "soft" }, "Nothing is counted for it.");
+  return [h("ul", { class: "bars" }, rows.map(([kind, one]) => {
+    const share = one.limit ? Math.min(1, (one.spent + one.reserved) / one.limit) : 0;
+    const limit = one.limit === null ? "no limit" : `of ${count(one.limit)}`;
+    return h("li", null, h("span", null, kind),
+      h("span", { class: "bar-track", "aria-hidden": "true" }, h("span", {
+        class: `bar ${share > 0.9 ? "bad" : ""}`, style: { width: `${share * 100}%` } })),
+      h("span", { class: "bar-value" }, `${count(one.spent)} ${limit}`));
+  })), closed && h("p", { class: "small soft" }, "The account is closed: the run has ended.")];
+}

@@ -1,0 +1,118 @@
+// Playing a run again: a play button, speeds, and a scrubber over its records.
+
+import { h, setText } from "../../dom.js";
+import { duration } from "../../format.js";
+import { button, select } from "../../parts.js";
+import { says } from "./words.js";
+
+const SPEEDS = [["1", "1×"], ["4", "4×"], ["16", "16×"], ["max", "max"]];
+const LONGEST = 3; // seconds that a pause between two records is played, at most
+const FRAMES = 240; // how many frames `max` takes for a whole run
+
+/** The controls. `onMove(position)` is told where it stands; null is the end, as it goes on. */
+export class Player {
+  constructor(recording, onMove, signal) {
+    Object.assign(this, { recording, onMove, position: null, playing: false, speed: "4" });
+    this.play = button("▶ Play", () => this.toggle(), { label: "Play the run again" });
+    this.range = h("input", { type: "range", min: "0", max: "0", step: "1",
+      "aria-label": "Record", on: { input: () => this.go(Number(this.range.value)) } });
+    this.where = h("span", { class: "small soft mono player-where" });
+    this.back = button("To the end", () => this.go(null), { tone: "plain" });
+    this.element = h("div", { class: "player", role: "group", "aria-label": "Replay" },
+      this.play,
+      h("label", { class: "player-speed" }, h("span", { class: "unseen" }, "Speed"),
+        select(SPEEDS, this.speed, (value) => { this.speed = value; })),
+      this.range, this.where, this.back);
+    this.element.addEventListener("keydown", (event) => this.pressed(event));
+    signal.addEventListener("abort", () => { this.playing = false; }, { once: true });
+  }
+
+  /** Seconds of the run that were played since the record where it stands. */
+  get beyond() {
+    return this.playing && this.position ? this.waited : 0;
+  }
+
+  get total() {
+    return this.recording.records.length;
+  }
+
+  /** Go to where so many records are told; null or the last one is the end. */
+  go(position) {
+    this.position = position === null || position >= this.total ? null : Math.max(0, position);
+    this.waited = 0;
+    if (this.position === null) this.playing = false;
+    this.show();
+    this.onMove(this.position);
+  }
+
+  toggle() {
+    this.playing = !this.playing;
+    if (!this.playing) return this.show();
+    if (this.position === null) this.go(0);
+    this.playing = true;
+    this.waited = 0;
+    this.show();
+    this.before = performance.now();
+    requestAnimationFrame((time) => this.frame(time));
+  }
+
+  frame(time) {
+    if (!this.playing) return;
+    const gone = Math.max(0, time - this.before) / 1000;
+    this.before = time;
+    const next = this.speed === "max"
+      ? this.position + Math.max(1, Math.ceil(this.total / FRAMES))
+      : this.later(gone * Number(this.speed));
+    if (next !== this.position) this.move(next); else this.onMove(next); // time goes on, too
+    if (this.playing) requestAnimationFrame((at) => this.frame(at));
+  }
+
+  /** Where it stands so many played seconds later. */
+  later(seconds) {
+    const { records } = this.recording;
+    let position = this.position;
+    this.waited += seconds;
+    while (position < records.length) {
+      const gap = position === 0 ? 0 : records[position].at - records[position - 1].at;
+      const pause = Math.min(Math.max(gap, 0), LONGEST);
+      if (this.waited < pause) break;
+      this.waited -= pause;
+      position += 1;
+    }
+    return position;
+  }
+
+  move(next) {
+    const { waited } = this;
+    this.go(next);
+    this.waited = waited;
+  }
+
+  pressed(event) {
+    if (event.target.tagName === "SELECT") return;
+    if (event.key === " " && event.target.tagName !== "BUTTON") {
+      event.preventDefault();
+      this.toggle();
+    }
+    const steps = { ArrowLeft: -1, ArrowRight: 1 };
+    if (event.target !== this.range && steps[event.key]) {
+      event.preventDefault();
+      this.go((this.position ?? this.total) + steps[event.key]);
+    }
+  }
+
+  /** Show where it stands. */
+  show() {
+    const { total } = this, at = this.position ?? total;
+    if (this.range.max !== String(total)) this.range.max = String(total);
+    if (this.range.value !== String(at)) this.range.value = String(at);
+    const record = at ? this.recording.records[at - 1] : null;
+    const gone = record ? duration(record.at - this.recording.records[0].at) : "0 s";
+    setText(this.where, `${at} / ${total} · ${gone}`);
+    const text = `record ${at} of ${total}, ${gone}${record ? `, ${says(record)[0]}` : ""}`;
+    this.range.setAttribute("aria-valuetext", text);
+    setText(this.play, this.playing ? "❚❚ Pause" : "▶ Play");
+    this.play.setAttribute("aria-label", this.playing ? "Pause" : "Play the run again");
+    this.back.hidden = this.position === null;
+  }
+}

@@ -1,0 +1,54 @@
+// What devices signed about a run's calls, and whether it holds.
+
+import { get } from "../../api.js";
+import { h } from "../../dom.js";
+import { badge, facts, fold, jsonBlock, load, when } from "../../parts.js";
+
+/** The receipts of a run; asked for when first needed, and again after more calls ended. */
+export class Receipts {
+  constructor(runId, signal) {
+    Object.assign(this, { runId, signal, asked: null, ended: -1 });
+  }
+
+  /** Those of one call; `ended` is how many calls have ended by now; `again`: ask anew. */
+  async of(call, ended, again) {
+    if (!this.asked || this.ended !== ended || again) {
+      this.ended = ended;
+      this.asked = get(`/v1/runs/${encodeURIComponent(this.runId)}/receipts`, null,
+        { signal: this.signal });
+    }
+    const { items } = await this.asked;
+    return items.filter((one) => one.call_id === call.id || one.request_id === call.requestId);
+  }
+}
+
+/** The receipts of a call, below its result. */
+export function receiptPart(call, page) {
+  if (call.startedAt === null) return null;
+  const place = h("div", { class: "small" }, "…");
+  const more = told(call);
+  let tries = 0;
+  load(place, () => page.receiptsOf(call, tries++ > 0),
+    (items) => (items.length ? items.map(receipt)
+      : h("p", { class: "soft" }, more ? "" : "No device signed it.")), page.signal);
+  return h("div", { class: "detail-part" }, h("h3", null, "Receipt"), more, place);
+}
+
+/** What the orchestrator found when the result came. */
+function told(call) {
+  const details = call.result.details || {};
+  const several = Array.isArray(details.receipts) ? details.receipts : [];
+  const all = [details.receipt, ...several].filter((one) => one && typeof one === "object");
+  return all.length > 0 && h("p", { class: "row small" }, "when it came:", all.map((one) =>
+    badge(one.state === "valid" ? "good" : "bad", `${one.state}, ${one.agent} ${one.id || ""}`)));
+}
+
+function receipt(one) {
+  const valid = one.valid === null ? badge("quiet", "no known key")
+    : badge(one.valid ? "good" : "bad", one.valid ? "valid" : "not valid");
+  return h("div", { class: "receipt" },
+    facts([["checked now", valid], ["signed by", one.agent_id], ["counter", one.counter],
+      ["chain", h("code", null, one.chain)], ["hash", h("code", null, one.hash)],
+      ["at", when(one.at)]]),
+    fold("As it was signed", () => jsonBlock(one.receipt, "receipt")));
+}

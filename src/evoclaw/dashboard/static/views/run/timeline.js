@@ -1,0 +1,317 @@
+// The timeline of a run: turns as bands, calls as bars in lanes. Only what is in sight is drawn.
+
+import { h, perFrame, setText } from "../../dom.js";
+import { boxOf, boxShare, boxWords, firstInSight, neighbour, same } from "./boxes.js";
+import { until } from "./model.js";
+import { gathered, tickLabel, ticks } from "./scale.js";
+
+const AXIS = 24, BAND = 30, LANE = 28, PAD = 8, TALLEST = 8;
+const WIDEST = 4_000_000; // pixels: more, and browsers lay it out wrongly
+
+/** A timeline. `onSelect({kind, place})` is told what was chosen, `onLook()` that it was moved. */
+export class Timeline {
+  constructor({ label, onSelect, onLook = () => {} }) {
+    Object.assign(this, { onSelect, onLook });
+    this.scale = null; // pixels a second; null: all of it is in sight
+    this.wide = 0; // of the window, in pixels: asking the page anew would lay it out
+    this.following = true;
+    this.selected = null;
+    this.run = null;
+    this.drawn = new Map();
+    this.marks = h("div", { class: "tl-marks", "aria-hidden": "true" });
+    this.items = h("div", { role: "list", "aria-label": `${label}: turns and calls in order` });
+    this.head = h("div", { class: "tl-head", "aria-hidden": "true", hidden: true });
+    this.inner = h("div", { class: "tl-inner" }, this.marks, this.items, this.head);
+    this.element = h("div", { class: "tl", tabindex: "0", role: "region", "aria-label": label,
+      "aria-describedby": "tl-keys" }, this.inner);
+    this.redraw = perFrame(() => this.draw());
+    this.listen();
+  }
+
+  listen() {
+    const { element } = this;
+    element.addEventListener("scroll", () => this.scrolled(), { passive: true });
+    element.addEventListener("wheel", (event) => this.wheeled(event), { passive: false });
+    element.addEventListener("keydown", (event) => this.pressed(event));
+    this.items.addEventListener("click", (event) => {
+      const box = event.target.closest("button")?.box;
+      if (box) this.choose(box);
+    });
+    this.sizes = new ResizeObserver(() => { this.wide = element.clientWidth; this.redraw(); });
+    this.sizes.observe(element);
+  }
+
+  /** Stop watching sizes. */
+  close() {
+    this.sizes.disconnect();
+  }
+
+  /**
+   * Show a run.
+   * @param {object} options `now`, its present; `total`, the seconds that the axis has; `lanes`
+   *   that it has room for; `head`, the moment that is played, or null.
+   */
+  set(run, { now, total, lanes = run.lanes.length, head = null }) {
+    const played = head !== null && head !== this.headAt;
+    Object.assign(this, { run, now, lanes, total: Math.max(total, 0.05), headAt: head });
+    if (played) this.keepInSight(head);
+    this.draw();
+  }
+
+  keepInSight(moment) {
+    if (this.scale === null || this.run.began === null) return;
+    const left = (moment - this.run.began) * this.pixels + PAD;
+    const { scrollLeft } = this.element;
+    this.following = false;
+    if (left >= scrollLeft && left <= scrollLeft + this.wide - 20) return;
+    this.resize();
+    this.moveTo(left - this.wide * 0.2);
+  }
+
+  /** Mark what is chosen, and bring it into sight. */
+  select(selected, reveal = true) {
+    this.selected = selected;
+    if (selected && reveal && this.run) this.reveal(selected);
+    this.redraw();
+  }
+
+  get fitting() {
+    return Math.max(40, this.wide - 2 * PAD) / this.total;
+  }
+
+  get pixels() {
+    const most = WIDEST / this.total;
+    return this.scale === null ? this.fitting : Math.min(Math.max(this.scale, this.fitting), most);
+  }
+
+  /** Make it larger or smaller around a point of the window. */
+  zoom(factor, x = this.wide / 2) {
+    const before = this.pixels, at = (this.element.scrollLeft + x - PAD) / before;
+    this.scale = before * factor;
+    if (this.scale <= this.fitting * 1.01) this.scale = null;
+    this.following = this.scale === null;
+    this.resize();
+    this.moveTo(at * this.pixels + PAD - x);
+    this.onLook();
+  }
+
+  /** All of it in sight again. */
+  fit() {
+    this.scale = null;
+    this.following = true;
+    this.resize();
+    this.redraw();
+    this.onLook();
+  }
+
+  /** Go to the end, and stay there as it grows. */
+  followEnd() {
+    this.following = true;
+    this.redraw();
+    this.onLook();
+  }
+
+  /** Show this part: seconds from its beginning. */
+  show(from, to) {
+    const span = Math.max(to - from, 0.001);
+    this.scale = (this.wide * 0.8) / span;
+    if (this.scale <= this.fitting) this.scale = null;
+    this.following = this.scale === null;
+    this.resize();
+    this.moveTo(from * this.pixels - this.wide * 0.1);
+    this.onLook();
+  }
+
+  moveTo(left) {
+    this.element.scrollLeft = left;
+    this.placed = this.element.scrollLeft;
+    this.redraw();
+  }
+
+  scrolled() {
+    this.redraw();
+    const { scrollLeft, scrollWidth, clientWidth } = this.element;
+    if (this.scale === null || Math.abs(scrollLeft - (this.placed ?? 0)) < 2) return;
+    this.placed = scrollLeft;
+    this.following = scrollLeft + clientWidth >= scrollWidth - 4;
+    this.onLook();
+  }
+
+  wheeled(event) {
+    if (!event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    const { left } = this.element.getBoundingClientRect();
+    this.zoom(Math.exp(-event.deltaY / 300), event.clientX - left);
+  }
+
+  pressed(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const { element } = this, page = this.wide * 0.8;
+    const acts = {
+      "+": () => this.zoom(1.6), "=": () => this.zoom(1.6), "-": () => this.zoom(1 / 1.6),
+      0: () => this.fit(), ArrowRight: () => this.step(1), ArrowLeft: () => this.step(-1),
+      Home: () => this.step(-Infinity), End: () => this.step(Infinity),
+      PageDown: () => { element.scrollLeft += page; },
+      PageUp: () => { element.scrollLeft -= page; },
+    };
+    if (!acts[event.key]) return;
+    event.preventDefault();
+    acts[event.key]();
+  }
+
+  /** Choose the next thing, or the one before it, and go there. */
+  step(by) {
+    const next = neighbour(this.run, this.selected, by);
+    if (!next) return;
+    this.wanted = next; // gets the focus once it is drawn
+    this.reveal(next);
+    this.onSelect(next);
+  }
+
+  choose(box) {
+    if (box.many.length === 1) return this.onSelect(box.many[0].what);
+    this.show(box.many[0].from, Math.max(...box.many.map((one) => one.to)));
+  }
+
+  reveal({ kind, place }) {
+    const thing = this.run[kind === "turn" ? "turns" : "calls"][place];
+    const began = kind === "turn" ? thing?.startedAt : thing?.from;
+    if (began === undefined || began === null || this.scale === null) return;
+    const left = (began - this.run.began) * this.pixels + PAD;
+    const { scrollLeft } = this.element;
+    if (left < scrollLeft || left > scrollLeft + this.wide - 40) {
+      this.following = false;
+      this.moveTo(left - this.wide * 0.25);
+    }
+  }
+
+  resize() {
+    const lanes = Math.max(this.lanes || 0, 1);
+    const tall = (rows) => `${AXIS + BAND + rows * LANE + 4}px`;
+    const whole = this.scale === null ? "100%" : `${this.total * this.pixels + 2 * PAD}px`;
+    const key = `${whole} ${lanes}`;
+    if (key === this.size) return;
+    this.size = key;
+    this.inner.style.setProperty("width", whole);
+    this.inner.style.setProperty("height", tall(lanes));
+    this.element.style.setProperty("height", `calc(${tall(Math.min(lanes, TALLEST))} + 14px)`);
+  }
+
+  /** Draw what is in sight. */
+  draw() {
+    if (!this.run || this.run.began === null || !this.wide) return;
+    this.resize();
+    const { element } = this;
+    if (this.following && this.scale !== null) {
+      element.scrollLeft = element.scrollWidth;
+      this.placed = element.scrollLeft;
+    }
+    const scale = this.pixels, margin = 40 / scale;
+    const left = this.scale === null ? 0 : element.scrollLeft;
+    const from = (left - PAD) / scale - margin, to = (left + this.wide - PAD) / scale + margin;
+    this.drawMarks(from, to, scale);
+    this.drawItems(from, to, scale);
+    this.head.hidden = this.headAt === null;
+    if (this.headAt !== null) moved(this.head, PAD + (this.headAt - this.run.began) * scale);
+  }
+
+  drawMarks(from, to, scale) {
+    const { step, found } = ticks(Math.max(0, from), Math.min(to, this.total), scale);
+    const pauses = this.run.pauses.map((one) => ({ from: one.from - this.run.began,
+      to: (one.to === null ? this.now : one.to) - this.run.began }))
+      .filter((one) => one.to >= from && one.from <= to);
+    const all = [...found.map((at) => ["tl-tick", at, tickLabel(at, step), 0]),
+      ...pauses.map((one) => ["tl-pause", one.from, "waits", (one.to - one.from) * scale])];
+    while (this.marks.children.length > all.length) this.marks.lastChild.remove();
+    all.forEach(([name, at, text, width], place) => {
+      const mark = this.marks.children[place] || this.marks.appendChild(h("div"));
+      if (mark.className !== name) mark.className = name;
+      setText(mark, text);
+      moved(mark, PAD + at * scale);
+      sized(mark, width);
+    });
+  }
+
+  drawItems(from, to, scale) {
+    const boxes = [...gathered(this.bands(from, to, scale)), ...gathered(this.bars)];
+    boxes.sort((a, b) => a.order - b.order);
+    const wanted = new Map();
+    for (const box of boxes) {
+      box.left = Math.max(box.left, from * scale); // what is out of sight need not be painted
+      box.right = Math.min(box.right, to * scale);
+      wanted.set(box.key, this.placeBox(box, this.drawn.get(box.key)));
+    }
+    for (const [key, item] of this.drawn) if (!wanted.has(key)) item.remove();
+    let place = this.items.firstChild;
+    for (const item of wanted.values()) { // in order, for whoever reads it
+      if (item === place) place = place.nextSibling; else this.items.insertBefore(item, place);
+    }
+    this.drawn = wanted;
+    this.roving(boxes);
+  }
+
+  /** The turns in sight; what they called goes into `bars`. */
+  bands(from, to, scale) {
+    const { run, now } = this, found = [];
+    this.bars = [];
+    for (let place = firstInSight(run, from, now); place < run.turns.length; place += 1) {
+      const turn = run.turns[place], began = turn.startedAt - run.began;
+      if (began > to) break;
+      const ends = (turn.repliedAt ?? (turn.endedAt === null ? now : turn.endedAt)) - run.began;
+      if (ends >= from) found.push(boxOf("turn", turn, "band", began, ends, scale));
+      for (const number of turn.calls) {
+        const call = run.calls[number];
+        if (call.from === null) continue;
+        const box = boxOf("call", call, call.lane, call.from - run.began,
+          until(call, now) - run.began, scale);
+        if (box.to >= from && box.from <= to) this.bars.push(box);
+      }
+    }
+    this.bars.sort((a, b) => a.left - b.left);
+    return found;
+  }
+
+  placeBox(box, item) {
+    const made = item || h("div", { role: "listitem" },
+      h("button", { type: "button", tabindex: "-1" }, h("span", null)));
+    const press = made.firstChild;
+    press.box = box;
+    const [name, label, text] = boxWords(this.run, box);
+    if (press.className !== name) press.className = name;
+    if (press.title !== label) { press.title = label; press.setAttribute("aria-label", label); }
+    setText(press.firstChild, box.right - box.left > 22 ? text : "");
+    const top = box.row === "band" ? AXIS + 2 : AXIS + BAND + box.row * LANE + 2;
+    moved(press, PAD + box.left, top);
+    sized(press, box.right - box.left);
+    const share = boxShare(this.run, box, this.pixels);
+    if (press.share !== share) press.style.setProperty("--share", press.share = share);
+    const chosen = box.many.some((one) => same(one.what, this.selected));
+    if (press.ariaPressed !== String(chosen)) press.ariaPressed = String(chosen);
+    return made;
+  }
+
+  /** One of them can be reached with Tab: the chosen one, or the first. */
+  roving(boxes) {
+    const chosen = boxes.find((box) => box.many.some((one) => same(one.what, this.selected)));
+    const first = chosen || boxes[0];
+    for (const box of boxes) {
+      const press = this.drawn.get(box.key).firstChild, index = box === first ? 0 : -1;
+      if (press.tabIndex !== index) press.tabIndex = index;
+    }
+    if (this.wanted && chosen && same(this.wanted, this.selected)) {
+      this.wanted = null;
+      this.drawn.get(chosen.key).firstChild.focus({ preventScroll: true });
+    }
+  }
+}
+
+function moved(element, left, top = null) {
+  const value = top === null ? `translateX(${left.toFixed(1)}px)`
+    : `translate(${left.toFixed(1)}px, ${top}px)`;
+  if (element.moved !== value) element.style.setProperty("transform", element.moved = value);
+}
+
+function sized(element, width) {
+  const value = width ? `${width.toFixed(1)}px` : "";
+  if (element.sized !== value) element.style.setProperty("width", element.sized = value);
+}

@@ -1,0 +1,118 @@
+// Runs: what was asked, how it stands, what it cost; two of them can be compared.
+
+import { get } from "../../api.js";
+import { h, oneLine, perFrame, replace } from "../../dom.js";
+import { duration, money } from "../../format.js";
+import { on, runs } from "../../live.js";
+import { button, empty, field, runBadge, select, table, toast, when } from "../../parts.js";
+
+export const title = "Runs";
+
+const STATES = {
+  "": ["all", () => true],
+  running: ["running or queued", (run) => ["running", "queued"].includes(run.state)],
+  waiting: ["waiting for somebody", (run) => run.state === "waiting"],
+  completed: ["completed", (run) => run.stop === "completed"],
+  trouble: ["ended otherwise", (run) => run.state === "ended" && run.stop !== "completed"],
+};
+const ASKED = { running: "running", waiting: "waiting", completed: "ended", trouble: "ended" };
+
+/** Show the newest runs, as they change, and older ones on demand. */
+export async function mount(root, _args, signal) {
+  const list = new RunList(signal);
+  on("runs", list.draw, signal);
+  replace(root, list.bar, list.place, h("div", { class: "row" }, list.more));
+  list.drawNow();
+}
+
+class RunList {
+  constructor(signal) {
+    Object.assign(this, { signal, state: "", older: [], next: null, chosen: [] });
+    this.draw = perFrame(() => { if (!signal.aborted) this.drawNow(); });
+    this.place = h("div");
+    this.more = button("Older runs", () => this.fetch());
+    this.compare = button("Compare the two", () => this.goCompare(), { tone: "primary" });
+    this.note = h("span", { class: "small soft", role: "status" });
+    const states = Object.entries(STATES).map(([key, [text]]) => [key, text]);
+    this.bar = h("div", { class: "row runs-bar" },
+      field("State", select(states, "", (state) => this.use(state))),
+      h("div", { class: "row grow runs-compare" }, this.note, this.compare));
+  }
+
+  use(state) {
+    Object.assign(this, { state, older: [], next: null });
+    this.drawNow();
+    if (state) this.fetch().catch((cause) => {
+      if (cause.name !== "AbortError") toast(cause.message, "bad");
+    });
+  }
+
+  async fetch() {
+    const { state } = this;
+    const before = this.next ?? (state ? "" : newest().at(-1)?.run_id ?? "");
+    if (this.next === "") return toast("there are no older runs");
+    const page = await get("/v1/runs", { before, state: ASKED[state], limit: 50 },
+      { signal: this.signal });
+    if (state !== this.state) return; // another state was chosen meanwhile
+    this.older = [...this.older, ...page.items];
+    this.next = page.next || "";
+    if (!page.items.length && !state) toast("there are no older runs");
+    this.drawNow();
+  }
+
+  choose(id, checked) {
+    this.chosen = this.chosen.filter((one) => one !== id);
+    if (checked) this.chosen = [...this.chosen, id].slice(-2); // the oldest choice gives way
+    for (const box of this.place.querySelectorAll("input[data-run]")) {
+      box.checked = this.chosen.includes(box.dataset.run);
+    }
+    this.drawChoice();
+  }
+
+  goCompare() {
+    const [a, b] = this.chosen.map(encodeURIComponent);
+    location.hash = `#/runs/${a}/compare/${b}`;
+  }
+
+  drawNow() {
+    const known = new Map([...this.older, ...newest()].map((run) => [run.run_id, run]));
+    const fits = STATES[this.state][1];
+    const sorted = [...known.values()].filter(fits).sort((a, b) => b.began_at - a.began_at);
+    const held = document.activeElement?.dataset?.run;
+    replace(this.place, sorted.length ? table("runs, the newest first", this.columns(), sorted)
+      : empty(this.state ? "No run is so." : "Nothing was asked yet. Say something in Chat."));
+    if (held) this.place.querySelector(`[data-run="${CSS.escape(held)}"]`)?.focus();
+    this.drawChoice();
+  }
+
+  drawChoice() {
+    this.compare.hidden = this.chosen.length !== 2;
+    const notes = ["Tick two runs to compare them.", "Tick one more.", ""];
+    replace(this.note, notes[this.chosen.length]);
+  }
+
+  columns() {
+    const pick = (run) => h("input", { type: "checkbox", data: { run: run.run_id },
+      checked: this.chosen.includes(run.run_id),
+      "aria-label": `compare ${oneLine(run.asked || run.run_id, 60)}`,
+      on: { change: (event) => this.choose(run.run_id, event.target.checked) } });
+    return [{ title: "compare", cell: pick }, ...COLUMNS];
+  }
+}
+
+const COLUMNS = [
+  { title: "asked", cell: (run) => h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` },
+    oneLine(run.asked || "(nothing)", 90)) },
+  { title: "state", cell: runBadge },
+  { title: "agent", cell: (run) => run.agent },
+  { title: "began", cell: (run) => when(run.began_at) },
+  { title: "took", number: true, cell: (run) =>
+    (run.ended_at ? duration(run.ended_at - run.began_at) : "–") },
+  { title: "turns", number: true, cell: (run) => run.turns || 0 },
+  { title: "calls", number: true, cell: (run) => run.calls || 0 },
+  { title: "cost", number: true, cell: (run) => money(run.cost === undefined ? 0 : run.cost) },
+];
+
+function newest() {
+  return [...runs.values()].sort((a, b) => b.began_at - a.began_at);
+}

@@ -1,0 +1,76 @@
+// A simple form made from a tool's schema, or the same as JSON.
+
+import { h, oneLine, replace } from "../../dom.js";
+import { button, field, select } from "../../parts.js";
+
+const isNull = (schema) => schema.type === "null";
+
+/** What kind of value a property takes, looking through "or nothing". */
+function plain(schema) {
+  const some = schema.anyOf?.filter((one) => !isNull(one));
+  return some?.length === 1 ? { ...schema, ...some[0] } : schema;
+}
+
+/** An input for one property, and how its value is read; undefined is left out. */
+function control(name, schema) {
+  const one = plain(schema);
+  if (one.enum) {
+    const input = select([["", "(left out)"], ...one.enum.map(String)], "");
+    return { input, read: () => one.enum.find((value) => String(value) === input.value) };
+  }
+  if (one.type === "boolean") {
+    const input = select([["", "(left out)"], "true", "false"], "");
+    return { input, read: () => (input.value ? input.value === "true" : undefined) };
+  }
+  if (one.type === "integer" || one.type === "number") {
+    const input = h("input", { type: "number", step: one.type === "integer" ? "1" : "any" });
+    return { input, read: () => (input.value === "" ? undefined : Number(input.value)) };
+  }
+  if (one.type === "string") {
+    const input = h("textarea", { rows: "1", class: "mono" });
+    return { input, read: () => (input.value === "" ? undefined : input.value) };
+  }
+  const input = h("textarea", { rows: "2", class: "mono", placeholder: "JSON" });
+  return { input, read: () => (input.value.trim() ? parsed(input.value, name) : undefined) };
+}
+
+function parsed(text, what) {
+  try {
+    return JSON.parse(text);
+  } catch (cause) {
+    throw new Error(`${what} is no JSON: ${cause.message}`);
+  }
+}
+
+/**
+ * A form for the arguments of a tool.
+ * @returns {{element: Element, values: function(): object}} `values` throws if JSON is wrong.
+ */
+export function argumentForm(schema) {
+  const required = new Set(schema?.required || []);
+  const fields = Object.entries(schema?.properties || {})
+    .map(([name, one]) => ({ name, about: one.description || "", ...control(name, one) }));
+  const whole = h("textarea", { rows: "6", class: "mono" });
+  const place = h("div");
+  let asJson = fields.length === 0;
+  const fromFields = () => Object.fromEntries(fields.map(({ name, read }) => [name, read()])
+    .filter(([, value]) => value !== undefined));
+  const draw = () => {
+    change.textContent = asJson ? "As a form" : "As JSON";
+    replace(place, asJson ? field("Arguments, as JSON", whole)
+      : h("div", { class: "settings-form" }, fields.map(({ name, about, input }) => field(
+        required.has(name) ? `${name} (needed)` : name, input, oneLine(about, 110)))));
+  };
+  const change = button("As JSON", () => {
+    if (!asJson) whole.value = JSON.stringify(fromFields(), null, 2);
+    asJson = !asJson;
+    draw();
+  });
+  whole.value = "{}";
+  draw();
+  return {
+    element: h("fieldset", null, h("legend", null, "Arguments"), place,
+      fields.length > 0 && h("div", { class: "row end" }, change)),
+    values: () => (asJson ? parsed(whole.value || "{}", "the text") : fromFields()),
+  };
+}

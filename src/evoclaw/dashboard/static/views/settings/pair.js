@@ -1,0 +1,131 @@
+// Pair a device: an invitation as a code to scan and a command to type, until it is there.
+
+import { post } from "../../api.js";
+import { h, replace, s, setText, ticking } from "../../dom.js";
+import { duration, some } from "../../format.js";
+import { fleet, may, on } from "../../live.js";
+import { badge, button, busy, copyButton, empty, field, select, toast } from "../../parts.js";
+import { approveTools, mayApprove } from "../fleet/card.js";
+
+const QUIET = 4; // light modules that must stand around a code
+const NAME = /^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$/;
+const TIMES = [["15", "15 minutes"], ["60", "1 hour"], ["1440", "1 day"], ["10080", "7 days"]];
+
+/** Show how a device is let in. */
+export function showPair(place, signal) {
+  if (!may("fleet:write")) {
+    return replace(place, empty("Your token may not invite devices: it lacks 'fleet:write'."));
+  }
+  const name = h("input", { required: true, maxlength: "64", autocomplete: "off",
+    placeholder: "kitchen-pi" });
+  const minutes = select(TIMES, "15");
+  const invited = h("div");
+  const go = h("button", { class: "primary" }, "Invite");
+  let current = null; // ends when another invitation takes its place
+  const form = h("form", { class: "card settings-make" }, h("h2", null, "Pair a device"),
+    h("p", { class: "soft" }, "The device needs EvoClaw on it, nothing else. It makes its own key; "
+      + "the invitation works once and only for this name."),
+    h("div", { class: "settings-form" },
+      field("Name of the device", name, "letters, digits, - and _"),
+      field("The invitation holds for", minutes)),
+    h("div", { class: "row" }, go));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const id = name.value.trim();
+    if (!NAME.test(id)) {
+      name.focus();
+      return toast("a name has letters, digits, - and _, and begins with a letter or digit", "bad");
+    }
+    return busy(go, async () => {
+      const number = Number(minutes.value);
+      const made = await post("/v1/fleet/invitations", { agent_id: id, minutes: number });
+      current?.abort();
+      current = new AbortController();
+      const either = AbortSignal.any([signal, current.signal]);
+      replace(invited, invitation(id, made, Date.now() / 1000 + number * 60, either));
+      invited.querySelector("h2").focus();
+    });
+  });
+  return replace(place, form, invited);
+}
+
+function invitation(id, made, until, signal) {
+  const command = made.command || `evoclaw edge join ${made.url} --token ${made.token}`;
+  const left = h("span", { class: "invite-left" });
+  const state = h("div", { class: "invite-state", role: "status" });
+  const code = made.qr?.length ? qrCode(made.qr, `the invitation of ${id} as a QR code`) : null;
+  watch(id, until, { left, state, code }, signal);
+  return h("section", { class: "card invite" },
+    h("div", { class: "row between" }, h("h2", { tabindex: "-1" }, `Invitation for ${id}`), left),
+    state,
+    h("div", { class: "invite-ways" },
+      code ? h("div", { class: "invite-code" }, code,
+        h("p", { class: "soft small" }, "Scan it on the device."))
+        : h("p", { class: "soft small" }, "This orchestrator gives no code to scan."),
+      h("div", { class: "invite-words" },
+        h("h3", null, code ? "Or type this on the device" : "Type this on the device"),
+        copied(command, "the command"),
+        made.link && [h("h3", null, "The link by itself"), copied(made.link, "the link")],
+        h("h3", null, "Then start it there"),
+        copied("evoclaw edge --config agent.toml", "the start command"),
+        h("p", { class: "soft small" }, "Whoever has the invitation can join as this device, once, "
+          + "until it ends. Show it to nobody else."))));
+}
+
+function copied(text, what) {
+  return h("div", { class: "copied" }, h("code", { tabindex: "0", "aria-label": what }, text),
+    copyButton(text));
+}
+
+/** Tell how long it holds, when the device is there, and when its tools wait. */
+function watch(id, until, { left, state, code }, signal) {
+  const began = Date.now() / 1000;
+  let stage = "";
+  const draw = () => {
+    const edge = fleet.get(id);
+    const here = edge && edge.online && (edge.last_seen || 0) > began;
+    const over = until - Date.now() / 1000;
+    setText(left, here ? "" : over > 0 ? `holds for ${duration(over)}` : "");
+    code?.classList.toggle("over", !here && over <= 0);
+    const waiting = here ? (edge.waiting || []).length : 0;
+    const next = here ? `here ${waiting}` : over > 0 ? "waits" : "over";
+    if (next === stage) return;
+    stage = next;
+    replace(state, here ? arrived(edge, waiting) : over > 0
+      ? badge("busy", `waiting for ${id} to come online…`)
+      : badge("bad", "the invitation has ended: make another"));
+  };
+  on("fleet", draw, signal);
+  ticking(draw, signal);
+  draw();
+}
+
+function arrived(edge, waiting) {
+  return h("div", { class: "row" }, badge("good", `${edge.agent_id} is online`),
+    waiting > 0 && badge("warn", `${some(waiting, "tool waits", "tools wait")} for approval`),
+    waiting > 0 && mayApprove() && button("Approve its tools…",
+      () => approveTools(fleet.get(edge.agent_id)), { tone: "primary" }),
+    waiting > 0 && !mayApprove() && h("span", { class: "soft small" },
+      "only a person may approve them (scopes 'fleet:write' and 'human')"),
+    waiting === 0 && h("span", { class: "soft" }, "its tools can be used"),
+    h("a", { href: `#/fleet/${encodeURIComponent(edge.agent_id)}` }, "look at it"));
+}
+
+/** A code as a drawing: dark on light in every theme, with its quiet zone, edges not smoothed. */
+export function qrCode(rows, label) {
+  const margin = Math.max(0, QUIET - lightAround(rows));
+  const size = rows.length + 2 * margin;
+  const path = rows.flatMap((row, y) => [...row.matchAll(/1+/g)].map((run) =>
+    `M${run.index + margin} ${y + margin}h${run[0].length}v1h-${run[0].length}z`)).join("");
+  return s("svg", { class: "qr", viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": label,
+    "shape-rendering": "crispEdges" },
+  s("rect", { class: "qr-light", width: size, height: size }),
+  s("path", { class: "qr-dark", d: path }));
+}
+
+/** How many light modules already stand around. */
+function lightAround(rows) {
+  const first = rows.findIndex((row) => row.includes("1"));
+  const left = Math.min(...rows.filter((row) => row.includes("1")).map((row) => row.indexOf("1")));
+  return Math.min(first, left);
+}

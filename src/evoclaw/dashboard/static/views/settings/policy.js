@@ -1,0 +1,127 @@
+// Policies: the rules by which calls are judged, and how one call would be.
+
+import { get, post } from "../../api.js";
+import { h, oneLine, replace, setText } from "../../dom.js";
+import { may } from "../../live.js";
+import { badge, button, empty, failed, field, fold, jsonBlock, load, select, table, verdictBadge }
+  from "../../parts.js";
+import { argumentForm } from "./arguments.js";
+
+const LEVELS = { read_only: "only reads", supervised: "asks before it changes something",
+  full: "acts by itself, within the rules" };
+
+/** Show the rules, and explain a call. */
+export function showPolicy(place, signal) {
+  if (!may("tools:read")) {
+    return replace(place, empty("Your token may not see policies: it lacks 'tools:read'."));
+  }
+  const explain = h("section", { class: "card settings-make" }), rules = h("section");
+  replace(place, explain, rules);
+  load(explain, () => Promise.all([get("/v1/tools", null, { signal }), agents(signal)]),
+    ([{ items }, names]) => explainForm(items, names, signal), signal);
+  return load(rules, () => get("/v1/policy", null, { signal }), policyShown, signal);
+}
+
+async function agents(signal) {
+  return may("agents:invoke")
+    ? (await get("/v1/agents", null, { signal })).agents.map((one) => one.name) : [];
+}
+
+function policyShown({ level, presets, rules, settings }) {
+  const list = h("div"), shown = h("span", { class: "soft small", role: "status" });
+  const search = h("input", { type: "search", "aria-label": "Search rules",
+    placeholder: "name, verdict or what it says", on: { input: () => draw() } });
+  const draw = () => {
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const fit = rules.filter((rule) => words.every((word) =>
+      Object.values(rule).join(" ").toLowerCase().includes(word)));
+    setText(shown, `${fit.length} of ${rules.length} shown`);
+    replace(list, fit.length ? table("rules", RULES, fit) : empty("No rule fits."));
+  };
+  draw();
+  return [
+    h("h2", null, "What holds here"),
+    h("div", { class: "row" }, h("span", null, "The default agent ",
+      badge("busy", level), " ", h("span", { class: "soft" }, LEVELS[level] || "")),
+    presets.length > 0 && h("span", { class: "soft small" },
+      `presets of information flow: ${presets.join(", ")}`)),
+    settingsShown(settings),
+    h("div", { class: "row between" }, h("h2", null, `Rules (${rules.length})`), shown),
+    h("div", { class: "rule-search" }, search), list];
+}
+
+const RULES = [
+  { title: "rule", cell: (rule) => h("code", null, rule.name) },
+  { title: "says", cell: (rule) => verdictBadge(rule.verdict) },
+  { title: "about", cell: (rule) => rule.summary },
+  { title: "from", cell: (rule) => rule.source },
+];
+
+function settingsShown(settings) {
+  const pairs = Object.entries(settings || {});
+  return pairs.length > 0 && fold(`Settings (${pairs.length})`, () => h("dl", { class: "facts" },
+    pairs.map(([name, value]) => [h("dt", null, h("code", null, name)),
+      h("dd", null, value !== null && typeof value === "object" ? jsonBlock(value, name)
+        : String(value))])));
+}
+
+function explainForm(tools, names, signal) {
+  const sorted = [...tools].sort((a, b) => (a.name < b.name ? -1 : 1));
+  const first = sorted.find((tool) => tool.name === "bash") || sorted[0];
+  if (!first) return empty("There are no tools here.");
+  const about = h("p", { class: "soft small" }), place = h("div");
+  const answer = h("div", { "aria-live": "polite", class: "explained" });
+  let values = () => ({});
+  const choose = (name) => {
+    const tool = sorted.find((one) => one.name === name);
+    setText(about, oneLine(tool.description, 200));
+    const made = argumentForm(tool.parameters);
+    values = made.values;
+    replace(place, made.element);
+    replace(answer);
+  };
+  const tool = select(sorted.map((one) => one.name), first.name, choose);
+  const agent = select([["", "the default agent"], ...names], "");
+  const level = select([["", "as the agent has it"], ...Object.keys(LEVELS)], "");
+  choose(first.name);
+  const ask = async () => {
+    try {
+      const body = { tool: tool.value, arguments: values(), agent: agent.value,
+        level: level.value };
+      replace(answer, answerShown(await post("/v1/policy/explain", body, { signal })));
+    } catch (cause) {
+      if (cause.name !== "AbortError") replace(answer, failed(cause));
+    }
+  };
+  return [h("h2", null, "Why would a call be allowed or not?"),
+    h("p", { class: "soft" }, "Nothing runs, and nothing is put on record."),
+    h("div", { class: "settings-form" }, field("Tool", tool), field("Called by", agent),
+      field("Autonomy", level)), about, place,
+    h("div", { class: "row" }, button("Explain", ask, { tone: "primary" })), answer];
+}
+
+const SAYS = { allow: "It would run.", deny: "It would be refused.",
+  ask: "A person would be asked." };
+
+/** What one policy says: a line, longer where it has something to say. */
+function stepShown(step) {
+  return h("li", null, h("code", null, step.policy), h("span", null, verdictBadge(step.verdict)),
+    h("span", null, step.reason, " ", step.code && h("code", { class: "soft" }, step.code)));
+}
+
+function answerShown(found) {
+  const effects = Object.keys(found.effects || {}).length > 0;
+  return h("section", null,
+    h("p", { class: "verdict" }, verdictBadge(found.verdict), " ",
+      h("strong", null, SAYS[found.verdict] || ""), " ", found.reason),
+    h("dl", { class: "facts small" },
+      h("dt", null, "decided by"), h("dd", null, found.by || "nothing speaks against it"),
+      found.code && [h("dt", null, "code"), h("dd", null, h("code", null, found.code))],
+      found.reason_for_model && [h("dt", null, "the model hears"),
+        h("dd", null, found.reason_for_model)]),
+    h("h3", null, "Step by step"),
+    found.steps.length ? h("ol", { class: "steps" }, found.steps.map(stepShown))
+      : h("p", { class: "soft" }, "No policy said anything."),
+    effects && fold("What the call would do, as far as that can be told",
+      () => jsonBlock(found.effects, "effects")));
+}

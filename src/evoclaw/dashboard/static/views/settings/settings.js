@@ -1,0 +1,68 @@
+// Settings: the emergency stop, who may come in, what may be spent, what is judged how.
+
+import { get } from "../../api.js";
+import { h, replace } from "../../dom.js";
+import { known, may } from "../../live.js";
+import { badge, load } from "../../parts.js";
+import { showBudgets } from "./budgets.js";
+import { showPair } from "./pair.js";
+import { showPolicy } from "./policy.js";
+import { meaningOf } from "./scopes.js";
+import { showStops, stopBar } from "./stops.js";
+import { showTokens } from "./tokens.js";
+
+export const title = "Settings";
+
+const SECTIONS = {
+  pair: ["Pair a device", showPair],
+  tokens: ["Tokens", showTokens],
+  budgets: ["Budgets", showBudgets],
+  policy: ["Policies", showPolicy],
+  stops: ["Emergency stop", showStops],
+  about: ["About", showAbout],
+};
+
+/** Show a section (`#/settings/NAME`) below the emergency stop. */
+export async function mount(root, [wanted], signal) {
+  const name = Object.hasOwn(SECTIONS, wanted || "") ? wanted : "pair";
+  const [text, show] = SECTIONS[name];
+  const body = h("section", { class: "settings-body", "aria-label": text });
+  const links = Object.entries(SECTIONS).map(([one, [said]]) => h("a", {
+    href: `#/settings/${one}`, "aria-current": one === name ? "page" : null }, said));
+  replace(root, h("nav", { class: "tabs", "aria-label": "Settings" }, links),
+    name !== "stops" && may("admin") && stopBar(signal), body);
+  await show(body, signal);
+}
+
+function showAbout(place, signal) {
+  const { me } = known, health = h("div");
+  replace(place, h("div", { class: "settings-columns" },
+    h("section", { class: "card" }, h("h2", null, "Who you are here"),
+      h("dl", { class: "facts" },
+        h("dt", null, "token"), h("dd", null, h("code", null, me.token)),
+        h("dt", null, "user"), h("dd", null, me.user || "(none named)"),
+        h("dt", null, "tenant"), h("dd", null, me.tenant)),
+      h("h3", null, "What you may"),
+      h("ul", { class: "scopes-held" }, me.scopes.map((scope) => h("li", null,
+        h("code", null, scope), " ", h("span", { class: "soft" }, meaningOf(scope)))))),
+    h("section", { class: "card" }, h("h2", null, "How the orchestrator is"), health,
+      h("h3", null, "The API that this page uses"),
+      h("ul", null,
+        h("li", null, h("a", { href: "/docs" }, "/docs"), " to read and try it"),
+        h("li", null, h("a", { href: "/openapi.json" }, "/openapi.json"), " for programs")))));
+  return load(health, () => healthOf(signal), healthShown, signal);
+}
+
+/** Whether it is well; that it is not is an answer too. */
+async function healthOf(signal) {
+  const live = await get("/health/live", null, { signal });
+  const response = await fetch("/health/ready", { signal });
+  return { version: live.version, ...await response.json() };
+}
+
+function healthShown({ version, ready, parts }) {
+  return h("div", null,
+    h("p", null, ready ? badge("good", "ready") : badge("bad", "not ready"), ` EvoClaw ${version}`),
+    h("ul", { class: "parts" }, Object.entries(parts || {}).map(([name, state]) => h("li", null,
+      badge(state === "ok" ? "good" : "bad", `${name}: ${state}`)))));
+}

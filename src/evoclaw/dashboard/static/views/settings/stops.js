@@ -1,0 +1,129 @@
+// The emergency stop: nothing more of something, from now on, until a person releases it.
+
+import { del, get, post } from "../../api.js";
+import { h, replace } from "../../dom.js";
+import { some } from "../../format.js";
+import { fleet, may } from "../../live.js";
+import { badge, button, confirmed, empty, failed, field, load, select, toast, when }
+  from "../../parts.js";
+
+const KINDS = {
+  all: ["everything", "All runs and calls, also what runs now, on this machine and every edge."],
+  network: ["the network", "Every call that can reach the network."],
+  agent: ["an agent or edge", "One agent or edge, also what runs there now."],
+  tool: ["a tool", "Every call of one tool."],
+};
+
+const said = ({ kind, name }) => (name ? `${kind} ${name}` : KINDS[kind]?.[0] || kind);
+
+/** A bar that says whether something is stopped, and stops everything. */
+export function stopBar(signal) {
+  const state = h("span", { role: "status" });
+  const bar = h("div", { class: "stop-bar row between", role: "region",
+    "aria-label": "Emergency stop" });
+  const show = (stops) => {
+    bar.classList.toggle("on", stops.length > 0);
+    replace(state, stops.length ? [badge("bad", "stopped"), " ", stops.map(said).join(", "), " "]
+      : [badge("good", "nothing is stopped"), " "],
+    h("a", { href: "#/settings/stops" }, stops.length ? "release…" : "stop only a part…"));
+  };
+  replace(bar, state, button("Stop everything…", async () => {
+    const stops = await stop("all", "");
+    if (stops) show(stops);
+  }, { tone: "danger stop" }));
+  listed(signal).then(show, (cause) => {
+    if (cause.name !== "AbortError") replace(state, cause.message);
+  });
+  return bar;
+}
+
+const listed = async (signal) => (await get("/v1/stops", null, { signal })).items;
+
+/** Stop something once it was confirmed; gives what is stopped then, or null. */
+async function stop(kind, name) {
+  const [what, effect] = KINDS[kind];
+  const reason = await confirmed(`Stop ${name ? `${kind} ${name}` : what}?`,
+    `${effect} It stays stopped until a person releases it.`,
+    { action: "Stop now", ask: "Reason, told to the models and to people (may be empty)" });
+  if (reason === null) return null;
+  const body = name ? { kind, name, reason } : { kind, reason };
+  const { items } = await post("/v1/stops", body);
+  toast(`stopped: ${said({ kind, name })}`, "bad");
+  return items;
+}
+
+/** Show what is stopped, and let more be stopped. */
+export function showStops(place, signal) {
+  if (!may("admin")) {
+    return replace(place, empty("Only an admin may stop things: your token lacks 'admin'."));
+  }
+  const list = h("div");
+  const show = (stops) => replace(list, stopsShown(stops, show, signal));
+  replace(place, h("section", { class: "card stop-now" },
+    h("div", null, h("h2", null, "Stop everything"), h("p", { class: "soft" }, KINDS.all[1])),
+    button("Stop everything…", async () => {
+      const stops = await stop("all", "");
+      if (stops) show(stops);
+    }, { tone: "danger stop" })),
+  h("h2", null, "Stopped now"), list, h("h2", null, "Stop a part"), partForm(show, signal));
+  return load(list, () => listed(signal), (stops) => stopsShown(stops, show, signal), signal);
+}
+
+function stopsShown(stops, show) {
+  if (!stops.length) return h("p", null, badge("good", "nothing is stopped"));
+  return h("ul", { class: "stops" }, stops.map((one) => h("li", { class: "card row between" },
+    h("span", null, badge("bad", said(one)), " ", one.reason || "no reason was given", " ",
+      h("span", { class: "soft small" }, "by ", one.by || "?", ", ", when(one.at))),
+    may("human") ? button("Release…", async () => {
+      const sure = await confirmed(`Release ${said(one)}?`, "It can go on at once.",
+        { action: "Release", tone: "primary" });
+      if (sure === null) return;
+      const path = `/v1/stops/${encodeURIComponent(one.kind)}`;
+      show((await del(path, { name: one.name })).items);
+      toast(`released: ${said(one)}`);
+    }, { label: `Release ${said(one)}` })
+      : h("span", { class: "soft small" }, "only a person may release it (scope 'human')"))));
+}
+
+function partForm(show, signal) {
+  const names = h("datalist", { id: "stop-names" });
+  const name = h("input", { list: "stop-names", maxlength: "128", autocomplete: "off" });
+  const named = field("Its name", name);
+  const about = h("p", { class: "soft small" });
+  const problem = h("div");
+  const kind = select(Object.entries(KINDS).filter(([key]) => key !== "all")
+    .map(([key, [text]]) => [key, text]), "agent", () => choose());
+  const choose = async () => {
+    named.hidden = kind.value === "network";
+    replace(about, KINDS[kind.value][1]);
+    if (named.hidden) return;
+    try {
+      const found = await known(kind.value, signal);
+      replace(names, found.map((one) => h("option", { value: one })));
+    } catch (cause) {
+      if (cause.name !== "AbortError") replace(problem, failed(cause, choose));
+    }
+  };
+  const go = button("Stop…", async () => {
+    if (!named.hidden && !name.value.trim()) {
+      name.focus();
+      return toast("say its name first", "bad");
+    }
+    const stops = await stop(kind.value, named.hidden ? "" : name.value.trim());
+    if (stops) show(stops);
+    return null;
+  }, { tone: "danger" });
+  choose();
+  return h("div", { class: "card stop-part" }, h("div", { class: "settings-form" },
+    field("What", kind), named), about, h("div", { class: "row" }, go), names, problem);
+}
+
+/** The names there are of a kind. */
+async function known(kind, signal) {
+  if (kind === "tool") {
+    return may("tools:read") ? (await get("/v1/tools", null, { signal })).items
+      .map((one) => one.name) : [];
+  }
+  const { agents } = await get("/v1/agents", null, { signal });
+  return [...new Set([...agents.map((one) => one.name), ...fleet.keys()])].sort();
+}

@@ -1,0 +1,129 @@
+// Tokens: who may come in, for how long, and for what.
+
+import { del, get, post } from "../../api.js";
+import { h, replace } from "../../dom.js";
+import { ago } from "../../format.js";
+import { known, may } from "../../live.js";
+import { badge, button, confirmed, copyButton, empty, field, load, select, table, toast, when }
+  from "../../parts.js";
+import { SCOPES, meaningOf } from "./scopes.js";
+
+const PRESETS = {
+  look: ["to look only", SCOPES.filter((one) => one.endsWith(":read"))],
+  person: ["a person at this page", [...SCOPES.filter((one) => one.includes(":")), "human"]],
+  program: ["a program that has agents do things", ["agents:invoke", "runs:read", "runs:write",
+    "sessions:read", "sessions:write"]],
+};
+const DAY = 86_400;
+const EXPIRIES = [[String(DAY / 24), "1 hour"], [String(DAY), "1 day"], [String(7 * DAY), "7 days"],
+  [String(30 * DAY), "30 days"], [String(365 * DAY), "1 year"], ["", "never"]];
+
+/** Show the tokens, and make new ones. */
+export function showTokens(place, signal) {
+  if (!may("admin")) {
+    return replace(place, empty("Only an admin makes tokens: yours lacks the scope 'admin'."));
+  }
+  const list = h("div"), made = h("div", { "aria-live": "polite" });
+  const again = () => load(list, () => get("/v1/tokens", null, { signal }),
+    ({ items }) => tokensShown(items, again), signal);
+  replace(place, made, form(made, again), h("h2", null, "Tokens there are"), list);
+  return again();
+}
+
+function form(made, again) {
+  const name = h("input", { required: true, maxlength: "200", autocomplete: "off" });
+  const user = h("input", { maxlength: "128", autocomplete: "off" });
+  const expiry = select(EXPIRIES, String(30 * DAY));
+  const boxes = SCOPES.map((scope) => h("input", { type: "checkbox", value: scope,
+    disabled: !holds(scope) }));
+  const choose = (scopes) => {
+    for (const box of boxes) box.checked = !box.disabled && scopes.includes(box.value);
+  };
+  const presets = Object.values(PRESETS).map(([text, scopes]) =>
+    button(text, () => choose(scopes)));
+  const make = h("button", { class: "primary" }, "Make the token");
+  const element = h("form", { class: "card settings-make" }, h("h2", null, "Make a token"),
+    h("div", { class: "settings-form" }, field("What it is for", name),
+      field("On whose behalf", user, "a user's name; may be empty"), field("Expires", expiry)),
+    h("fieldset", null, h("legend", null, "What it may"),
+      h("div", { class: "row small" }, "for ", presets),
+      h("div", { class: "scopes" }, boxes.map((box) => scopeBox(box)))),
+    h("div", { class: "row" }, make));
+  element.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const scopes = boxes.filter((box) => box.checked).map((box) => box.value);
+    if (!scopes.length) return toast("choose at least one thing that it may", "bad");
+    make.disabled = true;
+    try {
+      const expires_in = expiry.value ? Number(expiry.value) : null;
+      const body = { name: name.value.trim(), user: user.value.trim(), scopes, expires_in };
+      secretShown(made, body.name, await post("/v1/tokens", body));
+      element.reset();
+      expiry.value = String(30 * DAY);
+      await again();
+    } catch (cause) {
+      toast(cause.message, "bad");
+    }
+    make.disabled = false;
+    return null;
+  });
+  return element;
+}
+
+/** Nobody gives what they do not hold. */
+function holds(scope) {
+  return scope === "*" ? known.me.scopes.includes("*") : may(scope);
+}
+
+function scopeBox(box) {
+  return h("label", { class: "check small", title: box.disabled ? "you do not hold it" : null },
+    box, h("span", null, h("code", null, box.value), " ",
+      h("span", { class: "soft" }, meaningOf(box.value), box.disabled && " (not yours to give)")));
+}
+
+function secretShown(place, name, { token }) {
+  const secret = h("input", { readonly: true, value: token, class: "mono",
+    "aria-label": "The new token", on: { focus: () => secret.select() } });
+  replace(place, h("section", { class: "card secret" },
+    h("h2", null, `The token “${name}”`),
+    h("p", null, badge("warn", "shown once"), " Copy it now: it is not kept, and nobody can show "
+      + "it again."),
+    h("div", { class: "row" }, h("div", { class: "grow" }, secret), copyButton(token),
+      button("I have it", () => replace(place)))));
+  secret.focus();
+}
+
+function stateOf(token) {
+  if (token.revoked_at) return badge("bad", "revoked");
+  if (token.expires_at && token.expires_at < Date.now() / 1000) return badge("quiet", "expired");
+  return badge("good", "works");
+}
+
+function tokensShown(items, again) {
+  if (!items.length) return empty("There are none but those of the configuration.");
+  const columns = [
+    { title: "name", cell: (row) => [row.name, row.id === known.me.token
+      && h("span", { class: "soft small" }, " (yours)")] },
+    { title: "state", cell: stateOf },
+    { title: "may", cell: (row) => h("code", null, row.scopes.join(" ")) },
+    { title: "user", cell: (row) => row.user || "–" },
+    { title: "made", cell: (row) => when(row.made_at) },
+    { title: "expires", cell: (row) => (row.expires_at ? when(row.expires_at) : "never") },
+    { title: "last used", cell: (row) => ago(row.used_at) },
+    { title: "", cell: (row) => !row.revoked_at && button("Revoke…", () => revoke(row, again),
+      { tone: "danger", label: `Revoke the token ${row.name}` }) },
+  ];
+  return table("tokens, the newest first", columns, items);
+}
+
+async function revoke(token, again) {
+  const text = token.id === known.me.token
+    ? "It is the one you use now: you will be logged out."
+    : "From then on it lets nobody in. It cannot be taken back.";
+  if (await confirmed(`Revoke the token “${token.name}”?`, text, { action: "Revoke" }) === null) {
+    return;
+  }
+  await del(`/v1/tokens/${encodeURIComponent(token.id)}`);
+  toast(`${token.name} is revoked`);
+  await again();
+}

@@ -1,0 +1,144 @@
+// Tools and skills: what there is, what it may do, how it is used and how often it fails.
+
+import { get } from "../../api.js";
+import { h, oneLine, replace } from "../../dom.js";
+import { count, duration, millis, percent } from "../../format.js";
+import { may } from "../../live.js";
+import { badge, empty, facts, failed, field, fold, jsonBlock, load, select, table }
+  from "../../parts.js";
+
+export const title = "Tools & skills";
+
+const EFFECTS = { read: "quiet", write: "warn", execute: "bad" };
+
+/** Show the tools with their use of the last days, then the skills. */
+export async function mount(root, args, signal) {
+  if (args.length) return one(root, args[0], signal);
+  const tools = h("section", { "aria-label": "Tools" });
+  const skills = h("section", { "aria-label": "Skills" });
+  replace(root, tools, h("h2", null, "Skills"), skills);
+  await Promise.all([
+    load(tools, () => toolsAndUse(signal), (found) => toolList(found), signal),
+    load(skills, () => get("/v1/skills", null, { signal }), skillList, signal),
+  ]);
+}
+
+async function toolsAndUse(signal) {
+  const [tools, use] = await Promise.all([get("/v1/tools", null, { signal }), usage(signal)]);
+  return { ...tools, use };
+}
+
+/** By tool, the figures of the last week; none if this token may not see runs. */
+async function usage(signal) {
+  if (!may("runs:read")) return new Map();
+  const since = Date.now() / 1000 - 7 * 86_400;
+  const found = await get("/v1/figures", { since: Math.floor(since) }, { signal });
+  return new Map(found.tools.map((one) => [one.tool, one]));
+}
+
+function toolList({ items, absent, use }) {
+  const place = h("div");
+  const search = h("input", { type: "search", placeholder: "name or words" });
+  const effect = select([["", "any effect"], ...new Set(items.map((tool) => tool.effect))]);
+  const draw = () => {
+    const wanted = search.value.toLowerCase();
+    const fitting = items.filter((tool) => (!effect.value || tool.effect === effect.value)
+      && `${tool.name} ${tool.description}`.toLowerCase().includes(wanted));
+    replace(place, fitting.length ? table("tools", columns(use), fitting)
+      : empty("No tool fits. Change the search."));
+  };
+  search.addEventListener("input", draw);
+  effect.addEventListener("change", draw);
+  draw();
+  return [
+    h("div", { class: "row filters" }, field("Search", search), field("Effect", effect)), place,
+    absent.length > 0 && fold(`${absent.length} tools cannot be used here`, () =>
+      table("tools that cannot be used", [{ title: "tool", cell: (tool) => tool.name },
+        { title: "why", cell: (tool) => tool.why }], absent)),
+  ];
+}
+
+function columns(use) {
+  const of = (tool) => use.get(tool.name);
+  return [
+    { title: "tool", cell: (tool) => [
+      h("a", { href: `#/tools/${encodeURIComponent(tool.name)}`, class: "mono" }, tool.name),
+      h("div", { class: "small soft" }, oneLine(tool.description, 110))] },
+    { title: "effect", cell: (tool) => badge(EFFECTS[tool.effect] || "quiet", tool.effect) },
+    { title: "calls, 7 days", number: true, cell: (tool) => count(of(tool)?.calls || 0) },
+    { title: "failed", number: true, cell: (tool) => failures(of(tool)) },
+    { title: "p50", number: true, cell: (tool) => (of(tool) ? millis(of(tool).p50_ms) : "–") },
+    { title: "p95", number: true, cell: (tool) => (of(tool) ? millis(of(tool).p95_ms) : "–") },
+  ];
+}
+
+const failures = (use) => (use?.calls ? percent(1 - use.success_rate) : "–");
+
+function skillList({ items, problems }) {
+  if (!items.length && !problems.length) {
+    return empty("No skills. Put one into the skills folder: see `evoclaw skills new`.");
+  }
+  return [
+    h("div", { class: "grid-cards" }, items.map(skillCard)),
+    problems.length > 0 && table("skills that cannot be used", [
+      { title: "where", cell: (one) => one.path },
+      { title: "why", cell: (one) => [one.refused && badge("bad", "refused"), " ", one.reason] },
+    ], problems),
+  ];
+}
+
+function skillCard(skill) {
+  return h("article", { class: "card" },
+    h("div", { class: "row between" }, h("h3", null, `${skill.name} ${skill.version}`),
+      skill.approved ? badge("good", "pinned") : badge("warn", "not pinned")),
+    h("p", null, skill.description),
+    skill.tools?.length > 0 && h("p", { class: "small" }, "Brings: ", skill.tools.join(", ")),
+    skill.allowed_tools?.length > 0
+      && h("p", { class: "small soft" }, "Works with: ", skill.allowed_tools.join(", ")),
+    fold("Instructions", () => {
+      const place = h("div");
+      load(place, () => get(`/v1/skills/${encodeURIComponent(skill.name)}`), (found) =>
+        h("pre", { class: "text", tabindex: "0" }, found.instructions || "none"));
+      return place;
+    }),
+    h("p", { class: "small soft mono" }, skill.digest.slice(0, 23)));
+}
+
+async function one(root, name, signal) {
+  try {
+    const [tool, use] = await Promise.all([
+      get(`/v1/tools/${encodeURIComponent(name)}`, null, { signal }), usage(signal)]);
+    replace(root, h("p", null, h("a", { href: "#/tools" }, "All tools")),
+      detail(tool, use.get(name)));
+  } catch (cause) {
+    replace(root, failed(cause, () => one(root, name, signal)));
+  }
+}
+
+function detail(tool, use) {
+  const about = [
+    ["Effect", badge(EFFECTS[tool.effect] || "quiet", tool.effect)],
+    ["Needs", tool.permissions.join(", ") || "nothing"],
+    ["Time", `${duration(tool.timeout)}, at most ${duration(tool.max_timeout)}`],
+    ["Again is harmless", tool.idempotent ? "yes" : "no"], ["Version", tool.version],
+  ];
+  return [
+    h("article", { class: "card" }, h("h2", { class: "mono" }, tool.name),
+      h("p", { class: "lines" }, tool.description),
+      facts(about)),
+    h("article", { class: "card" }, h("h2", null, "Use in 7 days"), use ? useTable(use)
+      : h("p", { class: "soft" }, "Not called.")),
+    h("article", { class: "card" }, h("h2", null, "Schema of its arguments"),
+      jsonBlock(tool.parameters, "schema")),
+  ];
+}
+
+function useTable(use) {
+  const errors = Object.entries(use.errors).map(([kind, number]) => `${kind}: ${number}`);
+  const rows = [
+    ["Calls", count(use.calls)], ["Succeeded", percent(use.success_rate)],
+    ["On average", millis(use.avg_ms)], ["p50", millis(use.p50_ms)], ["p95", millis(use.p95_ms)],
+    ["Errors", errors.join(", ") || "none"],
+  ];
+  return facts(rows);
+}
