@@ -10,7 +10,7 @@ SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types test test-faults test-page test-bypass test-llm check bench fleetbench servicebench \
-	fleetspeed pagebench toolbench policybench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
+	fleetspeed pagebench tracebench toolbench policybench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -91,6 +91,9 @@ servicebench: $(READY) ## 200 runs over HTTP, everybody watched; ends with one J
 
 pagebench: $(READY) ## the page with 1,000 edges and 10,000 events in Chromium; ends with one JSON object
 	$(BIN)/python -m bench.page
+
+tracebench: $(READY) ## what traces cost a run with an edge call; ends with one JSON object
+	$(BIN)/python -m bench.traces
 
 toolbench: $(READY) ## grep, glob and dispatch beside ripgrep and find; ends with one JSON object
 	$(BIN)/python bench/toolbench.py
