@@ -20,6 +20,7 @@ BODIES = {
     "steer_run": {"message": "hello"},
     "say": {"message": "hello"},
     "rename_session": {"title": "mine now"},
+    "fork_run": {"turn": 1},
 }
 
 

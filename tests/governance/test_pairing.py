@@ -107,7 +107,7 @@ def test_no_token_is_stored_and_no_one_else_may_read(pairings: Pairings, tmp_pat
     for path in folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert token not in path.read_text()
-    assert len(token) == 32 and len({pairings.new(None, 1, NOW) for _ in range(50)}) == 50
+    assert len(token) == 48 and len({pairings.new(None, 1, NOW) for _ in range(50)}) == 50
 
 
 def _won(task: tuple[Path, str]) -> bool:

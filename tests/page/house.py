@@ -90,7 +90,7 @@ async def _join(house: House) -> None:
     joined = await shell.type(*words)
     assert joined.code == 0, joined.err
     config = shell.workspace / "agent.toml"
-    config.write_text(BEAT + config.read_text())
+    config.write_text(f'{BEAT}workspace = "{shell.workspace}"\n{config.read_text()}')
     await house.start_edge()
 
 

@@ -19,7 +19,7 @@ from tests.page.looking import Looker
 from tests.page.scene import HOW, NOTES, play, session_of
 
 PLACE = Path(__file__).parents[2] / "docs" / "images"
-SIZE = {"width": 1280, "height": 800}
+SIZE = {"width": 1440, "height": 900}
 COLOURS = 128
 """Of a picture: a page of text needs no more, and it stays small."""
 Scheme = Literal["light", "dark"]

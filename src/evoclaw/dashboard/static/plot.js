@@ -49,7 +49,7 @@ function line({ name, points }, index, x, y) {
   pieces.push(piece);
   return s("g", { class: `line series-${index % 6}` }, s("title", null, name),
     pieces.filter((one) => one.length).map((one) => (one.length === 1
-      ? s("circle", { cx: one[0][0], cy: one[0][1], r: 2.5 })
+      ? s("circle", { cx: one[0][0], cy: one[0][1], r: 3.5 })
       : s("polyline", { points: one.map((p) => p.map((n) => n.toFixed(1)).join(",")).join(" "),
         fill: "none" }))));
 }
