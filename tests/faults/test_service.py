@@ -270,6 +270,7 @@ def _body(operation: str) -> JSON:
         "steerrun": {"message": "hello"},
         "say": {"message": "hello"},
         "renamesession": {"title": "mine now"},
+        "forkrun": {"turn": 1},
     }
     named = operation.lower().replace("_", "")
     found = [body for name, body in known.items() if named.endswith(name)]
