@@ -16,6 +16,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.recordings import read_recording
+from evoclaw.store.sessions import Session
 from tests.api.house import Client, served
 
 RUNNER = ("runs:read", "runs:write")
@@ -293,3 +294,23 @@ async def test_too_many_watchers_are_refused_and_those_there_stay(tmp_path: Path
         async with asyncio.timeout(30):
             while b"evoclaw_http_watchers 0" not in (await figures.get("/metrics")).body:
                 pass
+
+
+async def test_what_a_run_began_is_asked_for_by_the_run(tmp_path: Path) -> None:
+    async with served(tmp_path) as up:
+        ann = await up.as_(*RUNNER)
+        top = (await ann.post("/v1/runs", {"message": "hello"})).json
+        store = up.house.talks.store
+        for number in range(3):
+            session = Session(f"below-{number}", "helper", owner="ann")
+            await store.create(session)
+            below = {"parent_run": top["run_id"], "root_run": top["run_id"]}
+            await store.begin(f"b{number}", session.id, "do it", **below)
+
+        found = (await ann.get(f"/v1/runs?parent_run={top['run_id']}&limit=2")).json
+        rest = (await ann.get(f"/v1/runs?parent_run={top['run_id']}&before={found['next']}")).json
+
+        assert [one["run_id"] for one in (*found["items"], *rest["items"])] == ["b2", "b1", "b0"]
+        assert (await ann.get("/v1/runs?parent_run=b0")).json["items"] == []
+        bob = await up.as_(*RUNNER, user="bob")
+        assert (await bob.get(f"/v1/runs?parent_run={top['run_id']}")).json["items"] == []

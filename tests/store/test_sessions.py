@@ -106,6 +106,8 @@ async def test_what_all_runs_below_one_spent_is_added_up_and_unknown_stays_unkno
         top = await store.begin("top", "s1", "hi")
         below = await store.begin("below", "s2", "do", parent_run="top", root_run="top")
         await store.begin("else", "s3", "hi")
+        assert [one.id for one in await store.runs(parent_run="top")] == ["below"]
+        assert await store.runs(parent_run="top", state="ended") == []
         await store.append(top, [], [], Spent(2, 1, 10, 5, 0.25), None)
         await store.append(below, [], [], Spent(3, 4, 20, 5, 0.5), StopReason.COMPLETED)
         assert await store.spent("top") == Spent(5, 5, 30, 10, 0.75)

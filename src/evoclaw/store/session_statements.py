@@ -17,8 +17,9 @@ RUNS = f"""
 SELECT {RUN} FROM runs WHERE tenant = ?1 AND (?2 = '' OR session_id = ?2)
 AND (?3 = '' OR seq < (SELECT seq FROM runs WHERE tenant = ?1 AND id = ?3))
 AND (?5 = 0 OR session_id IN (SELECT id FROM sessions WHERE tenant = ?1 AND owner = ?6))
-{{state}} ORDER BY seq DESC LIMIT ?4
+{{state}} {{below}} ORDER BY seq DESC LIMIT ?4
 """
+BEGUN_BY = "AND parent_run = ?7"
 LAST = f"SELECT {RUN} FROM runs WHERE tenant = ? AND session_id = ? ORDER BY seq DESC LIMIT 1"
 COUNT = "SELECT coalesce(max(number) + 1, 0) FROM messages WHERE tenant = ? AND session_id = ?"
 BELOW = """

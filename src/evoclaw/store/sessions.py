@@ -191,6 +191,7 @@ class SessionStore:
         session_id: str = "",
         state: Literal["", "open", "waiting", "ended"] = "",
         owner: str | None = None,
+        parent_run: str = "",
         before: str = "",
         limit: int = 50,
     ) -> list[StoredRun]:
@@ -200,12 +201,14 @@ class SessionStore:
             session_id: Only those of one session.
             state: Only those that go on, wait for a person, or came to an end.
             owner: Only those of somebody's sessions.
+            parent_run: Only those that this run began.
             before: Only those begun before this run.
             limit: How many at most.
         """
-        whose = (owner is not None, owner or "")
+        whose = (owner is not None, owner or "", *([parent_run] if parent_run else []))
         values = (self.tenant, session_id, before, limit, *whose)
-        statement = statements.RUNS.format(state=statements.STATES[state])
+        below = statements.BEGUN_BY if parent_run else ""
+        statement = statements.RUNS.format(state=statements.STATES[state], below=below)
         rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
         return [self._run(row) for row in rows]
 

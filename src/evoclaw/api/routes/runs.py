@@ -158,13 +158,20 @@ async def list_runs(
     caller: Who,
     session_id: IdOrNone = "",
     stands: Annotated[State | None, QueryParameter(name="state")] = None,
+    parent_run: IdOrNone = "",
     before: Cursor = "",
     limit: Most = 50,
 ) -> RunPage:
     """Your runs, the newest first; an admin's list has those of the whole tenant."""
     owner = None if caller.may(Scope.ADMIN) else caller.principal.user
     found = await given(parts.runs, "runs").list(
-        caller.tenant, session_id=session_id, state=stands, owner=owner, before=before, limit=limit
+        caller.tenant,
+        session_id=session_id,
+        state=stands,
+        owner=owner,
+        parent_run=parent_run,
+        before=before,
+        limit=limit,
     )
     return RunPage(tuple(found), found[-1].run_id if len(found) == limit else "")
 

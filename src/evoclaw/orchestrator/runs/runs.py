@@ -205,6 +205,7 @@ class Runs:
         session_id: str = "",
         state: State | None = None,
         owner: str | None = None,
+        parent_run: str = "",
         before: str = "",
         limit: int = 50,
     ) -> Sequence[RunView]:
@@ -215,11 +216,12 @@ class Runs:
             session_id: Only those of one session.
             state: Only those that stand so.
             owner: Only those of somebody's sessions.
+            parent_run: Only those that this run began.
             before: Only those begun before this run: the last one of the page before.
             limit: How many at most.
         """
         views = Views(self._talks.store.of(tenant))
-        return await views.list(session_id, state, owner, before, limit)
+        return await views.list(session_id, state, owner, before, limit, parent_run)
 
     async def watch(
         self, tenant: str, run_id: str, after: int = 0, *, follow: bool = False

@@ -62,7 +62,13 @@ class Views:
         )
 
     async def list(
-        self, session_id: str, state: State | None, owner: str | None, before: str, limit: int
+        self,
+        session_id: str,
+        state: State | None,
+        owner: str | None,
+        before: str,
+        limit: int,
+        parent_run: str = "",
     ) -> Sequence[RunView]:
         """Some of them, newest first."""
         found: list[RunView] = []
@@ -71,6 +77,7 @@ class Views:
                 session_id=session_id,
                 state=_IN_STORE[state],
                 owner=owner,
+                parent_run=parent_run,
                 before=before,
                 limit=limit,
             )

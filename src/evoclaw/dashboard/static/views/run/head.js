@@ -3,7 +3,6 @@
 import { get } from "../../api.js";
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { count, duration, money } from "../../format.js";
-import { runs } from "../../live.js";
 import { badge, figure, fold, load, runBadge, textBlock, when } from "../../parts.js";
 
 const FIGURES = {
@@ -90,21 +89,18 @@ export class Head {
   }
 
   async findChildren() {
-    const known = [...runs.values()];
+    const wanted = { parent_run: this.view.run_id, limit: 100 };
     try {
-      known.push(...(await get("/v1/runs", { limit: 100 }, { signal: this.signal })).items);
+      this.drawRelatives((await get("/v1/runs", wanted, { signal: this.signal })).items);
     } catch (cause) {
-      if (cause.name === "AbortError") return; // what is known by the stream is shown anyway
+      if (cause.name !== "AbortError") this.drawRelatives([], cause.message);
     }
-    const found = new Map(known.filter((one) => one.parent_run === this.view.run_id)
-      .map((one) => [one.run_id, one]));
-    if (!this.signal.aborted) this.drawRelatives([...found.values()]);
   }
 
-  drawRelatives(children) {
+  drawRelatives(children, problem = "") {
     const { parent_run: parent } = this.view;
-    this.relatives.hidden = !parent && !children.length;
-    replace(this.relatives,
+    this.relatives.hidden = !parent && !children.length && !problem;
+    replace(this.relatives, problem && `What it began cannot be told: ${problem}`,
       parent && h("span", null, "begun by ", link(parent, `run ${parent.slice(0, 8)}`)),
       children.length > 0 && h("span", null, "began "),
       children.map((one) => h("span", { class: "row" },
