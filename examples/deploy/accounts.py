@@ -4,7 +4,9 @@
     python accounts.py add FOLDER garage attic          # two agents
     python accounts.py nats FOLDER > users.conf         # for nats/nats.conf; reload: kill -HUP
     python accounts.py mosquitto FOLDER > dynamic-security.json      # for its first start
-    python accounts.py commands FOLDER garage attic     # for a Mosquitto that runs: see its README
+    python accounts.py commands FOLDER garage attic     # for a Mosquitto that runs
+
+The guide `docs/guides/scale.md` goes through it.
 
 FOLDER holds `accounts.json` (hashes only) and `passwords/NAME`, each readable by you alone: a
 password goes to the machine that uses it and can be removed here once it did.

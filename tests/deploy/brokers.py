@@ -15,9 +15,12 @@ from pathlib import Path
 from secrets import token_hex
 
 import pytest
+from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.transport.address import TlsSettings, parse_url
 from evoclaw.transport.engines import Nats
+from evoclaw.transport.mqtt import MqttLink
 from tests.ports import free_port
 from tests.transport.brokers import Broker
 from tests.transport.certificates import Certificates, make_certificates
@@ -45,6 +48,9 @@ class Door:
 
     def __init__(self, folder: Path, authority: Path, *ports: int) -> None:
         self.folder, self.ports = folder, ports
+        self.nodes: list[Broker] = []
+        """To be killed, where there are several."""
+        self._authority = str(authority)
         self.secure = ssl.create_default_context(cafile=str(authority))
         self._stack = AsyncExitStack()
 
@@ -53,6 +59,12 @@ class Door:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def link(self, name: str, node: int) -> MqttLink:
+        """The link of an account, as an edge or an orchestrator has it."""
+        tls, password = TlsSettings(self._authority), password_of(self.folder, name)
+        address = parse_url(f"mqtts://127.0.0.1:{self.ports[node]}", tls=tls)
+        return MqttLink(replace(address, username=name, password=password))
 
     async def join(self, name: str, node: int = 0) -> Mqtt:
         """A connection of an account; tried until its node is one of the cluster."""
@@ -106,7 +118,9 @@ async def nats_cluster(folder: Path) -> AsyncGenerator[Door]:
             stack.callback(nodes[-1].kill)
         # At the same time: none of them takes connections before most of them are there.
         await asyncio.gather(*(node.start() for node in nodes))
-        yield await stack.enter_async_context(Door(folder / "accounts", certificates.ca, *outer))
+        door = await stack.enter_async_context(Door(folder / "accounts", certificates.ca, *outer))
+        door.nodes = nodes
+        yield door
 
 
 def _furnish(place: Path, certificates: Certificates, users: str) -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.brokers import Door, accounts, mosquitto_with_plugin, nats_cluster
+from tests.transport.parties import Recorder, running
 from tests.transport.test_broker import Mqtt
 
 REFUSED = 128
+PATIENCE = 60.0
+"""Seconds in which two nodes know that the third is gone."""
 CONTROL = "$CONTROL/dynamic-security/v1"
 KINDS = ("reports", "status", "capabilities")
 Start = Callable[[Path], AbstractAsyncContextManager[Door]]
@@ -70,6 +73,27 @@ async def test_an_agent_may_not_speak_or_listen_outside_its_own_topics(door: Doo
     assert await brain.next() == ("evoclaw/agents/garage/reports", b"true")
     await brain.publish("evoclaw/agents/attic/commands", b"do")
     assert await attic.next() == ("evoclaw/agents/attic/commands", b"do")
+
+
+async def test_two_of_three_nodes_go_on_without_the_third(tmp_path: Path) -> None:
+    accounts("add", tmp_path / "accounts", "brain", "--role", "orchestrator")
+    accounts("add", tmp_path / "accounts", "garage")
+    async with nats_cluster(tmp_path) as door:
+        await (await door.join("garage", 2)).leave()
+
+        door.nodes[2].kill()
+
+        # While they choose who leads them they refuse things; our own links come again until not.
+        brain = Recorder("evoclaw/agents/+/reports")
+        garage = Recorder("evoclaw/agents/garage/commands")
+        up, down = door.link("brain", 0), door.link("garage", 1)
+        async with running(up, brain), running(down, garage):
+            await brain.was_born(1, PATIENCE)
+            await garage.was_born(1, PATIENCE)
+            await up.publish("evoclaw/agents/garage/commands", b"do")
+            assert await garage.got(1) == [b"do"]
+            await down.publish("evoclaw/agents/garage/reports", b"done")
+            assert await brain.got(1) == [b"done"]
 
 
 async def test_an_account_is_added_while_mosquitto_runs(tmp_path: Path) -> None:
