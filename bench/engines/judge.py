@@ -71,6 +71,7 @@ def judged(url: str) -> dict[str, Any]:
             "overlapped": count(OVERLAPPED),
             "repeated": count(REPEATED),
             "taken_over": count(TAKEN),
+            "highest_epoch": count("SELECT max(epoch) FROM bench.claims"),
             "fenced": notes.get("fenced", 0),
             "restarted": notes.get("restarted", 0),
         }

@@ -69,6 +69,7 @@ OURS = "evoclaw.store.queue, evoclaw.store.postgres"
 ENGINES = {
     "leases": Engine("on_leases", HERE, OURS),
     "leases_far": Engine("on_leases", HERE, OURS, "far"),
+    "leases_skewed": Engine("on_leases", HERE, OURS, "skewed"),
     "procrastinate": Engine("on_procrastinate", OTHERS, "procrastinate, psycopg_pool"),
     "procrastinate_fenced": Engine("on_procrastinate", OTHERS, "procrastinate", "fenced"),
     "dbos": Engine("on_dbos", OTHERS, "dbos"),
