@@ -99,6 +99,24 @@ export function announce(text) {
   requestAnimationFrame(() => { place.textContent = clean(text); });
 }
 
+/** Call, but not while somebody presses in a place: what is clicked must still be there then. */
+export function unpressed(place, signal, call) {
+  let pressed = false, asked = false;
+  const released = () => {
+    pressed = false;
+    if (asked) setTimeout(later); // the click comes first
+  };
+  const later = () => {
+    asked = pressed;
+    if (!pressed && !signal.aborted) call();
+  };
+  place.addEventListener("pointerdown", () => { pressed = true; }, { signal });
+  for (const end of ["pointerup", "pointercancel"]) {
+    document.addEventListener(end, released, { signal });
+  }
+  return later;
+}
+
 /** Call at most once per drawn frame, however often it is asked for. */
 export function perFrame(call) {
   let asked = false;

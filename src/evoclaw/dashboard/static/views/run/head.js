@@ -99,6 +99,11 @@ export class Head {
 
   drawRelatives(children, problem = "") {
     const { parent_run: parent } = this.view;
+    // Drawn anew only if it differs: what is being clicked must still be there.
+    const told = children.map((one) => [one.run_id, one.state, one.stop]);
+    const said = JSON.stringify([told, problem]);
+    if (said === this.toldRelatives) return;
+    this.toldRelatives = said;
     this.relatives.hidden = !parent && !children.length && !problem;
     replace(this.relatives, problem && `What it began cannot be told: ${problem}`,
       parent && h("span", null, "begun by ", link(parent, `run ${parent.slice(0, 8)}`)),

@@ -1,7 +1,7 @@
 // Runs: what was asked, how it stands, what it cost; two of them can be compared.
 
 import { get } from "../../api.js";
-import { h, oneLine, perFrame, replace } from "../../dom.js";
+import { h, oneLine, perFrame, replace, unpressed } from "../../dom.js";
 import { duration, money } from "../../format.js";
 import { on, runs } from "../../live.js";
 import { button, empty, field, runBadge, select, table, toast, when } from "../../parts.js";
@@ -28,8 +28,8 @@ export async function mount(root, _args, signal) {
 class RunList {
   constructor(signal) {
     Object.assign(this, { signal, state: "", older: [], next: null, chosen: [] });
-    this.draw = perFrame(() => { if (!signal.aborted) this.drawNow(); });
     this.place = h("div");
+    this.draw = perFrame(unpressed(this.place, signal, () => this.drawNow()));
     this.more = button("Older runs", () => this.fetch());
     this.compare = button("Compare the two", () => this.goCompare(), { tone: "primary" });
     this.note = h("span", { class: "small soft", role: "status" });
