@@ -129,6 +129,9 @@ class StoredLedger:
         finally:
             if self._due is not None:
                 self._due.cancel()
+            if self._writing:
+                # Begun by the timer just now: it must not outlive what it writes to.
+                await asyncio.wait(self._writing)
             if self._owns:
                 await self.database.close()
 

@@ -166,7 +166,8 @@ class StoredMachine(LedgerMachine):
             id = data.draw(st.sampled_from(sorted(self.model.open)))
             self.run(self._tell(id, {}))
             self.ledger._behind.clear()
-            self.ledger._due.cancel()
+            if self.ledger._due is not None:  # on a busy machine it is over already
+                self.ledger._due.cancel()
         self.run(self.ledger.database.close())
         self._open(alone=alone)
         if alone:
