@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator
@@ -22,8 +20,9 @@ from random import Random
 from typing import Any
 
 import aiohttp
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page
 from tests.api.house import House, built
+from tests.page.browsing import chromium
 
 from evoclaw.api.app import create_app
 from evoclaw.api.serving import serving
@@ -192,16 +191,9 @@ async def measure(browser: Browser, folder: Path) -> dict[str, Any]:
 
 
 async def main() -> None:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        sys.exit("the page is measured in Chromium: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
-        async with async_playwright() as playwright:
-            browser = await playwright.chromium.launch(
-                executable_path=chromium, args=["--no-sandbox"]
-            )
+        async with chromium() as browser:
             found = await measure(browser, Path(folder))
-            await browser.close()
     print(json.dumps(found))
 
 

@@ -9,19 +9,12 @@ import pytest
 
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
+from tests.api.bodies import body_of, like
 from tests.api.house import Client, Served, served
 
 OPEN = {"/health/live", "/health/ready"}
 ENDLESS = {"/v1/events"}
 """Goes on for as long as somebody listens; tests/api/test_events.py says who may."""
-BODIES = {
-    "answer_approval": {"decision": "once"},
-    "answer_step": {"step": "ask", "decision": "approve"},
-    "steer_run": {"message": "hello"},
-    "say": {"message": "hello"},
-    "rename_session": {"title": "mine now"},
-    "fork_run": {"turn": 1},
-}
 
 
 async def ids_of_a(up: Served) -> dict[str, str]:
@@ -42,7 +35,7 @@ async def ids_of_a(up: Served) -> dict[str, str]:
 
 
 async def asked(client: Client, method: str, path: str, name: str) -> tuple[int, bytes]:
-    body = BODIES.get(name, {}) if method in ("post", "patch") else None
+    body = body_of(name) if method in ("post", "patch") else None
     answer = await client.ask(method.upper(), path, body)
     return answer.status, answer.body
 
@@ -61,10 +54,10 @@ async def test_fault_56_ids_of_another_tenant_are_as_if_nobody_had_them(tmp_path
             for method, operation in methods.items():
                 up.house.refusals.clear()
                 real = path.format(**ids)
-                invented = path.format(**{name: _like(ids[name]) for name in names})
+                invented = path.format(**{name: like(ids[name]) for name in names})
                 name = operation["operationId"]
-                found = await asked(bob, method, real, _snake(name))
-                other = await asked(bob, method, invented, _snake(name))
+                found = await asked(bob, method, real, name)
+                other = await asked(bob, method, invented, name)
                 assert found[0] == 404, (method, path, found)
                 assert found == other, (method, path)
                 assert up.house.refusals[0].tenant == "b", (method, path)
@@ -83,18 +76,6 @@ async def test_fault_56_ids_of_another_tenant_are_as_if_nobody_had_them(tmp_path
         still = (await ann.get(f"/v1/runs/{ids['run_id']}")).json
         assert still["state"] == "waiting"
         assert not up.house.ran
-
-
-def _like(id_: str) -> str:
-    """Another id of the same look."""
-    return id_[:-1] + ("0" if id_[-1] != "0" else "1")
-
-
-def _snake(name: str) -> str:
-    last = re.split(r"(?=[A-Z])", name)
-    return next(
-        (known for known in BODIES if name.lower().endswith(known.replace("_", ""))), "".join(last)
-    )
 
 
 async def test_another_user_of_the_tenant_sees_it_only_as_an_admin(tmp_path: Path) -> None:

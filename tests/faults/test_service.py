@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest_asyncio
 
 from evoclaw.core.messages import JSON
+from tests.api.bodies import body_of, like
 from tests.api.house import Client
 from tests.api.test_runs import all_events, next_event, watching
 from tests.executors.support import alive, token
@@ -241,16 +242,16 @@ async def test_fault_56_over_every_route_of_the_real_service_another_tenants_ids
         if not names or not set(names) <= set(ids):
             continue
         for method, said in methods.items():
-            body = _body(said["operationId"]) if method in ("post", "patch", "put") else None
+            body = body_of(said["operationId"]) if method in ("post", "patch", "put") else None
             real = path.format(**ids)
-            invented = path.format(**{name: _like(ids[name]) for name in names})
+            invented = path.format(**{name: like(ids[name]) for name in names})
             found = await bob.ask(method.upper(), real, body)
             other = await bob.ask(method.upper(), invented, body)
             assert found.status == 404, (method, path, found.body)
             assert found.body == other.body, (method, path)
             tried += 1
     assert tried >= 15
-    slow = await _timed(bob, f"/v1/runs/{ids['run_id']}", f"/v1/runs/{_like(ids['run_id'])}")
+    slow = await _timed(bob, f"/v1/runs/{ids['run_id']}", f"/v1/runs/{like(ids['run_id'])}")
     assert max(slow) < 2 * min(slow), f"a guess can be told from a miss by the clock: {slow}"
     tried_by_bob = json.dumps(ok(await bob.get("/v1/audit?limit=500"))["items"])
     assert ids["run_id"] in tried_by_bob, "it is on record that somebody tried"
@@ -261,24 +262,6 @@ async def _tenant(owner: Client, name: str) -> Client:
     wanted = {"name": name, "scopes": ["*"], "tenant": name, "user": name}
     made = ok(await owner.post("/v1/tokens", wanted))
     return Client(owner.http, owner.url, made["token"])
-
-
-def _body(operation: str) -> JSON:
-    """Something that the operation would take."""
-    known: dict[str, JSON] = {
-        "answerstep": {"step": "sure", "decision": "approve"},
-        "steerrun": {"message": "hello"},
-        "say": {"message": "hello"},
-        "renamesession": {"title": "mine now"},
-        "forkrun": {"turn": 1},
-    }
-    named = operation.lower().replace("_", "")
-    found = [body for name, body in known.items() if named.endswith(name)]
-    return found[0] if found else {}
-
-
-def _like(id_: str) -> str:
-    return id_[:-1] + ("0" if id_[-1] != "0" else "1")
 
 
 async def _timed(client: Client, *paths: str) -> Sequence[float]:

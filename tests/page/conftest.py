@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page
 
+from tests.page.browsing import chromium
 from tests.page.house import House, page_house
 from tests.page.looking import Looker
 
@@ -25,13 +25,8 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Hous
 
 @pytest_asyncio.fixture(loop_scope=LOOP, scope="session")
 async def browser() -> AsyncGenerator[Browser]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert found, "the page is looked at in Chromium: apt-get install chromium"
-    async with async_playwright() as playwright:
-        # The container is the cage here: a browser of root cannot build its own.
-        browser = await playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+    async with chromium() as browser:
         yield browser
-        await browser.close()
 
 
 @pytest_asyncio.fixture(loop_scope=LOOP)

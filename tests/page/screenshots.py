@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import io
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Literal
 
 from PIL import Image
-from playwright.async_api import Browser, async_playwright, expect
+from playwright.async_api import Browser, expect
 
 from tests.faults.support import until
 from tests.flows.up_process import ok
+from tests.page.browsing import chromium
 from tests.page.house import House, page_house
 from tests.page.looking import Looker
 from tests.page.scene import HOW, NOTES, play, session_of
@@ -66,10 +66,8 @@ async def breathed(house: House) -> None:
 async def main() -> None:
     """Build a house, play the scene, take the pictures."""
     PLACE.mkdir(exist_ok=True)
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert chromium, "the pictures are taken in Chromium: apt-get install chromium"
     with tempfile.TemporaryDirectory(prefix="house-") as folder:
-        async with page_house(Path(folder)) as house, async_playwright() as playwright:
+        async with page_house(Path(folder)) as house, chromium() as browser:
             runs = await play(house)
             await breathed(house)
             views = {
@@ -84,12 +82,8 @@ async def main() -> None:
                 "audit": "audit",
                 "settings": "settings",
             }
-            browser = await playwright.chromium.launch(
-                executable_path=chromium, args=["--no-sandbox"]
-            )
             for scheme in ("light", "dark"):
                 await shoot(house, browser, views, scheme)
-            await browser.close()
 
 
 if __name__ == "__main__":

@@ -40,11 +40,10 @@ from evoclaw.api.routes.shapes import Id, Key
 from evoclaw.api.sse import event_stream
 from evoclaw.core.agent import Agent
 from evoclaw.core.errors import AgentNotFound, EvoClawError
-from evoclaw.core.events import Record, StopReason
+from evoclaw.core.events import StopReason
 from evoclaw.core.tools import missing_permissions
 from evoclaw.orchestrator.errands import Draining, Errand, RunView
 from evoclaw.orchestrator.people.access import Caller, Scope
-from evoclaw.orchestrator.runs.hub import TooSlow
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.callers import (
     Callers,
@@ -230,27 +229,14 @@ class _Telling:
         run_id = begun.view.run_id
         reading = Reading(run_id, begun.after)
         try:
-            told = pieces(self._records(run_id), reading, self.asking.format)
+            records = self.desk.runs.whole(self.desk.tenant, run_id, follow=True)
+            told = pieces(records, reading, self.asking.format)
             async with aclosing(told) as found:
                 async for piece in found:
                     yield piece
         finally:
             if reading.end is None and not self.keeps:
                 await self.desk.runs.cancel(self.desk.tenant, run_id)
-
-    async def _records(self, run_id: str) -> AsyncGenerator[Record, None]:
-        """All records from the first on, also while the run waits and goes on again."""
-        after = 0
-        while True:
-            watching = self.desk.runs.watch(self.desk.tenant, run_id, after, follow=True)
-            try:
-                async with aclosing(watching) as records:
-                    async for record in records:
-                        after = record.seq
-                        yield record
-                return
-            except TooSlow as slow:
-                after = slow.after
 
 
 async def _check_session(desk: _Desk, session_id: str, agent: Agent) -> None:

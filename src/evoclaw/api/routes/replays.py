@@ -8,7 +8,6 @@ from contextlib import aclosing
 from typing import Annotated
 
 from litestar import Response, get, post
-from litestar.datastructures import ResponseHeader
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
@@ -17,7 +16,7 @@ from msgspec import Meta, Struct
 from evoclaw.api.auth import Need, Who
 from evoclaw.api.errors import ErrorBody, Refused, given
 from evoclaw.api.needs import Parts
-from evoclaw.api.routes.runs import begin, numbered, own_run
+from evoclaw.api.routes.runs import BEGUN_BEFORE, LOCATION, begin, numbered, own_run
 from evoclaw.api.routes.shapes import Id, Key, Text
 from evoclaw.core.comparing import Difference, compare
 from evoclaw.core.errors import RecordingError
@@ -130,8 +129,8 @@ async def replay_run(parts: Need, caller: Who, run_id: Id) -> Played:
     scope=Scope.RUNS_WRITE,
     tags=TAGS,
     status_code=201,
-    responses={200: ResponseSpec(RunView, description="Begun before with the same key.")},
-    response_headers=[ResponseHeader(name="location", required=False, documentation_only=True)],
+    responses=BEGUN_BEFORE,
+    response_headers=LOCATION,
 )
 async def fork_run(
     parts: Need, caller: Who, run_id: Id, data: JSONBody[Forking], key: Key = ""

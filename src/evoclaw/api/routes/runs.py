@@ -41,6 +41,9 @@ from evoclaw.orchestrator.runs.hub import TooSlow
 
 TAGS = ["runs"]
 LINES = "application/x-ndjson"
+BEGUN_BEFORE = {200: ResponseSpec(RunView, description="Begun before with the same key.")}
+LOCATION = (ResponseHeader(name="location", required=False, documentation_only=True),)
+"""What a route that begins a run may answer beside 201, and where the run is then."""
 AT_ONCE = 500
 """Records that are read at once."""
 
@@ -102,8 +105,8 @@ def is_own(caller: Caller, owner: str) -> bool:
     scope=Scope.RUNS_WRITE,
     tags=TAGS,
     status_code=201,
-    responses={200: ResponseSpec(RunView, description="Begun before with the same key.")},
-    response_headers=[ResponseHeader(name="location", required=False, documentation_only=True)],
+    responses=BEGUN_BEFORE,
+    response_headers=LOCATION,
 )
 async def start_run(
     parts: Need, caller: Who, data: JSONBody[NewRun], key: Key = ""

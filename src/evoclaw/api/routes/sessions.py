@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 from litestar import Response, delete, get, patch, post
-from litestar.datastructures import ResponseHeader
 from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import Need, Who
 from evoclaw.api.errors import Refused, given, not_found
 from evoclaw.api.needs import Parts
-from evoclaw.api.routes.runs import begin, is_own
+from evoclaw.api.routes.runs import BEGUN_BEFORE, LOCATION, begin, is_own
 from evoclaw.api.routes.shapes import PLAIN, Cursor, Id, IdOrNone, Key, Line, Most, Name, Text
 from evoclaw.core.messages import Message
 from evoclaw.orchestrator.errands import Errand, RunView
@@ -215,8 +213,8 @@ async def branch_session(
     scope=Scope.RUNS_WRITE,
     tags=TAGS,
     status_code=201,
-    responses={200: ResponseSpec(RunView, description="Begun before with the same key.")},
-    response_headers=[ResponseHeader(name="location", required=False, documentation_only=True)],
+    responses=BEGUN_BEFORE,
+    response_headers=LOCATION,
 )
 async def say(
     parts: Need, caller: Who, session_id: Id, data: JSONBody[NewMessage], key: Key = ""

@@ -28,7 +28,6 @@ from evoclaw.core.run import run
 from evoclaw.executors.wrapped import Filtered
 from evoclaw.orchestrator.agents.definitions import iterative, require_inputs
 from evoclaw.orchestrator.errands import Errand, RunView
-from evoclaw.orchestrator.runs.hub import TooSlow
 
 
 class InvokeResponse(Struct, frozen=True):
@@ -143,8 +142,8 @@ class Begins(Protocol):
         """Begin one, or give the one that the key began; kept when this returns."""
         ...
 
-    def watch(self, tenant: str, run_id: str, after: int = 0) -> AsyncGenerator[Record, None]:
-        """Its records, until it ended or waits."""
+    def whole(self, tenant: str, run_id: str) -> AsyncGenerator[Record, None]:
+        """All its records, until it ended or waits."""
         ...
 
 
@@ -205,21 +204,9 @@ class Invocations:
                 reading.see(record)
         return reading.outcome()
 
-    async def watch(self, tenant: str, view: RunView) -> AsyncGenerator[Record, None]:
-        """The records of a run, all of them, until it ended or waits for a person.
-
-        Who cannot keep up is given the rest from the store: the answer is at the end of it.
-        """
-        after = 0
-        while True:
-            try:
-                async with aclosing(self._runs.watch(tenant, view.run_id, after)) as records:
-                    async for record in records:
-                        after = record.seq
-                        yield record
-                return
-            except TooSlow as slow:
-                after = slow.after
+    def watch(self, tenant: str, view: RunView) -> AsyncGenerator[Record, None]:
+        """The records of a run, all of them, until it ended or waits for a person."""
+        return self._runs.whole(tenant, view.run_id)
 
     def of(self, who: Principal) -> InvokedFor:
         """The same for one principal: what workflows ask."""

@@ -245,6 +245,29 @@ class Runs:
             async for record in records:
                 yield record
 
+    async def whole(
+        self, tenant: str, run_id: str, *, follow: bool = False
+    ) -> AsyncGenerator[Record, None]:
+        """Every record from the first on, for whoever cannot be dropped.
+
+        Who does not keep up is given the rest from the store: the answer is at the end of it.
+
+        Args:
+            tenant: Whose.
+            run_id: Which.
+            follow: Whether to go on while the run waits for somebody.
+        """
+        after = 0
+        while True:
+            try:
+                async with aclosing(self.watch(tenant, run_id, after, follow=follow)) as records:
+                    async for record in records:
+                        after = record.seq
+                        yield record
+                return
+            except TooSlow as slow:
+                after = slow.after
+
     async def result(self, tenant: str, run_id: str) -> RunResult:
         """Wait until a run has ended or waits for somebody; what came of it. Raises `NoRun`."""
         store = self._talks.store.of(tenant)
