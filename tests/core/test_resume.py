@@ -19,13 +19,13 @@ from evoclaw.core.events import (
     RunStarted,
 )
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import Message, Reply, TextBlock, ToolCall, ToolResult, user
+from evoclaw.core.messages import ErrorKind, Message, Reply, TextBlock, ToolCall, ToolResult, user
 from evoclaw.core.ports import AllowAll, Ports, Progress
 from evoclaw.core.profile import Profile
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
-from tests.core.support import Table, echo_table, tool
+from tests.core.support import Table, echo, echo_table, tool
 
 SETTINGS = LoopSettings(confirm=True)
 
@@ -95,6 +95,26 @@ async def test_a_call_that_was_running_when_the_records_end_is_marked_as_resumed
         async for _ in run_loop(fold(records[:cut]), ports, SETTINGS):
             pass
         assert executor.started[0].resumed is resumed
+
+
+async def test_a_call_that_was_begun_and_cannot_be_asked_here_is_told_as_unknown() -> None:
+    records, _ = await whole_run()
+    for kind, error in ((Replied, ErrorKind.NOT_FOUND), (CallStarted, ErrorKind.UNKNOWN)):
+        cut = next(i for i, r in enumerate(records) if isinstance(r.event, kind)) + 1
+        ports = Ports(model(), Table(), AllowAll())
+        events = [event async for event in run_loop(fold(records[:cut]), ports, SETTINGS)]
+        told = next(event for event in events if isinstance(event, CallFinished))
+        assert told.result.error is error
+
+
+async def test_a_call_that_was_begun_is_not_checked_against_another_schema() -> None:
+    records, _ = await whole_run()
+    cut = next(i for i, r in enumerate(records) if isinstance(r.event, CallStarted)) + 1
+    executor = Table((tool("echo", "another"), echo))
+    ports = Ports(model(), executor, AllowAll())
+    async for _ in run_loop(fold(records[:cut]), ports, SETTINGS):
+        pass
+    assert [call.resumed for call in executor.started] == [True]
 
 
 async def test_a_history_that_ends_in_unanswered_calls_is_a_resume_point() -> None:

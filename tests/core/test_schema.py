@@ -97,3 +97,16 @@ def test_two_tools_of_one_name_are_refused() -> None:
 def test_names_no_provider_would_take_are_refused(name: str) -> None:
     with pytest.raises(SchemaError):
         Toolset([tool(name)])
+
+
+def test_a_schema_is_compiled_once_and_each_tool_with_a_bad_one_is_named() -> None:
+    same = compile_schema(Tool("a", "", {"type": "object", "title": "once"}))
+    assert compile_schema(Tool("b", "", {"type": "object", "title": "once"})) is same
+    for name in ("one", "two"):
+        with pytest.raises(SchemaError, match=f"tool '{name}'"):
+            compile_schema(Tool(name, "", {"type": "string"}))
+
+
+def test_the_size_of_tools_is_what_a_request_holds_of_them() -> None:
+    some = [Tool("a", "does", {"type": "object"}), Tool("b", "", {"type": "object"})]
+    assert Toolset(some).size == len("does") + 2 * len('{"type":"object"}')

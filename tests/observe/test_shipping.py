@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.core.labels import LOCAL
 from evoclaw.observe.audit.cold import Query, SqlCold
 from evoclaw.observe.audit.material import exported
 from evoclaw.observe.audit.opening import open_cold
@@ -17,9 +19,11 @@ from evoclaw.observe.audit.reading import export, search, stored
 from evoclaw.observe.audit.records import unseal
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
 from evoclaw.observe.audit.shipping import Delivery, Shipper
+from evoclaw.observe.audit.sink import Who
 from evoclaw.observe.audit.sqlite import SqliteDatabase
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import SHIPPED, day_files, read_head, read_shipped, spool_size
+from evoclaw.wiring.audit import open_audit
 from tests.observe.support import (
     DAY,
     NOON,
@@ -500,3 +504,18 @@ def test_delivered_lines_are_the_very_same(tmp_path: Path) -> None:
     write(tmp_path, Clock(), 1)
     assert unseal(lines_in(tmp_path)[0]).line == lines_in(tmp_path)[0]
     assert json.loads(lines_in(tmp_path)[0])["seq"] == 1
+
+
+async def test_the_file_of_the_cold_tier_is_closed_with_the_audit(tmp_path: Path) -> None:
+    settings = AuditSettings(ship_seconds=0.01)
+    async with open_audit(tmp_path, settings, {}, keeps_on=True) as audit:
+        assert audit is not None
+        audit.tell("policy_loaded", Who(principal=LOCAL, agent_id="a"))
+        await until(lambda: bool(_open_files(tmp_path)))
+    assert _open_files(tmp_path) == []
+
+
+def _open_files(folder: Path) -> list[str]:
+    """What this process holds open of the cold tier."""
+    links = (os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
+    return [one for one in links if one.startswith(str(folder / "audit" / "cold.sqlite"))]

@@ -8,13 +8,24 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evoclaw.observe.audit.records import canonical
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
-from evoclaw.observe.audit.warm import CHECKPOINTS, HEAD, day_files, read_head, spool_size
+from evoclaw.observe.audit.warm import (
+    CHECKPOINTS,
+    HEAD,
+    day_files,
+    lines_backwards,
+    read_head,
+    read_lines,
+    spool_size,
+)
 from tests.observe.support import (
     DAY,
     NOON,
@@ -237,6 +248,36 @@ def test_the_head_always_speaks_of_the_last_record(tmp_path: Path) -> None:
         head = read_head(tmp_path / "audit")
         assert head is not None
         assert (head.seq, head.hash) == (sealed[-1].seq, sealed[-1].hash)
+
+
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\n\n", b"long line"])), st.integers(1, 20))
+def test_lines_read_from_the_end_are_the_lines_of_the_file(some: list[bytes], block: int) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "lines"
+        assert list(lines_backwards(path, block)) == []
+        path.write_bytes(b"".join(some))
+        assert list(lines_backwards(path, block)) == read_lines(path)[::-1]
+
+
+def test_a_checkpoint_that_the_head_does_not_know_is_taken_up_and_a_torn_one_is_cut_off(
+    tmp_path: Path,
+) -> None:
+    warm = warm_in(tmp_path, 2)
+    for number in range(4):
+        warm.append([fields(number)], NOON)
+    head = (tmp_path / "audit" / HEAD).read_bytes()
+    warm.append([fields(4)], NOON)
+    warm.append([fields(5)], NOON)
+    with (tmp_path / "audit" / CHECKPOINTS).open("ab") as file:
+        file.write(b'{"torn')
+    (tmp_path / "audit" / HEAD).write_bytes(head)  # as if the writer was killed before it
+
+    warm = warm_in(tmp_path, 2)
+    warm.append([fields(6), fields(7)], NOON)
+
+    numbers = [json.loads(line)["n"] for line in read_lines(tmp_path / "audit" / CHECKPOINTS)]
+    assert numbers == [1, 2, 3, 4]
+    assert check(tmp_path).ok
 
 
 def test_fault_52_what_is_not_seen_is_spelled_out_in_a_record() -> None:

@@ -5,17 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from types import UnionType
-from typing import Any, Literal, Required, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Required, Union, cast, get_args, get_origin
 
-import anthropic
-import ollama
-import openai
 import pytest
-from anthropic.types import RawMessageStreamEvent
-from anthropic.types.message_create_params import MessageCreateParamsStreaming
-from ollama._types import ChatRequest
-from openai.types.chat import ChatCompletionChunk
-from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
 from pydantic import TypeAdapter
 from typing_extensions import get_type_hints, is_typeddict
 
@@ -24,6 +16,7 @@ from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.http import Http
 from evoclaw.providers.sse import Events
+from tests.lazy import lazily
 from tests.providers.asking import CONVERSATION, SEEING, WEATHER, history, provider_for, reply_of
 from tests.providers.llm_servers import (
     Answer,
@@ -35,8 +28,14 @@ from tests.providers.llm_servers import (
     streamed,
 )
 
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic, openai = lazily("anthropic"), lazily("openai")
+
 # Not typed well enough for a strict checker.
-OLLAMA: Any = ollama
+OLLAMA: Any = lazily("ollama")
 SAYS = {"openai": openai_says, "anthropic": anthropic_says, "ollama": ollama_says}
 CALLS = (ToolCall("c1", "f", '{"a": [1, {"b": null}]}'), ToolCall("c2", "g", "not JSON"))
 SHORT: tuple[Message, ...] = (
@@ -99,6 +98,8 @@ async def sent(dialect: str, request: Request, profile: Profile, http: Http) -> 
 @pytest.mark.parametrize("profile", [SEEING, Profile()], ids=["seeing", "blind"])
 @pytest.mark.parametrize("what", REQUESTS)
 async def test_openai_accepts_what_we_send(what: str, profile: Profile, http: Http) -> None:
+    from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
+
     body = await sent("openai", REQUESTS[what], profile, http)
     for message in body["messages"]:
         if message["role"] == "tool":
@@ -110,6 +111,8 @@ async def test_openai_accepts_what_we_send(what: str, profile: Profile, http: Ht
 @pytest.mark.parametrize("profile", [SEEING, Profile()], ids=["seeing", "blind"])
 @pytest.mark.parametrize("what", REQUESTS)
 async def test_anthropic_accepts_what_we_send(what: str, profile: Profile, http: Http) -> None:
+    from anthropic.types.message_create_params import MessageCreateParamsStreaming
+
     body = await sent("anthropic", REQUESTS[what], profile, http)
     assert misfits(body, MessageCreateParamsStreaming) == []
     roles = [message["role"] for message in body["messages"]]
@@ -119,6 +122,8 @@ async def test_anthropic_accepts_what_we_send(what: str, profile: Profile, http:
 @pytest.mark.parametrize("profile", [SEEING, Profile()], ids=["seeing", "blind"])
 @pytest.mark.parametrize("what", REQUESTS)
 async def test_ollama_accepts_what_we_send(what: str, profile: Profile, http: Http) -> None:
+    from ollama._types import ChatRequest
+
     body = await sent("ollama", REQUESTS[what], profile, http)
     for message in body["messages"]:
         # The server knows ids, its client does not yet; and that one wraps pictures.
@@ -135,6 +140,8 @@ async def test_ollama_accepts_what_we_send(what: str, profile: Profile, http: Ht
 
 
 def test_the_judge_of_types_finds_what_is_wrong() -> None:
+    from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
+
     good = {"role": "user", "content": "x"}
     body = {"model": "m", "stream": True, "messages": [good]}
     assert misfits(body, CompletionCreateParamsStreaming) == []
@@ -238,6 +245,9 @@ def payloads(pieces: list[str]) -> list[bytes]:
 
 
 def test_the_replies_our_tests_make_up_fit_the_official_types() -> None:
+    from anthropic.types import RawMessageStreamEvent
+    from openai.types.chat import ChatCompletionChunk
+
     for payload in payloads(openai_says("a"))[:1]:
         whole = {"created": 1, "model": "m", **json.loads(payload)}
         ChatCompletionChunk.model_validate(whole)

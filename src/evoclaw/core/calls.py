@@ -15,7 +15,7 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.arguments import BadArguments, parse_arguments
 from evoclaw.core.conflicts import conflict
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.errors import ToolFailure
+from evoclaw.core.errors import Standstill, ToolFailure
 from evoclaw.core.events import (
     ApprovalAnswered,
     CallFinished,
@@ -30,6 +30,7 @@ from evoclaw.core.messages import (
     ErrorKind,
     Finish,
     ImageBlock,
+    TextBlock,
     ToolCall,
     ToolResult,
     labelled,
@@ -45,6 +46,7 @@ from evoclaw.core.wording import (
     denied,
     invalid_parameters,
     not_executed,
+    outcome_unknown,
     timed_out,
     tool_not_found,
 )
@@ -75,21 +77,22 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
             epoch=state.epoch,
             context=context,
         )
-        if isinstance(prepared, ToolResult):
-            yield CallFinished(prepared)
+        if not isinstance(prepared, Call):
+            yield CallFinished(_unless_begun(prepared, state))
             continue
         verdict = await judge(prepared, turn)
         yield _judged(prepared, verdict)
-        if isinstance(verdict, Ask):
+        if not isinstance(verdict, Allow) and isinstance(verdict, Ask):
             answered, verdict = await _approve(prepared, verdict, turn)
             yield answered
-        if isinstance(verdict, Deny):
-            yield CallFinished(_denied(prepared, verdict))
-        elif isinstance(verdict, Allow):
+        if isinstance(verdict, Allow):
             ready.append(prepared)
+        elif isinstance(verdict, Deny):
+            yield CallFinished(_denied(prepared, verdict))
     if len(ready) == 1 and not ready[0].tool.streams:
         # One call that has nothing to say while it runs needs neither a task nor a queue.
-        call, said = ready[0], list[Event]()
+        call = ready[0]
+        said: list[Event] = []
         yield _started(call)
         result = await perform(call, turn, said.append)
         for event in said:
@@ -99,6 +102,14 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
         async with aclosing(_run_side_by_side(ready, turn)) as events:
             async for event in events:
                 yield event
+
+
+def _unless_begun(refused: ToolResult, state: RunState) -> ToolResult:
+    """What cannot be asked here and now may have been begun by who drove the run before."""
+    if refused.call_id not in state.running:
+        return refused
+    text = outcome_unknown(refused.name)
+    return failure(refused.call_id, refused.name, ErrorKind.UNKNOWN, text)
 
 
 def _put_off(
@@ -122,7 +133,10 @@ def prepare(
     epoch: int = 1,
     context: Context = NOTHING_SEEN,
 ) -> Call | ToolResult:
-    """Check one call: known tool, readable arguments, fitting the schema."""
+    """Check one call: known tool, readable arguments, fitting the schema.
+
+    What was begun did fit: a schema that lists who is there may be another by now.
+    """
     found = tools.find(asked.name)
     if found is None:
         text = tool_not_found(asked.name, tools.names)
@@ -130,7 +144,8 @@ def prepare(
     tool, validator = found
     try:
         arguments = parse_arguments(asked.arguments)
-        problem = "" if validator.is_valid(arguments) else describe_problems(validator, arguments)
+        fits = resumed or validator.is_valid(arguments)
+        problem = "" if fits else describe_problems(validator, arguments)
     except BadArguments as error:
         arguments, problem = {}, f"the arguments are {error}"
     if problem:
@@ -138,7 +153,7 @@ def prepare(
         return failure(asked.id, asked.name, ErrorKind.INVALID_PARAMS, text)
     timeout = tool.timeout
     wanted = arguments.get("timeout_ms")
-    if isinstance(wanted, int | float) and wanted > 0:
+    if wanted is not None and isinstance(wanted, (int, float)) and wanted > 0:
         timeout = min(wanted / 1000, tool.max_timeout)
     return Call(asked.id, tool, arguments, request_id, timeout, resumed, epoch, context)
 
@@ -149,6 +164,8 @@ async def judge(call: Call, turn: Turn) -> Verdict:
         return await turn.deadline.bound(turn.ports.policy.judge(call))
     except TimeoutError:
         return Deny("interrupted", "the run ended before it was judged")
+    except Standstill:
+        raise
     except Exception as error:
         # A rule that cannot be evaluated does not allow.
         return Deny("policy_failed", f"a policy failed ({type(error).__name__})", _trace(error))
@@ -160,6 +177,8 @@ async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, 
         approval = await turn.deadline.bound(turn.ports.approver.approve(call, ask))
     except TimeoutError:
         approval = Approval(Decision.DENY, "the run ended before it was approved")
+    except Standstill:
+        raise
     except Exception as error:
         approval = Approval(Decision.DENY, f"asking failed ({type(error).__name__})")
     match approval.decision:
@@ -249,13 +268,6 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
 
 async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
     """Run one call; whatever happens becomes a result, and says where its content came from."""
-    result = await _perform(call, turn, emit)
-    label = call.tool.label
-    return result if label is CLEAN else replace(result, blocks=labelled(result.blocks, label))
-
-
-async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
-    """Whatever happens becomes a result, but for our own cancellation."""
     said = ""
 
     def progress(text: str) -> None:
@@ -269,29 +281,34 @@ async def _perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Too
     try:
         work = turn.ports.executor.execute(call, progress)
         result = await deadline.bound(work, call.timeout + call.tool.slack)
+        result = _capped(call, result, turn.settings.max_result_chars)
     except TimeoutError:
         if deadline.cancelled:
-            return call.failed(ErrorKind.CANCELLED, "The run was cancelled while this call ran.")
-        return call.failed(ErrorKind.TIMEOUT, timed_out(call, said))
+            why = "The run was cancelled while this call ran."
+            result = call.failed(ErrorKind.CANCELLED, why)
+        else:
+            result = call.failed(ErrorKind.TIMEOUT, timed_out(call, said))
     except ToolFailure as error:
         block = ErrorBlock(error.kind, error.message)
-        return ToolResult(call.id, call.name, (block,), error.kind, dict(error.details))
+        result = ToolResult(call.id, call.name, (block,), error.kind, dict(error.details))
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
         # The tool cancelled itself: nobody asked us to stop.
-        return call.failed(ErrorKind.CANCELLED, "The tool gave up before it was done.")
+        result = call.failed(ErrorKind.CANCELLED, "The tool gave up before it was done.")
     except Exception as error:
-        return call.failed(ErrorKind.INTERNAL, crashed(call.name, error), traceback=_trace(error))
-    return _capped(call, result, turn.settings.max_result_chars)
+        result = call.failed(ErrorKind.INTERNAL, crashed(call.name, error), traceback=_trace(error))
+    label = call.tool.label
+    return result if label is CLEAN else replace(result, blocks=labelled(result.blocks, label))
 
 
 def _capped(call: Call, result: ToolResult, limit: int) -> ToolResult:
     """Bound what the model sees, and hold an executor to the call it was given."""
     size, blocks = 0, result.blocks
     for block in blocks:
-        size += 0 if isinstance(block, ImageBlock) else len(block.text)
+        if isinstance(block, TextBlock) or not isinstance(block, ImageBlock):
+            size += len(block.text)
     if size <= limit and result.call_id == call.id and result.name == call.tool.name:
         return result
     cut = tuple(

@@ -18,16 +18,16 @@ def begin(work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | None:
         waiting = work.send(None)
     except StopIteration:
         return None
-    return rest(work, waiting)
+    return _go_on(work, waiting)
 
 
-async def rest(work: Coroutine[Any, Any, T], waiting: Any) -> T:
-    """Await what is left of a coroutine that was begun and now waits for `waiting`."""
-    return await _rest(work, waiting)
+async def _go_on(work: Coroutine[Any, Any, T], waiting: Any) -> T:
+    return await rest(work, waiting)
 
 
 @coroutine
-def _rest(work: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any, T]:
+def rest(work: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any, T]:
+    """Await what is left of a coroutine that was begun and now waits for `waiting`."""
     while True:
         try:
             yield waiting

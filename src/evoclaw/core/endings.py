@@ -40,7 +40,7 @@ def ending(
 def _answered(state: RunState, settings: LoopSettings, tools: Toolset) -> RunEnded | None:
     """Whether the last reply is the answer, or the turns are used up."""
     reply = state.last
-    if isinstance(reply, Reply):
+    if type(reply) is Reply:
         if state.closing and state.turn > settings.max_turns:
             return RunEnded(StopReason.MAX_ITERATIONS)
         if state.turn < settings.max_turns and follow_up(state, settings, tools) is not None:
@@ -57,7 +57,7 @@ def _answered(state: RunState, settings: LoopSettings, tools: Toolset) -> RunEnd
 
 def follow_up(state: RunState, settings: LoopSettings, tools: Toolset) -> Prompted | None:
     """What is said to a text-only reply that is not accepted yet."""
-    if isinstance(state.last, Reply) and settings.confirm and tools:
+    if settings.confirm and tools and isinstance(state.last, Reply):
         prompt = _confirmation(state, state.last, settings)
         if prompt is not None:
             return prompt

@@ -6,6 +6,7 @@ EvoClawError
 ├── DuplicateTool        two tools claim one name
 ├── AgentNotFound        no agent of that name is configured
 ├── RecordingError       a recording cannot be read, or does not replay
+├── Standstill           what a run cannot do without is away; the run goes on later
 └── ProviderError        no reply could be had from a model
 
 What the *model* is told is a `ToolResult` with an error, raised inside as `ToolFailure`.
@@ -55,6 +56,13 @@ class AgentNotFound(EvoClawError):
 
 class RecordingError(EvoClawError):
     """A recording cannot be read or does not replay."""
+
+
+class Standstill(EvoClawError):
+    """What a run cannot do without is away just now.
+
+    It is no outcome: the run stands still where it is, and whoever drives it takes it up again.
+    """
 
 
 class ProviderErrorKind(StrEnum):

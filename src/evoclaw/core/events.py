@@ -200,6 +200,11 @@ ReplyEvent: TypeAlias = TextDelta | ReasoningDelta | ReplyRetried | Replied
 """What a provider may say: any number of the first three, then exactly one `Replied`."""
 
 
+PIECES = frozenset({TextDelta, ReasoningDelta, CallOutput})
+"""What nearly all records of a run are, by type: whoever waits for something else passes them over
+at once."""
+
+
 class Record(Struct, frozen=True, gc=False):
     """A stamped fact."""
 

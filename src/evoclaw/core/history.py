@@ -7,7 +7,17 @@ from itertools import islice
 from typing import Protocol, TypeVar, cast
 
 from evoclaw.core.labels import CLEAN, Label
-from evoclaw.core.messages import ImageBlock, Message, Reply, SystemMessage, label_of
+from evoclaw.core.messages import (
+    Block,
+    ImageBlock,
+    Message,
+    Reply,
+    SystemMessage,
+    TextBlock,
+    ToolResult,
+    UserMessage,
+    label_of,
+)
 
 IMAGE_SIZE = 4_000
 """What a picture counts for, in characters: about a thousand tokens."""
@@ -84,13 +94,19 @@ class History:
 
 def size_of(message: Message) -> int:
     """How long a message is, in characters as a model would see them."""
-    if isinstance(message, SystemMessage):
-        return len(message.text)
+    # By exact type, and the likely ones first: to learn that a struct is no instance is slow.
     size = 0
-    if isinstance(message, Reply):
+    if type(message) is ToolResult or type(message) is UserMessage:
+        for block in message.blocks:
+            size += len(block.text) if isinstance(block, TextBlock) else _size_of_other(block)
+    elif isinstance(message, Reply):
+        size = len(message.text)
         for call in message.calls:
             size += len(call.name) + len(call.arguments) + CALL_SIZE
-        return size + len(message.text)
-    for block in message.blocks:
-        size += IMAGE_SIZE if isinstance(block, ImageBlock) else len(block.text)
+    elif isinstance(message, SystemMessage):
+        size = len(message.text)
     return size
+
+
+def _size_of_other(block: Block) -> int:
+    return IMAGE_SIZE if isinstance(block, ImageBlock) else len(block.text)

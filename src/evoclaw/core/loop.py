@@ -115,7 +115,8 @@ class _Loop:
         state = self.state
         if state.asked is not None or state.closing:
             return ()
-        return [Prompted(message, "steer") for message in self.ports.steering()]
+        said = self.ports.steering()
+        return [Prompted(message, "steer") for message in said] if said else ()
 
     def step(self, end: RunEnded | None) -> AsyncGenerator[Event, None]:
         """Do the one next thing: answer calls, ask the model, or close."""
@@ -217,10 +218,8 @@ class _Loop:
 
     def tools_changed(self) -> bool:
         """Look which tools there are now; edges come and go between turns."""
-        if self.ports.provider.profile.calls is CallStyle.NONE:
-            return False
         tools = self.ports.executor.tools()
-        if tools is self.seen:
+        if tools is self.seen or self.ports.provider.profile.calls is CallStyle.NONE:
             return False
         self.seen, self.tools = tools, Toolset.of(tools)
         return True

@@ -176,7 +176,7 @@ Message: TypeAlias = SystemMessage | UserMessage | Reply | ToolResult
 def label_of(message: Message) -> Label:
     """Where the content of a message came from, all its blocks together."""
     label = CLEAN
-    if isinstance(message, UserMessage | ToolResult):
+    if type(message) is ToolResult or type(message) is UserMessage:
         for block in message.blocks:
             if block.label is not CLEAN:
                 label = label | block.label

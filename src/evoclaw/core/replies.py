@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 from enum import Enum
 
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.errors import ProviderError, ProviderErrorKind, RunEnded
+from evoclaw.core.errors import ProviderError, ProviderErrorKind, RunEnded, Standstill
 from evoclaw.core.events import ReplyEvent, StopReason
 from evoclaw.core.messages import Reply, ToolCall
-from evoclaw.core.ports import Ask, Decision, Deny, Ports, Provider
+from evoclaw.core.ports import Allow, Ask, Decision, Deny, Ports, Provider
 from evoclaw.core.tools import Call, Context, Effect, Tool
 
 _MARKER = re.compile(r"\A[\s*_#>`]*(COMPLETED|CONTINUE)[*_`]*\s*:[*_`]*[ \t]*", re.IGNORECASE)
@@ -32,18 +32,19 @@ async def admit(ports: Ports, deadline: Deadline, turn: int, run_id: str = "") -
         verdict = await deadline.bound(ports.policy.admit(turn))
     except TimeoutError:
         raise interrupted(deadline) from None
-    except RunEnded:
+    except (RunEnded, Standstill):
         raise
     except Exception as error:
         # A rule that cannot be evaluated does not allow.
         text = f"a policy failed ({type(error).__name__}: {error})"
         raise RunEnded(StopReason.ERROR, text) from error
+    if isinstance(verdict, Allow):
+        return
     if isinstance(verdict, Deny):
         spent = verdict.code.startswith("budget")
         stop = StopReason.BUDGET_EXCEEDED if spent else StopReason.CANCELLED
         raise RunEnded(stop, verdict.for_people or verdict.reason)
-    if isinstance(verdict, Ask):
-        await _approve(ports, deadline, f"{run_id}.{turn}.reply.1", verdict)
+    await _approve(ports, deadline, f"{run_id}.{turn}.reply.1", verdict)
 
 
 async def _approve(ports: Ports, deadline: Deadline, request_id: str, ask: Ask) -> None:
@@ -54,6 +55,8 @@ async def _approve(ports: Ports, deadline: Deadline, request_id: str, ask: Ask) 
         approval = await deadline.bound(ports.approver.approve(about, ask))
     except TimeoutError:
         raise interrupted(deadline) from None
+    except Standstill:
+        raise
     except Exception as error:
         text = f"{ask.reason}, and asking failed ({type(error).__name__})"
         raise RunEnded(StopReason.BUDGET_EXCEEDED, text) from error
@@ -75,7 +78,7 @@ async def next_piece(
             raise interrupted(deadline) from None
         kind = ProviderErrorKind.TIMEOUT
         raise ProviderError(kind, f"{provider.model} did not answer in time") from None
-    except ProviderError:
+    except (ProviderError, Standstill):
         raise
     except StopAsyncIteration:
         kind = ProviderErrorKind.SERVER_ERROR

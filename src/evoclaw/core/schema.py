@@ -26,34 +26,15 @@ MOST_KNOWN = 1_024
 """Compiled schemas that are kept."""
 
 
-def check_schema(tool: Tool) -> None:
-    """Refuse a schema that is no object schema, too big, recursive, or refers to the outside."""
-    schema = tool.parameters
-    try:
-        size = len(msgspec.json.encode(schema))
-    except (TypeError, RecursionError) as error:
-        raise SchemaError(tool.name, f"the schema is not plain JSON ({error})") from None
-    if size > MAX_BYTES:
-        raise SchemaError(
-            tool.name, f"the schema has {size} bytes; at most {MAX_BYTES} are allowed"
-        )
-    if schema.get("type") != "object":
-        raise SchemaError(tool.name, 'the schema must have "type": "object"')
-    for nodes, (node, depth) in enumerate(_walk(schema, 1), 1):
-        if depth > MAX_DEPTH:
-            raise SchemaError(tool.name, f"the schema is nested deeper than {MAX_DEPTH}")
-        if nodes > MAX_NODES:
-            raise SchemaError(tool.name, f"the schema has more than {MAX_NODES} parts")
-        if is_object(node):
-            _check_reference(tool.name, node)
-    _check_expansion(tool.name, schema)
-
-
 def compile_schema(tool: Tool) -> Validator:
-    """Check and compile; patterns run on a linear-time engine."""
-    check_schema(tool)
+    """Check and compile; patterns run on a linear-time engine.
+
+    Refused is a schema that is no object schema, too big, recursive, or refers to the outside.
+    """
     try:
         return _compiled(msgspec.json.encode(tool.parameters))
+    except (TypeError, RecursionError) as error:
+        raise SchemaError(tool.name, f"the schema is not plain JSON ({error})") from None
     except SchemaError as error:
         raise SchemaError(tool.name, error.problem) from None
 
@@ -61,18 +42,36 @@ def compile_schema(tool: Tool) -> Validator:
 @lru_cache(maxsize=MOST_KNOWN)
 def _compiled(schema: bytes) -> Validator:
     """The same for the same schema: every run is offered much the same tools."""
+    size = len(schema)
+    if size > MAX_BYTES:
+        raise SchemaError("", f"the schema has {size} bytes; at most {MAX_BYTES} are allowed")
+    parameters = msgspec.json.decode(schema)
+    _check(parameters)
     # Five megabytes that an idle device does without.
     import jsonschema_rs
 
     try:
         return jsonschema_rs.validator_for(
-            msgspec.json.decode(schema),
+            parameters,
             pattern_options=jsonschema_rs.RegexOptions(size_limit=1 << 20),
             validate_formats=False,
         )
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         first_line = str(error).splitlines()[0]
         raise SchemaError("", f"not a valid JSON Schema: {first_line}") from None
+
+
+def _check(schema: dict[str, JSON]) -> None:
+    if schema.get("type") != "object":
+        raise SchemaError("", 'the schema must have "type": "object"')
+    for nodes, (node, depth) in enumerate(_walk(schema, 1), 1):
+        if depth > MAX_DEPTH:
+            raise SchemaError("", f"the schema is nested deeper than {MAX_DEPTH}")
+        if nodes > MAX_NODES:
+            raise SchemaError("", f"the schema has more than {MAX_NODES} parts")
+        if is_object(node):
+            _check_reference(node)
+    _check_expansion(schema)
 
 
 def describe_problems(validator: Validator, arguments: dict[str, JSON]) -> str:
@@ -106,18 +105,18 @@ def _walk(node: JSON, depth: int) -> Iterator[tuple[JSON, int]]:
             stack.extend((child, level + 1) for child in here)
 
 
-def _check_reference(name: str, node: dict[str, JSON]) -> None:
+def _check_reference(node: dict[str, JSON]) -> None:
     for word in ("$ref", "$dynamicRef", "$recursiveRef"):
         target = node.get(word)
         if isinstance(target, str) and not target.startswith("#/"):
-            raise SchemaError(name, f"{word} {target[:80]!r}: only references within the schema")
+            raise SchemaError("", f"{word} {target[:80]!r}: only references within the schema")
     for word in ("$id", "id", "$schema"):
         target = node.get(word)
         if word != "$schema" and isinstance(target, str) and "://" in target:
-            raise SchemaError(name, f"{word} {target[:80]!r}: no outside addresses")
+            raise SchemaError("", f"{word} {target[:80]!r}: no outside addresses")
 
 
-def _check_expansion(name: str, schema: dict[str, JSON]) -> None:
+def _check_expansion(schema: dict[str, JSON]) -> None:
     """Bound what a validator visits once references are followed; a cycle fails too."""
     budget = MAX_NODES
 
@@ -125,13 +124,13 @@ def _check_expansion(name: str, schema: dict[str, JSON]) -> None:
         nonlocal budget
         budget -= 1
         if budget < 0:
-            raise SchemaError(name, f"the schema has more than {MAX_NODES} parts with references")
+            raise SchemaError("", f"the schema has more than {MAX_NODES} parts with references")
         if is_object(node):
             target = node.get("$ref")
             if isinstance(target, str):
                 if target in trail:
-                    raise SchemaError(name, f"$ref {target[:80]!r} refers to itself")
-                visit(_resolve(name, schema, target), (*trail, target))
+                    raise SchemaError("", f"$ref {target[:80]!r} refers to itself")
+                visit(_resolve(schema, target), (*trail, target))
             for key, child in node.items():
                 if key not in ("$defs", "definitions"):
                     visit(child, trail)
@@ -142,11 +141,11 @@ def _check_expansion(name: str, schema: dict[str, JSON]) -> None:
     visit(schema, ())
 
 
-def _resolve(name: str, schema: dict[str, JSON], target: str) -> JSON:
+def _resolve(schema: dict[str, JSON], target: str) -> JSON:
     node: JSON = schema
     for part in target[2:].split("/"):
         key = part.replace("~1", "/").replace("~0", "~")
         if not is_object(node) or key not in node:
-            raise SchemaError(name, f"$ref {target[:80]!r} leads nowhere")
+            raise SchemaError("", f"$ref {target[:80]!r} leads nowhere")
         node = node[key]
     return node

@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
 class Toolset(Sequence[Tool]):
     """A sequence of tools that can also be asked by name."""
 
-    __slots__ = ("_by_name", "_tools", "names", "size")
+    __slots__ = ("_by_name", "_size", "_tools", "names")
 
     def __init__(
         self, tools: Iterable[Tool] = (), *, like: Sequence[Tool] = (), sound: bool = False
@@ -48,16 +48,22 @@ class Toolset(Sequence[Tool]):
             for alias in tool.aliases:
                 self._by_name.setdefault(alias, self._by_name[tool.name])
         self.names = tuple(tool.name for tool in self._tools)
-        self.size = sum(
-            len(tool.description) + len(msgspec.json.encode(tool.parameters))
-            for tool in self._tools
-        )
-        """How long the tools are in a request, in characters."""
+        self._size = -1
 
     @classmethod
     def of(cls, tools: Sequence[Tool]) -> Toolset:
         """Take a sequence as a toolset; one that already is stays as it is."""
         return tools if isinstance(tools, Toolset) else cls(tools)
+
+    @property
+    def size(self) -> int:
+        """How long the tools are in a request, in characters; counted when first asked for."""
+        if self._size < 0:
+            self._size = sum(
+                len(tool.description) + len(msgspec.json.encode(tool.parameters))
+                for tool in self._tools
+            )
+        return self._size
 
     def validators(self) -> dict[int, Validator | None]:
         """What is known to be sound, by the identity of its schema; None is not compiled yet."""

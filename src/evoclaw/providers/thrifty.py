@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 
 from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import ReplyEvent
@@ -75,18 +74,13 @@ class Thrifty:
         for provider in (self._provider, *self._cheaper):
             await close(provider)
 
-    async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """Yield the reply of whoever should answer now."""
+    def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
+        """The reply of whoever should answer now."""
         left = self._left()
         if self._too_long(left, request):
             self._shortened_at = left
-            text = (
-                f"{left:.0%} of the budget is left: less of the conversation is sent from here on"
-            )
-            raise ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, text)
-        async with aclosing(self._chosen(left).stream(request)) as pieces:
-            async for piece in pieces:
-                yield piece
+            return _too_long(left)
+        return self._chosen(left).stream(request)
 
     def _too_long(self, left: float, request: Request) -> bool:
         due = left < self._shorter_below and left <= self._shortened_at - STEP
@@ -98,6 +92,13 @@ class Thrifty:
             return self._provider
         gone = 1 - max(0.0, left) / self._cheaper_below
         return self._cheaper[min(len(self._cheaper) - 1, int(gone * len(self._cheaper)))]
+
+
+async def _too_long(left: float) -> AsyncGenerator[ReplyEvent, None]:
+    text = f"{left:.0%} of the budget is left: less of the conversation is sent from here on"
+    for piece in ():
+        yield piece
+    raise ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, text)
 
 
 def _least(first: Profile, others: Sequence[Profile]) -> Profile:

@@ -272,7 +272,7 @@ def _blocks(call: Call, answer: object) -> tuple[Block, ...]:
 
 
 def _are_blocks(answer: object) -> TypeGuard[Sequence[Block]]:
-    if not isinstance(answer, list | tuple) or not answer:
+    if not isinstance(answer, (list, tuple)) or not answer:
         return False
     items = cast("Sequence[object]", answer)
     return all(isinstance(item, BLOCKS) for item in items)

@@ -10,7 +10,13 @@ from evoclaw.observe.audit.checkpoints import Checkpoint, decode, encode
 from evoclaw.observe.audit.cold import Cold, Query, in_line
 from evoclaw.observe.audit.records import Broken, Fields, Sealed, unseal
 from evoclaw.observe.audit.settings import AuditError
-from evoclaw.observe.audit.warm import CHECKPOINTS, day_files, read_head, read_lines
+from evoclaw.observe.audit.warm import (
+    CHECKPOINTS,
+    day_files,
+    lines_backwards,
+    read_head,
+    read_lines,
+)
 
 LAST = 1 << 62
 """Behind every record."""
@@ -50,7 +56,7 @@ async def search(folder: Path, query: Query, cold: Cold | None = None) -> list[F
 
 def _newest(folder: Path, query: Query) -> Iterator[Sealed]:
     for file in reversed(day_files(folder)):
-        for line in reversed(read_lines(file.path)):
+        for line in lines_backwards(file.path):
             one = _read(line)
             if one is not None and fits(one, query):
                 yield one

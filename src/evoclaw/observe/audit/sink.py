@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.events import (
+    PIECES,
     ApprovalAnswered,
     CallFinished,
     CallJudged,
@@ -132,6 +133,8 @@ class AuditSink:
         """Take one record of the run."""
         self._run_id = record.run_id
         event = record.event
+        if type(event) in PIECES:
+            return
         match event:
             case CallJudged():
                 self._of(event.call_id).judged = event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
 from pathlib import Path
 
 from evoclaw.observe.audit.cold import Value
@@ -21,6 +22,8 @@ class SqliteDatabase:
         self._path = path
         self._opened: sqlite3.Connection | None = None
         self._turn = asyncio.Lock()
+        self._held = threading.Lock()
+        """A statement goes on though whoever waited for it was cancelled."""
 
     @property
     def name(self) -> str:
@@ -34,15 +37,20 @@ class SqliteDatabase:
 
     async def close(self) -> None:
         """Close the file."""
-        if self._opened is not None:
-            await asyncio.to_thread(self._opened.close)
-            self._opened = None
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._held:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
 
     def _run(self, sql: str, values: tuple[Value, ...]) -> list[tuple[Value, ...]]:
         try:
-            if self._opened is None:
-                self._opened = self._open()
-            return self._opened.execute(sql, values).fetchall()
+            with self._held:
+                if self._opened is None:
+                    self._opened = self._open()
+                return self._opened.execute(sql, values).fetchall()
         except (sqlite3.Error, OSError) as problem:
             raise AuditError(f"the cold tier {self._path} cannot be used: {problem}") from None
 

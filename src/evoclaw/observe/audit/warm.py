@@ -35,6 +35,8 @@ from evoclaw.observe.audit.settings import AuditError
 HEAD, CHECKPOINTS, LOCK, SHIPPED = "head.json", "checkpoints.jsonl", "lock", "shipped.json"
 HEAD_SIZE = 511
 """Bytes of the head, filled up with spaces: it never shrinks, and lies in one page."""
+BLOCK = 1 << 16
+"""Bytes that are read at once from the end of a file."""
 _DAY = re.compile(r"(\d{4}-\d\d-\d\d)\.(\d{12})\.jsonl")
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -157,9 +159,8 @@ class Warm:
 
     def last_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint."""
-        lines = read_lines(self.folder / CHECKPOINTS)
-        found = [one for line in lines if (one := decode(line)) is not None]
-        return found[-1] if found else None
+        lines = lines_backwards(self.folder / CHECKPOINTS)
+        return next((one for line in lines if (one := decode(line)) is not None), None)
 
     def sync(self) -> None:
         """Wait until the disk has what was written."""
@@ -244,13 +245,15 @@ class Warm:
 
     def _settled(self, head: Head, path: Path) -> Head:
         """Take up checkpoints that a writer signed before it was killed, and cut off half a one."""
-        lines = read_lines(path)
-        whole = sum(len(line) + 1 for line in lines)
-        if _size(path) > whole:
-            os.truncate(path, whole)
-        for line in lines[head.checkpoints :]:
+        _cut_off_torn(path)
+        unknown: list[Checkpoint] = []
+        for line in lines_backwards(path):
             found = decode(line)
-            if found is not None and found.prev == head.checkpoint and found.seq <= head.seq:
+            if found is not None and found.hash == head.checkpoint:
+                break
+            unknown += [] if found is None else [found]
+        for found in reversed(unknown):
+            if found.prev == head.checkpoint and found.seq <= head.seq:
                 head = _with(head, found)
         return head
 
@@ -298,6 +301,40 @@ def read_lines(path: Path) -> list[bytes]:
     except OSError as problem:
         raise AuditError(f"cannot read {path}: {problem.strerror}") from None
     return data.split(b"\n")[:-1]
+
+
+def lines_backwards(path: Path, block: int = BLOCK) -> Iterator[bytes]:
+    """The same lines, the last one first: whoever wants the newest does not read all."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        raise AuditError(f"cannot read {path}: {problem.strerror}") from None
+    with file:
+        end, begin, seen = file.seek(0, os.SEEK_END), b"", False
+        while end:
+            end, last = max(0, end - block), end
+            file.seek(end)
+            begin, *lines = (file.read(last - end) + begin).split(b"\n")
+            if lines and not seen:
+                lines.pop()  # what is behind the last line is none
+                seen = True
+            yield from reversed(lines)
+        if seen:
+            yield begin
+
+
+def _cut_off_torn(path: Path) -> None:
+    """End a file with its last whole line."""
+    size = _size(path)
+    if not size:
+        return
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        if file.read() == b"\n":
+            return
+    os.truncate(path, sum(len(line) + 1 for line in read_lines(path)))
 
 
 def _chained(records: Iterable[Fields], head: Head) -> Iterator[Sealed]:
