@@ -268,3 +268,16 @@ async def test_work_that_hides_a_failure_is_not_taken_for_done(postgres_url: str
     await database.write(add("one"))
     assert await database.read(names) == ["one"]
     await database.close()
+
+
+async def test_who_waited_for_its_turn_sees_what_was_written_whatever_is_usual_there(
+    postgres_url: str,
+) -> None:
+    strict = f"{postgres_url}?options=-c%20default_transaction_isolation%3Dserializable"
+    database = await open_database(strict, (THINGS,), schema=f"test_{token_hex(6)}")
+    try:
+        show = "SHOW transaction_isolation"
+        found = await database.write(lambda c: c.execute(show).fetchone()[0])
+        assert found == "read committed"
+    finally:
+        await database.close()

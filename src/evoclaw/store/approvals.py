@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from evoclaw.store.database import Connection, Database, Schema, sealed, unsealed
+from evoclaw.store.notices import Kind, Notice, run_of
 from evoclaw.store.sqlite import SqliteDatabase
 
 KEPT = 30 * 86_400.0
@@ -166,7 +167,12 @@ class ApprovalStore:
             connection.execute(statement, (decision, sealed(answer), id_))
             return standing, True
 
-        return await self.database.write(work)
+        return await self.database.write(work, tells=await self._answered(id_, tenant))
+
+    async def _answered(self, id_: str, tenant: str) -> Sequence[Notice]:
+        """What is told when one was answered, or is closed."""
+        row = await self.get(id_, tenant)
+        return () if row is None else (Notice(Kind.ANSWERED, tenant, run_of(row.request_id)),)
 
     async def close(self, id_: str, tenant: str) -> bool:
         """Take an asking, or an approval that is not used up, back; False if it is too late."""
@@ -175,8 +181,11 @@ class ApprovalStore:
             "AND closed_at IS NULL AND (decision IS NULL OR decision <> 'deny') "
             "AND (used_at IS NULL OR decision = 'session')"
         )
-        values = (self._clock(), id_, tenant)
-        return await self.database.write(lambda c: c.execute(statement, values).rowcount) > 0
+        values, tells = (self._clock(), id_, tenant), await self._answered(id_, tenant)
+        count = await self.database.write(
+            lambda c: c.execute(statement, values).rowcount, tells=tells
+        )
+        return count > 0
 
     async def give_up(self, run_id: str, tenant: str) -> None:
         """A run has ended: nobody waits for answers to what it asked any more."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
-from evoclaw.core.errors import EvoClawError
+from evoclaw.core.errors import EvoClawError, Standstill
+from evoclaw.store.notices import Notice, Notices
 
 T = TypeVar("T")
 
@@ -29,6 +31,10 @@ LINGER = 0.02
 
 class StoreError(EvoClawError):
     """Something could not be kept or read."""
+
+
+class StoreAway(StoreError, Standstill):
+    """The server cannot be reached just now, or does not get to it; what was asked is not done."""
 
 
 class StoreFull(StoreError):
@@ -119,7 +125,12 @@ class Database(Protocol):
         """How many transactions were committed."""
         ...
 
-    async def write(self, work: Work[T], *, wait: bool = True) -> T:
+    @property
+    def notices(self) -> Notices:
+        """What this process hears of what was written."""
+        ...
+
+    async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
         """Run something in a transaction; when this returns, it is committed.
 
         A caller who is cancelled does not know whether it was done.
@@ -130,11 +141,24 @@ class Database(Protocol):
                 the barrier before anything that the world sees. Without, its result is returned
                 as soon as it is known; it is committed together with what is written next, or
                 a moment later. What came first is never kept without what came before.
+            tells: Who should look: told here when this returns, and with the commit to all who
+                share the database.
         """
         ...
 
     async def read(self, work: Work[T]) -> T:
         """Run something that only reads; it sees every write that returned before."""
+        ...
+
+    async def announce(self, tells: Sequence[Notice]) -> None:
+        """Tell those who should look, without writing anything."""
+        ...
+
+    def listening(self) -> AbstractAsyncContextManager[None]:
+        """Hear what others write, as they write it, until the block ends.
+
+        Where that cannot be, as with a file, `notices.reach` stays false.
+        """
         ...
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from evoclaw.store.database import Connection, sealed, unsealed
+from evoclaw.store.notices import Kind, Notice
 from evoclaw.store.queue import OPEN, SAME, Entry
 from evoclaw.store.sessions import SessionStore, StoredRun
 
@@ -17,15 +18,18 @@ AT_ONCE = 1_000
 """Calls that are waited for which one look goes through."""
 # What was answered, withdrawn, or has expired since a run was parked. A question has the id of
 # its call; an approval that of the attempt, which is always the first.
-ANSWERED = """
-SELECT p.tenant, p.run_id, p.place,
-    CASE WHEN EXISTS (
+THERE = """(
+    EXISTS (
         SELECT 1 FROM questions q WHERE q.tenant = p.tenant AND q.id = p.place
             AND (q.answer IS NOT NULL OR q.closed_at IS NOT NULL)
     ) OR EXISTS (
         SELECT 1 FROM approvals a WHERE a.tenant = p.tenant AND a.request_id = p.place || '.1'
             AND (a.decision IS NOT NULL OR a.closed_at IS NOT NULL OR a.expires_at <= ?1)
-    ) THEN 1 ELSE 0 END
+    )
+)"""
+OF_ONE = f"SELECT 1 FROM queue_pending p WHERE p.tenant = ?2 AND p.run_id = ?3 AND {THERE} LIMIT 1"
+ANSWERED = f"""
+SELECT p.tenant, p.run_id, p.place, CASE WHEN {THERE} THEN 1 ELSE 0 END
 FROM queue_pending p
 WHERE p.tenant > ?2 OR (p.tenant = ?2 AND p.run_id > ?3)
     OR (p.tenant = ?2 AND p.run_id = ?3 AND p.place > ?4)
@@ -58,6 +62,12 @@ class Inbox:
         self._place = tuple(rows[-1][:3]) if len(rows) == AT_ONCE else ("", "", "")
         return list(dict.fromkeys((tenant, run_id) for tenant, run_id, _, there in rows if there))
 
+    async def is_answered(self, tenant: str, run_id: str) -> bool:
+        """Whether a run that was parked can go on."""
+        values = (self._clock(), tenant, run_id)
+        row = await self._database.read(lambda c: c.execute(OF_ONE, values).fetchone())
+        return row is not None
+
     async def cancel(self, tenant: str, run_id: str) -> bool:
         """Keep that a run is to be cancelled; False if there is none, or it has ended."""
         find = f"SELECT 1 FROM runs WHERE tenant = ? AND id = ? AND {OPEN}"
@@ -69,7 +79,8 @@ class Inbox:
             connection.execute(put, (tenant, run_id))
             return True
 
-        return await self._database.write(work)
+        tells = (Notice(Kind.CANCELLED, tenant, run_id),)
+        return await self._database.write(work, tells=tells)
 
     async def is_cancelled(self, tenant: str, run_id: str) -> bool:
         """Whether a run is to be cancelled."""
@@ -105,7 +116,7 @@ class Inbox:
                 connection.execute(put, (*same, next_, sealed(message)))
             return found
 
-        return await self._database.write(work)
+        return await self._database.write(work, tells=(Notice(Kind.SAID, tenant, run_id),))
 
     async def said(self, tenant: str, run_id: str, start: int = 0) -> Sequence[bytes]:
         """What was said to a run, from one number on."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from evoclaw.store.database import Connection, StoreError, Work
+from evoclaw.store.database import Connection, StoreAway, StoreError, Work
+from evoclaw.store.notices import Notice
+from evoclaw.store.strands import strand_here
 
 LARGEST_BATCH = 256
 """Writes that share one commit; more of them would make the first wait for the last."""
@@ -15,12 +17,22 @@ LARGEST_BATCH = 256
 class Job:
     """One thing to do, and who waits for it."""
 
-    __slots__ = ("answer", "answered", "problem", "promised", "result", "wait", "work", "writes")
+    __slots__ = (
+        "answer", "answered", "problem", "promised", "result", "strand", "tells", "wait", "work",
+        "writes",
+    )  # fmt: skip
 
     def __init__(
-        self, work: Work[Any], answer: asyncio.Future[Any], *, writes: bool, wait: bool = True
+        self,
+        work: Work[Any],
+        answer: asyncio.Future[Any],
+        *,
+        writes: bool,
+        wait: bool = True,
+        tells: Sequence[Notice] = (),
     ) -> None:
         self.work, self.answer, self.writes, self.wait = work, answer, writes, wait
+        self.tells, self.strand = tells, strand_here()
         self.result: Any = None
         self.problem: BaseException | None = None
         self.promised = False
@@ -28,10 +40,17 @@ class Job:
         self.answered = False
         """There is nothing left to say to the one who asked."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether something was lost that it relies on."""
+        return self.strand is not None and self.strand.lost
+
     def attempt(self, connection: Connection) -> None:
         """Do it; what goes wrong is for the one who asked, not for the others of its batch."""
         self.problem = None
         try:
+            if self.is_lost:
+                raise StoreAway("what this was to go on from was lost with its connection")
             self.result = self.work(connection)
         except BaseException as problem:
             self.problem = problem

@@ -28,7 +28,7 @@ from evoclaw.core.ledgers import (
     least,
 )
 from evoclaw.store.books import ACCOUNT, Books
-from evoclaw.store.database import Connection, Database, Schema, Work, unsealed
+from evoclaw.store.database import Connection, Database, Schema, StoreError, Work, unsealed
 from evoclaw.store.opening import Single
 from evoclaw.store.sqlite import SqliteDatabase
 
@@ -78,7 +78,7 @@ class StoredLedger:
 
         Args:
             database: Where it is.
-            clock: The wall clock.
+            clock: The wall clock; of the server, if several machines share the ledger.
             wait: Whether a reservation is committed when `reserve` returns. If not, it is with the
                 next write to the database that waits, as that of a command: whoever begins what
                 it pays for must have waited for one.
@@ -148,7 +148,8 @@ class StoredLedger:
         def look(connection: Connection) -> float:
             return connection.execute(latest).fetchone()[0] or 0.0
 
-        self._latest = await self.database.read(look)
+        # In a transaction, as a server tells the time by it.
+        self._latest = await self.database.write(look)
         now = self._now()
 
         def tidy(connection: Connection) -> None:
@@ -191,17 +192,22 @@ class StoredLedger:
         also: Mapping[str, tuple[Path, Amounts]] = NO_MORE,
     ) -> Reservation | Refusal:
         """Set an amount aside in every account of a path, or in none."""
-        now = self._now()
+        now, passed = self._now(), False
 
         def work(
             connection: Connection,
         ) -> tuple[Reservation | Refusal, dict[str, Account]]:
+            nonlocal passed
             books = Books(connection, self._name)
             found = books.reserve_all(path, amounts, id, leaving, also, now)
             if isinstance(found, Refusal):
+                if passed:
+                    # Promised, lost with its connection, and taken by another since.
+                    raise StoreError(f"{self._name}: what was set aside was lost")
                 # What the books hold now was not written, and must not be seen.
                 books = Books(connection, self._name)
             else:
+                passed = True
                 books.put()
             return found, {account.name: account for account in books.on(path)}
 

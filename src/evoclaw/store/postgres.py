@@ -17,17 +17,20 @@ import asyncio
 import logging
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import psycopg
 from psycopg import errors
+from psycopg.sql import Literal
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.database import LINGER, Dialect, StoreError, Undecided
 from evoclaw.store.jobs import LARGEST_BATCH, Broken, Job, attempt_all, resolve
+from evoclaw.store.listening import channel_of, listen
+from evoclaw.store.notices import Notice, Notices, letters_of
 from evoclaw.store.opening import PATIENCE
 from evoclaw.store.postgres_link import Server, Spoken, explained, is_gone
 from evoclaw.store.threaded import Threaded
@@ -37,7 +40,10 @@ T = TypeVar("T")
 
 AGAIN = 1.0
 """Seconds before a commit that failed, and that nobody waits for, is tried again."""
-BEGIN = "BEGIN; SELECT pg_advisory_xact_lock({key}); SELECT pg_current_xact_id()::text"
+BEGIN = (
+    "BEGIN; SELECT pg_advisory_xact_lock({key}); "
+    "SELECT pg_current_xact_id()::text, extract(epoch FROM clock_timestamp())::text"
+)
 
 
 class PostgresDatabase(Threaded):
@@ -51,8 +57,10 @@ class PostgresDatabase(Threaded):
     ) -> None:
         """Take over an open connection; see `open`."""
         self.dialect: Dialect = "postgres"
-        writer = _Writer(server, connection, asyncio.get_running_loop(), patience)
-        super().__init__(server.name, server.name, writer)
+        self._server, notices = server, Notices()
+        loop = asyncio.get_running_loop()
+        self._timed = writer = _Writer(server, connection, loop, patience, notices.sender)
+        super().__init__(server.name, server.name, writer, notices)
 
     @classmethod
     async def open(
@@ -78,6 +86,29 @@ class PostgresDatabase(Threaded):
             raise
         return cls(server, connection, patience)
 
+    def time(self) -> float:
+        """Unix seconds by the server's clock, as the last transaction found it."""
+        return self._timed.ahead + time.monotonic()
+
+    @property
+    def server(self) -> Server:
+        """Where it is, for those who need a connection of their own."""
+        return self._server
+
+    async def announce(self, tells: Sequence[Notice]) -> None:
+        """Tell those who should look; it goes out with the next commit, or a moment later."""
+        await self.write(lambda connection: None, wait=False, tells=tells)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncGenerator[None]:
+        """Hear what others write, as they commit it, until the block ends."""
+        task = asyncio.create_task(listen(self._server, self.notices), name="notices")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
 
 class _Writer:
     """The thread, and what it knows."""
@@ -88,13 +119,19 @@ class _Writer:
         connection: psycopg.Connection,
         loop: asyncio.AbstractEventLoop,
         patience: float,
+        sender: str,
     ) -> None:
         self.commits = 0
+        self.ahead = time.time() - time.monotonic()
+        """Seconds that the server's clock is ahead of our steady one, as of the last transaction;
+        until then we can only believe our own."""
         self.broken: StoreError | None = None
         """Why nothing can be written any more."""
         self._server, self._loop, self._patience = server, loop, patience
         self._spoken: Spoken | None = Spoken(connection)
-        self._begin_statement = BEGIN.format(key=lock_key(server.schema)).encode()
+        self._sender, self._channel = sender, channel_of(server.schema)
+        self._lock = lock_key(server.schema)
+        self._begin_statement = BEGIN.format(key=self._lock).encode()
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._promised: list[Job] = []
         """In the open transaction; if there is none, to be done again before anything else."""
@@ -205,17 +242,23 @@ class _Writer:
         """Make sure that a transaction is open, with all that was promised in it."""
         if self._transaction:
             return
-        cursor = self._connected().raw.execute(self._begin_statement)
-        while cursor.nextset():
-            pass
-        row = cursor.fetchone()
-        self._transaction = str(row[0]) if row else ""
+        number, now = self._connected().begin(self._begin_statement, self._lock)
+        self._transaction, self.ahead = str(number), float(now) - time.monotonic()
         self._decide()
         attempt_all(self._connected(), self._promised, marks=True, alive=self._check)
-        lost = [job.problem for job in self._promised if job.problem is not None]
+        self._give_up([job for job in self._promised if job.problem is not None])
+
+    def _give_up(self, lost: list[Job]) -> None:
+        """What was promised cannot be kept: whoever relies on it must not go on."""
+        for job in lost:
+            if job.strand is None:
+                self.broken = Broken(self._server.name, job.problem or StoreError("lost"))
+                raise self.broken
+            job.strand.lost = True
         if lost:
-            self.broken = Broken(self._server.name, lost[0])
-            raise self.broken
+            self._promised = [job for job in self._promised if not job.is_lost]
+            self._roll_back()
+            self._begin()
 
     def _decide(self) -> None:
         """Find out whether a transaction was committed when the server went away."""
@@ -240,10 +283,13 @@ class _Writer:
                 self._answer(job)
 
     def _commit(self, waiting: list[Job]) -> None:
-        self._undecided = (self._transaction, [*self._promised, *waiting])
+        jobs = [*self._promised, *waiting]
+        self._undecided = (self._transaction, jobs)
         raw = self._connected().raw
         try:
-            cursor = raw.execute(b"COMMIT")
+            cursor = raw.execute(self._ending(jobs))
+            while cursor.nextset():
+                pass
         except psycopg.Error as problem:
             if not is_gone(problem, raw):
                 self._undecided = None  # it said itself that it did not
@@ -252,6 +298,17 @@ class _Writer:
         if cursor.statusmessage != "COMMIT":
             raise psycopg.InternalError("the transaction was undone: work hid a failure of its own")
         self._committed(self._promised)
+
+    def _ending(self, jobs: list[Job]) -> bytes:
+        """What commits these, and tells whoever should look: in one message to the server."""
+        tells = [notice for job in jobs if job.problem is None for notice in job.tells]
+        if not tells:
+            return b"COMMIT"
+        raw, statements = self._connected().raw, list[bytes]()
+        for letter in letters_of(self._sender, tells):
+            quoted = Literal(letter).as_bytes(raw)
+            statements.append(b"SELECT pg_notify('%s', %s)" % (self._channel.encode(), quoted))
+        return b"; ".join([*statements, b"COMMIT"])
 
     def _committed(self, jobs: list[Job]) -> None:
         self.commits += 1

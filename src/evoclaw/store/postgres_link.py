@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import time
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -20,7 +21,7 @@ from psycopg.sql import SQL, Identifier
 from psycopg.types.numeric import NumericBinaryLoader
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.database import Conflict, DamagedStore, Rows, StoreError, StoreFull
+from evoclaw.store.database import Conflict, DamagedStore, Rows, StoreAway, StoreError, StoreFull
 from evoclaw.store.dialect import translated
 
 CONNECT = 10
@@ -29,16 +30,30 @@ STATEMENT = 60
 """Seconds for a statement."""
 TURN = 15
 """Seconds for another process to end its transaction."""
-STALLED = 5
-"""Seconds after which a process that stopped in the middle of a transaction is in nobody's way."""
+STALLED = 2
+"""Seconds after which a process that stopped in the middle of a transaction is in nobody's way.
+
+Another one that stopped while it waited for its turn gets it then, and has as long."""
+ASKED = STALLED + 0.5
+"""Seconds of waiting for a turn after which it is looked at who has it."""
 PREPARED = 500
 """Statements that the server keeps ready."""
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _SETTINGS = SQL(
     "SET statement_timeout = {statement}; SET lock_timeout = {turn}; "
     "SET idle_in_transaction_session_timeout = {stalled}; SET search_path = {schema}; "
-    "SET synchronous_commit = {durable}"
+    "SET synchronous_commit = {durable}; SET default_transaction_isolation = 'read committed'"
 )
+"""Who waits for its turn must see what was written meanwhile, whatever the server's usual is."""
+# A pipeline leaves the server's own clock for `STALLED` standing until something more is asked. Who
+# is stopped just then would keep its turn until it is woken; so those who wait put it out.
+_PUT_OUT = b"""
+SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity AS holder USING (pid)
+WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid = 0 AND objid = $1::int8::oid
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND wait_event = 'ClientRead'
+    AND holder.state_change < clock_timestamp() - $2 * interval '1 second'
+"""
 _OURS = (
     errors.InvalidPassword,
     errors.InvalidAuthorizationSpecification,
@@ -97,15 +112,9 @@ class Server(Struct, frozen=True):
         connection = psycopg.connect(
             self.url,
             autocommit=True,
-            connect_timeout=CONNECT,
-            client_encoding="utf8",
-            application_name="evoclaw",
-            keepalives_idle=10,
-            keepalives_interval=5,
-            keepalives_count=3,
-            tcp_user_timeout=STATEMENT * 1000,
             cursor_factory=psycopg.RawCursor,
-            password=self.password or None,
+            application_name="evoclaw",
+            **self.arguments,
         )
         try:
             connection.prepared_max = PREPARED
@@ -118,11 +127,30 @@ class Server(Struct, frozen=True):
             raise
         return connection
 
+    async def connect_to_listen(self) -> psycopg.AsyncConnection:
+        """A connection that waits for notices, and for nothing else."""
+        return await psycopg.AsyncConnection.connect(
+            self.url, autocommit=True, application_name="evoclaw notices", **self.arguments
+        )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """With what a connection is made, beside the address: when it counts as broken."""
+        return {
+            "connect_timeout": CONNECT,
+            "client_encoding": "utf8",
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": STATEMENT * 1000,
+            "password": self.password or None,
+        }
+
     @property
     def _settings(self) -> bytes:
         query = _SETTINGS.format(
             statement=STATEMENT * 1000,
-            turn=TURN * 1000,
+            turn=int(ASKED * 1000),
             stalled=STALLED * 1000,
             schema=Identifier(self.schema),
             durable="on" if self.durable else "off",
@@ -165,7 +193,31 @@ class Spoken:
         """Run one statement for each of the rows."""
         cursor = self.raw.cursor(binary=True)
         cursor.executemany(_query(statement), rows)
+        # It is a pipeline, and after one the server's clock for `STALLED` stands still until it is
+        # asked something more: who is stopped just here would have its turn for ever.
+        self.raw.execute(b"")
         return cursor
+
+    def begin(self, statement: bytes, lock: int) -> Sequence[Any]:
+        """Begin a transaction when it is our turn, by a statement that waits for it.
+
+        Args:
+            statement: What to begin with.
+            lock: The number of the lock that it waits for.
+        """
+        end = time.monotonic() + TURN
+        while True:
+            try:
+                cursor = self.raw.execute(statement)
+                break
+            except errors.LockNotAvailable:
+                if time.monotonic() >= end:
+                    raise
+                self.raw.execute(b"ROLLBACK")
+                self.raw.execute(_PUT_OUT, (lock, STALLED))
+        while cursor.nextset():
+            pass
+        return cursor.fetchone() or ()
 
 
 @lru_cache(maxsize=1024)
@@ -187,7 +239,9 @@ def explained(problem: BaseException, name: str) -> BaseException:
             found = ConfigError(
                 f"cannot use {name}: {_words(problem)}; check [store] and who may do what there"
             )
-        case psycopg.OperationalError() | psycopg.DataError() | psycopg.InternalError():
+        case psycopg.OperationalError():
+            found = StoreAway(f"{name}: {_words(problem)}")
+        case psycopg.DataError() | psycopg.InternalError():
             found = StoreError(f"{name}: {_words(problem)}")
         case _:
             pass

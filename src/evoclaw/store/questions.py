@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from evoclaw.core.labels import LOCAL
 from evoclaw.store.database import Connection, Database, sealed, unsealed
+from evoclaw.store.notices import Kind, Notice, run_of
 
 QUESTIONS = (
     """CREATE TABLE questions (
@@ -93,7 +94,11 @@ class QuestionStore:
             "WHERE tenant = ? AND id = ? AND answer IS NULL AND closed_at IS NULL"
         )
         values = (sealed(answer), self._clock(), self.tenant, question_id)
-        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+        tells = (Notice(Kind.ANSWERED, self.tenant, run_of(question_id)),)
+        count = await self._database.write(
+            lambda c: c.execute(statement, values).rowcount, tells=tells
+        )
+        return count > 0
 
     async def give_up(self, run_id: str) -> None:
         """A run has ended: nobody waits for answers to its questions any more."""

@@ -1,21 +1,34 @@
-"""Runs that wait for their turn, and who holds those that go on.
+"""Runs that wait for their turn.
 
 A run is kept in the session store; here is what its driving needs: keys that make a start happen
-once, leases, what people said to it meanwhile, what it waits for, and that it is to be cancelled.
+once, what people said to it meanwhile, what it waits for, and that it is to be cancelled.
 It shares the session store's database, so that a start is kept whole or not at all.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 
 from evoclaw.core.labels import CLEAN, Label
+from evoclaw.store.claims import OPEN, SAME, Claim, Claims, adopt
 from evoclaw.store.database import Connection, Schema, Work
-from evoclaw.store.sessions import Fenced, Session, SessionStore, StoredRun
+from evoclaw.store.sessions import Session, SessionStore, StoredRun
+
+__all__ = [
+    "OPEN",
+    "SAME",
+    "SCHEMA",
+    "Bounds",
+    "Claim",
+    "Entry",
+    "Outcome",
+    "Placed",
+    "RunQueue",
+    "adopt",
+]
 
 SCHEMA = Schema(
     "run queue",
@@ -44,47 +57,10 @@ SCHEMA = Schema(
     ),
     sealed=(("queue_inbox", ("message",)),),
 )
-OPEN = "(stop IS NULL OR stop = 'waiting')"
-FREE = "(holder = '' OR lease_until <= ?)"
-SAME = "tenant = ? AND run_id = ?"
-
-# Only the first open run of a session may go on. A sub-run is its parent's affair, unless it went
-# on by itself after that had ended.
-READY = f"""
-SELECT id FROM runs r
-WHERE tenant = ? AND stop IS NULL AND {FREE} AND holder <> ?
-    AND (parent_run = '' OR holder <> '')
-    AND NOT EXISTS (
-        SELECT 1 FROM runs e WHERE e.tenant = r.tenant AND e.session_id = r.session_id
-            AND e.seq < r.seq AND (e.stop IS NULL OR e.stop = 'waiting')
-    )
-ORDER BY seq LIMIT ?
-"""
-# Whoever held these died before they were parked, or before they went on.
-LEFT = """
-SELECT tenant, id FROM runs
-WHERE holder <> '' AND stop = 'waiting' AND lease_until <= ? AND holder <> ?
-"""
 # The run that a key was used for may have been forgotten since.
 KEEP_KEY = """
 INSERT INTO queue_keys VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (tenant, owner, key) DO UPDATE SET run_id = excluded.run_id, at = excluded.at
-"""
-LET_GO = """
-UPDATE runs SET holder = '', lease_until = NULL WHERE tenant = ? AND id = ? AND epoch = ?
-"""
-NOBODY = "-"
-"""Holds runs that wait, and are to go on until they are parked."""
-CLAIM = f"""
-UPDATE runs SET epoch = epoch + 1, holder = ?, lease_until = ?
-WHERE tenant = ? AND id = ? AND {FREE} AND {OPEN} RETURNING epoch
-"""
-# A sub-run is its parent's, and only as long as nobody has taken that over.
-ADOPT = f"""
-UPDATE runs SET epoch = epoch + 1
-WHERE tenant = ? AND id = ? AND {FREE} AND EXISTS (
-    SELECT 1 FROM runs p WHERE p.tenant = runs.tenant AND p.id = ? AND p.epoch = ?
-) RETURNING epoch
 """
 ORPHANS = """
 SELECT r.tenant, r.id FROM runs r JOIN runs t ON t.tenant = r.tenant AND t.id = r.root_run
@@ -150,35 +126,8 @@ class Placed(Struct, frozen=True):
     """Above 0 if it may be driven right away."""
 
 
-class Claim(Struct, frozen=True):
-    """A run that may be driven, until the lease is over or somebody has a higher epoch."""
-
-    tenant: str
-    run_id: str
-    epoch: int
-
-
-class RunQueue:
-    """The runs of all tenants, as one process sees them."""
-
-    def __init__(
-        self,
-        sessions: SessionStore,
-        holder: str,
-        *,
-        lease_s: float = 10.0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Hold runs under a name.
-
-        Args:
-            sessions: Where runs are kept; of any tenant.
-            holder: What this process is called; no other one is called so.
-            lease_s: How long a claim holds unless it is renewed.
-            clock: What time it is.
-        """
-        self._sessions, self._database = sessions, sessions.database
-        self.holder, self._lease, self._clock = holder, lease_s, clock
+class RunQueue(Claims):
+    """The runs of all tenants, as one process begins and holds them."""
 
     async def put(self, tenant: str, entry: Entry, bounds: Bounds, *, claim: bool) -> Placed:
         """Keep a run, its session and its key: all of it, or nothing.
@@ -204,8 +153,7 @@ class RunQueue:
             if entry.key:
                 values = (tenant, entry.owner, entry.key, entry.digest, run.id, self._clock())
                 connection.execute(KEEP_KEY, values)
-            first = claim and self._is_first(connection, tenant, entry)
-            return Placed(Outcome.NEW, run, self._claim(connection, tenant, run.id) if first else 0)
+            return Placed(Outcome.NEW, run, self._placed(connection, tenant, entry, claim))
 
         return await self._database.write(work)
 
@@ -236,134 +184,27 @@ class RunQueue:
         self, connection: Connection, store: SessionStore, entry: Entry, bounds: Bounds
     ) -> Placed | None:
         queued = "SELECT count(*) FROM runs WHERE stop IS NULL AND epoch = 0 AND parent_run = ''"
+        # Not `=`: SQLite would then go through all runs that the tenant ever had.
+        whose = " AND tenant BETWEEN ?1 AND ?1"
         ours, here = (store.tenant,), (store.tenant, entry.session.id)
         for limit, condition, values, outcome in (
             (bounds.all, "", (), Outcome.FULL),
-            (bounds.tenant, " AND tenant = ?", ours, Outcome.FULL_TENANT),
+            (bounds.tenant, whose, ours, Outcome.FULL_TENANT),
             (bounds.session, " AND tenant = ? AND session_id = ?", here, Outcome.FULL_SESSION),
         ):
             if connection.execute(queued + condition, values).fetchone()[0] >= limit:
                 return Placed(outcome)
         return None
 
+    def _placed(self, connection: Connection, tenant: str, entry: Entry, claim: bool) -> int:
+        """See to a run that was just kept; its epoch if it is held."""
+        first = claim and self._is_first(connection, tenant, entry)
+        return self._claim(connection, tenant, entry.run_id) if first else 0
+
     def _is_first(self, connection: Connection, tenant: str, entry: Entry) -> bool:
         before = f"SELECT 1 FROM runs WHERE tenant = ? AND session_id = ? AND id <> ? AND {OPEN}"
         values = (tenant, entry.session.id, entry.run_id)
         return connection.execute(before, values).fetchone() is None
-
-    def _claim(self, connection: Connection, tenant: str, run_id: str) -> int:
-        """Hold a run; 0 if it cannot be had."""
-        now = self._clock()
-        values = (self.holder, now + self._lease, tenant, run_id, now)
-        row = connection.execute(CLAIM, values).fetchone()
-        return 0 if row is None else row[0]
-
-    async def next(self, live: Mapping[str, int], most: int, per_tenant: int) -> Sequence[Claim]:
-        """Hold some of the runs whose turn it is: of those tenants first that have the fewest.
-
-        Args:
-            live: How many of each tenant go on.
-            most: How many to take at most.
-            per_tenant: How many of one tenant may go on.
-        """
-        chosen = await self._database.read(lambda c: self._choose(c, live, most, per_tenant))
-        if not chosen:
-            return ()
-
-        def work(connection: Connection) -> list[Claim]:
-            claims = [
-                Claim(tenant, run_id, self._claim(connection, tenant, run_id))
-                for tenant, run_id in chosen
-            ]
-            return [claim for claim in claims if claim.epoch]
-
-        return await self._database.write(work)
-
-    def _choose(
-        self, connection: Connection, live: Mapping[str, int], most: int, per_tenant: int
-    ) -> Sequence[tuple[str, str]]:
-        # What is ours is driven already, also when the lease was not renewed in time.
-        tenants = f"SELECT DISTINCT tenant FROM runs WHERE stop IS NULL AND {FREE} AND holder <> ?"
-        now, counts, ready = self._clock(), dict(live), dict[str, list[str]]()
-        for (tenant,) in connection.execute(tenants, (now, self.holder)).fetchall():
-            room = min(most, per_tenant - counts.get(tenant, 0))
-            if room > 0:
-                rows = connection.execute(READY, (tenant, now, self.holder, room)).fetchall()
-                ready[tenant] = [row[0] for row in reversed(rows)]
-        left = connection.execute(LEFT, (now, self.holder)).fetchall()
-        chosen: list[tuple[str, str]] = [(tenant, run_id) for tenant, run_id in left[:most]]
-        while len(chosen) < most and (more := [tenant for tenant in ready if ready[tenant]]):
-            tenant = min(more, key=lambda one: counts.get(one, 0))
-            counts[tenant] = counts.get(tenant, 0) + 1
-            chosen.append((tenant, ready[tenant].pop()))
-        return chosen
-
-    async def claim(self, tenant: str, run_id: str) -> Claim | None:
-        """Hold this very run, out of turn; None if it has ended, or somebody holds it."""
-        epoch = await self._database.write(lambda c: self._claim(c, tenant, run_id))
-        return Claim(tenant, run_id, epoch) if epoch else None
-
-    async def renew(self) -> frozenset[Claim]:
-        """Go on holding; what is still held."""
-        now = self._clock()
-
-        def work(connection: Connection) -> frozenset[Claim]:
-            update = "UPDATE runs SET lease_until = ? WHERE holder = ? AND holder <> ''"
-            connection.execute(update, (now + self._lease, self.holder))
-            held = "SELECT tenant, id, epoch FROM runs WHERE holder = ? AND holder <> ''"
-            rows = connection.execute(held, (self.holder,)).fetchall()
-            return frozenset(Claim(*row) for row in rows)
-
-        return await self._database.write(work)
-
-    async def release(self, claims: Sequence[Claim]) -> None:
-        """Hold no longer; whoever comes next may have them at once.
-
-        One that waits is not parked by this: it is gone on with, and parked then.
-        """
-        update = (
-            f"UPDATE runs SET holder = CASE WHEN stop IS NULL THEN '' ELSE '{NOBODY}' END, "
-            "lease_until = 0 WHERE tenant = ? AND id = ? AND epoch = ? AND holder = ?"
-        )
-        rows = [(one.tenant, one.run_id, one.epoch, self.holder) for one in claims]
-        await self._database.write(lambda c: c.executemany(update, rows))
-
-    async def park(self, claim: Claim, places: Sequence[str]) -> None:
-        """Let go of a run that waits, and know what for."""
-        update = f"{LET_GO} AND holder = ?"
-        values = (claim.tenant, claim.run_id, claim.epoch, self.holder)
-        rows = [(claim.tenant, claim.run_id, place) for place in places]
-
-        def work(connection: Connection) -> None:
-            if connection.execute(update, values).rowcount:
-                same = (claim.tenant, claim.run_id)
-                connection.execute(f"DELETE FROM queue_pending WHERE {SAME}", same)
-                connection.executemany("INSERT INTO queue_pending VALUES (?, ?, ?)", rows)
-
-        await self._database.write(work)
-
-    async def done(self, claim: Claim) -> None:
-        """Let go of a run that has ended, and of what was kept to drive it."""
-        same = (claim.tenant, claim.run_id)
-
-        def work(connection: Connection) -> None:
-            connection.execute(LET_GO, (*same, claim.epoch))
-            connection.execute(f"DELETE FROM queue_pending WHERE {SAME}", same)
-            connection.execute(f"DELETE FROM queue_cancels WHERE {SAME}", same)
-
-        await self._database.write(work)
-
-    async def holders(self) -> Sequence[str]:
-        """Who else holds runs, by name."""
-        find = "SELECT DISTINCT holder FROM runs WHERE holder <> '' AND holder <> ?"
-        rows = await self._database.read(lambda c: c.execute(find, (self.holder,)).fetchall())
-        return [row[0] for row in rows]
-
-    async def outlived(self, holders: Sequence[str]) -> None:
-        """These are gone: what they held may be taken over at once."""
-        update = "UPDATE runs SET lease_until = 0 WHERE holder = ? AND holder <> ''"
-        rows = [(holder,) for holder in holders]
-        await self._database.write(lambda c: c.executemany(update, rows))
 
     async def orphans(self) -> Sequence[tuple[str, str]]:
         """Sub-runs that were cut off and whose run has ended: nobody takes them up."""
@@ -377,23 +218,13 @@ class RunQueue:
         rows = await self._database.read(lambda c: c.execute(find, values).fetchall())
         return [row[0] for row in rows]
 
+    async def is_any_begun(self) -> bool:
+        """Whether there is a run that was begun and goes on, or was cut off."""
+        find = "SELECT 1 FROM runs WHERE stop IS NULL AND epoch > 0 LIMIT 1"
+        return await self._database.read(lambda c: c.execute(find).fetchone()) is not None
+
     async def forget_keys(self, older_than: float) -> None:
         """Forget keys that are older than so many seconds."""
         before = self._clock() - older_than
         delete = "DELETE FROM queue_keys WHERE at < ?"
         await self._database.write(lambda c: c.execute(delete, (before,)))
-
-
-async def adopt(
-    store: SessionStore,
-    run_id: str,
-    parent: str,
-    epoch: int,
-    clock: Callable[[], float] = time.time,
-) -> int:
-    """Drive a sub-run by the right of the run above: its epoch. `Fenced` if that is lost."""
-    values = (store.tenant, run_id, clock(), parent, epoch)
-    row = await store.database.write(lambda c: c.execute(ADOPT, values).fetchone())
-    if row is None:
-        raise Fenced(run_id, epoch, epoch + 1)
-    return row[0]

@@ -224,6 +224,21 @@ class ReceiptStore:
         found = await self.database.read(lambda c: c.execute(HOLES, (agent_id, chain)).fetchall())
         return [(first, last) for first, last in found]
 
+    async def missing(
+        self, agent_id: str, chain: str, first: int, last: int
+    ) -> tuple[int, int] | None:
+        """The first and the last of some places of a chain that nothing came for, if any."""
+        statement = """SELECT DISTINCT counter FROM receipts
+            WHERE agent_id = ? AND chain = ? AND counter BETWEEN ? AND ? AND flaw = ''"""
+        values = (agent_id, chain, first, last)
+        rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
+        came = {counter for (counter,) in rows}
+        while first in came:
+            first += 1
+        while last in came:
+            last -= 1
+        return (first, last) if first <= last else None
+
     async def chains(self) -> list[tuple[str, str, int]]:
         """Every chain: whose, its name, and the last place that is known of it."""
         statement = """SELECT agent_id, chain, max(counter) FROM receipts

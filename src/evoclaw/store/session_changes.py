@@ -18,7 +18,7 @@ BELOW = """
 WITH RECURSIVE below (id) AS (
     SELECT id FROM sessions WHERE tenant = ?1 AND id = ?2 UNION
     SELECT sessions.id FROM sessions JOIN below
-    ON sessions.tenant = ?1 AND sessions.parent = below.id
+    ON sessions.tenant = ?1 AND sessions.parent = below.id AND sessions.parent <> ''
 )
 SELECT id FROM below
 """

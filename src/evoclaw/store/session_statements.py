@@ -13,27 +13,62 @@ STATES = {
     "waiting": "AND stop = 'waiting'",
     "ended": "AND stop <> 'waiting'",
 }
-RUNS = f"""
-SELECT {RUN} FROM runs WHERE tenant = ?1 AND (?2 = '' OR session_id = ?2)
-AND (?3 = '' OR seq < (SELECT seq FROM runs WHERE tenant = ?1 AND id = ?3))
-AND (?5 = 0 OR session_id IN (SELECT id FROM sessions WHERE tenant = ?1 AND owner = ?6))
-{{state}} {{below}} ORDER BY seq DESC LIMIT ?4
-"""
-BEGUN_BY = "AND parent_run = ?7"
+FEW = ("open", "waiting")
+"""Of all runs there were, few are so: they are found by that, and put in order then. A `+`, and
+an empty text behind another one, keep a database from going through all the others in order."""
+
+
+def runs(state: str, *, session: bool, owner: bool, parent: bool, before: bool) -> str:
+    """Runs of a tenant, newest first: those in a state, and what else they are chosen by.
+
+    It is given the tenant, then the values of what they are chosen by, then how many at most.
+    """
+    few = state in FEW
+    seq, owned = ("+seq", "owner || ''") if few else ("seq", "owner")
+    chosen = (
+        (session, "AND session_id = ?"),
+        (owner, f"AND {owned} = ?"),
+        (parent, "AND parent_run = ?"),
+        (before, f"AND {seq} < (SELECT seq FROM runs WHERE tenant = ?1 AND id = ?)"),
+    )
+    conditions = " ".join(condition for wanted, condition in chosen if wanted)
+    return (
+        f"SELECT {RUN} FROM runs WHERE tenant = ?1 {conditions} {STATES[state]} "
+        f"ORDER BY {seq} DESC LIMIT ?"
+    )
+
+
 LAST = f"SELECT {RUN} FROM runs WHERE tenant = ? AND session_id = ? ORDER BY seq DESC LIMIT 1"
 COUNT = "SELECT coalesce(max(number) + 1, 0) FROM messages WHERE tenant = ? AND session_id = ?"
-BELOW = """
+_BELOW = """
 WITH RECURSIVE below (id) AS (
-    SELECT id FROM sessions WHERE tenant = ?4 AND id = ?1 UNION
+    SELECT id FROM sessions WHERE tenant = ?1 AND id = ?2 UNION
     SELECT sessions.id FROM sessions JOIN below
-    ON sessions.tenant = ?4 AND sessions.parent = below.id
+    ON sessions.tenant = ?1 AND sessions.parent = below.id AND sessions.parent <> ''
 )
-SELECT session FROM sessions
-WHERE tenant = ?4 AND owner = ?2 AND (?3 = '' OR agent = ?3)
-AND (?1 = '' OR id IN (SELECT id FROM below))
-AND (?5 = '' OR seq < (SELECT seq FROM sessions WHERE tenant = ?4 AND id = ?5))
-ORDER BY seq DESC LIMIT ?6
+SELECT s.session FROM below JOIN sessions s ON s.tenant = ?1 AND s.id = below.id
 """
+_SESSIONS = "SELECT s.session FROM sessions s"
+
+
+def sessions(*, below: bool, agent: bool, before: bool) -> str:
+    """The sessions of somebody, newest first: all, or those below one, and how they are chosen.
+
+    It is given the tenant, the one that they are below, the owner, the values of what they are
+    chosen by, then how many at most.
+    """
+    seq = "+s.seq" if below else "s.seq"
+    chosen = (
+        (agent, "AND s.agent = ?"),
+        (before, f"AND {seq} < (SELECT seq FROM sessions WHERE tenant = ?1 AND id = ?)"),
+    )
+    conditions = " ".join(condition for wanted, condition in chosen if wanted)
+    return (
+        f"{_BELOW if below else _SESSIONS} WHERE s.tenant = ?1 AND s.owner = ? {conditions} "
+        f"ORDER BY {seq} DESC LIMIT ?"
+    )
+
+
 PROGRESS = """
 UPDATE runs SET stop = ?, turns = ?, calls = ?, tokens_in = ?, tokens_out = ?, cost = ?,
     ended_at = CASE WHEN CAST(?1 AS TEXT) IS NULL THEN NULL ELSE ?7 END
@@ -49,3 +84,10 @@ SELECT coalesce(sum(turns), 0), coalesce(sum(calls), 0), coalesce(sum(tokens_in)
     coalesce(sum(tokens_out), 0), CASE WHEN count(*) = count(cost) THEN coalesce(sum(cost), 0.0) END
 FROM runs WHERE tenant = ? AND root_run = ?
 """
+RECORDS = (
+    "SELECT record FROM records WHERE tenant = ? AND run_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+)
+MESSAGES = (
+    "SELECT number, message FROM messages WHERE tenant = ? AND session_id = ? AND number >= ? "
+    "ORDER BY number LIMIT ?"
+)

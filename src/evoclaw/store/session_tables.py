@@ -106,6 +106,25 @@ ENDED = (
     "CREATE INDEX runs_ended ON runs (tenant, ended_at) WHERE ended_at IS NOT NULL",
 )
 
+OWNED = (
+    # A run is its session's, and that never changes hands: to list somebody's newest ones.
+    "ALTER TABLE runs ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+    "UPDATE runs SET owner = coalesce((SELECT s.owner FROM sessions s "
+    "WHERE s.tenant = runs.tenant AND s.id = runs.session_id), '')",
+    "CREATE INDEX runs_owned ON runs (tenant, owner, seq)",
+    "CREATE INDEX sessions_asked ON sessions (tenant, owner, agent, seq)",
+    # To count what is queued without a look at what was.
+    "CREATE INDEX runs_queued ON runs (tenant, session_id) "
+    "WHERE stop IS NULL AND epoch = 0 AND parent_run = ''",
+)
+
+NEXT = (
+    # To find the first that may go on, of each tenant, among all the runs that have ended.
+    "CREATE INDEX runs_next ON runs (tenant, seq) WHERE stop IS NULL",
+    # To find what is below a session: most are below none.
+    "CREATE INDEX sessions_under ON sessions (tenant, parent) WHERE parent <> ''",
+)
+
 SCHEMA = Schema(
     "session store",
     (
@@ -155,6 +174,8 @@ SCHEMA = Schema(
         (*SESSIONS, *RUNS, *THE_REST, *QUESTIONS_OF_TENANTS),
         HOLDERS,
         ENDED,
+        OWNED,
+        NEXT,
     ),
     sealed=(
         ("sessions", ("session",)),

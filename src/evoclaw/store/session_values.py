@@ -64,7 +64,7 @@ class StoredRun(Struct, frozen=True):
     holder: str = ""
     """Who drives it, or did last."""
     lease_until: float | None = None
-    """Until when it is the holder's; None is nobody's."""
+    """Until when it is the holder's; None is nobody's, or for as long as an engine says."""
 
     @property
     def is_open(self) -> bool:

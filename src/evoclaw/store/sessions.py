@@ -18,6 +18,7 @@ from evoclaw.core.labels import CLEAN, LOCAL, Label
 from evoclaw.core.messages import Message
 from evoclaw.store import session_statements as statements
 from evoclaw.store.database import EVERY, Connection, Database, Work, sealed, unsealed
+from evoclaw.store.notices import progress
 from evoclaw.store.questions import QuestionStore
 from evoclaw.store.session_tables import SCHEMA
 from evoclaw.store.session_values import Fenced, Listed, Session, Spent, StoredRun
@@ -108,10 +109,12 @@ class SessionStore:
             before: Only those begun before this one.
             limit: How many at most.
         """
-        values = (within, owner, agent, self.tenant, before, limit)
+        statement = statements.sessions(below=bool(within), agent=bool(agent), before=bool(before))
+        above = (within,) if within else ()
+        values = (self.tenant, *above, owner, *(one for one in (agent, before) if one), limit)
 
         def work(connection: Connection) -> list[Listed]:
-            rows = connection.execute(statements.BELOW, values).fetchall()
+            rows = connection.execute(statement, values).fetchall()
             return [self._listed(connection, self._decoded(row[0])) for row in rows]
 
         return await self.database.read(work)
@@ -160,7 +163,9 @@ class SessionStore:
         put = (
             "INSERT INTO runs "
             "(tenant, id, session_id, asked, parent_run, root_run, background, began_at, label, "
-            "errand) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
+            "errand, owner) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, coalesce("
+            "(SELECT s.owner FROM sessions s WHERE s.tenant = ?1 AND s.id = ?3), '')) "
+            "ON CONFLICT (tenant, id) DO NOTHING"
         )
         values = (
             *(self.tenant, run_id, session_id, sealed(asked.encode())),
@@ -205,19 +210,52 @@ class SessionStore:
             before: Only those begun before this run.
             limit: How many at most.
         """
-        whose = (owner is not None, owner or "", *([parent_run] if parent_run else []))
-        values = (self.tenant, session_id, before, limit, *whose)
-        below = statements.BEGUN_BY if parent_run else ""
-        statement = statements.RUNS.format(state=statements.STATES[state], below=below)
+        chosen = [
+            *([session_id] if session_id else []),
+            *([owner] if owner is not None else []),
+            *(one for one in (parent_run, before) if one),
+        ]
+        statement = statements.runs(
+            state,
+            session=bool(session_id),
+            owner=owner is not None,
+            parent=bool(parent_run),
+            before=bool(before),
+        )
+        values = (self.tenant, *chosen, limit)
         rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
         return [self._run(row) for row in rows]
 
     async def errand(self, run_id: str) -> bytes | None:
         """What a run was begun with, if that was kept."""
+        return await self.database.read(lambda c: self._errand(c, run_id))
+
+    def _errand(self, connection: Connection, run_id: str) -> bytes | None:
         statement = "SELECT errand FROM runs WHERE tenant = ? AND id = ?"
-        values = (self.tenant, run_id)
-        row = await self.database.read(lambda c: c.execute(statement, values).fetchone())
+        row = connection.execute(statement, (self.tenant, run_id)).fetchone()
         return None if row is None or row[0] is None else unsealed(row[0], self._name)
+
+    async def whole(
+        self, run: StoredRun
+    ) -> tuple[bytes | None, Spent, list[tuple[int, Message]], list[Record]]:
+        """What is needed to begin a run or to go on with it, in one look.
+
+        What it was begun with, what it and all below it have used up, what was said in its
+        session, and what happened in it.
+        """
+
+        def work(connection: Connection) -> tuple[bytes | None, Spent, list[Any], list[Any]]:
+            said = (self.tenant, run.session_id, 0, EVERY)
+            happened = (self.tenant, run.id, 0, EVERY)
+            return (
+                self._errand(connection, run.id),
+                self._spent(connection, run.root_run),
+                connection.execute(statements.MESSAGES, said).fetchall(),
+                connection.execute(statements.RECORDS, happened).fetchall(),
+            )
+
+        errand, spent, messages, records = await self.database.read(work)
+        return errand, spent, self._messages(messages), self._records(records)
 
     async def left_behind(self, parent_run: str) -> list[StoredRun]:
         """The runs nobody waited for that this one began and that did not come to an end."""
@@ -226,10 +264,10 @@ class SessionStore:
 
     async def spent(self, root_run: str) -> Spent:
         """What a run and all below it have used up."""
-        values = (self.tenant, root_run)
-        return Spent(
-            *await self.database.read(lambda c: c.execute(statements.SPENT, values).fetchone())
-        )
+        return await self.database.read(lambda c: self._spent(c, root_run))
+
+    def _spent(self, connection: Connection, root_run: str) -> Spent:
+        return Spent(*connection.execute(statements.SPENT, (self.tenant, root_run)).fetchone())
 
     async def append(
         self,
@@ -263,19 +301,20 @@ class SessionStore:
             if epoch is not None:
                 self._fence(connection, run.id, epoch)
             connection.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", kept)
-            connection.executemany(statements.SAY, said)
+            if said:
+                connection.executemany(statements.SAY, said)
             connection.execute(statements.PROGRESS, (*figures, now, ours, run.id))
 
-        await self.database.write(work, wait=wait)
+        tells = (progress(ours, run.id, records, stop),)
+        await self.database.write(work, wait=wait, tells=tells)
 
     async def records(self, run_id: str, after: int = 0, limit: int = EVERY) -> list[Record]:
         """What happened in a run after one record, in order."""
-        statement = (
-            "SELECT record FROM records WHERE tenant = ? AND run_id = ? AND seq > ? "
-            "ORDER BY seq LIMIT ?"
-        )
         values = (self.tenant, run_id, after, limit)
-        rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
+        rows = await self.database.read(lambda c: c.execute(statements.RECORDS, values).fetchall())
+        return self._records(rows)
+
+    def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[Record]:
         return [self._record.decode(unsealed(row[0], self._name)) for row in rows]
 
     async def last_record(self, run_id: str) -> Record | None:
@@ -291,12 +330,11 @@ class SessionStore:
         self, session_id: str, start: int = 0, limit: int = EVERY
     ) -> list[tuple[int, Message]]:
         """The messages of a session from one number on."""
-        statement = (
-            "SELECT number, message FROM messages WHERE tenant = ? AND session_id = ? "
-            "AND number >= ? ORDER BY number LIMIT ?"
-        )
         values = (self.tenant, session_id, start, limit)
-        rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
+        rows = await self.database.read(lambda c: c.execute(statements.MESSAGES, values).fetchall())
+        return self._messages(rows)
+
+    def _messages(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, Message]]:
         return [(number, self._message.decode(unsealed(b, self._name))) for number, b in rows]
 
     async def todos(self, session_id: str) -> bytes | None:

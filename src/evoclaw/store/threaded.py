@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol, Self, TypeVar
 
 from evoclaw.store.database import StoreError, Work
 from evoclaw.store.jobs import Job
+from evoclaw.store.notices import Notice, Notices
 
 T = TypeVar("T")
 
@@ -40,15 +43,18 @@ class Writer(Protocol):
 class Threaded:
     """A database whose thread ends when it is closed, or forgotten by all."""
 
-    def __init__(self, name: str, thread: str, writer: Writer) -> None:
+    def __init__(
+        self, name: str, thread: str, writer: Writer, notices: Notices | None = None
+    ) -> None:
         """Begin.
 
         Args:
             name: Of the database, for people.
             thread: Of the thread.
             writer: Does what is asked for.
+            notices: Those of the writer, if it sends any.
         """
-        self.name = name
+        self.name, self.notices = name, notices or Notices()
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._writer = writer
@@ -70,19 +76,35 @@ class Threaded:
         """How many batches were committed."""
         return self._writer.commits
 
-    async def write(self, work: Work[T], *, wait: bool = True) -> T:
+    async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
         """Run something in a transaction; see `Database.write`."""
-        return await self._ask(work, writes=True, wait=wait)
+        sent = self.notices.sent(tells) if tells else ()
+        try:
+            return await self._ask(work, writes=True, wait=wait, tells=sent)
+        finally:
+            if tells:
+                self.notices.tell(tells)
+
+    async def announce(self, tells: Sequence[Notice]) -> None:
+        """Tell without writing anything; see `Database.announce`."""
+        self.notices.tell(tells)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncGenerator[None]:
+        """Hear what others write; see `Database.listening`."""
+        yield
 
     async def read(self, work: Work[T]) -> T:
         """Run something that only reads; it sees every write that returned before."""
         return await self._ask(work, writes=False)
 
-    def _ask(self, work: Work[T], *, writes: bool, wait: bool = True) -> asyncio.Future[T]:
+    def _ask(
+        self, work: Work[T], *, writes: bool, wait: bool = True, tells: Sequence[Notice] = ()
+    ) -> asyncio.Future[T]:
         if not self._stop.alive:
             raise StoreError(f"{self.name} is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._writer.take(Job(work, answer, writes=writes, wait=wait))
+        self._writer.take(Job(work, answer, writes=writes, wait=wait, tells=tells))
         return answer
 
     async def close(self) -> None:

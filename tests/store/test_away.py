@@ -1,0 +1,120 @@
+"""Who is away for a while: a server, and a process that holds a transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from evoclaw.core.errors import Standstill
+from evoclaw.store.database import Conflict, StoreAway, StoreError
+
+pytest.importorskip("psycopg")
+
+
+@pytest.mark.parametrize("name", ["AdminShutdown", "CannotConnectNow", "ConnectionFailure"])
+def test_a_server_that_cannot_be_reached_has_runs_stand_still(name: str) -> None:
+    from psycopg import errors
+
+    from evoclaw.store.postgres_link import explained
+
+    found = explained(getattr(errors, name)("the server is gone"), "the store")
+    assert isinstance(found, StoreAway)
+    assert isinstance(found, StoreError)
+    assert isinstance(found, Standstill)
+
+
+def test_what_is_wrong_with_a_statement_is_no_reason_to_wait() -> None:
+    from psycopg import errors
+
+    from evoclaw.store.postgres_link import explained
+
+    assert isinstance(explained(errors.UniqueViolation("there already"), "the store"), Conflict)
+    wrong = explained(errors.NumericValueOutOfRange("too large"), "the store")
+    assert isinstance(wrong, StoreError)
+    assert not isinstance(wrong, Standstill)
+
+
+@pytest.mark.parametrize("last", ["execute", "executemany"])
+def test_who_stops_in_the_midst_of_a_transaction_loses_it_whatever_it_did_last(
+    postgres_url: str, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg
+
+    from evoclaw.store import postgres_link
+
+    monkeypatch.setattr(postgres_link, "STALLED", 1)
+    server = postgres_link.Server(postgres_url, "evoclaw_stalled")
+    with closing(server.connect()) as raw, psycopg.connect(postgres_url, autocommit=True) as other:
+        spoken = postgres_link.Spoken(raw)
+        spoken.execute("BEGIN")
+        spoken.execute("CREATE TEMPORARY TABLE things (id BIGINT)")
+        if last == "execute":
+            spoken.execute("INSERT INTO things VALUES (?)", (1,))
+        else:
+            spoken.executemany("INSERT INTO things VALUES (?)", [(1,), (2,)])
+        find = "SELECT 1 FROM pg_stat_activity WHERE pid = %s"
+        until(lambda: other.execute(find, (raw.info.backend_pid,)).fetchone() is None)
+
+
+async def test_who_stops_where_the_server_does_not_notice_is_put_out_by_those_who_wait(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg
+
+    from evoclaw.store import postgres_link
+    from evoclaw.store.postgres import PostgresDatabase, lock_key
+
+    schema = "evoclaw_put_out"
+    with psycopg.connect(postgres_url, autocommit=True) as asleep:
+        asleep.execute("SET idle_in_transaction_session_timeout = 0")  # as after a pipeline
+        asleep.execute(f"CREATE SCHEMA {schema}")
+        asleep.execute("BEGIN")
+        asleep.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema),))
+        monkeypatch.setattr(postgres_link, "STALLED", 1)
+        monkeypatch.setattr(postgres_link, "ASKED", 0.5)
+        server = postgres_link.Server(postgres_url, schema)
+        database = await PostgresDatabase.open(server, lambda connection: None)
+        try:
+            work = "SELECT 1"
+            assert await database.write(lambda c: c.execute(work).fetchone()) == (1,)
+        finally:
+            await database.close()
+        with pytest.raises(psycopg.OperationalError):
+            asleep.execute("SELECT 1")
+
+
+async def test_who_has_its_turn_for_long_and_works_is_waited_for(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg
+
+    from evoclaw.store import postgres_link
+    from evoclaw.store.postgres import PostgresDatabase, lock_key
+
+    schema = "evoclaw_waited"
+    monkeypatch.setattr(postgres_link, "ASKED", 0.2)
+    monkeypatch.setattr(postgres_link, "STALLED", 1)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as busy:
+        await busy.execute(f"CREATE SCHEMA {schema}")
+        await busy.commit()
+        await busy.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema),))
+        database = await PostgresDatabase.open(
+            postgres_link.Server(postgres_url, schema), lambda connection: None
+        )
+        writing = asyncio.create_task(database.write(lambda c: c.execute("SELECT 1").fetchone()))
+        await busy.execute("SELECT pg_sleep(1.5)")
+        await busy.commit()
+        assert await writing == (1,)
+        await database.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Nothing tells when a server has ended a connection."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it still has its transaction"
+        time.sleep(0.05)

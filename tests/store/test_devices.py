@@ -1,0 +1,161 @@
+"""Edges that joined, where several orchestrators share a store: one word of a person is enough."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.core.tools import Tool
+from evoclaw.governance.pairing import (
+    Change,
+    Devices,
+    DeviceState,
+    PairingRefused,
+    Surface,
+)
+from evoclaw.governance.shared_devices import SharedBook
+from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.permitted import Permitted, following_approvals
+from evoclaw.store.database import Database
+from evoclaw.store.devices import SCHEMA, DeviceStore
+from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
+from tests.fleet.support import until
+from tests.store.places import Place
+
+NOW = 1_000.0
+TOOLS = [("read", "r1"), ("bash", "b1")]
+READ, BASH = (Tool(name, "", {"type": "object"}) for name in ("read", "bash"))
+
+
+@asynccontextmanager
+async def shared(
+    place: Place, *, folder: Path | None = None
+) -> AsyncGenerator[tuple[Devices, Database]]:
+    """The devices as one orchestrator has them, over a connection of its own."""
+    database = await place.open(SCHEMA)
+    try:
+        book = SharedBook(DeviceStore(database))
+        if folder is not None:
+            await book.take_in(folder)
+        await book.look()
+        yield Devices(book), database
+    finally:
+        await database.close()
+
+
+async def test_what_one_approves_another_knows_at_its_next_look(place: Place) -> None:
+    async with shared(place) as (one, _), shared(place) as (two, _):
+        assert await one.surface("pi", TOOLS, NOW) == Surface(Change.FIRST, ("bash", "read"))
+        assert await two.look() == ["pi"]
+        approved = await two.approve("pi", NOW + 1)
+        assert approved.tools == ("bash", "read")
+        assert await one.look() == ["pi"]
+        assert one.get("pi") == approved
+        assert await one.surface("pi", TOOLS, NOW + 2) == Surface(Change.SAME)
+        assert [await one.look(), await two.look(), await two.look()] == [[], ["pi"], []]
+        await one.revoke("pi", NOW + 3)
+        # Also who has not looked yet is told.
+        assert await two.surface("pi", TOOLS, NOW + 4) == Surface(Change.REVOKED)
+        assert [device.state for device in two.all()] == [DeviceState.REVOKED]
+
+
+async def test_nothing_is_approved_but_what_was_seen_whoever_changed_it(place: Place) -> None:
+    async with shared(place) as (one, _), shared(place) as (two, _):
+        await one.surface("pi", TOOLS, NOW)
+        seen = one.all()[0].surface
+        await two.surface("pi", [*TOOLS, ("rm", "!")], NOW)
+        with pytest.raises(PairingRefused, match="changed since you looked"):
+            await one.approve("pi", NOW, seen=seen)
+        with pytest.raises(ConfigError, match="no device 'nobody' has joined; known: pi"):
+            await one.revoke("nobody", NOW)
+
+
+async def test_words_said_at_once_are_all_kept(place: Place) -> None:
+    async with shared(place) as (one, _), shared(place) as (two, _):
+        names = [f"edge {number}" for number in range(20)]
+        both = [books.surface(name, TOOLS, NOW) for name in names for books in (one, two)]
+        await asyncio.gather(*both)
+        await asyncio.gather(*(one.approve(name, NOW) for name in names[::2]))
+        await asyncio.gather(*(two.revoke(name, NOW) for name in names[1::2]))
+        for books in (one, two):
+            await books.look()
+            states = [device.state for device in books.all() if device.agent_id in names]
+            assert states.count(DeviceState.APPROVED) == states.count(DeviceState.REVOKED) == 10
+
+
+async def test_an_edge_that_is_as_it_was_writes_nothing(place: Place) -> None:
+    async with shared(place) as (devices, database):
+        await devices.surface("pi", TOOLS, NOW)
+        before = database.commits
+        for _ in range(5):
+            await devices.surface("pi", TOOLS, NOW + 1)
+        assert database.commits == before
+
+
+async def test_the_folders_of_earlier_versions_are_taken_in_and_who_was_revoked_stays_out(
+    place: Place, tmp_path: Path
+) -> None:
+    first, second = (tmp_path / name for name in ("first", "second"))
+    for folder in (first, second):
+        for name in ("pi", "lamp"):
+            await Devices(folder).surface(name, TOOLS, NOW)
+            await Devices(folder).approve(name, NOW)
+    await Devices(second).revoke("lamp", NOW)
+    await Devices(second).surface("door", TOOLS, NOW)
+    async with shared(place, folder=first) as (devices, _):
+        states = {device.agent_id: str(device.state) for device in devices.all()}
+        assert states == {"lamp": "approved", "pi": "approved"}
+    for _ in range(2):
+        async with shared(place, folder=second) as (devices, _):
+            states = {device.agent_id: str(device.state) for device in devices.all()}
+            assert states == {"door": "pending", "lamp": "revoked", "pi": "approved"}
+            await devices.approve("lamp", NOW)  # what was taken in is not taken in again
+            await devices.revoke("lamp", NOW)
+    assert [path.name for path in second.glob("devices.json*")] == ["devices.json.taken-in"]
+    (second / "devices.json").write_text("{")
+    with pytest.raises(ConfigError, match="put a copy back"):
+        async with shared(place, folder=second):
+            pass
+
+
+async def until_offered(fleet: Fleet, *names: str) -> None:
+    await until(lambda: list(fleet.member("pi").tools.names) == list(names), 30)
+
+
+async def test_a_running_orchestrator_goes_by_what_was_said_to_another(place: Place) -> None:
+    hashes = {tool.name: tool_hash(tool) for tool in (READ, BASH)}
+    async with shared(place) as (here, _), shared(place) as (there, _):
+        permitted = Permitted(here)
+        fleet = Fleet(permit=permitted)
+        refs = [AdvertisedTool(name, hash=hash_) for name, hash_ in hashes.items()]
+        fleet.advert(Advert("pi", "", tools=refs))
+        async with following_approvals(here, permitted, fleet, every=0.01):
+            await fleet.tools("pi", [READ, BASH], hashes)
+            assert "not approved: bash, read" in fleet.member("pi").problem
+            await there.look()
+            await there.approve("pi", NOW)
+            await until_offered(fleet, "read", "bash")
+            assert fleet.member("pi").problem == ""
+            await there.revoke("pi", NOW)
+            await until_offered(fleet)
+            assert "revoked" in fleet.member("pi").problem
+            # Invited anew it is asked what it has, not believed what it had.
+            assert not fleet.outdated("pi")
+            await there.invite("pi", NOW)
+            await until(lambda: fleet.outdated("pi"), 30)
+            await fleet.tools("pi", [READ], hashes)
+            assert list(fleet.member("pi").tools.names) == ["read"]
+
+
+async def test_without_the_store_nothing_new_is_offered(place: Place) -> None:
+    async with shared(place) as (devices, database):
+        fleet = Fleet(permit=Permitted(devices))
+        await database.close()
+        with pytest.raises(EvoClawError):
+            await fleet.tools("pi", [READ], {"read": "r1"})
+        assert not fleet.member("pi").tools.names and fleet.member("pi").fetched == {}

@@ -1,0 +1,346 @@
+"""Notices: told here at once, and with the commit to all who share a PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from secrets import token_hex
+
+import psycopg
+import pytest
+
+from evoclaw.store import notices as module
+from evoclaw.store.database import Connection, Database
+from evoclaw.store.listening import listen
+from evoclaw.store.notices import LARGEST, WANTED, Kind, Notice, Notices, letters_of
+from evoclaw.store.postgres_link import Server
+from tests.store.places import Place
+from tests.store.servers import Postgres
+from tests.store.support import SCHEMA, add, names
+
+STANDS = Notice(Kind.STANDS, "local", "r1")
+KEPT = Notice(Kind.KEPT, "local", "r1")
+WATCHED = Notice(Kind.WATCHED, "local", "r1")
+SAID = Notice(Kind.SAID, "local", "r1")
+NEWCOMER = Notice(Kind.NEWCOMER, "", "")
+PATIENCE = 30.0
+
+
+class Heard:
+    """What a process was told, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.all: list[Notice | None] = []
+        self.newcomers = 0
+        self._more = asyncio.Event()
+
+    def __call__(self, notice: Notice | None) -> None:
+        if notice == NEWCOMER:
+            self.newcomers += 1
+        else:
+            self.all.append(notice)
+        self._more.set()
+
+    async def reached(self, notices: Notices, reach: bool) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while notices.reach is not reach:
+                self._more.clear()
+                await self._more.wait()
+
+    async def until(self, wanted: Notice | None, times: int = 1) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while self.all.count(wanted) < times:
+                self._more.clear()
+                await self._more.wait()
+
+
+@contextmanager
+def heard(database: Database) -> Generator[Heard]:
+    told = Heard()
+    with database.notices.heard_by(told):
+        yield told
+
+
+@asynccontextmanager
+async def opened(place: Place, *, listens: bool = False) -> AsyncGenerator[Database]:
+    async with AsyncExitStack() as stack:
+        database = await place.open(SCHEMA)
+        stack.push_async_callback(database.close)
+        if listens:
+            told = stack.enter_context(heard(database))
+            await stack.enter_async_context(database.listening())
+            await told.until(None)
+            assert database.notices.reach
+        yield database
+
+
+@pytest.fixture(name="shared")
+def _shared(postgres_url: str) -> Place:
+    return Place(postgres_url, f"test_{token_hex(6)}")
+
+
+async def test_who_listens_in_the_same_process_is_told_when_it_is_written(place: Place) -> None:
+    async with opened(place) as database:
+        with heard(database) as told:
+            await database.write(add("a"), tells=(STANDS,))
+            assert told.all == [STANDS]
+            await database.announce((WATCHED,))
+            assert told.all == [STANDS, WATCHED]
+        await database.write(add("b"), tells=(STANDS,))
+        assert told.all == [STANDS, WATCHED], "he has left"
+
+
+async def test_a_file_reaches_nobody_else(place: Place) -> None:
+    async with opened(place) as database, database.listening():
+        assert not (place.is_file and database.notices.reach)
+
+
+async def test_others_are_told_once_it_is_committed(shared: Place) -> None:
+    async with opened(shared) as one, opened(shared, listens=True) as two:
+        with heard(two) as told:
+            await one.write(add("a"), tells=(STANDS, STANDS))
+            await told.until(STANDS)
+            assert await two.read(names) == ["a"]
+            await one.write(add("b"), wait=False, tells=(SAID,))
+            await told.until(SAID)
+            assert await two.read(names) == ["a", "b"], "nobody is told before the commit"
+            assert told.all == [STANDS, SAID], "the same twice is told once"
+
+
+async def test_what_failed_is_told_to_nobody_else(shared: Place) -> None:
+    def fails(connection: Connection) -> None:
+        raise ValueError("no")
+
+    async with opened(shared) as one, opened(shared, listens=True) as two:
+        with heard(two) as told:
+            with pytest.raises(ValueError, match="no"):
+                await one.write(fails, tells=(STANDS,))
+            await one.write(add("a"), tells=(SAID,))
+            await told.until(SAID)
+            assert STANDS not in told.all
+
+
+async def test_one_does_not_hear_oneself_twice(shared: Place) -> None:
+    async with opened(shared, listens=True) as one, opened(shared, listens=True) as two:
+        with heard(one) as here, heard(two) as there:
+            await one.write(add("a"), tells=(STANDS,))
+            await there.until(STANDS)
+            await two.write(add("b"), tells=(Notice(Kind.ANSWERED, "t", "r"),))
+            # What the server sends comes in order: ours would have been there by now.
+            await here.until(Notice(Kind.ANSWERED, "t", "r"))
+            assert here.all.count(STANDS) == 1
+
+
+async def test_another_schema_of_the_same_server_is_not_told(postgres_url: str) -> None:
+    ours, other = (Place(postgres_url, f"test_{token_hex(6)}") for _ in range(2))
+    async with opened(ours) as one, opened(other) as stranger, opened(ours, listens=True) as two:
+        with heard(two) as told:
+            await stranger.write(add("a"), tells=(STANDS,))
+            await one.write(add("a"), tells=(SAID,))
+            await told.until(SAID)
+            assert told.all == [SAID]
+
+
+async def test_who_comes_says_so(shared: Place) -> None:
+    async with opened(shared, listens=True) as one:
+        with heard(one) as told:
+            assert told.newcomers == 0
+            async with opened(shared, listens=True) as two:
+                await two.announce((SAID,))
+                await told.until(SAID)
+                assert told.newcomers == 1
+
+
+async def test_a_connection_that_was_ended_comes_back_and_everybody_looks(shared: Place) -> None:
+    async with opened(shared) as one, opened(shared, listens=True) as two:
+        with heard(two) as told:
+            end_listeners(str(shared.at))
+            await told.until(None, 2)  # one when it broke, one when it was there again
+            assert two.notices.reach
+            await one.write(add("a"), tells=(STANDS,))
+            await told.until(STANDS)
+
+
+class Cable:
+    """Between a client and a server; nothing gets through while it is not open."""
+
+    def __init__(self, port: int) -> None:
+        self._far, self.open = port, asyncio.Event()
+        self.open.set()
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    async def accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        far, there = await asyncio.open_connection("127.0.0.1", self._far)
+        for reader, writer in ((near, there), (far, back)):
+            pump = asyncio.create_task(self._pump(reader, writer))
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                await self.open.wait()
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def end(self) -> None:
+        for pump in tuple(self._pumps):
+            pump.cancel()
+        if self._pumps:
+            await asyncio.wait(self._pumps)
+
+
+async def test_a_network_that_swallows_everything_is_noticed(
+    shared: Place, postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evoclaw.store.listening.QUIET", 0.1)
+    monkeypatch.setattr("evoclaw.store.listening.ANSWER", 1.0)
+    cable, notices, told = Cable(postgres_server.port), Notices(), Heard()
+    door = await asyncio.start_server(cable.accept, "127.0.0.1", 0)
+    port = door.sockets[0].getsockname()[1]
+    behind = Server(str(shared.at).replace(f":{postgres_server.port}/", f":{port}/"), shared.schema)
+    async with opened(shared) as database:
+        with notices.heard_by(told):
+            listening = asyncio.create_task(listen(behind, notices))
+            try:
+                await told.reached(notices, True)
+                cable.open.clear()
+                await told.reached(notices, False)
+                cable.open.set()
+                await told.reached(notices, True)
+                async with asyncio.timeout(PATIENCE):
+                    while SAID not in told.all:
+                        await database.announce((SAID,))
+                        await asyncio.sleep(0.05)
+            finally:
+                listening.cancel()
+                await asyncio.wait([listening])
+                door.close()
+                await cable.end()
+
+
+def end_listeners(url: str, *, least: int = 1) -> None:
+    """Have the server end every connection that listens; so many at least."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        ended = connection.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE application_name = 'evoclaw notices'"
+        ).fetchone()
+    assert ended is not None
+    assert ended[0] >= least
+
+
+async def test_a_thousand_are_told_in_a_few_letters(shared: Place) -> None:
+    async with opened(shared) as one, opened(shared, listens=True) as two:
+        with heard(two) as told:
+            notices = [Notice(Kind.STANDS, "local", token_hex(16)) for _ in range(1_000)]
+            before = one.commits
+            await asyncio.gather(*(one.announce((notice,)) for notice in notices))
+            await told.until(notices[-1])
+            assert sorted(told.all, key=str) == sorted(notices, key=str)
+            assert one.commits - before < 100
+
+
+async def test_words_of_others_are_quoted(shared: Place) -> None:
+    strange = Notice(Kind.STANDS, "o'hara\\", "'); DROP TABLE things; -- \n\u20ac\x00\U0001f980")
+    async with opened(shared) as one, opened(shared, listens=True) as two:
+        with heard(two) as told:
+            await one.write(add("a"), tells=(strange,))
+            await told.until(strange)
+            assert await two.read(names) == ["a"]
+
+
+async def test_of_mere_progress_only_those_are_told_who_watch(shared: Place) -> None:
+    async with opened(shared, listens=True) as one, opened(shared, listens=True) as two:
+        with heard(one) as here, heard(two) as there:
+            await one.write(add("a"), tells=(KEPT,))
+            assert here.all == [KEPT], "in the same process it costs nothing"
+            watched = asyncio.Event()
+            with one.notices.driven("local", "r1", watched.set):
+                await two.announce((WATCHED,))
+                await asyncio.wait_for(watched.wait(), PATIENCE)
+            await one.write(add("b"), tells=(KEPT, Notice(Kind.KEPT, "local", "other")))
+            await there.until(KEPT)
+            assert there.all == [WATCHED, KEPT]
+
+
+def test_letters_hold_what_fits_and_each_once() -> None:
+    notices = [Notice(Kind.KEPT, "local", f"{n:0100}") for n in range(200)]
+    letters = letters_of("me", [*notices, *notices])
+    assert len(letters) > 1
+    assert all(len(letter.encode()) < 8_000 for letter in letters)
+    found: list[Notice | None] = []
+    hearing = Notices()
+    with hearing.heard_by(found.append):
+        for letter in letters:
+            hearing.receive(letter)
+    assert found == notices
+    assert letters_of("me", [Notice(Kind.KEPT, "local", "x" * LARGEST)]) == []
+    assert letters_of("me", []) == []
+
+
+@pytest.mark.parametrize("letter", ["", "{}", "[]", '["x"]', '["x", [1]]', "\x00", '["x", null]'])
+def test_what_is_no_letter_is_left_alone(letter: str) -> None:
+    found: list[Notice | None] = []
+    hearing = Notices()
+    with hearing.heard_by(found.append):
+        hearing.receive(letter)
+    assert found == []
+
+
+def test_who_watches_is_known_for_a_while_and_asks_again() -> None:
+    now, asked = 100.0, 0
+
+    def watched() -> None:
+        nonlocal asked
+        asked += 1
+
+    hearing, letter = Notices(lambda: now), letters_of("other", [WATCHED])[0]
+    assert not hearing.is_wanted("local", "r1")
+    with hearing.driven("local", "r1", watched):
+        hearing.receive(letter)
+        hearing.receive(letter)
+        assert asked == 1, "who is told already need not be answered"
+        hearing.receive(letters_of("third", [WATCHED])[0])
+        assert asked == 2
+        assert hearing.is_wanted("local", "r1")
+        assert not hearing.is_wanted("local", "r2")
+        assert not hearing.is_wanted("other", "r1")
+        now += WANTED + 1
+        assert not hearing.is_wanted("local", "r1")
+        hearing.receive(letter)
+        assert asked == 3
+        hearing.receive(letters_of(hearing.sender, [WATCHED])[0])
+        assert asked == 3, "our own"
+    now += WANTED + 1
+    hearing.receive(letter)
+    assert hearing.is_wanted("local", "r1"), "whoever drives it next knows"
+    assert asked == 3
+
+
+def test_who_wants_only_the_words_of_others_is_not_told_ours() -> None:
+    hearing, ours, all_ = Notices(), list[Notice | None](), list[Notice | None]()
+    with hearing.heard_by(ours.append, own=False), hearing.heard_by(all_.append):
+        hearing.tell((SAID,))
+        assert (ours, all_) == ([], [SAID])
+        hearing.receive(letters_of("other", [STANDS])[0])
+        hearing.miss(reach=True)
+        assert (ours, all_) == ([STANDS, None], [SAID, STANDS, None])
+
+
+def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 10)
+    now = 100.0
+    hearing = Notices(lambda: now)
+    for number in range(20):
+        hearing.receive(letters_of("other", [Notice(Kind.WATCHED, "local", str(number))])[0])
+    assert [hearing.is_wanted("local", str(n)) for n in range(20)] == [True] * 10 + [False] * 10
+    now += WANTED + 1
+    hearing.receive(letters_of("other", [Notice(Kind.WATCHED, "local", "15")])[0])
+    assert hearing.is_wanted("local", "15")
+    assert len(hearing._wanted) == 1, "the others were forgotten"  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,237 @@
+"""One budget that several processes spend at once, one of which is killed: it is never exceeded."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from secrets import token_hex
+
+import psycopg
+import pytest
+
+from evoclaw.core.errors import Standstill
+from evoclaw.core.ledgers import Limit, Refusal, Reservation
+from evoclaw.store import ledger
+from evoclaw.store.database import Connection, Database, StoreError
+from evoclaw.store.jobs import Broken
+from evoclaw.store.ledger import StoredLedger
+from evoclaw.store.postgres import PostgresDatabase
+from evoclaw.store.strands import one_strand
+from tests.governance.budget.support import account
+from tests.store.places import Place
+from tests.store.support import ROOT
+
+DAY = 86_400.0
+LIMITS = {
+    "tenant:local": Limit(400, DAY),
+    "tenant:local/agent:clerk": Limit(200, DAY),
+    "run:root": Limit(90),
+    "run:other": Limit(500),
+}
+"""A day of a tenant, a day of an agent of it, and whole trees of runs."""
+SPENDER = """
+import asyncio, random, sys
+from evoclaw.core.ledgers import Reservation
+from evoclaw.store import ledger
+from evoclaw.store.ledger import StoredLedger
+from evoclaw.wiring.store import clock_of
+from tests.store.places import Place
+from tests.store.test_shared_budget import LIMITS
+
+TENANT, CLERK = "tenant:local", "tenant:local/agent:clerk"
+
+async def spend(books, path, name, wanted, file):
+    found = await books.reserve(path, {"calls": wanted}, name)
+    if not isinstance(found, Reservation):
+        return False
+    # As the orchestrator does before anything that the world sees.
+    await books.database.write(lambda connection: None)
+    real = random.randint(0, wanted)
+    print(*path, real, file=file, flush=True)
+    books.settle(name, {"calls": real})
+    return True
+
+async def main(at, schema, name, marks):
+    database = await Place.of(at, schema).open(ledger.SCHEMA)
+    books = StoredLedger(database, clock_of(database), wait=False)
+    paths = [
+        (TENANT, CLERK, "run:root"),
+        (TENANT, CLERK, "run:root", f"run:root/{name}"),
+        (TENANT, CLERK, "run:other"),
+        (TENANT, "run:other", "run:other/below"),
+    ]
+    async with books:
+        await books.begin()
+        for one, limit in LIMITS.items():
+            await books.open(one, {"calls": limit}, {})
+        print("ready", flush=True)
+        sys.stdin.readline()
+        random.seed(name)
+        number, refused = 0, 0
+        with open(marks, "a") as file:
+            while refused < 5:
+                most = 1 if refused else 3
+                some = [
+                    spend(books, path, f"{name}.{number}.{n}", random.randint(1, most), file)
+                    for n, path in enumerate(paths)
+                ]
+                number += 1
+                refused = 0 if any(await asyncio.gather(*some)) else refused + 1
+    await database.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SPENDER, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def spend(place: Place, marks: Path) -> list[int]:
+    """Three processes spend until there is no more, but one is killed; how they ended."""
+    marks.touch()
+    where = (str(place.at), place.schema)
+    spenders = [start(*where, str(number), str(marks)) for number in range(3)]
+    try:
+        for one in spenders:
+            assert one.stdout is not None and one.stdout.readline() == "ready\n"
+        for one in spenders:
+            assert one.stdin is not None
+            one.stdin.write("go\n")
+            one.stdin.flush()
+        end = time.monotonic() + 30
+        while len(marks.read_text().splitlines()) < 40:
+            assert time.monotonic() < end
+        spenders[1].kill()
+        return [one.wait(60) for one in spenders]
+    finally:
+        for one in spenders:
+            one.kill()
+            one.communicate()
+
+
+async def test_three_processes_one_of_them_killed_never_spend_more_than_there_is(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    place, marks = Place(postgres_url, f"test_{token_hex(6)}"), tmp_path / "marks"
+    assert (await asyncio.to_thread(spend, place, marks)) == [0, -9, 0]
+    done: Counter[str] = Counter()
+    for line in marks.read_text().splitlines():
+        *path, real = line.split()
+        for name in path:
+            done[name] += int(real)
+    database = await place.open(ledger.SCHEMA)
+    async with StoredLedger(database) as books:
+        for name, limit in LIMITS.items():
+            found = await account(books, name)
+            used = found.used("calls", time.time())
+            assert done[name] <= used <= limit.most, name
+            # What the dead one had set aside counts, four of at most 3.
+            assert 0 <= found.held.get("calls", 0) <= 12
+        for name in ("tenant:local", "tenant:local/agent:clerk", "run:root"):
+            assert (await account(books, name)).left("calls", time.time()) == 0, (
+                "all of it was used"
+            )
+    await database.close()
+
+
+async def test_time_is_the_servers_not_that_of_a_machine_whose_clock_is_wrong(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(postgres_url, f"test_{token_hex(6)}")
+    database = await place.open(ledger.SCHEMA)
+    assert isinstance(database, PostgresDatabase)
+    async with StoredLedger(database, database.time) as books:
+        await books.begin()
+        await books.open("tenant", {"calls": Limit(1, 3_600.0)}, {})
+        await books.reserve(("tenant",), {"calls": 1}, "a")
+        books.settle("a", {"calls": 1})
+        await books.flush()
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 7_200)
+        other = await place.open(ledger.SCHEMA)
+        assert isinstance(other, PostgresDatabase)
+        async with StoredLedger(other, other.time) as ahead:
+            await ahead.begin()
+            assert abs(other.time() - now()) < 600
+            assert isinstance(await ahead.reserve(("tenant",), {"calls": 1}, "b"), Refusal)
+        await other.close()
+    await database.close()
+
+
+def pid(connection: Connection) -> int:
+    return connection.execute("SELECT pg_backend_pid()").fetchone()[0]
+
+
+async def cut(database: Database, url: str) -> None:
+    """End its connection, and with it what is not committed."""
+    number = await database.read(pid)
+    with psycopg.connect(url) as admin:
+        admin.execute("SELECT pg_terminate_backend(%s)", (number,))
+
+
+async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evoclaw.store.postgres.LINGER", 60.0)
+    place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
+    there = await place.open(ledger.SCHEMA)
+    here = await place.open(ledger.SCHEMA)
+    books, others = StoredLedger(here, wait=False), StoredLedger(there)
+    await others.open("tenant", {"calls": Limit(1)}, {})
+    assert isinstance(await books.reserve(path, {"calls": 1}, "a"), Reservation)
+    await cut(here, postgres_url)
+    assert isinstance(await others.reserve(path, {"calls": 1}, "b"), Reservation)
+    with pytest.raises(StoreError):
+        await here.write(lambda connection: None)
+    with pytest.raises(Broken):
+        await here.close()
+    await there.close()
+
+
+async def test_a_run_that_lost_what_it_had_set_aside_stands_still_and_others_go_on(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evoclaw.store.postgres.LINGER", 60.0)
+    place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
+    there = await place.open(ledger.SCHEMA)
+    here = await place.open(ledger.SCHEMA)
+    books, others = StoredLedger(here, wait=False), StoredLedger(there)
+    await others.open("tenant", {"calls": Limit(2), "turns": Limit(9)}, {})
+    with one_strand():
+        assert isinstance(await books.reserve(path, {"turns": 1}, "first"), Reservation)
+        assert isinstance(await books.reserve(path, {"calls": 2}, "a"), Reservation)
+        assert isinstance(await books.reserve(path, {"turns": 1}, "last"), Reservation)
+        barrier = asyncio.Event()
+
+        async def go_on() -> None:
+            await barrier.wait()
+            await here.write(lambda connection: None)
+
+        begun = asyncio.create_task(go_on())
+    with one_strand():
+        assert isinstance(await books.reserve(path, {"turns": 5}, "another"), Reservation)
+    await cut(here, postgres_url)
+    assert isinstance(await others.reserve(path, {"calls": 1}, "b"), Reservation)
+    with one_strand():
+        await here.write(lambda connection: None)  # nobody else is in the way of it
+    barrier.set()
+    with pytest.raises(Standstill):
+        await begun
+    # What another run had promised is kept; of the one that stands still, nothing is.
+    assert (await account(others, "tenant")).held == {"calls": 1, "turns": 5}
+    with one_strand():
+        again = await books.reserve(path, {"calls": 2}, "a")
+        assert isinstance(again, Refusal), "taken up again, it is told what is left"
+    await here.close()
+    await there.close()

@@ -1,0 +1,116 @@
+"""The emergency stop, where several orchestrators share a store: what one is told, all obey."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import EvoClawError
+from evoclaw.governance.shared_stops import FILE, NotShared, StopBoard, following_board
+from evoclaw.governance.stops import Kind, Stop, StopFile, Stops
+from evoclaw.store.stops import SCHEMA, StopStore
+from evoclaw.wiring.oversight import open_stops, stop_files
+from tests.fleet.support import until
+from tests.ports import free_port
+from tests.store.places import Place
+
+ALL = Stop(Kind.ALL, reason="smoke", by="ann", at=1.0)
+BASH = Stop(Kind.TOOL, "bash", by="ann", at=2.0)
+
+
+@asynccontextmanager
+async def machine(place: Place, folder: Path) -> AsyncGenerator[tuple[StopBoard, Stops]]:
+    """One that shares the store, and what its runs obey."""
+    own, mirror = StopFile(folder / "stops.json"), StopFile(folder / FILE)
+    database = await place.open(SCHEMA)
+    try:
+        yield StopBoard(own, mirror, StopStore(database)), Stops(own, mirror)
+    finally:
+        await database.close()
+
+
+async def test_what_is_stopped_at_one_is_stopped_at_all_until_any_of_them_releases_it(
+    place: Place, tmp_path: Path
+) -> None:
+    async with (
+        machine(place, tmp_path / "one") as (one, here),
+        machine(place, tmp_path / "two") as (two, there),
+        following_board(two, every=0.01),
+    ):
+        await one.put(ALL)
+        assert here.ends() == ALL, "at once where it was said"
+        await until(lambda: there.ends() == ALL, 30)
+        assert one.stops() == two.stops() == (ALL,)
+        await one.put(BASH)
+        await until(lambda: set(two.stops()) == {ALL, BASH}, 30)
+        assert await two.release(Kind.ALL) == ALL
+        assert there.ends() is None and two.stops() == (BASH,)
+        await one.look()
+        assert here.ends() is None and one.stops() == (BASH,)
+        assert await two.release(Kind.ALL) is None
+        assert await one.release(Kind.TOOL, "bash") == BASH
+        await until(lambda: not two.stops(), 30)
+
+
+async def test_who_comes_later_obeys_before_it_begins_and_who_was_away_knows_of_the_release(
+    place: Place, tmp_path: Path
+) -> None:
+    async with machine(place, tmp_path / "one") as (one, _):
+        await one.put(ALL)
+        async with (
+            machine(place, tmp_path / "two") as (two, there),
+            following_board(two, every=60),
+        ):
+            assert there.ends() == ALL
+        await one.release(Kind.ALL)
+        async with (
+            machine(place, tmp_path / "two") as (two, there),
+            following_board(two, every=60),
+        ):
+            assert there.ends() is None
+
+
+async def test_a_store_that_is_away_releases_nothing_and_a_stop_still_holds_here(
+    place: Place, tmp_path: Path
+) -> None:
+    folder = tmp_path / "one"
+    async with machine(place, folder) as (board, here):
+        await board.put(BASH)
+    # The database is closed now.
+    with pytest.raises(EvoClawError, match="the others were not told"):
+        await board.put(ALL)
+    assert here.ends() == ALL
+    with pytest.raises(NotShared, match="nothing was released"):
+        await board.release(Kind.TOOL, "bash")
+    assert set(board.stops()) == {ALL, BASH}
+    async with machine(place, folder) as (board, here):
+        await board.look()
+        assert set(board.stops()) == {ALL, BASH}, "what was said here stays until released"
+        assert await board.release(Kind.ALL) == ALL
+
+
+async def test_a_damaged_copy_stops_everything_until_it_was_looked_up_again(
+    place: Place, tmp_path: Path
+) -> None:
+    async with machine(place, tmp_path / "one") as (board, here):
+        await board.put(BASH)
+        assert here.ends() is None
+        (tmp_path / "one" / FILE).write_text("{")
+        assert here.ends() is not None
+        await board.look()
+        assert here.ends() is None and board.stops() == (BASH,)
+
+
+async def test_a_person_can_stop_this_machine_while_no_database_answers(tmp_path: Path) -> None:
+    env = {
+        "EVOCLAW_HOME": str(tmp_path),
+        "EVOCLAW_STORE_URL": f"postgresql://nobody@127.0.0.1:{free_port()}/none",
+    }
+    async with open_stops(env) as board:
+        with pytest.raises(NotShared, match="stopped on this machine"):
+            await board.put(ALL)
+        assert board.stops() == (ALL,)
+    assert Stops(*stop_files(env)).ends() == ALL
