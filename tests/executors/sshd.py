@@ -6,6 +6,7 @@ import getpass
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ SFTP_SERVERS = (
     "/usr/lib/ssh/sftp-server",
     "/usr/libexec/sftp-server",
 )
+PATH = f"{Path(sys.executable).resolve().parent}:/usr/local/bin:/usr/bin:/bin"
 CONFIG = """
 ListenAddress 127.0.0.1
 Port {port}
@@ -37,13 +39,18 @@ PrintLastLog no
 LogLevel INFO
 MaxStartups 100
 AcceptEnv *
+SetEnv SHLVL=1 PATH={path}
 Subsystem sftp {sftp}
 {extra}
 """
 
 
 class Sshd:
-    """One running server."""
+    """One running server.
+
+    Its shells take themselves for inner ones, so that they do not read the account's `.bashrc`:
+    that may take longer than a test, and turn `python3` into a script that looks for one.
+    """
 
     def __init__(self, folder: Path, program: str, sftp: str, extra: str) -> None:
         self.folder, self._program, self._extra = folder, program, extra
@@ -63,7 +70,9 @@ class Sshd:
             port = self.port or free_port()
             config = self.folder / "config"
             config.write_text(
-                CONFIG.format(port=port, folder=self.folder, sftp=self._sftp, extra=self._extra)
+                CONFIG.format(
+                    port=port, folder=self.folder, sftp=self._sftp, extra=self._extra, path=PATH
+                )
             )
             process = subprocess.Popen(
                 [self._program, "-D", "-e", "-f", str(config)],

@@ -1,10 +1,12 @@
-"""What becomes of a browser that is closed, forgotten, killed or stuck: nothing is left of it."""
+"""What becomes of a browser that is closed, forgotten or stuck: nothing is left of it.
+
+One that is killed is in `tests/faults`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import tempfile
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -108,51 +110,6 @@ async def test_a_session_that_does_nothing_is_closed(folder: Path, site: Served)
     await chromium.close()
 
 
-@pytest.mark.parametrize("killed", ["browser", "page", "driver"])
-async def test_a_killed_browser_is_told_and_the_next_one_is_new(
-    folder: Path, site: Served, killed: str
-) -> None:
-    chromium = made()
-    web = chromium.session("a")
-    await web.open(site.url(), seconds=SECONDS)
-    match killed:
-        case "browser":
-            victims = processes(folder, "--remote-debugging-pipe")
-        case "page":
-            victims = processes(folder, "--type=renderer")
-        case _:
-            victims = {driver(folder)}
-    profile = Path(find_main(str(folder)).profile)
-    assert victims
-    assert is_there(profile)
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
-
-    with pytest.raises(ToolFailure, match="ended unexpectedly") as failed:
-        await web.snapshot(seconds=SECONDS)
-    assert failed.value.kind is ErrorKind.EXECUTION_FAILED
-
-    assert "Hi" in (await web.open(site.url(), seconds=SECONDS)).text
-    await chromium.close()
-    assert not processes(folder)
-    assert not files(folder)
-    assert not is_there(profile)
-
-
-async def test_a_dead_driver_is_replaced_though_another_session_has_not_noticed(
-    folder: Path, site: Served
-) -> None:
-    chromium = made()
-    await chromium.session("a").open(site.url(), seconds=SECONDS)
-    os.kill(driver(folder), signal.SIGKILL)
-    assert "Hi" in (await chromium.session("b").open(site.url(), seconds=SECONDS)).text
-    with pytest.raises(ToolFailure, match="ended unexpectedly"):
-        await chromium.session("a").snapshot(seconds=SECONDS)
-    assert "Hi" in (await chromium.session("b").snapshot(seconds=SECONDS)).text
-    await chromium.close()
-    assert not processes(folder)
-
-
 async def test_a_page_that_hangs_is_given_up_and_can_be_closed(folder: Path, site: Served) -> None:
     chromium = made()
     web = chromium.session("a")
@@ -160,7 +117,7 @@ async def test_a_page_that_hangs_is_given_up_and_can_be_closed(folder: Path, sit
     button = seen.text.partition("button")[2].partition("[ref=")[2].partition("]")[0]
     for _ in range(2):
         with pytest.raises(ToolFailure, match="close the browser") as failed:
-            await web.click(button, seconds=1)
+            await web.click(button, seconds=0.5)
         assert failed.value.kind is ErrorKind.TIMEOUT
     async with asyncio.timeout(20):
         await web.close()

@@ -5,6 +5,7 @@ import os
 import stat
 import sys
 from collections.abc import AsyncGenerator, Generator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -27,7 +28,9 @@ from tests.tools.support import call_of
 if TYPE_CHECKING:
     from asyncssh import SFTPClient
 
-pytest.importorskip("asyncssh")
+# Not imported yet: that is for the process that runs these tests.
+if find_spec("asyncssh") is None:
+    pytest.skip("asyncssh is not installed", allow_module_level=True)
 
 ODD = [
     "",

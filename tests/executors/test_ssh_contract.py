@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, cast
 
@@ -15,7 +16,9 @@ from tests.executors import test_local_files, test_process_ends, test_processes,
 from tests.executors.sshd import Sshd, sshd
 from tests.tools import test_ops_contract
 
-pytest.importorskip("asyncssh")
+# Not imported yet: that is for the process that runs these tests.
+if find_spec("asyncssh") is None:
+    pytest.skip("asyncssh is not installed", allow_module_level=True)
 
 test_a_sparse_giant_is_not_read_whole = test_local_files.test_a_sparse_giant_is_not_read_whole
 test_a_write_makes_folders_keeps_the_mode_and_leaves_no_draft = (

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from evoclaw.core.calls import prepare
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
+from evoclaw.core.tools import Call
 from evoclaw.core.toolset import Toolset
 from evoclaw.orchestrator.fleet import edge_call
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
+from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.fleet.support import Ear, House, house, new_id, until
 
@@ -205,6 +208,73 @@ async def test_a_call_resumed_after_a_restart_goes_to_whom_it_was_sent_before(
         result = await again
         assert result.details["agents"] == {"desk": "ok", "pi": "ok"}
         assert here.marks.made == ["a", "a"], "and the first one not twice"
+
+
+HOLD: dict[str, JSON] = {"agent_id": "pi", "action": "hold", "params": {"text": "a"}}
+
+
+async def cut_off(here: House) -> str:
+    """Have a call begun whose orchestrator ends before it does."""
+    request_id = new_id()
+    first = asyncio.create_task(ask(here, request_id=request_id, **HOLD))
+    await here.marks.waiting.wait()
+    await here.orchestrator.requests.close(0)
+    first.cancel()
+    await asyncio.wait([first])
+    return request_id
+
+
+async def test_a_call_sent_to_an_edge_that_is_not_known_here_is_not_told_as_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge_call, "QUEUE", 0.3)
+    async with house(tmp_path, "pi", "desk") as here:
+        request_id = await cut_off(here)
+        await here.devices["pi"].stop()
+        await here.restart()
+        await here.there("desk")
+        executor = here.orchestrator.edge_call(ALL)
+        resumed = prepare(
+            ToolCall("c1", "edge_call", msgspec.json.encode(HOLD).decode()),
+            Toolset.of(executor.tools()),
+            request_id=request_id,
+            resumed=True,
+        )
+        assert isinstance(resumed, Call), "what was begun did fit, whoever is listed now"
+        with pytest.raises(ToolFailure) as unknown:
+            await executor.execute(resumed, lambda text: None)
+        with pytest.raises(ToolFailure) as fresh:
+            await executor.execute(replace(resumed, request_id=new_id()), lambda text: None)
+    assert (unknown.value.kind, fresh.value.kind) == (
+        ErrorKind.UNKNOWN,
+        ErrorKind.AGENT_OFFLINE,
+    )
+
+
+async def test_a_call_sent_before_a_restart_waits_until_its_edge_is_known_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path, "pi", "desk") as here:
+        request_id = await cut_off(here)
+        await here.restart()
+        await here.there("pi", "desk")
+        fleet, looked = here.orchestrator.fleet, asyncio.Event()
+        find, member = fleet.find, fleet.member("pi")
+
+        def seen(agent_id: str) -> Member | None:
+            looked.set()
+            return find(agent_id)
+
+        monkeypatch.setattr(fleet, "find", seen)
+        member.tools = Toolset()
+        executor = here.orchestrator.edge_call(ALL)
+        again = asyncio.create_task(_execute(executor, HOLD, request_id, resumed=True))
+        async with asyncio.timeout(30):
+            await looked.wait()
+        fleet.judge_again("pi", lambda agent_id, tools: (tools, ""))
+        here.marks.gate.set()
+        assert (await again).error is None
+        assert here.marks.made == ["a"], "it is fetched, not done again"
 
 
 async def test_forty_edges_are_asked_at_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from pathlib import Path
 
@@ -117,6 +118,42 @@ def test_who_is_silent_for_three_heartbeats_counts_as_gone() -> None:
     assert not fleet.is_online("pi")
     assert fleet.beat("pi", Heartbeat("one", 1))
     assert fleet.is_online("pi")
+
+
+@pytest.mark.parametrize(
+    ("said", "gone"),
+    [(600.0, 1_800.0), (5.0, 90.0), (None, 90.0), (-1.0, 90.0), (1e12, 10_800.0), (math.nan, 90.0)],
+)
+def test_an_edge_that_says_how_often_it_beats_is_judged_by_that(
+    said: float | None, gone: float
+) -> None:
+    now = 0.0
+    fleet = Fleet(heartbeat=30, clock=lambda: now)
+    fleet.alive("pi", "one", 1)
+    fleet.beats("pi", said)
+    now = gone
+    fleet.sweep()
+    assert fleet.is_online("pi")
+    now = gone + 1
+    fleet.sweep()
+    assert not fleet.is_online("pi")
+
+
+async def test_who_is_known_is_waited_for_and_who_stays_away_not_for_long(tmp_path: Path) -> None:
+    async with house(tmp_path, "pi", "desk") as here:
+        await here.devices["desk"].stop()
+        await here.restart()
+        async with asyncio.timeout(30):
+            await here.orchestrator.gather(["pi"], 1_000)
+            assert here.orchestrator.fleet.member("pi").is_known
+            await here.orchestrator.gather(["pi", "desk"], 0.05)
+        assert not here.orchestrator.fleet.is_online("desk")
+
+
+async def test_an_edge_says_in_its_hello_how_often_it_beats(tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(QUICK, heartbeat=1_200.0)
+    async with house(tmp_path, limits=limits) as here:
+        assert here.orchestrator.fleet.member("pi").every == 1_200.0
 
 
 @pytest.mark.parametrize("skew", [DAYS, -DAYS])
@@ -274,3 +311,15 @@ async def test_a_welcome_that_was_meant_for_an_earlier_hello_changes_nothing(
         assert abs(edge.clock.now() - time.time()) < 60, "nor does it set the clock"
         here.marks.gate.set()
         assert (await held).text == "held a"
+
+
+async def test_an_edge_whose_advert_was_lost_is_asked_for_its_tools(tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(QUICK, heartbeat=0.3)
+    async with house(tmp_path, limits=limits, start=False) as here:
+        lost = here.pi.link.drop_next('"capabilities":', count=10**6)
+        await here.pi.start()
+        await until(lambda: lost() >= 1)
+        member = here.orchestrator.fleet.member("pi")
+        await until(lambda: "mark" in member.tools.names, say="its tools are known")
+        assert not member.advertised
+        assert here.orchestrator.reception.counts["advert missed"] >= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from evoclaw.orchestrator.agents.observing import has_private, without_private
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.database import Dialect, StoreError
 from evoclaw.store.memory import SCHEMA, MemoryStore
+from evoclaw.store.notices import Notices
 from evoclaw.store.parts import open_database
 from evoclaw.tools.define import tool
 
@@ -359,12 +360,19 @@ class Full:
     name = "full"
     dialect: Dialect = "sqlite"
     commits = 0
+    notices = Notices()
 
-    async def write(self, work: Any, *, wait: bool = True) -> Any:
+    async def write(self, work: Any, *, wait: bool = True, tells: Any = ()) -> Any:
         raise StoreError("no room")
 
     async def read(self, work: Any) -> Any:
         raise StoreError("no room")
+
+    async def announce(self, tells: Any) -> None:
+        pass
+
+    def listening(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def close(self) -> None:
         pass

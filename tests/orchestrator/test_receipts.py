@@ -254,15 +254,47 @@ async def test_a_receipt_that_has_not_come_is_noticed_and_closes_the_gap_when_it
         await until(lambda: bool(held))
         result = await found.ask(text="b")
         assert result.details["receipt"]["state"] == "valid"
+        await found.book.close()
         assert found.kinds == ["first_use", "gap"]
         (chain,) = await found.store.chains()
-        await found.book.close()
         assert await found.store.holes("pi", chain[1]) == [(2, 2)]
         here.pi.link.fault = lambda topic, payload: Fault.NONE
         assert (await late).details["receipt"]["state"] == "valid"
         await found.book.close()
         assert await found.store.holes("pi", chain[1]) == []
         assert found.kinds == ["first_use", "gap"]
+
+
+async def test_a_receipt_that_another_orchestrator_got_is_not_missing(tmp_path: Path) -> None:
+    async with kit(tmp_path) as found:
+        other = ReceiptBook(found.store, noted=found.breaches.append)
+        await found.ask(text="a")
+        reception = found.here.orchestrator.reception
+        for book, text in ((other, "b"), (found.book, "c"), (other, "d")):
+            reception.receipts = book
+            assert (await found.ask(text=text)).details["receipt"]["state"] == "valid"
+        await asyncio.gather(other.close(), found.book.close())
+        assert found.kinds == ["first_use"]
+
+
+async def test_a_device_that_joined_anew_at_another_orchestrator_is_known_by_its_new_key(
+    tmp_path: Path,
+) -> None:
+    async with kit(tmp_path) as found:
+        await found.ask(text="a")
+        sign(found.here.devices["pi"], OTHER)
+        assert (await found.ask(text="b")).details["receipt"]["state"] == "invalid"
+        await ReceiptBook(found.store).pin("pi", OTHER.public_key)
+        assert (await found.ask(text="c")).details["receipt"]["state"] == "valid"
+
+
+async def test_a_key_that_comes_with_many_receipts_at_once_is_taken_on_trust_once(
+    tmp_path: Path,
+) -> None:
+    async with kit(tmp_path) as found:
+        await asyncio.gather(*(found.ask(text=str(number)) for number in range(5)))
+        await found.book.close()
+        assert found.kinds == ["first_use"]
 
 
 async def test_two_devices_with_one_key_and_one_journal_are_a_fork(tmp_path: Path) -> None:

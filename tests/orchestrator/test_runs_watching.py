@@ -21,7 +21,9 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.orchestrator.runs.hub import Hub, TooSlow
+from evoclaw.orchestrator.runs.together import Together
 from evoclaw.orchestrator.sessions.subruns import HELD, PASSING
+from evoclaw.store.notices import Kind, Notice, Notices
 from tests.orchestrator.running import QUICK, Gate, service
 from tests.store.places import Place
 
@@ -153,6 +155,117 @@ def test_however_a_watcher_comes_it_misses_nothing_and_sees_nothing_twice(
     asyncio.run(story())
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(some_events, st.sampled_from([0, 0, 1, 2]), st.integers(0, 3)), max_size=6),
+    st.integers(0, 3),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, max_size=4),
+)
+def test_of_a_run_elsewhere_nothing_is_missed_whatever_becomes_of_the_notices(
+    commits: list[tuple[list[Event], int, int]], slow: int, watchers: list[tuple[int, int]]
+) -> None:
+    """Each commit is told once, twice or not at all; now and then some may have been missed."""
+
+    async def story() -> None:
+        notices, shelf = Notices(), Shelf()
+        hub, shelf.slow = Hub(poll=0.002, notices=notices), slow
+        notices.reach = True
+        told = Notice(Kind.KEPT, *KEY)
+        tasks = [
+            asyncio.create_task(watch(hub, shelf, start, wait, [0])) for wait, start in watchers
+        ]
+        with notices.heard_by(hub.told):
+            for events, tellings, pause in [*commits, ([ENDS], 1, 0)]:
+                seq = len(shelf.kept)
+                shelf.kept += [
+                    Record(KEY[1], seq + number, 0.0, event)
+                    for number, event in enumerate(events, 1)
+                ]
+                shelf.stopped = StopReason.COMPLETED if ENDS in events else None
+                for _ in range(tellings):
+                    notices.tell((told,), own=False)
+                for _ in range(pause):
+                    await asyncio.sleep(0)
+            notices.miss(reach=False)
+            async with asyncio.timeout(20):
+                for (_, start), task in zip(watchers, tasks, strict=True):
+                    assert await task == shelf.kept[start:]
+
+    asyncio.run(story())
+
+
+async def test_who_watches_says_so_once_in_a_while_and_again_to_who_comes() -> None:
+    notices, shelf, asked = Notices(), Shelf(), list[Notice]()
+    notices.reach = True
+
+    async def announce(told: Sequence[Notice]) -> None:
+        asked.extend(told)
+
+    hub = Hub(notices=notices, announce=announce)
+    watching = asyncio.create_task(watch(hub, shelf, 0, 0, [0]))
+    with notices.heard_by(hub.told):
+        async with asyncio.timeout(20):
+            await _idle()
+            assert asked == [Notice(Kind.WATCHED, *KEY)]
+            notices.tell((Notice(Kind.KEPT, *KEY),), own=False)
+            await _idle()
+            assert len(asked) == 1, "whoever drives it knows"
+            notices.tell((Notice(Kind.NEWCOMER, "", ""),), own=False)
+            await _idle()
+            assert len(asked) == 2, "he may drive it soon"
+            notices.miss(reach=True)
+            await _idle()
+            assert len(asked) == 3
+            shelf.stopped = StopReason.WAITING
+            notices.tell((Notice(Kind.STANDS, *KEY),), own=False)
+            await _idle()
+            assert len(asked) == 3, "nobody drives a run that waits"
+            notices.miss(reach=True)
+            shelf.stopped = None
+            notices.tell((Notice(Kind.STANDS, *KEY),), own=False)
+            await _idle()
+            assert len(asked) == 4
+            shelf.stopped = StopReason.COMPLETED
+            notices.tell((Notice(Kind.STANDS, *KEY),), own=False)
+            assert await watching == []
+        assert await watch(hub, shelf, 0, 0, [0]) == []
+        assert len(asked) == 4, "nobody asks about what is over"
+
+
+async def test_who_still_watches_says_so_for_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.AGAIN", 0.05)
+    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.ASSURED", 0.01)
+    notices, shelf, letters, enough = Notices(), Shelf(), list[int](), asyncio.Event()
+    notices.reach = True
+
+    async def announce(told: Sequence[Notice]) -> None:
+        letters.append(len(told))
+        if sum(letters) >= 500:
+            enough.set()
+
+    hub = Hub(notices=notices, announce=announce)
+
+    async def watch_one(run_id: str) -> None:
+        async for _ in hub.watch(("local", run_id), shelf, follow=True):
+            pass
+
+    tasks = [asyncio.create_task(watch_one(str(number))) for number in range(100)]
+    async with asyncio.timeout(60):
+        await enough.wait()
+    shelf.stopped = StopReason.COMPLETED
+    await asyncio.wait_for(asyncio.gather(*tasks), 60)
+    assert letters[:100] == [1] * 100, "at first each at once"
+    assert len(letters) < 300, "then many in one"
+
+
+async def _idle() -> None:
+    """Let everybody go on who can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def test_one_who_does_not_read_is_dropped_and_holds_nobody_up() -> None:
     hub, shelf = Hub(slow=10), Shelf()
     run = Run(hub, shelf)
@@ -183,6 +296,60 @@ async def test_a_thousand_watchers_share_what_was_said() -> None:
         for task in tasks:
             assert await task == run.said
     assert not hub._topics  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_hundreds_who_watch_a_run_elsewhere_read_it_together() -> None:
+    notices, reads = Notices(), 0
+
+    class Counting(Shelf):
+        async def records(self, after: int, limit: int) -> Sequence[Record]:
+            nonlocal reads
+            reads += 1
+            return await super().records(after, limit)
+
+    hub, shelf = Hub(poll=60, notices=notices), Counting()
+    tasks = [asyncio.create_task(watch(hub, shelf, 0, 0, [0])) for _ in range(500)]
+    gone = asyncio.create_task(watch(hub, shelf, 0, 0, [0]))
+    with notices.heard_by(hub.told):
+        async with asyncio.timeout(60):
+            for number in range(1, 21):
+                await _idle()
+                ends = number == 20
+                shelf.kept.append(Record(KEY[1], number, 0.0, ENDS if ends else TURN))
+                shelf.stopped = StopReason.COMPLETED if ends else None
+                notices.tell((Notice(Kind.KEPT, *KEY),), own=False)
+            gone.cancel()
+            for task in tasks:
+                assert await task == shelf.kept
+            await asyncio.wait([gone])
+    assert reads < 200, "not ten thousand"
+    assert not hub._topics  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_who_leaves_alone_leaves_nothing_behind() -> None:
+    together, begun = Together[int](), asyncio.Event()
+
+    async def slow() -> int:
+        begun.set()
+        await asyncio.Event().wait()
+        return 1
+
+    async def quick() -> int:
+        return 2
+
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(20):
+        for wait in (False, True):
+            alone = asyncio.create_task(together.read("k", slow))
+            await asyncio.sleep(0)
+            if wait:
+                await begun.wait()
+            alone.cancel()
+            await asyncio.wait([alone])
+            assert alone.cancelled()
+            assert asyncio.all_tasks() == before
+        both = await asyncio.gather(*(together.read("k", quick) for _ in range(2)))
+        assert both == [2, 2]
 
 
 async def test_a_watcher_sees_a_reply_while_it_is_made(place: Place) -> None:

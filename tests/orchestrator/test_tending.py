@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import pytest
 
@@ -13,6 +14,7 @@ from evoclaw.core.ports import Ports
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.store.database import Dialect, StoreFull, T, Work
+from evoclaw.store.notices import Notice, Notices
 from evoclaw.store.sessions import Session, SessionStore
 from tests.orchestrator.running import QUICK
 
@@ -26,8 +28,9 @@ class FullDisk:
     def __init__(self, tries: int) -> None:
         self._left = tries
         self.tried = asyncio.Event()
+        self.notices = Notices()
 
-    async def write(self, work: Work[T], *, wait: bool = True) -> T:
+    async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
         self._left -= 1
         if self._left <= 0:
             self.tried.set()
@@ -35,6 +38,12 @@ class FullDisk:
 
     async def read(self, work: Work[T]) -> T:
         return await self.write(work)
+
+    async def announce(self, tells: Sequence[Notice]) -> None:
+        self.notices.tell(tells)
+
+    def listening(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def close(self) -> None:
         pass

@@ -108,7 +108,9 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
     ),
     "report_hello": report(
         ReportType.HELLO,
-        as_payload(Hello("b1", 2, "", ["r.2.0.1"], ["r.1.0.1"], room=103, journal="j1")),
+        as_payload(
+            Hello("b1", 2, "", ["r.2.0.1"], ["r.1.0.1"], room=103, journal="j1", heartbeat_s=30.0)
+        ),
     ),
     "report_metric": report(ReportType.METRIC, {"name": "cpu_temperature", "value": 45.6}),
     "status_online": Status(AGENT, "online", "b1", 2),

@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from evoclaw.store.database import Database, Dialect, StoreError, Work
+from evoclaw.store.notices import Notice, Notices
 from evoclaw.store.sqlite import SqliteDatabase
 from evoclaw.store.workflows import SCHEMA, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue
@@ -89,7 +92,17 @@ class Mortal:
     def commits(self) -> int:
         return self._inner.commits
 
-    async def write(self, work: Work[T], *, wait: bool = True) -> T:
+    @property
+    def notices(self) -> Notices:
+        return self._inner.notices
+
+    async def announce(self, tells: Sequence[Notice]) -> None:
+        await self._inner.announce(tells)
+
+    def listening(self) -> AbstractAsyncContextManager[None]:
+        return self._inner.listening()
+
+    async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
         self._live()
         self._left -= 1
         if self._left > 0:

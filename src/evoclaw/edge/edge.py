@@ -222,6 +222,7 @@ class Edge:
             finished=_some(self.reports.untold),
             room=max(self.calls.room, 0),
             journal=self.memory.journal_id,
+            heartbeat_s=self.parts.limits.heartbeat,
         )
 
     def _concurrency(self) -> int:

@@ -73,7 +73,7 @@ class EdgeExecutor:
         known = self._known()
         if known is not self._seen:
             slack = self._queue + EXTRA
-            self._tools = Toolset(replace(tool, slack=slack) for tool in known)
+            self._tools = Toolset((replace(tool, slack=slack) for tool in known), like=known)
             self._seen = known
         return self._tools
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from types import CoroutineType
+from typing import Any, TypeVar
 
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
@@ -26,13 +27,13 @@ class Chain(Policy):
         object.__setattr__(self, "_judging", tuple(p.judge for p in self.policies))
         object.__setattr__(self, "_admitting", tuple(p.admit for p in own))
 
-    async def judge(self, call: Call) -> Verdict:
+    def judge(self, call: Call) -> CoroutineType[Any, Any, Verdict]:
         """Judge a call."""
-        return await _weigh(self._judging, call)
+        return _weigh(self._judging, call)
 
-    async def admit(self, turn: int) -> Verdict:
+    def admit(self, turn: int) -> CoroutineType[Any, Any, Verdict]:
         """Judge another turn."""
-        return await _weigh(self._admitting, turn)
+        return _weigh(self._admitting, turn)
 
 
 async def _weigh(rules: Iterable[Callable[[Asked], Awaitable[Verdict]]], asked: Asked) -> Verdict:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +19,8 @@ from msgspec.structs import replace
 from evoclaw.core.errors import ConfigError, EvoClawError
 
 T = TypeVar("T")
+DEVICES = "devices.json"
+"""In the folder of a single orchestrator."""
 _KEPT = 7 * 86_400.0
 """Seconds for which a used or expired invitation is remembered, to say what became of it."""
 
@@ -161,52 +163,69 @@ class Surface(Struct, frozen=True):
     """The tools to be asked about."""
 
 
-class Devices:
-    """The agents that joined one orchestrator."""
+class Book(Protocol):
+    """Where devices are kept."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = _File(folder / "devices.json", dict[str, Device])
+    def read(self) -> Mapping[str, Device]:
+        """All of them by name, as last seen."""
+        ...
+
+    async def look(self) -> None:
+        """See what others changed."""
+        ...
+
+    async def change(self, agent_id: str, work: Callable[[Device | None], Device | None]) -> None:
+        """Have one device as `work` makes it of what it is; None leaves it. Nobody comes between.
+
+        It may be asked more than once, and the last time counts.
+        """
+        ...
+
+
+class Devices:
+    """The agents that joined, of one orchestrator or of several that share them."""
+
+    def __init__(self, place: Path | Book) -> None:
+        """A folder of one's own, or wherever several keep them."""
+        self._book = _FileBook(place) if isinstance(place, Path) else place
+        self._seen: Mapping[str, Device] = {}
 
     def all(self) -> list[Device]:
         """Every device, by name."""
-        return sorted(self._file.read().values(), key=lambda one: one.agent_id)
+        return sorted(self._book.read().values(), key=lambda one: one.agent_id)
 
     def get(self, agent_id: str) -> Device | None:
         """One device, if it is known."""
-        return self._file.read().get(agent_id)
+        return self._book.read().get(agent_id)
 
-    def surface(self, agent_id: str, tools: Iterable[tuple[str, str]], now: float) -> Surface:
+    async def look(self) -> list[str]:
+        """See what others changed: the names of all that are not as they were at the last look."""
+        await self._book.look()
+        before, self._seen = self._seen, self._book.read()
+        return sorted(name for name, one in self._seen.items() if before.get(name) != one)
+
+    async def surface(self, agent_id: str, tools: Iterable[tuple[str, str]], now: float) -> Surface:
         """Compare the tools that a device has now, by name and hash, with the approved ones.
 
         New and changed ones wait for a person's word; the others may be used meanwhile.
         """
-        having = dict(tools)
-        with self._file.changed() as known:
-            before = known.get(agent_id)
-            device = before or Device(agent_id, DeviceState.PENDING, now, now)
-            if device.state is DeviceState.REVOKED:
-                return Surface(Change.REVOKED)
-            if device.state is DeviceState.INVITED:
-                known[agent_id] = replace(
-                    device, state=DeviceState.APPROVED, approved=having, changed=now
-                )
-                return Surface(Change.SAME)
-            new = {name: has for name, has in having.items() if device.approved.get(name) != has}
-            first = before is None or (before.state is DeviceState.PENDING and not before.approved)
-            settled = not new and not first
-            state = DeviceState.APPROVED if settled else DeviceState.PENDING
-            if before is None or (state, new) != (device.state, device.waiting):
-                known[agent_id] = replace(device, state=state, waiting=new, changed=now)
-        change = Change.SAME if settled else Change.FIRST if first else Change.GROWN
-        return Surface(change, tuple(sorted(new)))
+        having, found = dict(tools), Surface(Change.REVOKED)
 
-    def invite(self, agent_id: str, now: float) -> Device:
+        def work(before: Device | None) -> Device | None:
+            nonlocal found
+            after, found = _compared(before, agent_id, having, now)
+            return after
+
+        await self._book.change(agent_id, work)
+        return found
+
+    async def invite(self, agent_id: str, now: float) -> Device:
         """Note a device that joined by invitation: its first tools need no other word."""
-        with self._file.changed() as known:
-            known[agent_id] = Device(agent_id, DeviceState.INVITED, now, now)
-        return known[agent_id]
+        device = Device(agent_id, DeviceState.INVITED, now, now)
+        await self._book.change(agent_id, lambda _: device)
+        return device
 
-    def approve(self, agent_id: str, now: float, *, seen: str = "") -> Device:
+    async def approve(self, agent_id: str, now: float, *, seen: str = "") -> Device:
         """Let a device in, with all the tools that wait.
 
         Args:
@@ -214,39 +233,59 @@ class Devices:
             now: Unix seconds.
             seen: Its `surface` when the person looked: what changed since is not approved.
         """
-        with self._file.changed() as known:
-            device = _known(known, agent_id)
+
+        def approved(device: Device) -> Device:
             if seen and seen != device.surface:
                 raise PairingRefused(
                     f"the tools of {agent_id!r} changed since you looked; look again"
                 )
-            known[agent_id] = replace(
-                device,
-                state=DeviceState.APPROVED,
-                approved={**device.approved, **device.waiting},
-                waiting={},
-                changed=now,
+            tools = {**device.approved, **device.waiting}
+            return replace(
+                device, state=DeviceState.APPROVED, approved=tools, waiting={}, changed=now
             )
-        return known[agent_id]
 
-    def revoke(self, agent_id: str, now: float) -> Device:
+        return await self._changed(agent_id, approved)
+
+    async def revoke(self, agent_id: str, now: float) -> Device:
         """Shut a device out; what was approved is forgotten."""
-        with self._file.changed() as known:
-            known[agent_id] = replace(
-                _known(known, agent_id),
-                state=DeviceState.REVOKED,
-                approved={},
-                waiting={},
-                changed=now,
-            )
-        return known[agent_id]
+
+        def revoked(device: Device) -> Device:
+            return replace(device, state=DeviceState.REVOKED, approved={}, waiting={}, changed=now)
+
+        return await self._changed(agent_id, revoked)
+
+    async def _changed(self, agent_id: str, work: Callable[[Device], Device]) -> Device:
+        done: list[Device] = []
+
+        def change(device: Device | None) -> Device:
+            if device is None:
+                names = ", ".join(sorted(self._book.read())) or "none"
+                raise ConfigError(f"no device {agent_id!r} has joined; known: {names}")
+            done.append(work(device))
+            return done[-1]
+
+        await self._book.change(agent_id, change)
+        return done[-1]
 
 
-def _known(devices: dict[str, Device], agent_id: str) -> Device:
-    if agent_id not in devices:
-        names = ", ".join(sorted(devices)) or "none"
-        raise ConfigError(f"no device {agent_id!r} has joined; known: {names}")
-    return devices[agent_id]
+def _compared(
+    before: Device | None, agent_id: str, having: dict[str, str], now: float
+) -> tuple[Device | None, Surface]:
+    """What a device is to be, None if it stays; and what became of its list of tools."""
+    device = before or Device(agent_id, DeviceState.PENDING, now, now)
+    if device.state is DeviceState.REVOKED:
+        return None, Surface(Change.REVOKED)
+    if device.state is DeviceState.INVITED:
+        let_in = replace(device, state=DeviceState.APPROVED, approved=having, changed=now)
+        return let_in, Surface(Change.SAME)
+    new = {name: has for name, has in having.items() if device.approved.get(name) != has}
+    first = before is None or (before.state is DeviceState.PENDING and not before.approved)
+    settled = not new and not first
+    state = DeviceState.APPROVED if settled else DeviceState.PENDING
+    same = before is not None and (state, new) == (device.state, device.waiting)
+    after = None if same else replace(device, state=state, waiting=new, changed=now)
+    change = Change.SAME if settled else Change.FIRST if first else Change.GROWN
+    return after, Surface(change, tuple(sorted(new)))
 
 
 def _hash(token: str) -> str:
@@ -319,3 +358,22 @@ class _File(Generic[T]):
                 f"cannot write {self._path}: {problem.strerror}; make room there, or choose "
                 "another place"
             ) from None
+
+
+class _FileBook:
+    """Devices in a file; what it holds is looked at each time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = _File(folder / DEVICES, dict[str, Device])
+
+    def read(self) -> Mapping[str, Device]:
+        return self._file.read()
+
+    async def look(self) -> None:
+        pass
+
+    async def change(self, agent_id: str, work: Callable[[Device | None], Device | None]) -> None:
+        with self._file.changed() as known:
+            after = work(known.get(agent_id))
+            if after is not None:
+                known[agent_id] = after

@@ -16,7 +16,7 @@ from typing import Annotated, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from evoclaw.core.errors import ConfigError
+from evoclaw.core.errors import ConfigError, EvoClawError, Standstill
 from evoclaw.core.labels import Principal
 from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
@@ -47,9 +47,11 @@ class RateSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tools: dict[str, Rate] = {}
     """Further limits for single tools, by name."""
     shared: bool = False
-    """Count all processes of this machine together, not each by itself."""
+    """Count all processes of this machine together, not each by itself; those that share a
+    PostgreSQL always count together."""
     most: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
-    """How many users' agents are counted at once: beyond that, new ones must wait."""
+    """How many users' agents are counted at once: beyond that, new ones must wait. In a PostgreSQL
+    there is room for all."""
 
 
 class Refusal(Struct, frozen=True):
@@ -59,6 +61,8 @@ class Refusal(Struct, frozen=True):
     """Seconds until it may."""
     limit: int | None
     """Which one it was; None if it cannot be counted."""
+    problem: str = ""
+    """Why it cannot be, if that is a failure."""
 
 
 class Windows(Protocol):
@@ -66,6 +70,17 @@ class Windows(Protocol):
 
     async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
         """Count a call for each of these limits, or for none of them if one is met."""
+        ...
+
+
+class Counts(Protocol):
+    """Counts for all who share it, wherever they are, and by a clock of its own."""
+
+    async def take(self, limits: Sequence[tuple[str, int, int]]) -> tuple[float, int] | None:
+        """Count a call for each key, with how often a minute and a second it may come.
+
+        If it may not, for none of them: the seconds to wait, and the number of the limit.
+        """
         ...
 
 
@@ -135,7 +150,7 @@ class SharedWindows:
     def _take(self, limits: Sequence[tuple[Rate, Key]], now: float) -> Refusal | None:
         taken: list[tuple[Path, array[float]]] = []
         for number, (rate, key) in enumerate(limits):
-            path = self._folder / sha256(msgspec.json.encode(key)).hexdigest()
+            path = self._folder / _hashed(key)
             window = _read(path, now)
             if window is None:
                 if self._is_full(now):
@@ -160,6 +175,24 @@ class SharedWindows:
         return len(there) - len(idle) >= self._most
 
 
+class StoredWindows:
+    """The calls of all processes that use one store, on whatever machine."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
+        """Count a call, or say why not; what cannot be counted is refused."""
+        asked = [(_hashed(key), rate.per_minute, rate.burst) for rate, key in limits]
+        try:
+            refused = await self._counts.take(asked)
+        except Standstill:
+            raise  # the run waits for the store, as it does everywhere
+        except EvoClawError as problem:
+            return Refusal(PATIENCE, None, str(problem))
+        return None if refused is None else Refusal(*refused)
+
+
 class Rates(Policy):
     """Counts calls for each tenant, user and agent; what was denied here does not count."""
 
@@ -169,6 +202,7 @@ class Rates(Policy):
         *,
         clock: Clock = time.monotonic,
         folder: Path | None = None,
+        counts: Counts | None = None,
     ) -> None:
         """One for the whole process: every run that is judged by it is counted together.
 
@@ -176,15 +210,13 @@ class Rates(Policy):
             settings: The limits.
             clock: Never goes back, and is the same in all processes that share the counts.
             folder: Where counts are shared, if the settings say so.
+            counts: Where they are shared in any case, by all who use it.
         """
         self._settings = settings or RateSettings()
         self._all = Rate(per_minute=self._settings.per_minute, burst=self._settings.burst)
         self._clock = clock
-        if self._settings.shared and folder is None:
-            raise ConfigError("rates can only be shared in a folder; say which one")
-        most = self._settings.most
-        shares = folder if self._settings.shared else None
-        self.windows: Windows = OwnWindows(most) if shares is None else SharedWindows(shares, most)
+        self.counts = counts
+        self.windows = _windows(self._settings, folder, counts)
 
     async def judge(self, call: Call) -> Verdict:
         """Deny what comes too often, and say when to come again."""
@@ -199,6 +231,20 @@ class Rates(Policy):
             return ALLOW
         refusal = await self.windows.take(limits, self._clock)
         return ALLOW if refusal is None else _too_often(call, limits, refusal)
+
+
+def _windows(settings: RateSettings, folder: Path | None, counts: Counts | None) -> Windows:
+    if counts is not None:
+        return StoredWindows(counts)
+    if not settings.shared:
+        return OwnWindows(settings.most)
+    if folder is None:
+        raise ConfigError("rates can only be shared in a folder; say which one")
+    return SharedWindows(folder, settings.most)
+
+
+def _hashed(key: Key) -> str:
+    return sha256(msgspec.json.encode(key)).hexdigest()
 
 
 def _wait(window: MutableSequence[float], rate: Rate, now: float) -> float:
@@ -231,7 +277,9 @@ def _write(path: Path, window: array[float]) -> None:
 
 
 def _too_often(call: Call, limits: Sequence[tuple[Rate, Key]], refusal: Refusal) -> Deny:
-    if refusal.limit is None:
+    if refusal.problem:
+        why = "calls cannot be counted now, so none is made"
+    elif refusal.limit is None:
         why = "too many others are calling at once"
     else:
         rate, (_, tool) = limits[refusal.limit]
@@ -240,4 +288,5 @@ def _too_often(call: Call, limits: Sequence[tuple[Rate, Key]], refusal: Refusal)
         why = f"{f'{call.name} was' if tool else 'tools were'} called too often ({said})"
     seconds = f"{refusal.wait:.1f} s" if refusal.wait < 10 else f"{refusal.wait:.0f} s"
     reason = f"{why}. Ask again in {seconds}, for less at once, or answer with what you have."
-    return Deny("rate", reason, f"{why}; free again in {seconds}")
+    told = refusal.problem or f"free again in {seconds}"
+    return Deny("rate", reason, f"{why}; {told}")

@@ -127,6 +127,11 @@ class StopFile:
                 there = ()  # whatever it said, everything includes it
             self._write([*(one for one in there if not _same(one, stop)), stop])
 
+    def put_all(self, stops: Iterable[Stop]) -> None:
+        """Have these stopped, and nothing else, whatever it said before."""
+        with self._alone():
+            self._write(list(stops))
+
     def release(self, kind: Kind, name: str = "") -> Stop | None:
         """Take one stop back; what it was. To release all also sets a file right that is not."""
         wanted = Stop(kind, name)

@@ -10,6 +10,7 @@ LONGEST = 200
 LONGEST_TEXT = 4_000
 """Characters of what it says of a tool."""
 _SPACES = re.compile(r"\s+")
+_ODD = re.compile(r"[^ -~]")
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
@@ -31,7 +32,11 @@ def quoted(text: str) -> str:
 
 def _printable(text: str) -> str:
     """Blanks instead of what controls a terminal, hides, or turns the direction of writing."""
-    return "".join(" " if unicodedata.category(char) in _UNSEEN else char for char in text)
+    return _ODD.sub(_shown, text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    return " " if unicodedata.category(found[0]) in _UNSEEN else found[0]
 
 
 def _cut(text: str, limit: int) -> str:

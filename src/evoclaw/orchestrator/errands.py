@@ -128,7 +128,7 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     slow_watcher: _Count = 1_000
     """Records that a watcher may be behind before it is dropped."""
     lease_s: Annotated[float, Meta(gt=0, le=3_600)] = 10.0
-    """Seconds after which a run is taken over whose orchestrator does not renew its lease."""
+    """Seconds after which a run is taken over whose orchestrator gives no sign of life."""
     look_s: Annotated[float, Meta(gt=0, le=3_600)] = 1.0
     """Seconds between two looks at what other processes did."""
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0

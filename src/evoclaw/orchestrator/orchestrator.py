@@ -23,7 +23,7 @@ from evoclaw.orchestrator.cleaning import one_line
 from evoclaw.orchestrator.fleet.delegation import Delegated
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.orchestrator.fleet.fetching import fetch
-from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, Presence
+from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, Presence, permit_all
 from evoclaw.orchestrator.fleet.jobs import Asked, FleetJobs, Job, look_up
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.fleet.reception import Ledger, Reception
@@ -37,6 +37,10 @@ from evoclaw.transport.wire import JOB_TIME, Command, Outcome
 
 QUIET = 1.2
 """Seconds without news after which everybody who is there has said hello."""
+
+
+GATHERING = 0.02
+"""Seconds between two looks at who is missing: a large fleet changes much more often."""
 
 
 class NotThere(EvoClawError):
@@ -65,7 +69,7 @@ class Orchestrator:
         *,
         grants: Grants = ungranted,
         heartbeat: float = 30.0,
-        permit: Permit = lambda agent_id, tools: (tools, ""),
+        permit: Permit = permit_all,
         again: Sequence[float] = AGAIN,
         silence: float = SILENCE,
     ) -> None:
@@ -120,8 +124,7 @@ class Orchestrator:
         """An edge, when it is online and its tools are known; `NotThere` if that takes too long."""
 
         def there() -> bool:
-            member = self.fleet.find(agent_id)
-            return member is not None and member.online and (member.is_known or not tools)
+            return self._is_there(agent_id) if tools else self.fleet.is_online(agent_id)
 
         try:
             async with asyncio.timeout(seconds):
@@ -141,6 +144,19 @@ class Orchestrator:
                 while True:
                     async with asyncio.timeout(QUIET):
                         await self.fleet.change()
+
+    async def gather(self, agents: Collection[str], seconds: float) -> None:
+        """Wait until all of some edges are there and their tools are known, but only so long."""
+        missing = set(agents)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while missing := {one for one in missing if not self._is_there(one)}:
+                    await self.fleet.change()
+                    await asyncio.sleep(GATHERING)
+
+    def _is_there(self, agent_id: str) -> bool:
+        member = self.fleet.find(agent_id)
+        return member is not None and member.online and member.is_known
 
     def edge(self, agent_id: str, *, queue: float = 60.0) -> EdgeExecutor:
         """The tools of one edge, run there."""

@@ -168,6 +168,8 @@ class Hello(Struct, frozen=True):
     """How many more commands it takes now; None if it does not say."""
     journal: str = ""
     """Names what it remembers by; another one means that it has forgotten what was before."""
+    heartbeat_s: float | None = None
+    """Seconds between two of its heartbeats; None if it does not say."""
 
 
 class Welcome(Struct, frozen=True, omit_defaults=True):

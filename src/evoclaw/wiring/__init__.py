@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from evoclaw.wiring.local import local_ports
     from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
     from evoclaw.wiring.models import model_at_hand
-    from evoclaw.wiring.oversight import open_approvals, stop_file
-    from evoclaw.wiring.pairing import devices, invite, join, revoke
+    from evoclaw.wiring.oversight import open_approvals, open_stops, stop_file, stop_files
+    from evoclaw.wiring.pairing import invite, join, public_key, revoke
     from evoclaw.wiring.receipts import open_receipts
     from evoclaw.wiring.servers import mcp_pins
     from evoclaw.wiring.settings import loop_settings, settings_text
     from evoclaw.wiring.skills import skill_catalogue, skill_places
     from evoclaw.wiring.ssh import ssh_ports
-    from evoclaw.wiring.store import open_figures, open_moving
+    from evoclaw.wiring.store import open_devices, open_figures, open_moving
     from evoclaw.wiring.toolbox import open_toolbox
     from evoclaw.wiring.up import bring_up
 
@@ -35,7 +35,6 @@ __all__ = [
     "audit_place",
     "bring_up",
     "channels",
-    "devices",
     "fleet_ports",
     "invite",
     "join",
@@ -49,13 +48,16 @@ __all__ = [
     "open_access",
     "open_approvals",
     "open_conversations",
+    "open_devices",
     "open_edge",
     "open_figures",
     "open_fleet",
     "open_ledger",
     "open_moving",
     "open_receipts",
+    "open_stops",
     "open_toolbox",
+    "public_key",
     "remove_user",
     "revoke",
     "settings_text",
@@ -63,13 +65,13 @@ __all__ = [
     "skill_places",
     "ssh_ports",
     "stop_file",
+    "stop_files",
 ]
 _WHERE = {
     "add_user": "channels",
     "audit_place": "audit",
     "bring_up": "up",
     "channels": "channels",
-    "devices": "pairing",
     "fleet_ports": "fleet",
     "invite": "pairing",
     "join": "pairing",
@@ -83,13 +85,16 @@ _WHERE = {
     "open_access": "http",
     "open_approvals": "oversight",
     "open_conversations": "conversations",
+    "open_devices": "store",
     "open_edge": "edge",
     "open_figures": "store",
     "open_fleet": "fleet",
     "open_ledger": "budget",
     "open_moving": "store",
     "open_receipts": "receipts",
+    "open_stops": "oversight",
     "open_toolbox": "toolbox",
+    "public_key": "pairing",
     "remove_user": "channels",
     "revoke": "pairing",
     "settings_text": "settings",
@@ -97,6 +102,7 @@ _WHERE = {
     "skill_places": "skills",
     "ssh_ports": "ssh",
     "stop_file": "oversight",
+    "stop_files": "oversight",
 }
 
 

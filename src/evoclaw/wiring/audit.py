@@ -60,26 +60,34 @@ async def open_audit(
 async def _keep_shipping(audit: Audit, folder: Path, env: Mapping[str, str]) -> None:
     # What an idle device does not need, it does not load.
     await asyncio.sleep(audit.settings.ship_seconds)
-    shipper = _shipper(audit, folder, env)
-    if shipper is not None:
-        await shipper.keep_shipping()
+    async with _shipper(audit, folder, env) as shipper:
+        if shipper is not None:
+            await shipper.keep_shipping()
 
 
 async def _ship_the_rest(audit: Audit, folder: Path, env: Mapping[str, str]) -> None:
     from evoclaw.observe.audit.settings import AuditError
 
     try:
-        shipper = _shipper(audit, folder, env)
-        if shipper is not None:
-            async with asyncio.timeout(LAST):
+        async with _shipper(audit, folder, env) as shipper, asyncio.timeout(LAST):
+            if shipper is not None:
                 await shipper.ship()
     except (TimeoutError, AuditError) as problem:
         logger.info("the audit is brought to the cold tier later: %s", problem)
 
 
-def _shipper(audit: Audit, folder: Path, env: Mapping[str, str]) -> Shipper | None:
+@asynccontextmanager
+async def _shipper(
+    audit: Audit, folder: Path, env: Mapping[str, str]
+) -> AsyncGenerator[Shipper | None]:
     from evoclaw.observe.audit.opening import open_cold
     from evoclaw.observe.audit.shipping import Shipper
 
     cold = open_cold(folder, audit.settings, env)
-    return None if cold is None else Shipper(audit.warm, cold, audit.settings)
+    if cold is None:
+        yield None
+        return
+    try:
+        yield Shipper(audit.warm, cold, audit.settings)
+    finally:
+        await cold.close()

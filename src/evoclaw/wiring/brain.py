@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.store.database import Database
     from evoclaw.store.sessions import Session, StoredRun
+    from evoclaw.store.sheets import StoredCanvases
     from evoclaw.wiring.equipping import Equipment
     from evoclaw.wiring.gauging import Gauging
     from evoclaw.wiring.governing import Governance
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 HOUR, DAY = 3_600.0, 86_400.0
+GATHER = 3.0
+"""Seconds for which edges are waited for before runs that were cut off go on."""
 CANVAS = "the page, beside the conversation"
 """Where to look at what a session shows: for the model to say."""
 
@@ -85,6 +88,10 @@ async def open_brain(
         brain = await _put_together(orchestrator, stored, env, stack)
         if brain.memory is not None:
             await stack.enter_async_context(brain.memory.serving())
+        if await brain.runs.left_any():
+            # Their calls are asked for again: of edges that must be known by then.
+            known = [one.agent_id for one in stored.devices.all() if one.approved]
+            await orchestrator.gather(known, GATHER)
         await stack.enter_async_context(brain.runs.serving())
         # A file is this process's alone: what the one before it held is free.
         alone = stored.database.dialect == "sqlite"
@@ -97,7 +104,9 @@ async def open_brain(
         yield brain
 
 
-async def _forget(database: Database, seconds: float, canvases: CanvasFolder) -> None:
+async def _forget(
+    database: Database, seconds: float, canvases: CanvasFolder | StoredCanvases
+) -> None:
     """Forget what is long over, now and every hour."""
     from evoclaw.store.database import StoreError
     from evoclaw.store.retention import forget_sessions
@@ -132,7 +141,7 @@ async def _put_together(
 
     settings, home = orchestrator_settings(env), default_data_folder(env)
     governance = await stack.enter_async_context(
-        open_governance(env, keeps_on=True, ledger=stored.ledger)
+        open_governance(env, keeps_on=True, ledger=stored.ledger, database=stored.database)
     )
     governance = replace(governance, passed=passed_on(orchestrator.fleet))
     agents = dict(agents_of(settings))
@@ -173,6 +182,16 @@ def approval_settings(settings: EvoClawConfig) -> ApprovalSettings:
     return structs.replace(chosen, nobody="wait") if chosen.nobody is None else chosen
 
 
+def _canvases(database: Database, env: Mapping[str, str]) -> CanvasFolder | StoredCanvases:
+    """What sessions show: beside what several orchestrators share, or in a folder."""
+    from evoclaw.store.sheets import StoredCanvases
+    from evoclaw.wiring.conversations import canvas_folder
+
+    if database.dialect == "sqlite":
+        return canvas_folder(env, CANVAS)
+    return StoredCanvases(database, CANVAS)
+
+
 def _settling(database: Database) -> Settle:
     async def settle() -> None:
         await database.write(lambda connection: None)
@@ -201,7 +220,6 @@ async def _equipment(
     stack: AsyncExitStack,
 ) -> Equipment:
     from evoclaw.config.places import default_data_folder
-    from evoclaw.wiring.conversations import canvas_folder
     from evoclaw.wiring.equipping import Equipment
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.toolbox import open_toolbox
@@ -213,7 +231,7 @@ async def _equipment(
     signer = await stack.enter_async_context(open_signer(env))
     return Equipment(
         orchestrator, providers, governance, approvals.approver, box, signer, settle,
-        canvas_folder(env, CANVAS),
+        _canvases(database, env),
     )  # fmt: skip
 
 

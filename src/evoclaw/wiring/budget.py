@@ -20,12 +20,12 @@ async def open_ledger(
 ) -> AsyncGenerator[Ledger]:
     """The ledger that all processes of this machine share."""
     from evoclaw.store.ledger import SCHEMA, StoredLedger
-    from evoclaw.wiring.store import opened
+    from evoclaw.wiring.store import clock_of, opened
 
     # By itself, a reservation need not outlive a power cut: what it was to pay for did not either.
     async with (
         opened(env, SCHEMA, given=database, durable=False) as kept,
-        StoredLedger(kept) as ledger,
+        StoredLedger(kept, clock_of(kept)) as ledger,
     ):
         await ledger.begin()
         yield ledger

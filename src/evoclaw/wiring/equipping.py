@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
     from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.executors.receipted import Sign
-    from evoclaw.orchestrator.fleet.delegation import Delegated
+    from evoclaw.orchestrator.fleet.delegation import Delegated, Stay
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.sessions import Session
+    from evoclaw.store.sheets import StoredCanvases
     from evoclaw.wiring.governing import Governance
     from evoclaw.wiring.providing import Providers, Settle
     from evoclaw.wiring.toolbox import Toolbox
@@ -61,10 +62,10 @@ class Equipment:
     sign: Sign
     settle: Settle
     """Waits for the disk, before anything is done here."""
-    canvases: CanvasFolder
+    canvases: CanvasFolder | StoredCanvases
     """What sessions show."""
     _rules: dict[str, Policy] = field(default_factory=dict[str, Policy])
-    _sticky: OrderedDict[str, Delegated] = field(default_factory=OrderedDict[str, "Delegated"])
+    _sticky: OrderedDict[str, Stay] = field(default_factory=OrderedDict[str, "Stay"])
 
     def ports(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         """What one run is given."""
@@ -148,12 +149,10 @@ class Equipment:
         return [asking] if place == EACH else [asking, self._delegated(session)]
 
     def _delegated(self, session: str) -> Delegated:
-        """The same for all runs of a session: they stay with the edges they chose."""
-        found = self._sticky.pop(session, None)
-        if found is None:
-            taken = [*HERE, "edge_call", "jobs", "nodes"]
-            found = self.orchestrator.delegated(taken)
-        self._sticky[session] = found
+        """All runs of a session stay with the edges they chose; the tools are each run's own."""
+        found = self.orchestrator.delegated([*HERE, "edge_call", "jobs", "nodes"])
+        found.stay = self._sticky.pop(session, found.stay)
+        self._sticky[session] = found.stay
         while len(self._sticky) > STICKY:
             self._sticky.popitem(last=False)
         return found

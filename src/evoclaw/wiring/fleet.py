@@ -17,6 +17,7 @@ from evoclaw.core.ports import Approver, Executor, Ports
 if TYPE_CHECKING:
     from evoclaw.cli.needs import Begun
     from evoclaw.governance.autonomy import Level
+    from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.database import Database
     from evoclaw.transport.address import Address
@@ -40,35 +41,43 @@ class Door(Struct, frozen=True):
 
 @asynccontextmanager
 async def open_fleet(
-    env: Mapping[str, str], *, database: Database | None = None
+    env: Mapping[str, str],
+    *,
+    database: Database | None = None,
+    devices: Devices | None = None,
 ) -> AsyncGenerator[Orchestrator]:
     """An orchestrator, connected as long as the block runs."""
     from evoclaw.config import default_data_folder
     from evoclaw.governance.grants import Signer
-    from evoclaw.governance.pairing import Devices
+    from evoclaw.governance.shared_stops import following_board
     from evoclaw.governance.stops import Stops
     from evoclaw.orchestrator.fleet.granting import Granting
-    from evoclaw.orchestrator.fleet.permitted import Permitted
+    from evoclaw.orchestrator.fleet.permitted import Permitted, following_approvals
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.stopping import Stopping, following
     from evoclaw.store import command_tables, receipts
+    from evoclaw.store import stops as stop_tables
     from evoclaw.store.commands import CommandStore
     from evoclaw.transport.mqtt import MqttLink
-    from evoclaw.wiring.oversight import stop_file
+    from evoclaw.wiring.oversight import stop_board, stop_files
     from evoclaw.wiring.receipts import open_book
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.store import opened
+    from evoclaw.wiring.store import open_devices, opened
 
     home = default_data_folder(env)
     address = find_broker(home, env)
     signer = Signer.load_or_create(home / "orchestrator.key")
     async with AsyncExitStack() as stack:
-        parts = (command_tables.SCHEMA, receipts.SCHEMA)
+        parts = (command_tables.SCHEMA, receipts.SCHEMA, stop_tables.SCHEMA)
         kept = await stack.enter_async_context(opened(env, *parts, given=database))
+        # Before anything is sent to anybody.
+        await stack.enter_async_context(following_board(stop_board(env, kept)))
         store = CommandStore(kept)
         link = MqttLink(address)
-        permit = Permitted(Devices(home / "pairing"))
-        stops = Stops(stop_file(env))
+        if devices is None:
+            devices = await stack.enter_async_context(open_devices(env, database=database))
+        permit = Permitted(devices)
+        stops = Stops(*stop_files(env))
         grants = Stopping(stops, Granting(signer))
         orchestrator = Orchestrator(link, store, grants=grants, permit=permit)
         required = orchestrator_settings(env).orchestrator.require_receipts
@@ -76,6 +85,8 @@ async def open_fleet(
         orchestrator.reception.receipts = book
         await stack.enter_async_context(orchestrator.connected())
         await stack.enter_async_context(following(stops, orchestrator, store))
+        fleet = orchestrator.fleet
+        await stack.enter_async_context(following_approvals(devices, permit, fleet))
         yield orchestrator
 
 

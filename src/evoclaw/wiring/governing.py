@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.observe.tracing.tracing import Tracing
+    from evoclaw.store.database import Database
     from evoclaw.wiring.passing import Passed
 
 
@@ -190,6 +191,7 @@ async def open_governance(
     *,
     keeps_on: bool = False,
     ledger: Ledger | None = None,
+    database: Database | None = None,
 ) -> AsyncGenerator[Governance]:
     """The rules of this machine, as long as the block runs.
 
@@ -198,11 +200,12 @@ async def open_governance(
         agent: Who is governed.
         keeps_on: This process stays, and sees to the audit's way to the cold tier.
         ledger: Where spending is counted, if that is open already.
+        database: Where calls are counted, if that is open already.
     """
     from evoclaw.observe.audit.policy import Recordable
     from evoclaw.wiring.audit import audit_place, open_audit
     from evoclaw.wiring.budget import ledger_for
-    from evoclaw.wiring.oversight import guards
+    from evoclaw.wiring.oversight import guards, open_counts
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.tracing import open_tracing
 
@@ -216,7 +219,8 @@ async def open_governance(
         if ledger is None:
             ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
         recordable = () if audit is None else (Recordable(audit),)
-        stops, rates = guards(env, agent)
+        counts = await stack.enter_async_context(open_counts(env, database=database))
+        stops, rates = guards(env, agent, counts)
         yield Governance(
             settings, stops, (rates, *recordable), ledger, audit, agent, tracing=tracing
         )

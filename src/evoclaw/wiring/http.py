@@ -99,8 +99,7 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
     from evoclaw.orchestrator.overview.figures import Figures
     from evoclaw.orchestrator.proofs.archive import ReceiptArchive
     from evoclaw.store.figures import FigureStore
-    from evoclaw.wiring.oversight import stop_file
-    from evoclaw.wiring.pairing import devices
+    from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.policies import ShownPolicies
     from evoclaw.wiring.showing import (
         ShownAudit,
@@ -122,12 +121,12 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
         talks=brain.talks,
         approvals=brain.approvals,
         orchestrator=brain.orchestrator,
-        devices=ShownDevices(devices(env), env),
+        devices=ShownDevices(brain.stored.devices, env),
         ledger=brain.governance.ledger,
         audit=None if audit is None else ShownAudit(audit, brain.home, about_audit, env),
         tools=ShownTools(lambda: equipment.tools(brain.default), lambda: equipment.box.absent),
         skills=ShownSkills(equipment.box.shelf),
-        stops=ShownStops(stop_file(env)),
+        stops=ShownStops(stop_board(env, brain.stored.database)),
         canvases=ShownCanvases(equipment.canvases),
         policies=ShownPolicies(equipment, brain.agents),
         receipts=ReceiptArchive(brain.stored.receipts, brain.stored.commands),

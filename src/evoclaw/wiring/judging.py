@@ -33,7 +33,7 @@ def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
     from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.tools.sets import everything
-    from evoclaw.wiring.oversight import stop_file
+    from evoclaw.wiring.oversight import stop_files
     from evoclaw.wiring.rules import loaded_rules, rules_file
     from evoclaw.wiring.settings import orchestrator_settings
 
@@ -41,7 +41,7 @@ def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
     tools = [bound.tool for bound in everything()]
     file = rules_file(settings.policy.rules, settings.data)
     policies = (
-        Stops(stop_file(env)),
+        Stops(*stop_files(env)),
         ToolStatus(settings.policy.off),
         Autonomy(Level.SUPERVISED),
         Permissions(frozenset({ALL})),

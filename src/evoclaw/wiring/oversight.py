@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.core.ports import Approver
     from evoclaw.governance.approvals import ApprovalSettings
-    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.rates import Counts, Rates
+    from evoclaw.governance.shared_stops import StopBoard
     from evoclaw.governance.stops import StopFile, Stops
     from evoclaw.orchestrator.people.approvals import Approvals
     from evoclaw.store.database import Database
@@ -47,7 +48,80 @@ def stop_file(env: Mapping[str, str]) -> StopFile:
     return StopFile(default_data_folder(env) / FILE)
 
 
-def guards(env: Mapping[str, str], agent: str = "") -> tuple[Stops, Rates]:
+def stop_files(env: Mapping[str, str]) -> tuple[StopFile, ...]:
+    """The stops that runs here obey: of this machine, and of all who share its PostgreSQL."""
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    own = stop_file(env)
+    return (own, _mirror(own)) if orchestrator_settings(env).store.url else (own,)
+
+
+def _mirror(own: StopFile) -> StopFile:
+    from evoclaw.governance.shared_stops import FILE
+    from evoclaw.governance.stops import StopFile
+
+    return StopFile(own.path.with_name(FILE))
+
+
+def stop_board(env: Mapping[str, str], database: Database) -> StopBoard:
+    """Where people stop things, for a process that has the store open."""
+    from evoclaw.governance.shared_stops import StopBoard
+    from evoclaw.store.stops import StopStore
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    own = stop_file(env)
+    if not orchestrator_settings(env).store.url:
+        return StopBoard(own)
+    return StopBoard(own, _mirror(own), StopStore(database))
+
+
+@asynccontextmanager
+async def open_stops(env: Mapping[str, str]) -> AsyncGenerator[StopBoard]:
+    """The same for any other: a store that is away keeps nobody from stopping this machine."""
+    from evoclaw.core.errors import EvoClawError
+    from evoclaw.governance.shared_stops import StopBoard
+    from evoclaw.store.stops import SCHEMA
+    from evoclaw.wiring.settings import orchestrator_settings
+    from evoclaw.wiring.store import opened
+
+    own = stop_file(env)
+    if not orchestrator_settings(env).store.url:
+        yield StopBoard(own)
+        return
+    async with AsyncExitStack() as stack:
+        try:
+            board = stop_board(env, await stack.enter_async_context(opened(env, SCHEMA)))
+            await board.look()
+        except EvoClawError as problem:
+            board = StopBoard(own, _mirror(own), away=str(problem))
+        yield board
+
+
+@asynccontextmanager
+async def open_counts(
+    env: Mapping[str, str], *, database: Database | None = None
+) -> AsyncGenerator[Counts | None]:
+    """Where calls are counted together with all who share a PostgreSQL; None if it is a file.
+
+    Args:
+        env: Says where it is.
+        database: The same, if this process has it open: then whoever makes a call waits for the
+            disk before it does, and the count need not.
+    """
+    from evoclaw.store.rates import SCHEMA, RateCounts
+    from evoclaw.wiring.settings import orchestrator_settings
+    from evoclaw.wiring.store import opened
+
+    if not orchestrator_settings(env).store.url:
+        yield None
+        return
+    async with opened(env, SCHEMA, given=database, durable=False) as kept:
+        yield RateCounts(kept, wait=database is None)
+
+
+def guards(
+    env: Mapping[str, str], agent: str = "", counts: Counts | None = None
+) -> tuple[Stops, Rates]:
     """What comes before all other rules: the stops of this machine, and the rates."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.governance.rates import Rates
@@ -55,7 +129,7 @@ def guards(env: Mapping[str, str], agent: str = "") -> tuple[Stops, Rates]:
     from evoclaw.wiring.settings import orchestrator_settings
 
     settings = orchestrator_settings(env)
-    rates = Rates(settings.rates, folder=default_data_folder(env) / "rates")
+    rates = Rates(settings.rates, folder=default_data_folder(env) / "rates", counts=counts)
     # A cage without a way out need not be kept from the network.
     offline = not settings.network.commands and settings.cage.engine != "none"
-    return Stops(stop_file(env), agent=agent, shell_offline=offline), rates
+    return Stops(*stop_files(env), agent=agent, shell_offline=offline), rates

@@ -42,8 +42,10 @@ def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
         raise ConfigError(f"{agent_id!r} is no agent id: {ID_RULE}")
     if not is_ours(home):
         raise ConfigError(
-            "invitations are for the broker of `evoclaw up`; start it, or make the account at the "
-            "broker you use and write an agent.toml"
+            "invitations are for the broker that `evoclaw up` starts, and there is none here. At a "
+            f"broker of your own: make an account {agent_id!r} there, write the edge's agent.toml "
+            "with that account and the key of `evoclaw agents key`, start it, and let it in with "
+            f"`evoclaw agents approve {agent_id}`"
         )
     address = find_broker(home, env)
     token = Pairings(home / "pairing").new(agent_id, seconds, time.time())
@@ -102,15 +104,19 @@ async def join(
     return agent_id
 
 
-def devices(env: Mapping[str, str]) -> Devices:
-    """The edges that joined."""
+def public_key(env: Mapping[str, str], file: str | None = None) -> str:
+    """What edges know this orchestrator by, or whoever has the secret key in a file."""
     from evoclaw.config import default_data_folder
-    from evoclaw.governance.pairing import Devices
+    from evoclaw.governance.grants import Signer
 
-    return Devices(default_data_folder(env) / "pairing")
+    path = default_data_folder(env) / "orchestrator.key" if file is None else Path(file)
+    if not path.is_file():
+        # To make one for a name that was mistyped would be a key that no orchestrator has.
+        raise ConfigError(f"there is no key {path}; the first `evoclaw up` makes one")
+    return Signer.load_or_create(path).public_key
 
 
-def revoke(agent_id: str, env: Mapping[str, str]) -> None:
+async def revoke(agent_id: str, env: Mapping[str, str], devices: Devices) -> None:
     """Shut an edge out: no account, no approved tools."""
     from evoclaw.config import default_data_folder
     from evoclaw.transport.accounts import Accounts
@@ -118,4 +124,4 @@ def revoke(agent_id: str, env: Mapping[str, str]) -> None:
     accounts = Accounts(default_data_folder(env) / "broker")
     if any(account.name == agent_id for account in accounts.all()):
         accounts.remove(agent_id)
-    devices(env).revoke(agent_id, time.time())
+    await devices.revoke(agent_id, time.time())

@@ -67,7 +67,9 @@ def _governance(brain: Brain, settings: EvoClawConfig) -> Governance:
     """The same rules by other settings; what is counted and written down goes on."""
     from evoclaw.governance.rates import Rates
 
-    now = brain.equipment.governance
-    rates = Rates(settings.rates, folder=brain.home / "rates")
-    guards = tuple(rates if isinstance(one, Rates) else one for one in now.guards)
+    now, folder = brain.equipment.governance, brain.home / "rates"
+    guards = tuple(
+        Rates(settings.rates, folder=folder, counts=one.counts) if isinstance(one, Rates) else one
+        for one in now.guards
+    )
     return replace(now, settings=settings, guards=guards)

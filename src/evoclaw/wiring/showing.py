@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
     from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.governance.pairing import Device, Devices
-    from evoclaw.governance.stops import StopFile
+    from evoclaw.governance.shared_stops import StopBoard
     from evoclaw.observe.audit.cold import Cold, Query
     from evoclaw.observe.audit.settings import AuditSettings
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.skills.loading import Skill
     from evoclaw.skills.watching import Shelf
+    from evoclaw.store.sheets import StoredCanvases
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +47,15 @@ class ShownDevices:
         """One of them."""
         return self.known.get(agent_id)
 
-    def approve(self, agent_id: str, seen: str = "") -> Device:
+    async def approve(self, agent_id: str, seen: str = "") -> Device:
         """Let the tools be used that wait; an error if they are not those that were `seen`."""
-        return self.known.approve(agent_id, time.time(), seen=seen)
+        return await self.known.approve(agent_id, time.time(), seen=seen)
 
-    def revoke(self, agent_id: str) -> None:
+    async def revoke(self, agent_id: str) -> None:
         """Shut an edge out: no account, no approved tools."""
         from evoclaw.wiring.pairing import revoke
 
-        revoke(agent_id, self.env)
+        await revoke(agent_id, self.env, self.known)
 
     def invite(self, agent_id: str, seconds: float) -> tuple[str, str]:
         """Let a new edge in: the broker's address, and a token that works once."""
@@ -168,30 +170,45 @@ class ShownSkills:
         )
 
 
+@contextmanager
+def _as_store_error() -> Generator[None]:
+    """Says in the words of the service that others were not told."""
+    from evoclaw.governance.shared_stops import NotShared
+    from evoclaw.store.database import StoreError
+
+    try:
+        yield
+    except NotShared as problem:
+        raise StoreError(str(problem)) from None
+
+
 @dataclass(frozen=True, slots=True)
 class ShownStops:
     """The emergency stop."""
 
-    file: StopFile
+    board: StopBoard
 
     def all(self) -> Sequence[StopView]:
         """What is stopped."""
         return [
             StopView(str(one.kind), one.name, one.reason, one.by, one.at)
-            for one in self.file.stops()
+            for one in self.board.stops()
         ]
 
-    def put(self, stop: StopView) -> None:
+    async def put(self, stop: StopView) -> None:
         """Stop something."""
         from evoclaw.governance.stops import Kind, Stop
 
-        self.file.put(Stop(Kind(stop.kind), stop.name, stop.reason, stop.by, stop.at))
+        wanted = Stop(Kind(stop.kind), stop.name, stop.reason, stop.by, stop.at)
+        with _as_store_error():
+            await self.board.put(wanted)
 
-    def release(self, kind: str, name: str) -> StopView | None:
+    async def release(self, kind: str, name: str) -> StopView | None:
         """Let it go on; None if it was not stopped."""
         from evoclaw.governance.stops import Kind
 
-        gone = self.file.release(Kind(kind), name)
+        with _as_store_error():
+            gone = await self.board.release(Kind(kind), name)
         if gone is None:
             return None
         return StopView(str(gone.kind), gone.name, gone.reason, gone.by, gone.at)
@@ -201,7 +218,7 @@ class ShownStops:
 class ShownCanvases:
     """What sessions show."""
 
-    folder: CanvasFolder
+    folder: CanvasFolder | StoredCanvases
 
     async def shown(self, tenant: str, session_id: str) -> SheetView | None:
         """What a session shows now."""

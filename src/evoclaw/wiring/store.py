@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Required, TypedDict
 
 if TYPE_CHECKING:
+    from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.overview.figures import Figures
     from evoclaw.store.approvals import ApprovalStore
     from evoclaw.store.commands import CommandStore
@@ -42,6 +44,8 @@ class Stored:
     approvals: ApprovalStore
     ledger: StoredLedger
     receipts: ReceiptStore
+    devices: Devices
+    """The edges that joined; those of a single orchestrator are in a folder of their own."""
 
 
 @asynccontextmanager
@@ -53,11 +57,14 @@ async def open_store(env: Mapping[str, str]) -> AsyncGenerator[Stored]:
     from evoclaw.store.receipts import ReceiptStore
     from evoclaw.store.sessions import SessionStore
 
-    async with opened(env, *every_part()) as database:
+    async with (
+        opened(env, *every_part()) as database,
+        open_devices(env, database=database) as devices,
+    ):
         approvals = ApprovalStore(database)
         await approvals.tidy()
         # Who begins what a reservation pays for waits for the disk: see `settle` in brain.py.
-        async with StoredLedger(database, wait=False) as ledger:
+        async with StoredLedger(database, clock_of(database), wait=False) as ledger:
             await ledger.begin()
             yield Stored(
                 database,
@@ -66,7 +73,39 @@ async def open_store(env: Mapping[str, str]) -> AsyncGenerator[Stored]:
                 approvals,
                 ledger,
                 ReceiptStore(database),
+                devices,
             )
+
+
+def clock_of(database: Database) -> Callable[[], float]:
+    """What time it is for all who share a database: a server's clock, or that of this machine."""
+    if database.dialect == "sqlite":
+        return time.time
+    from evoclaw.store.postgres import PostgresDatabase
+
+    return database.time if isinstance(database, PostgresDatabase) else time.time
+
+
+@asynccontextmanager
+async def open_devices(
+    env: Mapping[str, str], *, database: Database | None = None
+) -> AsyncGenerator[Devices]:
+    """The edges that joined: in this machine's folder, or with all who share a PostgreSQL."""
+    from evoclaw.config.places import default_data_folder
+    from evoclaw.governance.pairing import Devices
+    from evoclaw.governance.shared_devices import SharedBook
+    from evoclaw.store.devices import SCHEMA, DeviceStore
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    folder = default_data_folder(env) / "pairing"
+    if not orchestrator_settings(env).store.url:
+        yield Devices(folder)
+        return
+    async with opened(env, SCHEMA, given=database) as kept:
+        book = SharedBook(DeviceStore(kept))
+        await book.take_in(folder)
+        await book.look()
+        yield Devices(book)
 
 
 @asynccontextmanager
@@ -124,12 +163,16 @@ def every_part() -> tuple[Schema, ...]:
         approvals,
         channels,
         command_tables,
+        devices,
         figure_tables,
         ledger,
         memory,
         queue,
+        rates,
         receipts,
         session_tables,
+        sheets,
+        stops,
         tokens,
         workflow_tables,
     )
@@ -146,6 +189,10 @@ def every_part() -> tuple[Schema, ...]:
         tokens.SCHEMA,
         channels.SCHEMA,
         figure_tables.SCHEMA,
+        sheets.SCHEMA,
+        rates.SCHEMA,
+        devices.SCHEMA,
+        stops.SCHEMA,
     )
 
 

@@ -141,13 +141,13 @@ def _filled(
 
 def with_program(tools: tuple[BoundTool, ...]) -> tuple[BoundTool, ...]:
     """Of some tools, those whose program is on this machine."""
-    return tuple(tool for tool in tools if not _lacks(tool.name))
+    here = {program: shutil.which(program) is not None for program in ("bash", "git")}
+    return tuple(tool for tool in tools if here.get(_program(tool.name), True))
 
 
-def _lacks(name: str) -> str:
-    """The program that a tool needs and that is not here."""
-    program = "git" if name.startswith("git_") else name if name == "bash" else ""
-    return program if program and shutil.which(program) is None else ""
+def _program(name: str) -> str:
+    """The program that a tool needs, if any."""
+    return "git" if name.startswith("git_") else name if name == "bash" else ""
 
 
 def _found(
@@ -214,7 +214,8 @@ def _vision() -> dict[type, object | str]:
 
 
 def _absent(bound: BoundTool, found: Mapping[type, object], reasons: Mapping[type, str]) -> Absent:
-    if program := _lacks(bound.name):
+    program = _program(bound.name)
+    if program and shutil.which(program) is None:
         return Absent(bound.name, f"there is no `{program}`: install your system's package of it")
     missing = sorted(bound.needs - found.keys(), key=lambda kind: kind.__name__)
     return Absent(bound.name, "; ".join(reasons.get(kind, kind.__name__) for kind in missing))

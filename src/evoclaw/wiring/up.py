@@ -22,6 +22,7 @@ from evoclaw.wiring.fleet import Door, leave_door, open_fleet
 from evoclaw.wiring.store import open_store
 
 if TYPE_CHECKING:
+    from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.fleet.joining import Joining
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.transport.broker import EmbeddedBroker
@@ -105,10 +106,13 @@ async def bring_up(
         broker = _Broker(home, host, port, engine, tls)
         url = await broker.start(stack) if own else settings.broker.url
         stored = await stack.enter_async_context(open_store(env))
-        orchestrator = await stack.enter_async_context(open_fleet(env, database=stored.database))
+        fleet = open_fleet(env, database=stored.database, devices=stored.devices)
+        orchestrator = await stack.enter_async_context(fleet)
         if own:
-            orchestrator.reception.guests = _joining(home, orchestrator, broker.running).take
+            joining = _joining(home, orchestrator, broker.running, stored.devices)
+            orchestrator.reception.guests = joining.take
             if agent_id is not None:
+                await _let_in(stored.devices, agent_id)
                 local = _Local(agent_id, workspace, model)
                 await _begin_edge(local, home, broker, orchestrator, stack)
         if api is None:
@@ -189,32 +193,36 @@ async def _pin(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
         await book.pin(agent_id, DeviceKey.load_or_create(folder / "device.key").public_key)
 
 
-def _joining(home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker) -> Joining:
+async def _let_in(devices: Devices, agent_id: str) -> None:
+    """The edge of this machine needs nobody's word, unless it was revoked."""
+    if devices.get(agent_id) is None:
+        await devices.invite(agent_id, time.time())
+
+
+def _joining(
+    home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker, devices: Devices
+) -> Joining:
     from evoclaw.governance.grants import Signer
-    from evoclaw.governance.pairing import Devices, Pairings
+    from evoclaw.governance.pairing import Pairings
     from evoclaw.orchestrator.fleet.joining import Joining
     from evoclaw.orchestrator.proofs.receipts import ReceiptBook
 
     key = Signer.load_or_create(home / "orchestrator.key").public_key
-    pairing = home / "pairing"
+    pairings = Pairings(home / "pairing")
     send, book = orchestrator.requests.send, orchestrator.reception.receipts
     pin = book.pin if isinstance(book, ReceiptBook) else None
-    return Joining(Pairings(pairing), Devices(pairing), broker.accounts, send, key, pin)
+    return Joining(pairings, devices, broker.accounts, send, key, pin)
 
 
 async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroker) -> Path:
     """Write the local edge's `agent.toml`: a full edge, trusted with everything here."""
     from evoclaw.config import write_agent_toml
     from evoclaw.governance.grants import Signer
-    from evoclaw.governance.pairing import Devices
     from evoclaw.transport.accounts import write_private
 
     folder = home / "edge" / local.agent_id
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     password = await broker.renew(local.agent_id)
-    devices = Devices(home / "pairing")
-    if devices.get(local.agent_id) is None:
-        devices.invite(local.agent_id, time.time())
     write_private(folder / "password", password.encode())
     values: dict[str, JSON] = {
         "agent_id": local.agent_id,

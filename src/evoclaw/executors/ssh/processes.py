@@ -170,6 +170,7 @@ class SshProcesses:
         self._python = None if supervision == "auto" else ""
         self._max_bytes, self._grace = max_bytes, grace
         self._places = asyncio.Semaphore(AT_ONCE)
+        self._asking = asyncio.Lock()
 
     async def isolation(self) -> str:
         """What commands there run in: nothing, as far as we can know."""
@@ -247,14 +248,16 @@ class SshProcesses:
 
     async def _interpreter(self, connection: SSHClientConnection) -> str:
         """The Python that supervises there; empty if `sh` must."""
-        if self._python is None:
-            mark = secrets.token_hex(16)
-            channel, remote = await _opened(connection, mark, Watch(NOISE, NOISE), probe(mark))
-            await _closed(channel)
-            if remote.answer is None:
-                raise self._refused(remote, None, ".")
-            self._python = remote.answer
-        return self._python
+        # Asked once: a server has room for ten sessions, and the first commands may come together.
+        async with self._asking:
+            if self._python is None:
+                mark = secrets.token_hex(16)
+                channel, remote = await _opened(connection, mark, Watch(NOISE, NOISE), probe(mark))
+                await _closed(channel)
+                if remote.answer is None:
+                    raise self._refused(remote, None, ".")
+                self._python = remote.answer
+            return self._python
 
     def _order(
         self, argv: tuple[str, ...], cwd: str, env: Mapping[str, str], stdin: bytes | None

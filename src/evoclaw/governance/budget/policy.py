@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from evoclaw.core.events import (
+    PIECES,
     ApprovalAnswered,
     CallFinished,
     CallJudged,
@@ -178,6 +179,11 @@ class Budget(Policy):
 
     def receive(self, record: Record) -> None:
         """Settle what a record tells of."""
+        if type(record.event) not in PIECES:
+            self._take(record)
+            self._foresight.see(record.event)
+
+    def _take(self, record: Record) -> None:
         event = record.event
         match event:
             case RunStarted() | RunResumed():
@@ -201,7 +207,6 @@ class Budget(Policy):
                 self._finish(stop)
             case _:
                 pass
-        self._foresight.see(event)
 
     def recall(self, records: Iterable[Record]) -> None:
         """Take in what happened before the run is gone on with; nothing is counted."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from evoclaw.core.events import (
+    PIECES,
     ApprovalAnswered,
     CallFinished,
     CallJudged,
@@ -32,7 +33,8 @@ from evoclaw.core.messages import (
     label_of,
 )
 from evoclaw.core.ports import Decision
-from evoclaw.core.redaction import Marks, Redactor, marks_of
+from evoclaw.core.redaction import Redactor, marks_of
+from evoclaw.core.tools import Tool
 from evoclaw.store.memory import EventType, Observation
 
 PRIVATE = "private"
@@ -83,13 +85,15 @@ class Observing:
         self._label, self._private = CLEAN, False
         self._asked = ""
         self._arguments: dict[str, dict[str, JSON]] = {}
-        self._marks: dict[str, Marks | None] = {}
+        self._tools: dict[str, Tool] = {}
         for record in records:
             self.receive(record)
 
     def receive(self, record: Record) -> None:
         """Take one record."""
         event = record.event
+        if type(event) in PIECES:
+            return
         match event:
             case RunStarted(messages=messages):
                 for message in messages:
@@ -97,7 +101,7 @@ class Observing:
             case Prompted(message=message, why=why):
                 self._see(message, asks=why == "steer")
             case ToolsChanged(tools=tools):
-                self._marks = {tool.name: marks_of(tool.parameters) for tool in tools}
+                self._tools = {tool.name: tool for tool in tools}
             case CallStarted(call_id=call_id, arguments=arguments):
                 self._arguments[call_id] = arguments
             case Replied(reply=reply):
@@ -150,9 +154,10 @@ class Observing:
         return f"{said}Called: {', '.join(names)}", metadata | {"calls": names}
 
     def _called(self, result: ToolResult) -> tuple[str, dict[str, JSON]]:
+        tool = self._tools.get(result.name)
         arguments = self._redactor.value(
             self._arguments.pop(result.call_id, {}),
-            self._marks.get(result.name),
+            None if tool is None else marks_of(tool.parameters),
             limit=LONGEST_ARGUMENT,
         )
         given = msgspec.json.encode(arguments).decode(errors="replace")[: self._most // 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from evoclaw.core.errors import ToolFailure
@@ -18,6 +17,24 @@ HANDLES = 1_000
 """Big outputs whose place is remembered."""
 
 
+class Stay:
+    """Where a session was: its next run goes on there, and needs to know nothing else."""
+
+    __slots__ = ("chosen", "kept")
+
+    def __init__(self) -> None:
+        self.chosen: dict[str, str] = {}
+        """The edge that each tool went to."""
+        self.kept: dict[str, str] = {}
+        """The edge that each big output stayed on, by its handle."""
+
+    def keep(self, handle: str, agent_id: str) -> None:
+        """Remember where an output is; the oldest are forgotten."""
+        self.kept[handle] = agent_id
+        while len(self.kept) > HANDLES:
+            del self.kept[next(iter(self.kept))]
+
+
 class Delegated:
     """Every tool that some edge has; least loaded first, the same edge within a session."""
 
@@ -29,7 +46,7 @@ class Delegated:
         *,
         besides: Collection[str] = (),
     ) -> None:
-        """Make one for each session.
+        """Make one for each run.
 
         Args:
             fleet: Who is there.
@@ -42,10 +59,8 @@ class Delegated:
         self._version = -1
         self._tools: Toolset = Toolset()
         self._originals: dict[str, Tool] = {}
-        self._chosen: dict[str, str] = {}
-        """The edge that a tool of this session went to."""
-        self._kept: OrderedDict[str, str] = OrderedDict()
-        """The edge that each big output of this session stayed on, by its handle."""
+        self.stay = Stay()
+        """Given on to the next run of the session."""
 
     def tools(self) -> Sequence[Tool]:
         """The tools of all edges that are there; of two of one name the first edge's."""
@@ -65,10 +80,10 @@ class Delegated:
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Hand the call to an edge that is there and has its tool."""
         handle = call.arguments.get("handle")
-        there = self._kept.get(handle) if isinstance(handle, str) else None
+        there = self.stay.kept.get(handle) if isinstance(handle, str) else None
         chosen = await self._asked_of(call.request_id) or there or self._choose(call)
         if there is None:
-            self._chosen[call.name] = chosen
+            self.stay.chosen[call.name] = chosen
         result = await self._edge(chosen).execute(call, progress)
         self._note(result, chosen)
         return result
@@ -77,9 +92,7 @@ class Delegated:
         about = result.details.get("artifact")
         handle = about.get("handle") if is_object(about) else None
         if isinstance(handle, str):
-            self._kept[handle] = agent_id
-            while len(self._kept) > HANDLES:
-                self._kept.popitem(last=False)
+            self.stay.keep(handle, agent_id)
 
     def _choose(self, call: Call) -> str:
         self.tools()
@@ -89,5 +102,5 @@ class Delegated:
         if not names:
             text = f"Error: No agent that has {call.name!r} is online. Explain to the user."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text)
-        before = self._chosen.get(call.name)
+        before = self.stay.chosen.get(call.name)
         return before if before in names else names[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool, missing_permissions
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.tracing import traceparent
-from evoclaw.core.wording import permission_denied
+from evoclaw.core.wording import outcome_unknown, permission_denied
 from evoclaw.executors.edge import EXTRA, EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.cleaning import quoted
 from evoclaw.orchestrator.fleet.fleet import Fleet
@@ -44,6 +45,15 @@ AT_ONCE = 64
 NAMED = 100
 """Edges that are described one by one; of a larger fleet only so many are, and its kinds."""
 EVERYBODY = "*"
+NEVER_RAN = frozenset(
+    {
+        ErrorKind.AGENT_OFFLINE,
+        ErrorKind.INVALID_PARAMS,
+        ErrorKind.NOT_FOUND,
+        ErrorKind.PERMISSION_DENIED,
+    }
+)
+"""What we say of a call that no edge was asked for."""
 
 
 class EdgeCall:
@@ -74,11 +84,40 @@ class EdgeCall:
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Ask one edge, or several side by side."""
         wanted = call.arguments.get("agent_id")
+        sent = await self._requests.asked_of(call.request_id) if call.resumed else None
+        if sent is not None:
+            await self._get_to_know(sent, call)
         before = await self._asked_before(call)
-        if isinstance(wanted, str) and wanted in (before or self._online()):
-            return await self._ask(self._fleet.member(wanted), call, progress)
-        members = self._targets(wanted, before)
+        try:
+            if isinstance(wanted, str) and self._is_meant(wanted, before):
+                return await self._ask(self._fleet.member(wanted), call, progress)
+            members = self._targets(wanted, before)
+        except ToolFailure as problem:
+            if sent is None or problem.kind not in NEVER_RAN:
+                raise
+            # Its result cannot be had here: at least it is not begun from now on.
+            self._requests.spawn(self._requests.cancel(sent, call.request_id))
+            raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name)) from None
         return await self._ask_all(call, members, progress)
+
+    async def _get_to_know(self, agent_id: str, call: Call) -> None:
+        """Wait a little for an edge that whoever drove the run before had sent the call to.
+
+        Who has just started hears of its edges, and then of their tools, one after the other.
+        """
+        action = call.arguments.get("action")
+
+        def is_known() -> bool:
+            member = self._fleet.find(agent_id)
+            return member is not None and (not action or member.tools.find(str(action)) is not None)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUEUE):
+                while not is_known():
+                    await self._fleet.change()
+
+    def _is_meant(self, wanted: str, before: set[str]) -> bool:
+        return wanted in before if before else self._fleet.is_online(wanted)
 
     def _online(self) -> set[str]:
         return {member.agent_id for member in self._fleet.online()}

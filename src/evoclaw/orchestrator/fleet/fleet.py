@@ -7,8 +7,9 @@ birth as it happens, a hello, a heartbeat.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -28,8 +29,17 @@ MOST_TOOLS = 200
 """Tools of one edge; what it offers beyond is left out."""
 LONGEST = 3600.0
 """Seconds that a tool of an edge may take, whatever it says."""
+SELDOM = 3600.0
+"""Seconds between two heartbeats of an edge at most, whatever it says."""
 
-Permit: TypeAlias = Callable[[str, Sequence[Tool]], tuple[Sequence[Tool], str]]
+Judged: TypeAlias = tuple[Sequence[Tool], str]
+"""The tools of an edge that may be used, and what to tell of the others."""
+Permit: TypeAlias = Callable[[str, Sequence[Tool]], Awaitable[Judged]]
+
+
+async def permit_all(agent_id: str, tools: Sequence[Tool]) -> Judged:
+    """Let all tools of an edge be used."""
+    return tools, ""
 
 
 class Presence(Struct, frozen=True):
@@ -49,21 +59,23 @@ class Fleet:
         clock: Callable[[], float] = steady,
         wall: Callable[[], float] = time.time,
         changed: Callable[[Presence], None] = lambda _: None,
-        permit: Permit = lambda agent_id, tools: (tools, ""),
+        permit: Permit = permit_all,
     ) -> None:
         """Know nobody yet.
 
         Args:
-            heartbeat: Seconds between two of an edge.
+            heartbeat: Seconds between two of an edge, unless it says that there are more.
             clock: By which silence is measured.
             wall: What time it is, for people.
             changed: Told who came and who went.
             permit: Says which of an edge's tools may be used, and what to tell of the others.
         """
-        self._silence = MISSED * heartbeat
+        self._heartbeat = heartbeat
         self._clock, self._wall = clock, wall
         self._changed, self._permit = changed, permit
         self._members: dict[str, Member] = {}
+        self._by_name: list[Member] = []
+        """The same, in order, as it was when it was asked for last; nobody is ever left out."""
         self.version = 0
         """Raised by every change that a tool list may show."""
         self.revision = 0
@@ -82,9 +94,16 @@ class Fleet:
         """One edge, if it is known."""
         return self._members.get(agent_id)
 
+    @property
+    def size(self) -> int:
+        """How many were ever heard of."""
+        return len(self._members)
+
     def members(self) -> list[Member]:
         """All that were ever heard of, by name."""
-        return [self._members[name] for name in sorted(self._members)]
+        if len(self._by_name) != len(self._members):
+            self._by_name = [self._members[name] for name in sorted(self._members)]
+        return list(self._by_name)
 
     def online(self) -> list[Member]:
         """Those that are there, by name."""
@@ -139,6 +158,11 @@ class Fleet:
         self._mark(member)
         return True
 
+    def beats(self, agent_id: str, every: float | None) -> None:
+        """How often an edge means to give a sign of life."""
+        said = every if every is not None and math.isfinite(every) else 0.0
+        self.member(agent_id).every = min(max(said, 0.0), SELDOM)
+
     def advert(self, advert: Advert) -> None:
         """What an edge says of itself."""
         member = self.member(advert.agent_id)
@@ -153,33 +177,52 @@ class Fleet:
         """Whether an edge advertises tools whose schemas are not known."""
         return self.member(agent_id).outdated
 
-    def tools(self, agent_id: str, tools: Sequence[Tool], advertised: Mapping[str, str]) -> None:
+    async def tools(
+        self, agent_id: str, tools: Sequence[Tool], advertised: Mapping[str, str]
+    ) -> None:
         """The schemas of an edge's tools; an unsound one keeps all of them from being offered.
 
         `advertised` is the advert they were asked for on.
         """
         member = self.member(agent_id)
-        member.fetched, member.tools = dict(advertised), Toolset()
         try:
             known = Toolset(tools[:MOST_TOOLS])
-            permitted, member.problem = self._permit(agent_id, known)
-            member.tools = Toolset([_sound(tool) for tool in permitted], like=known)
+            judged = await self._permit(agent_id, known)
         except (SchemaError, DuplicateTool) as problem:
-            member.problem = one_line(str(problem))
+            self.quarantine(agent_id, str(problem), advertised)
+            return
+        member.fetched, member.offered = dict(advertised), known
+        self._offer(member, judged)
+
+    def judge_again(self, agent_id: str, permit: Callable[[str, Sequence[Tool]], Judged]) -> None:
+        """Offer of an edge's tools, as they are known, what may be used by now."""
+        member = self._members.get(agent_id)
+        if member is not None and member.offered is not None:
+            self._offer(member, permit(agent_id, member.offered))
+
+    def ask_again(self, agent_id: str) -> None:
+        """Have an edge's tools fetched anew at its next sign of life."""
+        member = self._members.get(agent_id)
+        if member is not None:
+            member.fetched = {}
+
+    def _offer(self, member: Member, judged: Judged) -> None:
+        permitted, member.problem = judged
+        member.tools = Toolset([_sound(tool) for tool in permitted], like=member.offered or ())
         self._note(member)
 
     def quarantine(self, agent_id: str, problem: str, advertised: Mapping[str, str]) -> None:
         """Offer none of an edge's tools, and say why."""
         member = self.member(agent_id)
-        member.fetched, member.tools = dict(advertised), Toolset()
+        member.fetched, member.tools, member.offered = dict(advertised), Toolset(), None
         member.problem = one_line(problem)
         self._note(member)
 
     def sweep(self) -> None:
         """Take for gone who gave no sign of life for too long."""
-        limit = self._clock() - self._silence
+        now = self._clock()
         for member in self.online():
-            if member.seen < limit:
+            if member.seen < now - MISSED * max(self._heartbeat, member.every):
                 self._set(member, online=False)
 
     async def change(self) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON
 from evoclaw.governance.pairing import Devices, PairingRefused, Pairings
 from evoclaw.transport.wire import Command, Report, WireError, convert
@@ -91,7 +92,10 @@ class Joining:
         }
         await self._answer(agent_id, answer)
         if join.kept:
-            self._devices.invite(agent_id, now)
+            try:
+                await self._devices.invite(agent_id, now)
+            except EvoClawError:
+                self.counts["the store failed"] += 1  # it is in, and its tools are to be approved
             self._accounts.renew(agent_id, password=guest.password)
             del self._guests[agent_id]
             if self._pin is not None and join.key:

@@ -42,13 +42,17 @@ class Member:
         self.hashes: dict[str, str] = {}
         """Its tools by name, as advertised."""
         self.tools: Toolset = Toolset()
-        """Its tools with their schemas, once fetched."""
+        """Its tools with their schemas, once fetched, as far as they may be used."""
+        self.offered: Toolset | None = None
+        """All of them, if they are sound."""
         self.advertised = False
         self.fetched: dict[str, str] = {}
         """The advert that the tools were fetched on."""
         self.heartbeat: Heartbeat | None = None
         self.problem = ""
         """Why its tools are not offered, if they are not."""
+        self.every: float = 0.0
+        """Seconds between two heartbeats, as it says itself; 0 if it does not."""
         self.journal = ""
         """What it remembers by."""
         self.greeted: tuple[str, int] | None = None

@@ -132,7 +132,7 @@ class Reception:
             self.counts["no agent's topic"] += 1
             return
         agent_id, kind = found
-        if self._fleet.find(agent_id) is None and len(self._fleet.members()) >= MOST_EDGES:
+        if self._fleet.find(agent_id) is None and self._fleet.size >= MOST_EDGES:
             self.counts["too many edges"] += 1
             return
         try:
@@ -193,8 +193,13 @@ class Reception:
             self.counts["stale heartbeat"] += 1
             return
         self._look_at(agent_id)
+        member = self._fleet.member(agent_id)
+        if not member.advertised and member.offered is None:
+            # Its advert was lost on its way to us; what it offers can be asked for all the same.
+            self.counts["advert missed"] += 1
+            self._spawn(self._survey.look_at(agent_id))
         self._requests.lanes.breathed(agent_id, heartbeat.room)
-        if self._fleet.member(agent_id).greeted != (heartbeat.boot_id, heartbeat.counter):
+        if member.greeted != (heartbeat.boot_id, heartbeat.counter):
             # It lives, but we never heard its hello, nor it our answer.
             self._spawn(self._ask_for_hello(agent_id))
 
@@ -212,6 +217,7 @@ class Reception:
         if not self._fleet.alive(agent_id, hello.boot_id, hello.counter):
             self.counts["stale hello"] += 1
             return
+        self._fleet.beats(agent_id, hello.heartbeat_s)
         self._look_at(agent_id)
         try:
             await self._answer(agent_id, hello)

@@ -8,7 +8,7 @@ from secrets import token_hex
 
 import msgspec
 
-from evoclaw.core.errors import ToolFailure
+from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.fleet.fleet import MOST_TOOLS, Fleet
@@ -40,11 +40,14 @@ class Surveying:
             for _ in range(TRIES):
                 advertised = member.hashes
                 shown = await self._ask(agent_id)
-                self._take(agent_id, shown, advertised)
+                await self._take(agent_id, shown, advertised)
                 if not member.outdated:
                     break  # otherwise they changed while we asked
         except ToolFailure:
             self._counts["tools unanswered"] += 1  # its next heartbeat brings us here again
+        except EvoClawError:
+            # Which of them were approved is not known: none that is new is offered before it is.
+            self._counts["the store failed"] += 1
         finally:
             self._asking.discard(agent_id)
 
@@ -62,10 +65,10 @@ class Surveying:
                 break
         return shown[:MOST_TOOLS]
 
-    def _take(self, agent_id: str, shown: list[JSON], advertised: Mapping[str, str]) -> None:
+    async def _take(self, agent_id: str, shown: list[JSON], advertised: Mapping[str, str]) -> None:
         try:
             tools = [msgspec.convert(one, Tool) for one in shown]
         except (msgspec.ValidationError, RecursionError) as problem:
             self._fleet.quarantine(agent_id, f"a tool cannot be read: {problem}", advertised)
         else:
-            self._fleet.tools(agent_id, tools, advertised)
+            await self._fleet.tools(agent_id, tools, advertised)

@@ -47,6 +47,8 @@ UNREADABLE = Command("")
 """Stands for a stored command that cannot be read any more."""
 RECENT = 64
 """Receipts of one chain that are held in memory, to compare the next ones with."""
+PATIENCE = 10.0
+"""Seconds for which a receipt is waited for that another orchestrator may have got."""
 
 
 class Breach(Struct, frozen=True):
@@ -85,6 +87,7 @@ class ReceiptBook:
         *,
         required: bool = False,
         noted: Callable[[Breach], None] = lambda breach: None,
+        patience: float = PATIENCE,
     ) -> None:
         """Choose the parts.
 
@@ -92,8 +95,10 @@ class ReceiptBook:
             store: Where receipts are kept.
             required: Whether a result whose receipt does not hold is refused.
             noted: Told what an operator should know.
+            patience: Seconds after which a receipt that has not come is missing.
         """
         self.store, self._required, self._noted = store, required, noted
+        self._patience, self._closing = patience, asyncio.Event()
         self.counts: Counter[str] = Counter()
         """Breaches by kind, and what could not be kept."""
         self._pins: dict[str, Pin] | None = None
@@ -118,9 +123,11 @@ class ReceiptBook:
                     await self.store.add(kept_as(receipt, signed, time.time()))
 
     async def close(self) -> None:
-        """Finish keeping what came."""
+        """Finish keeping what came, and say what has not come by now."""
+        self._closing.set()
         if self._writing:
             await asyncio.wait(self._writing)
+        self._closing.clear()
 
     async def inspect(self, report: Report, asked: Asked | None) -> Report:
         """Check the receipt of a result, keep it, and say beside the result what it is worth."""
@@ -147,17 +154,27 @@ class ReceiptBook:
         return replace(report, payload={**payload, "checked": checked})
 
     async def _read(self, report: Report) -> tuple[Receipt, Signed]:
-        pins = await self._known_pins()
-        agent_id = report.agent_id
-        pin = pins.get(agent_id)
-        found, signed = read(report.payload.get("receipt"), key=None if pin is None else pin.key)
+        agent_id, given = report.agent_id, report.payload.get("receipt")
+        found, signed = read(given)
         if found.agent_id != agent_id:
             raise ReceiptRefused(Flaw.OTHER_AGENT, "the receipt is another device's")
-        if pin is None:
-            pins[agent_id] = await self.store.pin(agent_id, found.key, "first use")
-            text = f"its key is taken on trust from its first receipt: {found.key}"
-            self._breach(agent_id, "first_use", text)
+        pin = (await self._known_pins()).get(agent_id)
+        if pin is not None and pin.key != found.key:
+            self._pins = None  # it may have joined anew, at another orchestrator
+            pin = (await self._known_pins()).get(agent_id)
+        pin = pin or await self._trust(agent_id, found.key)
+        if pin.key != found.key:
+            read(given, key=pin.key)  # says so
         return found, signed
+
+    async def _trust(self, agent_id: str, key: str) -> Pin:
+        """Know a device by the key it came with, unless somebody knows it by one already."""
+        pins, pin = await self._known_pins(), await self.store.pin(agent_id, key, "first use")
+        if agent_id not in pins and pin.key == key:
+            text = f"its key is taken on trust from its first receipt: {key}"
+            self._breach(agent_id, "first_use", text)
+        pins[agent_id] = pin
+        return pin
 
     async def _compare_chain(self, receipt: Receipt, signed: Signed) -> None:
         """See that the receipt follows the one before it, and the next one follows it."""
@@ -194,10 +211,23 @@ class ReceiptBook:
         if receipt.counter:
             chain = self._chains[receipt.agent_id][receipt.chain]
             if receipt.counter > chain.top + 1:
-                missing = f"{chain.top + 1} to {receipt.counter - 1}"
-                text = f"receipts {missing} have not come; if they never do, they were lost"
-                self._breach(receipt.agent_id, "gap", text, receipt.request_id)
+                self._spawn(self._look_for(receipt, chain.top + 1))
             chain.note(receipt, signed.hash)
+
+    async def _look_for(self, receipt: Receipt, first: int) -> None:
+        """Say what is missing before a receipt, unless it comes, here or elsewhere."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience):
+                await self._closing.wait()
+        try:
+            missing = await self.store.missing(
+                receipt.agent_id, receipt.chain, first, receipt.counter - 1
+            )
+        except EvoClawError:
+            missing = first, receipt.counter - 1  # nobody can say that they came
+        if missing is not None:
+            text = f"receipts {missing[0]} to {missing[1]} have not come; they may be lost"
+            self._breach(receipt.agent_id, "gap", text, receipt.request_id)
 
     async def _verdict(
         self,

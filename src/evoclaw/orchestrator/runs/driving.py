@@ -25,6 +25,7 @@ from evoclaw.store.database import StoreError
 from evoclaw.store.inbox import Inbox
 from evoclaw.store.queue import Claim, Entry, RunQueue, adopt
 from evoclaw.store.sessions import Fenced, Session, StoredRun
+from evoclaw.store.strands import one_strand
 
 logger = logging.getLogger(__name__)
 LONGEST_REASON = 1_000
@@ -62,6 +63,8 @@ class Driven:
     """Somebody said that what it waits for is there, while it went on."""
     released: bool = False
     """It is let go of, or about to be."""
+    cut: bool = False
+    """It is driven here no longer, wherever it was."""
     deadline: Deadline | None = None
     steering: Steering | None = None
     task: asyncio.Task[None] = field(init=False)
@@ -101,11 +104,14 @@ class Driving:
         """How many runs of each tenant go on."""
         return Counter(tenant for tenant, _ in self.live)
 
-    def take(self, claim: Claim, *, cancelled: bool = False) -> None:
-        """Begin to drive a run that is held; it is known as going on when this returns."""
+    def take(self, claim: Claim, *, cancelled: bool = False) -> Driven | None:
+        """Begin to drive a run that is held; it is known as going on when this returns.
+
+        None if it goes on already.
+        """
         driven = Driven(claim, cancelled)
         if driven.key in self.live:
-            return
+            return None
         stack = ExitStack()
         topic = stack.enter_context(self._hub.topic(driven.key))
         topic.live = True
@@ -122,11 +128,13 @@ class Driving:
         self.live[driven.key] = driven
         driven.task = asyncio.create_task(self._drive(driven), name=claim.run_id)
         driven.task.add_done_callback(ended)
+        return driven
 
     async def cut_off(self, some: Iterable[Driven], *, release: bool = True) -> None:
         """Stop driving where they are; whoever holds them next goes on from there."""
         driven = list(some)
         for one in driven:
+            one.cut = True
             one.task.cancel()
         if driven:
             await asyncio.wait([one.task for one in driven])
@@ -134,7 +142,9 @@ class Driving:
             try:
                 await self._queue.release([one.claim for one in driven])
             except StoreError as error:
-                logger.warning("runs that were cut off are held until their lease ends: %s", error)
+                logger.warning(
+                    "runs that were cut off are held until this process is gone: %s", error
+                )
 
     async def let_go(self) -> None:
         """Try again to let go of runs that could not be driven."""
@@ -153,7 +163,8 @@ class Driving:
 
     async def _drive(self, driven: Driven) -> None:
         try:
-            await self._go_on(driven)
+            with one_strand():
+                await self._go_on(driven)
         except Fenced:
             logger.info("run %s was taken over by another process", driven.claim.run_id)
         except StoreError as error:
@@ -196,16 +207,14 @@ class Driving:
         session = await talks.store.session(stored.session_id)
         if session is None:
             raise NoSession(stored.session_id)
-        errand = errand_of(await talks.store.errand(stored.id))
-        settings = errand.settings or talks.agent(session).settings
-        deadline, steering = Deadline(settings.max_seconds), Steering()
+        steering = Steering()
         hold = Hold(driven.claim.epoch, steering)
-        run = await talks.prepare(session, stored, deadline, None, None, hold)
+        run = await talks.prepare(session, stored, None, None, None, hold)
         steering.known = run.heard
-        driven.steering, driven.deadline = steering, deadline
+        driven.steering, driven.deadline = steering, run.deadline
         await self.hear(driven)
         if driven.cancelled:
-            deadline.cancel()
+            run.deadline.cancel()
         return run
 
     async def _after(self, driven: Driven, run: LiveRun) -> None:

@@ -1,7 +1,7 @@
 """Who holds a run: a process, named so that others on its machine can see whether it lives.
 
-A lease that is not renewed runs out in any case. But whoever is certainly gone need not be waited
-for: an orchestrator that was killed goes on at once when it is started again.
+Who is silent is given up in any case. But whoever is certainly gone need not be waited for: an
+orchestrator that was killed goes on at once when it is started again.
 """
 
 from __future__ import annotations

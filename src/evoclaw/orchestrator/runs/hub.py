@@ -1,27 +1,44 @@
 """Who watches the runs that go on: every record once, in order, and nobody holds a run up.
 
 What was said of a run is kept once for all who watch it, and bounded: a watcher is a place in it.
+
+A run that another process drives is read from the store. Whoever drives it is told that somebody
+watches, and tells of each commit; where no such notices come, the store is looked at often.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeAlias
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished, StopReason
+from evoclaw.orchestrator.runs.together import Together
 from evoclaw.orchestrator.sessions.subruns import HELD, PASSING, Key
+from evoclaw.store.notices import Kind, Notice, Notices
 
 PAGE = 500
 """Stored records that are read at once."""
 POLL = 1.0
 """Seconds between two looks at a run that another process drives, or that has not begun."""
+ASSURED = 5.0
+"""Seconds between two looks at such a run, more or less, while notices come: one may be lost."""
 SELDOM = 10.0
 """Seconds between two looks, at most, at a run that waits for somebody: there may be thousands of
 them, for days. Whatever goes on in this process is told at once."""
+AGAIN = 15.0
+"""Seconds before it is said again that somebody watches a run; well before it is forgotten."""
+
+
+Announce: TypeAlias = Callable[[Sequence[Notice]], Awaitable[None]]
+"""Tells those who share the store where to look."""
+Page: TypeAlias = tuple[StopReason | None, Sequence[Record]]
+"""How a run stood, and the next of its records."""
 
 
 class TooSlow(EvoClawError):
@@ -55,16 +72,21 @@ class Topic:
         self._said = asyncio.Event()
         self.count = 0
         """Records that were said since there is somebody here."""
-        self.tail: list[Record] = []
-        """Those that the store does not have yet: pieces of a reply or an output."""
+        self.stirs = 0
+        """How often everybody was to look."""
+        self.asked_at: float | None = None
+        """When it was said last that somebody watches."""
+        self.tail: deque[Record] = deque(maxlen=HELD)
+        """Those that the store may not have yet: pieces of a reply or an output."""
         self.live = False
         """It goes on in this process."""
         self.readers = 0
+        self.together: Together[Page] = Together()
 
     def publish(self, record: Record) -> None:
         """Tell everybody; whatever is not in passing must be kept already."""
         self.tail.append(record)
-        if not isinstance(record.event, PASSING) or len(self.tail) >= HELD:
+        if not isinstance(record.event, PASSING):
             self.tail.clear()
         self._recent.append(record)
         self.count += 1
@@ -74,6 +96,7 @@ class Topic:
 
     def stir(self) -> None:
         """Have everybody look."""
+        self.stirs += 1
         self._wake()
         self._note()
 
@@ -89,6 +112,10 @@ class Topic:
         start = len(self._recent) - missed
         return [self._recent[number] for number in range(start, len(self._recent))]
 
+    def is_due(self, now: float) -> bool:
+        """Whether it can be said again, with others, that somebody watches."""
+        return not self.live and self.asked_at is not None and now > self.asked_at + AGAIN / 2
+
     async def stirred(self, seconds: float | None = None) -> None:
         """Wait until something was said, or so long."""
         if seconds is None:
@@ -102,14 +129,24 @@ class Topic:
 class Hub:
     """The topics that somebody speaks or listens in."""
 
-    def __init__(self, slow: int = 1_000, *, poll: float = POLL) -> None:
+    def __init__(
+        self,
+        slow: int = 1_000,
+        *,
+        poll: float = POLL,
+        notices: Notices | None = None,
+        announce: Announce | None = None,
+    ) -> None:
         """Know nobody yet.
 
         Args:
             slow: Records that a watcher may be behind.
-            poll: Seconds between two looks at a run that goes on elsewhere.
+            poll: Seconds between two looks at a run that goes on elsewhere, without notices.
+            notices: What is heard of what others do; see `told`.
+            announce: Tells others that somebody watches.
         """
         self._slow, self._poll = slow, poll
+        self._notices, self._announce = notices or Notices(), announce
         self._topics: dict[Key, Topic] = {}
         self._next_change: asyncio.Future[None] | None = None
 
@@ -143,6 +180,45 @@ class Hub:
         if (topic := self._topics.get(key)) is not None:
             topic.stir()
 
+    def told(self, notice: Notice | None) -> None:
+        """Have those look whom a notice is for; everybody, if some may have been missed.
+
+        Who has just come may drive any run, and is told again which are watched.
+        """
+        kind = Kind.NEWCOMER if notice is None else notice.kind
+        if notice is None or kind == Kind.NEWCOMER:
+            for topic in tuple(self._topics.values()):
+                topic.asked_at = None
+                topic.stir()
+        elif kind in (Kind.KEPT, Kind.STANDS):
+            topic = self._topics.get((notice.tenant, notice.run_id))
+            if topic is not None and not topic.live:
+                topic.stir()
+        if kind not in (Kind.KEPT, Kind.WATCHED):
+            self._note()
+
+    def _rest(self, before: float, *, waits: bool) -> float:
+        """Seconds until the next look at a run of which nothing is heard."""
+        least = ASSURED if self._notices.reach else self._poll
+        if waits and before:
+            return min(2 * before, SELDOM)
+        # Thousands may watch: not all of them look at once.
+        return least * random.uniform(0.8, 1.2) if self._notices.reach else least
+
+    async def _ask(self, key: Key, topic: Topic) -> None:
+        """Have whoever drives a run tell of it; who is asked for the first time says so."""
+        if self._announce is None or topic.live:
+            return
+        now, keys = asyncio.get_running_loop().time(), [key]
+        if topic.asked_at is not None:
+            if now < topic.asked_at + AGAIN:
+                return
+            # Said again for many at once, so that it costs next to nothing.
+            keys = [one for one, other in self._topics.items() if other.is_due(now)]
+        for one in keys:
+            self._topics[one].asked_at = now
+        await self._announce([Notice(Kind.WATCHED, *one) for one in keys])
+
     async def watch(
         self, key: Key, stored: Stored, after: int = 0, *, follow: bool = False
     ) -> AsyncGenerator[Record, None]:
@@ -154,35 +230,46 @@ class Hub:
             after: The number of the last record that is not wanted.
             follow: Whether to go on while the run waits for somebody.
         """
-        reader, pause = _Reader(stored, after, follow), self._poll
+        reader, pause = _Reader(stored, after, follow), 0.0
         with self.topic(key) as topic:
             while not reader.over:
                 # Whatever was said up to now is kept, or in the tail; the rest is still to come.
-                place, tail = topic.count, tuple(topic.tail)
-                for record in await reader.page(live=topic.live):
+                place, stirs, tail = topic.count, topic.stirs, tuple(topic.tail)
+                for record in await reader.page(topic):
                     yield record
                 if reader.over or reader.behind or (said := topic.since(place)) is None:
                     continue
                 if not (topic.live or said):
-                    await topic.stirred(pause)
-                    pause = min(2 * pause, SELDOM) if reader.waits else self._poll
+                    pause = self._rest(pause, waits=reader.waits)
+                    if not reader.waits:
+                        await self._ask(key, topic)
+                    if topic.stirs == stirs:
+                        await topic.stirred(pause)
                     continue
-                pause = self._poll
+                pause = 0.0
                 for record in reader.new(tail):
                     yield record
                 async with aclosing(reader.listen(topic, place)) as records:
                     async for record in records:
                         yield record
 
-    async def until(self, key: Key, there: Callable[[], Awaitable[bool]]) -> None:
-        """Wait until something holds of a run, looked at whenever something happened there."""
+    async def until(
+        self, key: Key, there: Callable[[], Awaitable[bool]], *, told: bool = False
+    ) -> None:
+        """Wait until something holds of a run, looked at whenever something happened there.
+
+        Args:
+            key: Whose run.
+            there: Whether it holds.
+            told: Whether there are notices of it.
+        """
         with self.topic(key) as topic:
             while True:
-                place = topic.count
+                place, stirs = topic.count, topic.stirs
                 if await there():
                     return
-                if topic.count == place:
-                    await topic.stirred(self._poll)
+                if (topic.count, topic.stirs) == (place, stirs):
+                    await topic.stirred(self._rest(0.0, waits=False) if told else self._poll)
 
 
 class _Reader:
@@ -196,15 +283,24 @@ class _Reader:
         self.waits = False
         """The run waits for somebody, as far as the store knows."""
 
-    async def page(self, *, live: bool) -> Sequence[Record]:
+    async def page(self, topic: Topic) -> Sequence[Record]:
         """What the store has; it is over if the run was when this began, and that was all."""
-        stop = None if live else await self._stored.stop()
-        page = await self._stored.records(self._after, PAGE)
+        after, live = self._after, topic.live
+        if live:
+            stop, page = await self._read(after, live=True)
+        else:
+            # All who watch a run elsewhere are stirred at once, and most have come equally far.
+            read = partial(self._read, after, live=False)
+            stop, page = await topic.together.read(after, read)
         if page:
             self._after = page[-1].seq
         self.behind, self.waits = len(page) == PAGE, stop is StopReason.WAITING
         self.over = not self.behind and self._ends(stop)
         return page
+
+    async def _read(self, after: int, *, live: bool) -> Page:
+        stop = None if live else await self._stored.stop()
+        return stop, await self._stored.records(after, PAGE)
 
     def new(self, records: Sequence[Record]) -> Sequence[Record]:
         """Those that were not given yet."""

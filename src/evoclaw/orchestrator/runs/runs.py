@@ -36,11 +36,14 @@ from evoclaw.orchestrator.errands import (
 from evoclaw.orchestrator.runs.driving import Driving, said
 from evoclaw.orchestrator.runs.holders import this_process
 from evoclaw.orchestrator.runs.hub import Hub, TooSlow
+from evoclaw.orchestrator.runs.jobs import JobTurns
 from evoclaw.orchestrator.runs.tending import Tending
-from evoclaw.orchestrator.runs.viewing import Kept, Views
+from evoclaw.orchestrator.runs.turns import OwnTurns, Turns
+from evoclaw.orchestrator.runs.viewing import Kept, Views, standing
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.store.inbox import Inbox
+from evoclaw.store.job_queue import JobQueue
 from evoclaw.store.queue import Bounds, Claim, Entry, Outcome, Placed, RunQueue
 from evoclaw.store.sessions import Session
 
@@ -86,15 +89,26 @@ class Runs:
         """
         self.settings = settings or RunSettings()
         self._talks, self._agent = talks, agent
-        self._queue = RunQueue(
+        several = talks.store.database.dialect == "postgres"
+        self._queue = (JobQueue if several else RunQueue)(
             talks.store, holder or this_process(), lease_s=self.settings.lease_s, clock=clock
         )
         self._inbox = Inbox(talks.store, clock)
-        self.hub = Hub(self.settings.slow_watcher)
+        told = talks.store.database
+        self.hub = Hub(self.settings.slow_watcher, notices=told.notices, announce=told.announce)
         self._driving = Driving(talks, self._queue, self._inbox, self.hub, self._poke)
-        self._tending = Tending(self._driving, self._queue, self._inbox, talks, self.settings)
+        self._turns = self._chosen_turns()
+        self._tending = Tending(
+            self._driving, self._queue, self._inbox, talks, self._turns, self.settings
+        )
         self.draining = False
         """No run is begun any more."""
+
+    def _chosen_turns(self) -> Turns:
+        database, queue = self._talks.store.database, self._queue
+        if isinstance(queue, JobQueue):
+            return JobTurns(self._driving, queue, self.settings, database)
+        return OwnTurns(self._driving, queue, self.settings)
 
     @property
     def default(self) -> str:
@@ -167,7 +181,7 @@ class Runs:
     async def _put(self, tenant: str, entry: Entry) -> Placed:
         limits = self.settings
         bounds = Bounds(limits.queued, limits.queued_per_tenant, limits.queued_per_session)
-        with self._tending.room_for(tenant) as room:
+        with self._turns.room_for(tenant) as room:
             placed = await self._queue.put(tenant, entry, bounds, claim=room)
             if placed.epoch:
                 self._driving.take(Claim(tenant, entry.run_id, placed.epoch))
@@ -276,10 +290,10 @@ class Runs:
             stored = await store.run(run_id)
             if stored is None:
                 raise NoRun(run_id)
-            return stored.stop is not None and (tenant, run_id) not in self._driving.live
+            return standing(stored) is not None and (tenant, run_id) not in self._driving.live
 
         while True:
-            await self.hub.until((tenant, run_id), stands)
+            await self.hub.until((tenant, run_id), stands, told=True)
             meter, records = Meter(), await store.records(run_id)
             for record in records:
                 meter.receive(record)
@@ -330,6 +344,7 @@ class Runs:
             seconds: How long they may take; as the settings say if not given.
         """
         self.draining = True
+        self._turns.close()
         limit = self.settings.drain_s if seconds is None else seconds
         tasks = [driven.task for driven in self._driving.live.values()]
         if tasks and limit > 0:
@@ -338,18 +353,24 @@ class Runs:
         await self._driving.cut_off(left)
         return len(left)
 
+    async def left_any(self) -> bool:
+        """Whether there are runs that were begun and have not ended, here or elsewhere."""
+        return await self._queue.is_any_begun()
+
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
         """Take up what was left unfinished, and drive what is queued, until the block ends.
 
         Then whatever still goes on is cut off: `drain` first to let it end.
         """
-        async with self._tending.serving():
-            try:
-                yield
-            finally:
-                await self.drain(0)
+        database = self._talks.store.database
+        with database.notices.heard_by(self.hub.told):
+            async with database.listening(), self._tending.serving():
+                try:
+                    yield
+                finally:
+                    await self.drain(0)
 
     def _poke(self) -> None:
         if not self.draining:
-            self._tending.poke()
+            self._turns.poke()

@@ -1,4 +1,4 @@
-"""Sees to the runs: begins what is queued, renews leases, looks what other processes did.
+"""Sees to the runs: has them begun in turn, looks what other processes did and want.
 
 All of it is by looking at the store: nothing is lost if a process dies, and nothing is kept in
 memory for runs that are queued or wait.
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
 from evoclaw.core.events import StopReason
 from evoclaw.orchestrator.errands import RunSettings
 from evoclaw.orchestrator.runs.closing import ABOVE, close_run
 from evoclaw.orchestrator.runs.driving import Driving
-from evoclaw.orchestrator.runs.holders import is_gone
+from evoclaw.orchestrator.runs.turns import Turns
+from evoclaw.orchestrator.runs.wishes import Wishes
 from evoclaw.orchestrator.seldom import Seldom, times
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import Key
+from evoclaw.store.claims import NOBODY
 from evoclaw.store.database import StoreError
 from evoclaw.store.inbox import Inbox
 from evoclaw.store.queue import Claim, RunQueue
@@ -40,38 +41,17 @@ class Tending:
         queue: RunQueue,
         inbox: Inbox,
         talks: Conversations,
+        turns: Turns,
         settings: RunSettings,
     ) -> None:
         self._driving, self._queue, self._inbox = driving, queue, inbox
-        self._talks, self._settings = talks, settings
-        self._poked = asyncio.Event()
-        self._reserved: Counter[str] = Counter()
-        """Places that are being taken, by tenant."""
+        self._talks, self._turns, self._settings = talks, turns, settings
+        self._wishes = Wishes(driving, talks, inbox, end=self.end, wake=self.wake)
         self._idle: frozenset[Claim] = frozenset()
-        self._serves = False
         self._seldom = Seldom()
 
-    def poke(self) -> None:
-        """Something may be begun."""
-        self._poked.set()
-
-    @contextmanager
-    def room_for(self, tenant: str) -> Generator[bool]:
-        """Whether another run of a tenant may go on; its place is kept while the block lasts."""
-        counts = self._counts()
-        room = self._serves and counts.total() < self._settings.at_once
-        room = room and counts[tenant] < self._settings.per_tenant
-        self._reserved[tenant] += room
-        try:
-            yield room
-        finally:
-            self._reserved[tenant] -= room
-
-    def _counts(self) -> Counter[str]:
-        return Counter(self._driving.counts) + self._reserved
-
     async def wake(self, tenant: str, run_id: str) -> None:
-        """Go on with a run that waits, if there is room; else the next look does."""
+        """Go on with a run that waits, as soon as there is room."""
         driven = self._driving.live.get((tenant, run_id))
         if driven is not None:
             driven.woken = True
@@ -79,11 +59,8 @@ class Tending:
         stored = await self._talks.store.of(tenant).run(run_id)
         if stored is None or stored.stop is not StopReason.WAITING:
             return
-        with self.room_for(tenant) as room:
-            if room and await self._is_free(tenant, stored.root_run, run_id):
-                claim = await self._queue.claim(tenant, run_id)
-                if claim is not None:
-                    self._driving.take(claim)
+        if stored.holder != NOBODY and await self._is_free(tenant, stored.root_run, run_id):
+            await self._turns.wake(tenant, run_id)
 
     async def _is_free(self, tenant: str, root_run: str, run_id: str) -> bool:
         """A sub-run is its parent's affair until that has ended."""
@@ -112,32 +89,19 @@ class Tending:
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
         """Tend the runs until the block ends."""
-        self._serves = True
-        await self._trying(self._outlive)
-        self.poke()
-        tasks = [asyncio.create_task(one) for one in (self._begin(), self._look(), self._renew())]
+        await self._turns.begin()
+        await self._trying(self._turns.look)
+        wishes = self._wishes.serve(self._trying)
+        loops = (self._turns.serve(self._trying), self._look(), self._renew(), wishes)
+        tasks = [asyncio.create_task(one) for one in loops]
         try:
-            yield
+            with self._talks.store.database.notices.heard_by(self._wishes.told, own=False):
+                yield
         finally:
-            self._serves = False
+            self._turns.close()
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-
-    async def _begin(self) -> None:
-        """Begin what is queued, whenever there may be room."""
-        while True:
-            await self._poked.wait()
-            self._poked.clear()
-            await self._trying(self._begin_some)
-
-    async def _begin_some(self) -> None:
-        counts = self._counts()
-        room = self._settings.at_once - counts.total()
-        if room <= 0:
-            return
-        for claim in await self._queue.next(counts, room, self._settings.per_tenant):
-            self._driving.take(claim)
 
     async def _renew(self) -> None:
         while True:
@@ -159,21 +123,15 @@ class Tending:
     async def _look(self) -> None:
         seldom = 0.0
         while True:
-            for look in (self._outlive, self._driving.let_go, self._cancels, self._hear):
+            for look in (self._turns.look, self._driving.let_go, self._cancels, self._hear):
                 await self._trying(look)
             await self._trying(self._answered)
             if seldom <= 0.0:
                 seldom = SELDOM
                 await self._trying(self._tidy)
-            self.poke()
+            self._turns.poke()
             seldom -= self._settings.look_s
             await asyncio.sleep(self._settings.look_s)
-
-    async def _outlive(self) -> None:
-        """What is held by a process that is gone need not be waited for."""
-        gone = [holder for holder in await self._queue.holders() if is_gone(holder)]
-        if gone:
-            await self._queue.outlived(gone)
 
     async def _cancels(self) -> None:
         for tenant, run_id in await self._inbox.cancels():

@@ -25,6 +25,12 @@ def state_of(stored: StoredRun) -> State:
     return State.WAITING if stored.stop is StopReason.WAITING else State.ENDED
 
 
+def standing(stored: StoredRun) -> StopReason | None:
+    """Why a run ended, or that it waits; None if it goes on, or is about to."""
+    is_held = stored.stop is StopReason.WAITING and stored.holder != ""
+    return None if is_held else stored.stop
+
+
 class Views:
     """The runs of one tenant."""
 
@@ -104,7 +110,7 @@ class Kept:
     async def stop(self) -> StopReason | None:
         """Why it ended, or that it waits. One that was deleted says nothing more."""
         stored = await self._store.run(self._run_id)
-        return StopReason.CANCELLED if stored is None else stored.stop
+        return StopReason.CANCELLED if stored is None else standing(stored)
 
     async def records(self, after: int, limit: int) -> Sequence[Record]:
         """The next ones."""

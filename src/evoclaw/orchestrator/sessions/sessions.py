@@ -238,8 +238,10 @@ class Conversations:
     async def drive(self, run: LiveRun, sinks: Sequence[Sink] = ()) -> AsyncGenerator[Record, None]:
         """Run it, known as going on here while it does."""
         key = (run.session.tenant, run.session.id)
-        if key in self.running:
-            raise Busy(run.session.id, "is answering something else")
+        while (other := self.running.get(key)) is not None:
+            if other.state.stop is None:
+                raise Busy(run.session.id, "is answering something else")
+            await other.left.wait()  # it has ended, and is only tidying up
         self.running[key] = run
         try:
             if run.state.started:
@@ -249,6 +251,7 @@ class Conversations:
                     yield record
         finally:
             del self.running[key]
+            run.left.set()
 
     def agent(self, session: Session) -> Agent:
         """Who answers in a session."""
@@ -261,7 +264,7 @@ class Conversations:
         self,
         session: Session,
         stored: StoredRun,
-        deadline: Deadline,
+        deadline: Deadline | None,
         above: LiveRun | None,
         brief: Brief | None,
         hold: Hold = ALONE,
@@ -271,7 +274,7 @@ class Conversations:
         Args:
             session: Whose it is.
             stored: What is known of it.
-            deadline: When it is over.
+            deadline: When it is over; as it was begun, or its agent says, if not given.
             above: The run it is a part of; it never may more than that.
             brief: What it was begun with, if it is the first of its session.
             hold: By what right it is driven, and what is said to it meanwhile.
@@ -279,18 +282,16 @@ class Conversations:
         whose = {session.tenant} if above is None else {session.tenant, above.session.tenant}
         if whose != {self.store.tenant}:
             raise NoSession(session.id)  # nobody drives a run of another tenant
-        errand = errand_of(await self.store.errand(stored.id))
+        begun, before, earlier, records = await self.store.whole(stored)
+        errand = errand_of(begun)
         agent = _asked_for(self.agent(session), errand)
         capabilities = narrowed(agent.capabilities, session.capabilities)
         family, spent = Family(self.limits), dict[str, int]()
         if above is None:
             enter(stored.root_run, errand.traceparent)
-            before = await self.store.spent(stored.root_run)
             spent = spent_before(before, self.limits.budget)
         else:
             capabilities, family = narrowed(capabilities, above.capabilities), above.family
-        earlier = await self.store.messages(session.id)
-        records = await self.store.records(stored.id)
         if records and isinstance(opening := records[0].event, RunStarted):
             state, settings = fold(records), opening.settings
         else:
@@ -298,7 +299,8 @@ class Conversations:
             messages = await self._opening(agent, session, said, stored, errand)
             state, settings = new_run(messages, stored.id), _settings(agent, brief)
         run = LiveRun(
-            self.store, session, stored, state, settings, deadline, family, capabilities,
+            self.store, session, stored, state, settings,
+            deadline or Deadline(agent.settings.max_seconds), family, capabilities,
             seq=seq_after(records), known=len(earlier), heard=heard_in(records),
             hold=hold, together=self._together, approvals=self.approvals,
             places=asyncio.Semaphore(self.limits.side_by_side),

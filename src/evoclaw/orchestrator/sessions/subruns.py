@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
+from evoclaw.core.bus import Bus
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import (
@@ -52,7 +53,9 @@ from evoclaw.core.wording import tool_not_found
 from evoclaw.governance.budget.foresight import micros
 from evoclaw.governance.budget.policy import Budget
 from evoclaw.governance.budget.settings import BudgetSettings
+from evoclaw.orchestrator.sessions.pieces import Pieces
 from evoclaw.store.approvals import ApprovalStore
+from evoclaw.store.notices import Kind, Notice
 from evoclaw.store.sessions import Session, SessionStore, Spent, StoredRun
 
 GRACE = 5.0
@@ -281,33 +284,48 @@ class LiveRun:
     """What judges it; judges its sub-runs too."""
     sinks: tuple[Sink, ...] = ()
     """Who listens to it, whoever runs it."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """It is no longer driven here."""
 
     async def records(self, sinks: Sequence[Sink] = ()) -> AsyncGenerator[Record, None]:
         """Run, or go on; each record that matters is on the disk before the next thing happens."""
         bus = Bus(self.stored.id, (self.budget, *self.sinks, *sinks), seq=self.seq)
         events = run_loop(self.state, self.ports, self.settings, self.deadline)
-        held: list[Record] = []
+        notices, key = self.store.database.notices, (self.store.tenant, self.stored.id)
+        pieces = Pieces(self._keep_pieces, partial(notices.is_wanted, *key))
         stop: StopReason | None = None
         try:
-            async with aclosing(recorded(events, bus)) as records:
-                async for record in records:
-                    held.append(record)
-                    if isinstance(record.event, RunFinished):
-                        stop = record.event.stop
-                    if len(held) >= HELD or not isinstance(record.event, PASSING):
-                        await self._keep(held, stop)
-                        held = []
-                    yield record
+            with notices.driven(*key, pieces.hurry):
+                async with aclosing(events):
+                    async for event in events:
+                        record = bus.publish(event)
+                        if isinstance(event, RunFinished):
+                            stop = event.stop
+                        if isinstance(event, PASSING) and len(pieces) < HELD - 1:
+                            pieces.add(record)
+                        else:
+                            await pieces.settled()
+                            await self._keep([*pieces.take(), record], stop)
+                        yield record
         finally:
+            await pieces.close()
             clean = stop is not None and stop is not StopReason.WAITING
             await self._end_children(clean=clean)
+
+    async def _keep_pieces(self, records: Sequence[Record]) -> None:
+        """Keep what somebody elsewhere wants to see; without any, have him look once more."""
+        store, stored = self.store, self.stored
+        if not records:
+            await store.database.announce((Notice(Kind.KEPT, store.tenant, stored.id),))
+            return
+        # No message is kept by this: they are kept with the records that tell of them.
+        await store.append(stored, records, (), self._spent(), None, epoch=self.hold.epoch)
 
     async def _keep(self, records: Sequence[Record], stop: StopReason | None) -> None:
         state = self.state
         history = state.history
         messages = [(number, history[number]) for number in range(self.known, len(history))]
-        usage = state.usage
-        spent = Spent(state.turn, state.calls, usage.input, usage.output, state.cost)
+        spent = self._spent()
         waits = not (self.together and _leads_on(records[-1].event))
         await self.store.append(
             self.stored, records, messages, spent, stop, epoch=self.hold.epoch, wait=waits
@@ -316,11 +334,16 @@ class LiveRun:
         if stop is not None and stop is not StopReason.WAITING:
             await self.give_up()
 
+    def _spent(self) -> Spent:
+        state = self.state
+        return Spent(state.turn, state.calls, state.usage.input, state.usage.output, state.cost)
+
     async def give_up(self) -> None:
         """Nobody waits any more for answers to what it asked."""
-        await self.store.questions.give_up(self.stored.id)
+        both = [self.store.questions.give_up(self.stored.id)]
         if self.approvals is not None:
-            await self.approvals.give_up(self.stored.id, self.store.tenant)
+            both.append(self.approvals.give_up(self.stored.id, self.store.tenant))
+        await asyncio.gather(*both)  # in one commit
 
     async def _end_children(self, *, clean: bool) -> None:
         running = [child for child in self.children if not child.task.done()]

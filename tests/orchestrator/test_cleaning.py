@@ -1,0 +1,22 @@
+"""What a device says is shown as one plain line."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoclaw.orchestrator.cleaning import one_line, plain
+
+
+@given(st.text(max_size=60))
+def test_a_line_keeps_every_character_that_is_seen_and_no_other(text: str) -> None:
+    hidden = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    seen = "".join(" " if unicodedata.category(one) in hidden else one for one in text)
+    assert one_line(text, 1_000) == " ".join(seen.split())
+
+
+def test_what_turns_or_hides_is_gone_and_decent_text_is_left_as_it_is() -> None:
+    assert one_line("a\x1b[31mb\u202ec\u200bd\ne") == "a [31mb c d e"
+    assert plain("über\nalles\t!") == "über\nalles !"
