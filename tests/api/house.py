@@ -25,6 +25,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.pairing import Devices
+from evoclaw.governance.shared_stops import StopBoard
 from evoclaw.governance.stops import StopFile
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.observe.audit.writer import open_audit
@@ -223,7 +224,7 @@ class House:
             audit=ShownAudit(self.audit, self.folder, AuditSettings(), {}),
             tools=ShownTools(lambda: [question.tool], list),
             skills=ShownSkills(Shelf([self.folder / "skills"])),
-            stops=ShownStops(StopFile(self.folder / "stops.json")),
+            stops=ShownStops(StopBoard(StopFile(self.folder / "stops.json"))),
             canvases=ShownCanvases(self.canvases),
             policies=ShownPolicies(self.judged, {AGENT.name: AGENT}),
             receipts=ReceiptArchive(self.receipts),

@@ -86,11 +86,11 @@ async def test_a_run_is_not_shown_any_more_to_a_token_that_was_taken_back(
 
 async def test_tools_that_changed_since_a_person_looked_are_not_approved(tmp_path: Path) -> None:
     devices = Devices(tmp_path)
-    devices.surface("pi", [("read", "h1")], 1.0)
+    await devices.surface("pi", [("read", "h1")], 1.0)
     async with served(tmp_path) as up:
         ann = await up.as_("*")
         seen = (await ann.get("/v1/fleet/pi")).json["surface"]
-        devices.surface("pi", [("read", "another"), ("wipe", "h2")], 2.0)
+        await devices.surface("pi", [("read", "another"), ("wipe", "h2")], 2.0)
 
         refused = await ann.post(f"/v1/fleet/pi/approve?seen={seen}")
         assert (refused.status, refused.code) == (409, "changed")

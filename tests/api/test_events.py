@@ -189,7 +189,7 @@ async def test_an_edge_is_told_as_it_comes_beats_and_goes(tmp_path: Path) -> Non
 async def test_an_edge_that_joins_or_is_approved_elsewhere_is_told(tmp_path: Path) -> None:
     async with serving(tmp_path) as up, following(await up.as_(*READER), "fleet") as page:
         await page.until("fleet", lambda edges: not edges)
-        Devices(tmp_path).invite("lamp", 1.0)  # as another process does
+        await Devices(tmp_path).invite("lamp", 1.0)  # as another process does
         await page.until(
             "fleet", lambda edges: [one["state"] for one in edges.values()] == ["invited"]
         )

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from evoclaw.core.events import StopReason
@@ -17,6 +16,12 @@ from evoclaw.core.tools import Call
 from evoclaw.orchestrator.errands import RunView
 from evoclaw.providers.scripted import calls, says
 from tests.api.chatting import Served, Slow, script_of, served
+from tests.lazy import lazily
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = lazily("openai")
 
 WEATHER: Any = {
     "type": "function",

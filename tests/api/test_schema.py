@@ -14,12 +14,8 @@ from typing import Any
 
 import pytest
 import requests
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from schemathesis.core.failures import Failure, FailureGroup
-from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi import checks
 
 from evoclaw.api.settings import ServerSettings
 from evoclaw.providers.scripted import Scripted, says
@@ -59,21 +55,26 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def document(service: str) -> Any:
+    import schemathesis
+
     # A stream may never end: its first event says enough.
     made: Any = schemathesis.Config
     config = made.from_dict({"max-stream-events": 1})
     return schemathesis.openapi.from_url(f"{service}/openapi.json", config=config)
 
 
-@pytest.mark.parametrize("mode", list(GenerationMode))
-def test_the_service_does_as_its_document_says(document: Any, mode: GenerationMode) -> None:
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_the_service_does_as_its_document_says(document: Any, mode: str) -> None:
+    from schemathesis.core.failures import Failure, FailureGroup
+    from schemathesis.generation import GenerationMode
+
     operations = [found.ok() for found in document.get_all_operations()]
     each = -(-CASES // (2 * len(operations)))
     failures: list[str] = []
     seen: list[object] = []
     for operation in operations:
         try:
-            _sent(operation, mode, each, seen)
+            _sent(operation, GenerationMode(mode), each, seen)
         except (FailureGroup, Failure) as failure:
             said = [str(one) for one in getattr(failure, "exceptions", [failure])]
             failures.append("\n".join([operation.label, *said, str(seen[-1])]))
@@ -83,8 +84,10 @@ def test_the_service_does_as_its_document_says(document: Any, mode: GenerationMo
     assert len(seen) >= each * 20
 
 
-def _sent(operation: Any, mode: GenerationMode, cases: int, seen: list[object]) -> None:
+def _sent(operation: Any, mode: Any, cases: int, seen: list[object]) -> None:
     """Send so many requests of one kind, and check what comes back."""
+    from schemathesis.specs.openapi import checks
+
     session = requests.Session()
     session.headers["Authorization"] = f"Bearer {TOKENS['*']}"
     # What fits the shape may still make no sense there: OpenAI says 400 to that.

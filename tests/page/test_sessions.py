@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 from playwright.async_api import Route, expect
@@ -97,6 +98,31 @@ async def test_a_branch_goes_on_from_a_message_and_leaves_the_rest(looker: Looke
     await expect(log).to_contain_text("another way")
     old = ok(await looker.house.client.get(f"/v1/sessions/{session}"))
     assert old["messages"] == 5
+
+
+async def test_a_run_that_ends_while_its_session_opens_is_shown_once(looker: Looker) -> None:
+    asked = "say it quickly"
+
+    async def late(route: Route) -> None:
+        """The page asks for the session of its new run only when that has ended."""
+        runs = ok(await looker.house.client.get("/v1/runs?limit=10"))["items"]
+        run = next(one for one in runs if one["asked"] == asked)
+        await reached(looker.house.client, run["run_id"])
+        await route.continue_()
+
+    async def never(route: Route) -> None:
+        """Nothing of the run is told that would put right what is shown."""
+
+    await looker.enter("chat")
+    await looker.page.route(re.compile(r"/v1/sessions/\w+$"), late)
+    await looker.page.route("**/v1/runs/*/events**", never)
+    await say(looker, asked)
+    log = looker.page.get_by_role("log")
+    await expect(log).to_contain_text("it quickly")
+
+    await expect(log.get_by_role("button", name="Branch")).to_be_attached()
+    await expect(log.get_by_role("button", name="Ask differently")).to_have_count(1)
+    await looker.page.unroute_all(behavior="ignoreErrors")
 
 
 async def test_asking_differently_begins_before_what_was_asked(looker: Looker) -> None:

@@ -40,8 +40,13 @@ def is_open(path: str) -> bool:
     return path in OPEN or path.startswith(OPEN_BELOW)
 
 
-def caller_of(request: Request[Any, Any, Any]) -> Caller:
-    """Whoever asks; `Refused` if nobody known does."""
+def caller_of(request: Request[Any, Any, Any], parts: Need) -> Caller:
+    """Whoever asks; `Refused` if nobody known does.
+
+    Args:
+        request: By whom.
+        parts: Only so that it is given first: what is given side by side costs two tasks a request.
+    """
     return _caller(request)
 
 

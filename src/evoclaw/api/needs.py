@@ -80,11 +80,11 @@ class Devices(Protocol):
         """One of them."""
         ...
 
-    def approve(self, agent_id: str, seen: str = "") -> Device:
+    async def approve(self, agent_id: str, seen: str = "") -> Device:
         """Let the tools be used that wait; an error if they are not those that were `seen`."""
         ...
 
-    def revoke(self, agent_id: str) -> None:
+    async def revoke(self, agent_id: str) -> None:
         """Shut an edge out."""
         ...
 
@@ -192,11 +192,11 @@ class Stops(Protocol):
         """What is stopped."""
         ...
 
-    def put(self, stop: StopView) -> None:
+    async def put(self, stop: StopView) -> None:
         """Stop something."""
         ...
 
-    def release(self, kind: str, name: str) -> StopView | None:
+    async def release(self, kind: str, name: str) -> StopView | None:
         """Let it go on; None if it was not stopped."""
         ...
 

@@ -22,16 +22,12 @@ from msgspec import Struct
 
 from evoclaw.api.auth import unknown_caller
 from evoclaw.api.errors import LOG, Refused, fault, refusal_of
+from evoclaw.api.outlet import Outlet
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.people.access import Access, Caller
 
 EVENT_STREAM = "text/event-stream"
-BEAT = b": still here\n\n"
-AHEAD = 64
-"""Events that are fetched before they can be sent."""
-STALL = 30.0
-"""Seconds in which a client that reads nothing is given up."""
 GOOD_FOR = 10.0
 """Seconds after which a token is looked at again: whoever lost it is told nothing more."""
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -74,8 +70,8 @@ def frame(event: str, data: object, id_: int | str | None = None) -> bytes:
         id_: What a client says as `Last-Event-ID` when it comes back.
     """
     text = data if isinstance(data, bytes) else msgspec.json.encode(data)
-    known = b"" if id_ is None else f"id: {id_}\n".encode()
-    return known + b"event: " + event.encode() + b"\ndata: " + text + b"\n\n"
+    known = "" if id_ is None else f"id: {id_}\n"
+    return b"%bevent: %b\ndata: %b\n\n" % (known.encode(), event.encode(), text)
 
 
 class Watchers:
@@ -133,32 +129,47 @@ class EventStream(ASGIResponse):
 
     async def send_body(self, send: Send, receive: Receive) -> None:
         """Send until all is told, the client goes away, stops reading, or the process stops."""
-        telling = asyncio.create_task(self._tell(send))
-        tasks = {telling, asyncio.create_task(_gone(receive))}
+        outlet = Outlet(send, self._watchers.beat)
+        telling = asyncio.create_task(_tell(self._frames, outlet))
+        gone = asyncio.create_task(_gone(receive))
+        closing = asyncio.create_task(self._watchers.closing.wait())
+        ending = asyncio.create_task(_end(self.is_good))
+        tasks = (telling, gone, closing, ending)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((*tasks, outlet.given_up), return_when=asyncio.FIRST_COMPLETED)
+            last = _last_words(telling, closing, ending)
+            await _stop(telling)
+            if last:
+                outlet.put(last)
+            if not gone.done():
+                await outlet.end()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        if not telling.cancelled():
-            telling.result()
-
-    async def _tell(self, send: Send) -> None:
-        paced = _paced(self._frames, self._watchers, self.is_good)
-        try:
-            async for piece in paced:
-                await _send(send, piece)
-            await _send(send, b"", more=False)
-        except TimeoutError:
-            return  # it reads nothing: whatever else we said would not arrive either
-        finally:
-            await paced.aclose()
+            await _stop(*tasks)
+            await outlet.close()
+            await self._frames.aclose()
 
 
-async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
-    async with asyncio.timeout(STALL):
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+def _last_words(
+    telling: asyncio.Task[None], closing: asyncio.Task[Any], ending: asyncio.Task[Refused]
+) -> bytes:
+    """What is said when it ends before its time; an error too: it is too late for a status."""
+    if ending.done():
+        return frame("error", ending.result().body)
+    problem = telling.exception() if telling.done() else None
+    if isinstance(problem, EvoClawError):
+        return frame("error", refusal_of(problem).body)
+    if problem is not None:
+        LOG.error("an event stream failed", exc_info=problem)
+        return frame("error", fault().body)
+    if closing.done() and not telling.done():
+        return frame("closing", {"message": "this process stops; connect again"})
+    return b""
+
+
+async def _stop(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def _gone(receive: Receive) -> None:
@@ -166,76 +177,23 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _paced(
-    frames: AsyncGenerator[bytes, None], watchers: Watchers, is_good: Good
-) -> AsyncGenerator[bytes, None]:
-    """The same, as much at once as there is, with a sign of life when nothing comes.
-
-    Args:
-        frames: What to tell; closed in the end.
-        watchers: How long nothing may come, and whether the process stops.
-        is_good: Whether who watches still may.
-    """
-    ready: asyncio.Queue[bytes | None] = asyncio.Queue(AHEAD)
-    pump = asyncio.create_task(_pump(frames, ready))
-    closing = asyncio.create_task(_close(watchers, ready))
-    ending = asyncio.create_task(_end(is_good, ready))
-    try:
-        while True:
-            try:
-                async with asyncio.timeout(watchers.beat):
-                    piece = await ready.get()
-            except TimeoutError:
-                yield BEAT
-                continue
-            pieces = [piece, *(ready.get_nowait() for _ in range(ready.qsize()))]
-            told = pieces[: pieces.index(None)] if None in pieces else pieces
-            if told:
-                yield b"".join(one for one in told if one is not None)
-            if len(told) < len(pieces):
-                break
-        if watchers.closing.is_set() and not pump.done():
-            yield frame("closing", {"message": "this process stops; connect again"})
-    finally:
-        for task in (pump, closing, ending):
-            task.cancel()
-        await asyncio.wait((pump, closing, ending))
-        await frames.aclose()
-
-
-async def _pump(frames: AsyncGenerator[bytes, None], ready: asyncio.Queue[bytes | None]) -> None:
-    """Fetch what there is to tell; an error is told as an event: too late for a status."""
-    (problem,) = await asyncio.gather(_fetch(frames, ready), return_exceptions=True)
-    if isinstance(problem, EvoClawError):
-        await ready.put(frame("error", refusal_of(problem).body))
-    elif problem is not None:
-        LOG.error("an event stream failed", exc_info=problem)
-        await ready.put(frame("error", fault().body))
-    await ready.put(None)
-
-
-async def _fetch(frames: AsyncGenerator[bytes, None], ready: asyncio.Queue[bytes | None]) -> None:
+async def _tell(frames: AsyncGenerator[bytes, None], outlet: Outlet) -> None:
     async for piece in frames:
-        await ready.put(piece)
+        outlet.put(piece)
+        if outlet.is_full:
+            await outlet.room()
 
 
-async def _close(watchers: Watchers, ready: asyncio.Queue[bytes | None]) -> None:
-    await watchers.closing.wait()
-    await ready.put(None)
-
-
-async def _end(is_good: Good, ready: asyncio.Queue[bytes | None]) -> None:
-    """End it when the token was taken back, has expired, or opens something else."""
-    problem: Refused | None = None
-    while problem is None:
+async def _end(is_good: Good) -> Refused:
+    """Wait until the token was taken back, has expired, or opens something else."""
+    while True:
         await asyncio.sleep(GOOD_FOR)
         try:
-            problem = None if await is_good() else unknown_caller()
+            if not await is_good():
+                return unknown_caller()
         except EvoClawError as trouble:
             LOG.warning("a token could not be looked at again: %s", trouble)
-            problem = refusal_of(trouble)  # who may not be known is told nothing
-    await ready.put(frame("error", problem.body))
-    await ready.put(None)
+            return refusal_of(trouble)  # who may not be known is told nothing
 
 
 def watchers_of(request: Request[Any, Any, Any]) -> Watchers:

@@ -145,10 +145,12 @@ def _edges(parts: Parts, caller: Caller) -> dict[str, EdgeView]:
 
 
 def _edge(parts: Parts, caller: Caller, agent_id: str) -> EdgeView:
-    found = _edges(parts, caller).get(agent_id)
-    if found is None:
+    orchestrator = given(parts.orchestrator, "edges")
+    member = orchestrator.fleet.find(agent_id)
+    device = None if parts.devices is None else parts.devices.get(agent_id)
+    if caller.tenant != parts.operator or (member is None and device is None):
         raise not_found("edge")
-    return found
+    return edge_view(agent_id, member, device)
 
 
 def _devices(parts: Parts, caller: Caller, agent_id: str) -> Devices:
@@ -194,14 +196,14 @@ async def approve_tools(parts: Need, caller: Who, agent_id: Id, seen: Seen = "")
     device = devices.get(agent_id)
     if seen and device is not None and seen != device.surface:
         raise Refused(409, "changed", "the edge offers other tools than you saw; look again")
-    devices.approve(agent_id, seen)
+    await devices.approve(agent_id, seen)
     return _edge(parts, caller, agent_id)
 
 
 @post("/v1/fleet/{agent_id:str}/revoke", scope=Scope.FLEET_WRITE, tags=TAGS, status_code=200)
 async def revoke_edge(parts: Need, caller: Who, agent_id: Id) -> EdgeView:
     """Shut an edge out."""
-    _devices(parts, caller, agent_id).revoke(agent_id)
+    await _devices(parts, caller, agent_id).revoke(agent_id)
     return _edge(parts, caller, agent_id)
 
 

@@ -212,7 +212,7 @@ async def stop(parts: Need, caller: Who, data: JSONBody[Stopping]) -> StopList:
     stops = given(parts.stops, "stops")
     kind, by = str(data.__struct_config__.tag), caller.principal.user or caller.token
     name = data.name if isinstance(data, StopAgent | StopTool) else ""
-    stops.put(StopView(kind, name, data.reason, by, time.time()))
+    await stops.put(StopView(kind, name, data.reason, by, time.time()))
     return StopList(tuple(stops.all()))
 
 
@@ -230,7 +230,7 @@ async def release(
     if not caller.may(Scope.HUMAN):
         raise Refused(403, "forbidden", "only a person may release a stop: scope 'human'")
     stops = given(parts.stops, "stops")
-    if stops.release(kind, name) is None:
+    if await stops.release(kind, name) is None:
         raise not_found("stop")
     return StopList(tuple(stops.all()))
 

@@ -97,7 +97,7 @@ class Chat {
       const run = await post("/v1/runs", { message, agent: choice.agent }, { signal, key });
       this.composer.draft.done();
       await this.open(run.session_id);
-      this.talk?.add(run);
+      this.talk?.heard([run]); // it may have ended meanwhile, and be shown as what was said before
       this.list.soon();
     };
     this.composer = new Composer("", { send, stop: () => {}, before });
