@@ -12,6 +12,7 @@ from evoclaw.cli.approvals import approvals
 from evoclaw.cli.oversight import add_oversight
 from evoclaw.cli.stop import stop
 from evoclaw.core.errors import EvoClawError
+from evoclaw.governance.shared_stops import StopBoard
 from evoclaw.governance.stops import StopFile
 from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.store.approvals import ApprovalStore
@@ -32,6 +33,11 @@ class Folder:
     def stop_file(self, env: Mapping[str, str]) -> StopFile:
         """The stops of this folder."""
         return StopFile(self.home / "stops.json")
+
+    @asynccontextmanager
+    async def open_stops(self, env: Mapping[str, str]) -> AsyncGenerator[StopBoard]:
+        """The same."""
+        yield StopBoard(self.stop_file(env))
 
 
 def main(home: Path, *arguments: str) -> int:

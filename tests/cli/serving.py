@@ -186,7 +186,7 @@ class FakeService:
                     f"id: {record.seq}\nevent: {tag}\ndata: ".encode() + data + b"\n\n"
                 )
                 sent, at = sent + 1, record.seq
-            if run.state == "ended":
+            if run.state == "ended" and run.stop is not None:
                 return response
             run.changed.clear()
             await run.changed.wait()

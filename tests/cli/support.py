@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.cli.warm import warm
 from tests.providers.llm_servers import Answer, serving, streamed
 
 
@@ -85,11 +86,13 @@ class Shell:
         )
 
     async def type(self, *arguments: str, stdin: bytes | None = None) -> Typed:
-        async with asyncio.timeout(120):
-            pipe = asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE
-            process = await self.start(*arguments, stdin=pipe)
-            out, err = await process.communicate(stdin)
-        return Typed(process.returncode or 0, out.decode(), err.decode())
+        """Type a command and see how it ends; see `tests.cli.warm` for which process that is."""
+        env = self.environment
+        python = {name: env[name] for name in env if name in KEPT or name.startswith("PYTHON")}
+        code, out, err = await asyncio.to_thread(
+            warm(tuple(sorted(python.items()))).run, arguments, self.workspace, env, stdin
+        )
+        return Typed(code, out.decode(), err.decode())
 
     async def at_terminal(self, *arguments: str, answers: Sequence[str]) -> Typed:
         """Type a command at a terminal and answer its questions as they come."""
@@ -117,13 +120,18 @@ class Shell:
 
 @asynccontextmanager
 async def shell(folder: Path, *answers: Answer) -> AsyncGenerator[Shell]:
-    """A shell whose `openai/test` model gives these answers."""
+    """A shell whose model gives these answers.
+
+    It is said to run on one's own machine: it is free, and no command has to read the table of what
+    models cost, which would take each of them longer than everything else that it does.
+    """
     home, workspace = folder / "home", folder / "work"
     home.mkdir()
     workspace.mkdir()
     async with serving(*answers) as server:
+        url = f"{server.url}/v1"
         yield Shell(
             home,
             workspace,
-            {"OPENAI_BASE_URL": f"{server.url}/v1", "EVOCLAW_MODEL": "openai/test"},
+            {"VLLM_BASE_URL": url, "OPENAI_BASE_URL": url, "EVOCLAW_MODEL": "vllm/qwen3-test"},
         )

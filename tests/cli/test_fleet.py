@@ -6,6 +6,7 @@ import asyncio
 import json
 import shlex
 import signal
+import tomllib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,9 @@ from evoclaw.cli import exits
 from tests.cli.support import Shell, reply, shell
 from tests.transport.certificates import make_certificates
 
+PATIENCE = 60.0
+"""Seconds after which a slow machine is a broken one."""
+
 
 class Up:
     """A running `evoclaw up`, and what it said so far."""
@@ -25,7 +29,7 @@ class Up:
         self.process = process
         self.said = ""
 
-    async def says(self, text: str, seconds: float = 20.0) -> None:
+    async def says(self, text: str, seconds: float = PATIENCE) -> None:
         assert self.process.stderr is not None
         async with asyncio.timeout(seconds):
             while text not in self.said:
@@ -42,7 +46,7 @@ async def running(here: Shell, *arguments: str) -> AsyncGenerator[Up]:
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await process.communicate()
 
 
@@ -90,6 +94,14 @@ async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again
             assert (await here.type("agents", "revoke", "pi")).code == exits.OK
             await up.says("edge pi: offline")
         assert (await here.type("agents", "show", "pi")).out.startswith("pi: revoked")
+        key = (await here.type("agents", "key")).out.strip()
+        assert tomllib.loads((device.workspace / "agent.toml").read_text())[
+            "orchestrator_keys"
+        ] == [key]
+        copied = here.workspace / "copied"
+        copied.write_bytes((here.home / ".evoclaw" / "orchestrator.key").read_bytes())
+        copied.chmod(0o600)
+        assert (await here.type("agents", "key", "--file", str(copied))).out.strip() == key
 
 
 async def test_tools_that_a_device_gets_later_are_asked_about_first(tmp_path: Path) -> None:
@@ -139,9 +151,11 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
     ("typed", "advice"),
     [
         (("ping", "pi"), "start one with `evoclaw up`"),
-        (("agents", "invite", "pi"), "broker of `evoclaw up`"),
+        (("agents", "invite", "pi"), "the key of `evoclaw agents key`"),
         (("agents", "show", "pi"), "no edge 'pi' has joined"),
         (("agents", "approve", "pi"), "no device 'pi' has joined"),
+        (("agents", "key"), "orchestrator.key; the first `evoclaw up` makes one"),
+        (("agents", "key", "--file", "typo"), "there is no key typo"),
         (("edge", "--config", "nowhere.toml"), "there is no file"),
         (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "this is no token"),
         (("edge", "join", "http://x", "--token", "pi.x"), "must be like mqtt://"),

@@ -27,18 +27,30 @@ def agents(options: Namespace, wiring: Wiring) -> int:
     """Do one of the actions."""
     match options.action:
         case "show":
-            _show(options, wiring)
+            asyncio.run(_show(options, wiring))
         case "invite":
             _invite(options, wiring)
         case "approve":
-            device = wiring.devices(os.environ).approve(options.agent, time.time())
-            show(f"{device.agent_id}: {len(device.approved)} tools approved")
+            asyncio.run(_approve(options.agent, wiring))
         case "revoke":
-            wiring.revoke(options.agent, os.environ)
-            show(f"{options.agent}: shut out")
+            asyncio.run(_revoke(options.agent, wiring))
+        case "key":
+            show(wiring.public_key(os.environ, options.file))
         case _:
             asyncio.run(_list(options, wiring))
     return exits.OK
+
+
+async def _approve(agent_id: str, wiring: Wiring) -> None:
+    async with wiring.open_devices(os.environ) as devices:
+        device = await devices.approve(agent_id, time.time())
+    show(f"{device.agent_id}: {len(device.approved)} tools approved")
+
+
+async def _revoke(agent_id: str, wiring: Wiring) -> None:
+    async with wiring.open_devices(os.environ) as devices:
+        await wiring.revoke(agent_id, os.environ, devices)
+    show(f"{agent_id}: shut out")
 
 
 def _invite(options: Namespace, wiring: Wiring) -> None:
@@ -53,8 +65,9 @@ def _invite(options: Namespace, wiring: Wiring) -> None:
             tell(f"\x1b[97;40m{line}\x1b[0m" if sys.stderr.isatty() else line)
 
 
-def _show(options: Namespace, wiring: Wiring) -> None:
-    device = wiring.devices(os.environ).get(options.agent)
+async def _show(options: Namespace, wiring: Wiring) -> None:
+    async with wiring.open_devices(os.environ) as known:
+        device = known.get(options.agent)
     if device is None:
         raise ConfigError(f"no edge {options.agent!r} has joined; see `evoclaw agents list`")
     if options.json:
@@ -74,7 +87,8 @@ def _show(options: Namespace, wiring: Wiring) -> None:
 
 
 async def _list(options: Namespace, wiring: Wiring) -> None:
-    devices = {device.agent_id: device for device in wiring.devices(os.environ).all()}
+    async with wiring.open_devices(os.environ) as known:
+        devices = {device.agent_id: device for device in known.all()}
     async with wiring.open_fleet(os.environ) as orchestrator:
         await orchestrator.settle(SETTLE)
         members = {member.agent_id: member for member in orchestrator.fleet.members()}

@@ -172,6 +172,8 @@ def _add_agents(agents: argparse.ArgumentParser) -> None:
     invite.add_argument("--qr", action="store_true", help="its link also as a picture")
     approve = what.add_parser("approve", help="let an edge's new or changed tools be used")
     revoke = what.add_parser("revoke", help="shut an edge out")
+    key = what.add_parser("key", help="the public key by which edges know this orchestrator")
+    key.add_argument("--file", metavar="FILE", help="of this secret key, not of the data folder's")
     for one in (show, invite, approve, revoke):
         one.add_argument("agent", help="the edge's id")
     for one in (agents, every, show):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.approvals import ApprovalSettings
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.pairing import Devices
+    from evoclaw.governance.shared_stops import StopBoard
     from evoclaw.governance.stops import StopFile
     from evoclaw.observe.audit.settings import AuditSettings
     from evoclaw.orchestrator.orchestrator import Orchestrator
@@ -150,6 +151,14 @@ class Wiring(Protocol):
         """What calls are judged by here."""
         ...
 
+    def stop_files(self, env: Mapping[str, str]) -> Sequence[StopFile]:
+        """The stops that runs here obey."""
+        ...
+
+    def open_stops(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[StopBoard]:
+        """Where people stop things."""
+        ...
+
     def stop_file(self, env: Mapping[str, str]) -> StopFile:
         """The stops of this machine."""
         ...
@@ -242,11 +251,15 @@ class Wiring(Protocol):
         """Join a fleet."""
         ...
 
-    def devices(self, env: Mapping[str, str]) -> Devices:
+    def open_devices(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Devices]:
         """The edges that joined."""
         ...
 
-    def revoke(self, agent_id: str, env: Mapping[str, str]) -> None:
+    def public_key(self, env: Mapping[str, str], file: str | None = None) -> str:
+        """What edges know this orchestrator by, or whoever has the secret key in a file."""
+        ...
+
+    async def revoke(self, agent_id: str, env: Mapping[str, str], devices: Devices) -> None:
         """Shut an edge out."""
         ...
 

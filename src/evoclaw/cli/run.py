@@ -71,7 +71,7 @@ async def _run(
             recording = Recording(_record_at(options, state.run_id))
         sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
         try:
-            stops = Stops(wiring.stop_file(os.environ))
+            stops = Stops(*wiring.stop_files(os.environ))
             return await _drive(state, ports, settings, sinks, recording, stops)
         finally:
             if recording is not None:
@@ -104,7 +104,7 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
         recording = None if options.no_record else Recording(_record_at(options, run_id))
         sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
         deadline = Deadline(settings.max_seconds)
-        stops = Stops(wiring.stop_file(os.environ), agent=next(iter(talks.agents)))
+        stops = Stops(*wiring.stop_files(os.environ), agent=next(iter(talks.agents)))
         end: RunFinished | None = None
         try:
             async with _watched(deadline, stops):

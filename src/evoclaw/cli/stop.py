@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
@@ -15,6 +17,7 @@ from evoclaw.cli.approvals import person_here
 from evoclaw.cli.clean import clean
 from evoclaw.cli.fleet import show
 from evoclaw.core.errors import ConfigError
+from evoclaw.governance.shared_stops import StopBoard
 from evoclaw.governance.stops import Kind, Stop, StopFile
 
 
@@ -25,17 +28,34 @@ class Knows(Protocol):
         """The stops of this machine."""
         ...
 
+    def open_stops(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[StopBoard]:
+        """The same, with those of all who share its store."""
+        ...
+
 
 def stop(options: Namespace, wiring: Knows) -> int:
     """Stop something, release it, or list what is stopped."""
-    file = wiring.stop_file(os.environ)
+    return asyncio.run(_stop(options, wiring))
+
+
+async def _stop(options: Namespace, wiring: Knows) -> int:
+    wanted: Stop | None = None
+    if not options.list and not options.release:
+        kind, name = _what(options)
+        wanted = Stop(kind, name, options.reason or "", person_here().name, time.time())
+        # Before it is known whether anybody else can be told.
+        wiring.stop_file(os.environ).put(wanted)
+    async with wiring.open_stops(os.environ) as board:
+        return await _on(board, wanted, options)
+
+
+async def _on(board: StopBoard, wanted: Stop | None, options: Namespace) -> int:
     if options.list:
-        _list(file, options)
+        _list(board, options)
         return exits.OK
     kind, name = _what(options)
-    if not options.release:
-        wanted = Stop(kind, name, options.reason or "", person_here().name, time.time())
-        file.put(wanted)
+    if wanted is not None:
+        await board.put(wanted)
         show(f"stopped: {clean(wanted.what)}")
         if kind in (Kind.TOOL, Kind.NETWORK):
             show("calls that have begun go on to their end; --all ends them too")
@@ -43,17 +63,17 @@ def stop(options: Namespace, wiring: Knows) -> int:
     by = person_here()
     if by.kind != "person":
         raise ConfigError("only a person may release a stop; an agent never does so for itself")
-    found = file.release(kind, name)
+    found = await board.release(kind, name)
     if found is None:
         raise ConfigError(f"{clean(Stop(kind, name).what)} was not stopped")
     show(f"released: {clean(found.what)}" + (f" ({clean(found.reason)})" if found.reason else ""))
-    if left := file.stops():
+    if left := board.stops():
         show(f"still stopped: {clean(', '.join(one.what for one in left))}")
     return exits.OK
 
 
-def _list(file: StopFile, options: Namespace) -> None:
-    there = file.stops()
+def _list(board: StopBoard, options: Namespace) -> None:
+    there = board.stops()
     if options.json:
         show([msgspec.to_builtins(one) for one in there])
         return

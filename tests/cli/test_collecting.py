@@ -1,0 +1,18 @@
+"""While the house is up, what it is built from is not walked by the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from evoclaw.cli.up import YOUNG, little_to_collect
+
+
+def test_what_is_there_is_set_aside_and_everything_is_as_before_in_the_end() -> None:
+    before, aside = gc.get_threshold(), gc.get_freeze_count()
+    with pytest.raises(KeyboardInterrupt), little_to_collect():
+        assert gc.get_freeze_count() > aside
+        assert gc.get_threshold() == (YOUNG, *before[1:])
+        raise KeyboardInterrupt
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
