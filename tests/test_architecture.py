@@ -64,6 +64,14 @@ class Module:
         return self.path.relative_to(SOURCE).as_posix()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forgotten() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    """Do not keep a million nodes for the tests that follow."""
+    yield
+    tree.cache_clear()
+    nodes.cache_clear()
+
+
 @cache
 def modules() -> tuple[Module, ...]:
     return tuple(Module(path) for path in sorted(SOURCE.rglob("*.py")))
@@ -74,9 +82,15 @@ def tree(module: Module) -> ast.Module:
     return ast.parse(module.path.read_text())
 
 
+@cache
+def nodes(module: Module) -> tuple[ast.AST, ...]:
+    """All that is in it: half of what these tests take is to go there."""
+    return tuple(ast.walk(tree(module)))
+
+
 def imports(module: Module) -> Iterator[tuple[str, int]]:
     """Every import, also those inside functions and for type checking."""
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -174,7 +188,7 @@ def test_a_function_is_short() -> None:
     wrong = [
         f"{module.short}:{node.lineno} {node.name}: {length} lines"
         for module in modules()
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if (length := (node.end_lineno or node.lineno) - node.lineno + 1) > LONGEST_FUNCTION
     ]
@@ -189,7 +203,7 @@ def test_banned_names_are_not_used_for_modules_classes_or_functions() -> None:
     for module in modules():
         names = [module.path.stem] + [
             node.name
-            for node in ast.walk(tree(module))
+            for node in nodes(module)
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         ]
         wrong += [
@@ -205,7 +219,7 @@ def test_everything_is_caught_only_where_a_port_ends() -> None:
         f"{module.short}:{node.lineno}"
         for module in modules()
         if module.short not in BROAD_EXCEPT
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "Exception"))
     ]

@@ -9,6 +9,7 @@ import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -126,7 +127,7 @@ def test_every_command_named_exists(page: Path) -> None:
             unknown = [word for word in words[1:] if "=" not in word and word not in targets]
             assert not unknown, f"make {' '.join(words[1:])}: no such target"
             continue
-        known = parser()
+        known = whole_parser()
         for word in words[1:]:
             inner = commands_of(known)
             if not inner or word.startswith("-"):
@@ -136,6 +137,12 @@ def test_every_command_named_exists(page: Path) -> None:
         options = {option for action in known._actions for option in action.option_strings}
         strange = [word for word in words[1:] if word.startswith("--") and word not in options]
         assert not strange, f"{' '.join(words)}: no such option"
+
+
+@cache
+def whole_parser() -> ArgumentParser:
+    """The command line: to make it for each command named takes seconds."""
+    return parser()
 
 
 def commands_of(top: ArgumentParser) -> Mapping[str, ArgumentParser]:

@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping
+import urllib.request
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,8 +110,6 @@ async def test_two_orchestrators_are_well_and_see_an_edge_that_one_approved(tmp_
             port, log = free_port(), tmp_path / f"{name}.log"
             text = (FILES / "evoclaw.toml").read_text().replace('"0.0.0.0"', '"127.0.0.1"')
             (state / name / "evoclaw.toml").write_text(text)
-            # There it is mounted.
-            (state / name / "pairing").symlink_to(state / "pairing")
             words = [*EVOCLAW, *compose()["services"][name]["command"][1:], "--api-port", str(port)]
             up = process("sh", FILES / "entrypoint.sh", *words, env=env, log=log)
             await stack.enter_async_context(up)
@@ -126,6 +126,33 @@ async def test_two_orchestrators_are_well_and_see_an_edge_that_one_approved(tmp_
         assert await approving.wait() == 0
 
         assert "read" in str((await seen(envs["two"], "garage"))["tools"])
+        # What is up all the time knows it too, and is stopped from where it was not typed.
+        told = await says(state / "two", "/v1/fleet/garage", lambda edge: "read" in edge["tools"])
+        assert told["state"] == "approved"
+        stopping = await asyncio.create_subprocess_exec(
+            *EVOCLAW, "stop", "--all", "--reason", "smoke", env=envs["one"]
+        )
+        assert await stopping.wait() == 0
+        (stop,) = (await says(state / "two", "/v1/stops", lambda found: found["items"]))["items"]
+        assert (stop["kind"], stop["reason"]) == ("all", "smoke")
+
+
+async def says(home: Path, path: str, so: Callable[[Any], object]) -> Any:
+    """What the running orchestrator of a data folder answers, once that is so."""
+    door = json.loads(await asyncio.to_thread((home / "api.json").read_text))
+
+    def ask() -> Any:
+        headers = {"Authorization": f"Bearer {door['token']}"}
+        asked = urllib.request.Request(door["url"] + path, headers=headers)
+        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
+            return json.load(answer)
+
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            found = await asyncio.to_thread(ask)
+            if so(found):
+                return found
+            await asyncio.sleep(0.1)
 
 
 def agent_toml(state: Path, folder: Path, port: int) -> Path:

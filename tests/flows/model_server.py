@@ -29,8 +29,8 @@ from typing import Any
 from aiohttp import web
 
 VERBS = ("say ", "words ", "wait ", "call ")
-NAME = "scripted"
-"""The model's."""
+NAME = "qwen3-scripted"
+"""The model's: of a family that is known to call tools."""
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": NAME}
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
@@ -66,11 +66,10 @@ class ModelServer:
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes EvoClaw use it."""
+        """What makes EvoClaw use it, as a free model: a table of prices takes long to read."""
         return {
-            "EVOCLAW_MODEL": f"openai/{NAME}",
-            "OPENAI_BASE_URL": f"http://127.0.0.1:{self.port}/v1",
-            "OPENAI_API_KEY": "none",
+            "EVOCLAW_MODEL": f"vllm/{NAME}",
+            "VLLM_BASE_URL": f"http://127.0.0.1:{self.port}/v1",
         }
 
     def count(self, said: str) -> int:

@@ -55,7 +55,7 @@ async def test_a_run_with_a_call_on_an_edge_is_one_trace(tmp_path: Path) -> None
 
     run, first, second = tree.one("invoke_agent evoclaw"), tree.one("turn 1"), tree.one("turn 2")
     call, there = tree.one("execute_tool edge_call"), tree.one("execute_tool bash")
-    chats = [span for span in tree.spans if span.name == "chat scripted"]
+    chats = [span for span in tree.spans if span.name == "chat qwen3-scripted"]
     assert len(tree.spans) == 7
     assert {span.trace_id for span in tree.spans} == {f"{trace_id_of(run_id):032x}"}
     assert run.parent_id == ""
@@ -86,9 +86,9 @@ def _check_words(run_id: str, run: Span, chats: list[Span], call: Span, there: S
     assert said["gen_ai.usage.input_tokens"] == 20
     for chat, finish in zip(chats, ("tool_call", "stop"), strict=True):
         assert chat.attributes["gen_ai.operation.name"] == "chat"
-        assert chat.attributes["gen_ai.provider.name"] == "openai"
-        assert chat.attributes["gen_ai.request.model"] == "scripted"
-        assert chat.attributes["gen_ai.response.model"] == "scripted"
+        assert chat.attributes["gen_ai.provider.name"] == "vllm"
+        assert chat.attributes["gen_ai.request.model"] == "qwen3-scripted"
+        assert chat.attributes["gen_ai.response.model"] == "qwen3-scripted"
         assert chat.attributes["gen_ai.response.finish_reasons"] == [finish]
         assert chat.attributes["gen_ai.usage.output_tokens"] == 5
     assert call.attributes["gen_ai.tool.name"] == "edge_call"
@@ -166,7 +166,14 @@ async def test_a_run_at_the_terminal_is_a_trace_too(tmp_path: Path) -> None:
         ran = await here.type("run", "what does a.txt say?")
         spans = traces.sorted
     assert (ran.code, ran.out) == (0, "It says hello.\n")
-    names = ["invoke_agent", "turn 1", "chat test", "execute_tool read", "turn 2", "chat test"]
+    names = [
+        "invoke_agent",
+        "turn 1",
+        "chat qwen3-test",
+        "execute_tool read",
+        "turn 2",
+        "chat qwen3-test",
+    ]
     assert sorted(span.name for span in spans) == sorted(names)
     assert {span.trace_id for span in spans} == {spans[0].trace_id}
 

@@ -1,0 +1,66 @@
+"""How costs grow: what is fitted, and what is found too much."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from bench.growth.clocks import Points, called
+from bench.growth.fitting import FLAT, LINEAR, curve, fit
+from bench.growth.run import shown
+
+SIZES = (10, 100, 1_000, 10_000)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
+def test_the_exponent_of_a_power_is_found(power: float) -> None:
+    exponent, residual = fit(SIZES, [7.0 * size**power for size in SIZES])
+    assert exponent == pytest.approx(power)
+    assert residual == pytest.approx(1.0)
+
+
+def test_what_scatters_has_a_residual() -> None:
+    exponent, residual = fit(SIZES, [10.0, 20.0, 20.0, 10.0])
+    assert exponent == pytest.approx(0.0)
+    assert residual == pytest.approx(math.sqrt(2.0))
+
+
+def test_what_is_always_paid_does_not_hide_what_grows_at_large_sizes() -> None:
+    found = curve("scan", "µs", {size: 500.0 + size for size in SIZES}, FLAT)
+    assert found.exponent > FLAT
+    assert not found.ok
+
+
+def test_a_logarithm_is_flat_and_a_root_is_not() -> None:
+    logarithm = {size: 100.0 + 10.0 * math.log2(size) for size in SIZES}
+    assert curve("tree", "µs", logarithm, FLAT).ok
+    assert not curve("root", "µs", {size: math.sqrt(size) for size in SIZES}, FLAT).ok
+
+
+def test_a_square_is_too_much_for_whoever_reads_all_of_its_input() -> None:
+    assert curve("all", "µs", {size: 3.0 * size for size in SIZES}, LINEAR).ok
+    assert not curve("pairs", "µs", {size: float(size * size) for size in SIZES}, LINEAR).ok
+
+
+def test_of_several_samples_the_least_counts_and_a_curve_needs_two_sizes() -> None:
+    points = Points()
+    for size, value in ((10, 3.0), (10, 2.0), (10, 5.0), (100, 2.0)):
+        points.add("one", "µs", FLAT, size, value)
+    points.add("another", "µs", FLAT, 10, 1.0)
+    (found,) = points.curves()
+    assert (found.name, found.sizes, found.values, found.ok) == ("one", (10, 100), (2.0, 2.0), True)
+    assert "ok" in shown(found) and "one" in shown(found)
+    with pytest.raises(ValueError, match="two sizes"):
+        fit([10], [1.0])
+
+
+async def test_calls_are_counted() -> None:
+    def nothing() -> None:
+        pass
+
+    async def op(times: int) -> None:
+        for _ in range(times):
+            nothing()
+
+    few, many = await called(lambda: op(10)), await called(lambda: op(110))
+    assert many - few == 100

@@ -1,0 +1,147 @@
+"""The page of benchmarks: what it says follows from the figures, and hides nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bench.suite.report import ahead_of_us, behind, page, table
+from bench.suite.rows import ROWS
+from bench.suite.subjects import BENCH, ROOT
+
+
+def row(
+    name: str, ours: float | None, floor: float | None, **peers: float | None
+) -> dict[str, Any]:
+    known = next(one for one in ROWS if one.name == name)
+    said = {"name": name, "unit": known.unit, "better": known.better, "ours": ours, "floor": floor}
+    return {**said, "peers": peers}
+
+
+def found(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "machine": {"cpu": "a processor", "cores": 2, "kernel": "Linux 6", "python": "3.11"},
+        "date": "2026-11-15",
+        "versions": {"evoclaw": "0.1.0"},
+        "rows": list(rows),
+        "problems": {},
+        **more,
+    }
+
+
+def cells(text: str, name: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.startswith(f"| `{name}`"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_cell_says_the_figure_and_how_many_times_the_floor_it_is() -> None:
+    shown = table(found(row("turn", 70, 10, agno=440), row("concurrent_runs", 5000, 10000)))
+    assert cells(shown, "turn") == ["`turn`", "µs/turn", "lower", "10", "**70 (7×)**", "440 (44×)"]
+    assert cells(shown, "concurrent_runs")[3:5] == ["10,000", "**5,000 (2×)**"]
+
+
+def test_whoever_has_one_row_is_named_in_the_last_column() -> None:
+    shown = table(found(row("turn", 70, 10, agno=440), row("cage_start", 3, 2, bubblewrap=6)))
+    assert cells(shown, "turn")[-2:] == ["440 (44×)", "–"]
+    assert cells(shown, "cage_start")[-2:] == ["–", "bubblewrap 6 (3×)"]
+
+
+def test_what_was_not_measured_is_a_dash_and_the_page_says_why() -> None:
+    parts = {
+        "postgres": {"seconds": 0.1, "met": False, "why": "there is no server here"},
+        "roundtrip": {"seconds": 9.0, "met": False, "why": ""},
+    }
+    said = found(
+        row("append_postgres", None, None), problems={"agno (stored)": "exit 1"}, parts=parts
+    )
+    text = page(said)
+    assert cells(text, "append_postgres")[3:] == ["–", "**–**"]
+    assert "part `postgres` could not be measured here: there is no server here" in text
+    assert "part `roundtrip` did not reach its own target in this run" in text
+    assert "agno (stored) could not be measured: exit 1" in text
+
+
+def test_every_comparison_that_is_lost_is_found_in_both_directions() -> None:
+    said = found(
+        row("turn", 70, 10, agno=69, langgraph=71, smolagents=None),
+        row("concurrent_runs", 5000, 10000, agno=5001, langgraph=4999),
+    )
+    assert list(ahead_of_us(said)) == [
+        ("turn", "agno", 69, 70),
+        ("concurrent_runs", "agno", 5001, 5000),
+    ]
+    assert "Of 4 comparisons with a peer, we are ahead in 2" in behind(said)
+
+
+def test_who_is_ahead_is_named_with_the_reason_that_is_known() -> None:
+    reason = next(one for one in ROWS if one.name == "stored_turn").trails["strands-agents"]
+    said = behind(found(row("stored_turn", 1000, 200, **{"strands-agents": 500.0})))
+    assert f"`stored_turn`: strands-agents 500, we 1,000: {reason}." in said
+    unknown = behind(found(row("turn", 70, 10, agno=69.0)))
+    assert "agno 69, we 70 (nearer than 5 %): nobody has found out why yet." in unknown
+
+
+def test_with_nobody_ahead_it_says_so() -> None:
+    said = behind(found(row("turn", 70, 10, agno=440), row("edge_mb", 35, 20)))
+    assert said == "Of 1 comparisons with a peer, we are ahead in 1: all."
+
+
+def test_the_turn_is_told_beside_the_floor_of_here_and_that_of_then() -> None:
+    text = page(found(row("turn", 70, 10), floors={"turn_new": 7.0}))
+    assert "10 µs here, so ours is **7.0 times** it" in text
+    assert "14 µs had been measured for the floor" in text and "ours is 5.0 times" in text
+    assert "the floor is 7 µs, and ours 10.0 times that" in text
+
+
+def curve(name: str, exponent: float, ok: bool) -> dict[str, Any]:
+    found = {"name": name, "unit": "µs", "sizes": [10, 1000], "values": [1.0, 99.0]}
+    return {**found, "exponent": exponent, "allowed": 0.15, "ok": ok}
+
+
+def test_a_curve_that_grows_too_fast_is_marked() -> None:
+    curves = [curve("append", 1.0, False), curve("read", -0.001, True)]
+    text = page(found(row("turn", 70, 10), curves=curves))
+    assert "| append | 10 to 1,000 | 1 | 99 | µs | 1.00 | – | 0.15 | **too much** |" in text
+    assert "| read | 10 to 1,000 | 1 | 99 | µs | 0.00 | – | 0.15 |  |" in text
+    assert "1 of 2 curves are within what is allowed" in text
+
+
+def test_steps_stand_beside_the_time_of_the_same_thing() -> None:
+    curves = [curve("list (sqlite)", 0.1, True), curve("list (sqlite, steps)", 0.9, False)]
+    text = page(found(row("turn", 70, 10), curves=curves))
+    assert (
+        "| list (sqlite) | 10 to 1,000 | 1 | 99 | µs | 0.10 | 0.90 | 0.15 | **too much** |" in text
+    )
+    assert "| list (sqlite, steps)" not in text
+    alone = page(found(row("turn", 70, 10), curves=curves[1:]))
+    assert "| list (sqlite, steps) | 10 to 1,000 |" in alone
+
+
+def test_a_soak_says_what_it_counted() -> None:
+    soak = {
+        "store": "sqlite",
+        "turns": 10000,
+        "seconds": 280,
+        "stops": {"done": 9},
+        "growth": 0.014,
+    }
+    soak |= {"rss_after_warm_up_mb": 100.0, "rss_end_mb": 101.4, "samples_mb": [1], "ok": True}
+    text = page(found(row("turn", 70, 10), soak={**soak, "tasks": [30, 31, 0]}))
+    assert "10,000 turns in one process, with sqlite, in 280 s" in text
+    assert "(+1.4 %). Then and at the end, at rest: tasks 30 → 31." in text
+    assert "Nothing stayed behind." in text
+    failed = page(found(row("turn", 70, 10), soak={**soak, "ok": False}))
+    assert "**Something stayed behind.**" in failed
+
+
+def test_rows_of_another_day_are_told_apart() -> None:
+    text = page(found(row("turn", 70, 10), row("edge_mb", 35, 20), dates={"turn": "2026-11-01"}))
+    assert "Measured earlier: `turn` on 2026-11-01." in text
+
+
+def test_the_page_in_the_repository_is_made_from_the_results_in_it() -> None:
+    results = json.loads((BENCH / "results.json").read_text())
+    made = page(results)
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == made, (
+        "run: python -m bench.suite.report"
+    )
