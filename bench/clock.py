@@ -2,8 +2,11 @@
 
 A subject is a file with `build()`, which imports what it needs and returns `prepare(script)`, which
 makes one run ready (not timed) and returns `start()` (timed): a coroutine function, or a plain
-function when the subject has no async interface. Only the standard library, and little of that:
-what is imported here is not counted in the import rows.
+function when the subject has no async interface. It may have two more. `describe()` returns a
+function that makes one tool of another function and returns its JSON schema. `stored(folder)` is an
+async context manager that gives `prepare` for runs that are kept on the disk as they go, and
+`kept()`: how many messages of the last of them were. Only the standard library, and little of
+that: what is imported here is not counted in the import rows.
 """
 
 import gc
@@ -46,7 +49,7 @@ class Script:
         return next(self._replies, [])
 
 
-async def _timed(prepare, scripts: list[Script]) -> float:
+async def _timed(prepare, scripts: list[Script], before=gc.collect) -> float:
     """Seconds that these runs take side by side; fails if a call was left out."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +57,7 @@ async def _timed(prepare, scripts: list[Script]) -> float:
 
     starts = [prepare(script) for script in scripts]
     counter["calls"] = 0
-    gc.collect()
+    before()
     begin = time.perf_counter()
     if len(starts) == 1 and not iscoroutinefunction(starts[0]):
         starts[0]()
@@ -146,13 +149,95 @@ def _import(build) -> dict[str, list[float]]:
     return {"import_s": [seconds], "import_mb": [resident_mb() - memory]} if kept else {}
 
 
-def main(build) -> None:
-    """Measure the rows named on the command line; print one line of JSON."""
-    rows = sys.argv[1].split(",")
-    if rows == ["import"]:
+async def _memory(prepare) -> dict[str, list[float]]:
+    """What 1,000 runs under way take at most, over what is there when they are ready to start."""
+    await _timed(prepare, [Script(1)])
+    ready: list[float] = []
+
+    def before() -> None:
+        gc.collect()
+        with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123
+            file.write("5")  # the peak is counted from here on
+        ready.append(_kilobytes("VmRSS"))
+
+    await _timed(prepare, [Script(RUN_TURNS, waits=True) for _ in range(RUNS)], before)
+    return {"run_kb": [(_kilobytes("VmHWM") - ready[0]) / RUNS]}
+
+
+def _kilobytes(name: str) -> float:
+    with open("/proc/self/status") as file:  # noqa: PTH123
+        found = next(line for line in file if line.startswith(name))
+    return int(found.split()[1]) * 1024 / 1000
+
+
+def search(path: str, pattern: str, limit: int = 10, deep: bool = False) -> str:
+    """Find lines that match a pattern.
+
+    Args:
+        path: Where to look.
+        pattern: What to look for.
+        limit: How many lines at most.
+        deep: Whether to look in folders below.
+    """
+    return f"{path} {pattern} {limit} {deep}"
+
+
+def _fresh():
+    """`search` as a function that nobody has seen yet: what is kept for each does not count."""
+    from types import FunctionType
+
+    made = FunctionType(search.__code__, globals(), "search", search.__defaults__)
+    made.__annotations__, made.__doc__ = dict(search.__annotations__), search.__doc__
+    return made
+
+
+def _schema(describe) -> dict[str, list[float]]:
+    """Microseconds to make a tool of `search`, and its schema; one that names its parameters."""
+    make = describe()
+    samples: list[float] = []
+    end = time.perf_counter() + 0.5
+    while len(samples) < 20 or (len(samples) < 2_000 and time.perf_counter() < end):
+        function = _fresh()
+        begin = time.perf_counter()
+        schema = make(function)
+        samples.append((time.perf_counter() - begin) * 1e6)
+    missing = [name for name in search.__annotations__ if f"'{name}': {{" not in str(schema)]
+    if missing != ["return"]:
+        raise SystemExit(f"the schema does not say {missing}")
+    return {"tool_schema": samples[5:]}
+
+
+async def _stored(stored) -> dict[str, list[float]]:
+    """Microseconds a turn of a run that is kept as it goes; fails if messages were not kept."""
+    from tempfile import TemporaryDirectory
+
+    samples: list[float] = []
+    with TemporaryDirectory(prefix="bench-") as folder:
+        async with stored(folder) as (prepare, kept):
+            end = time.perf_counter() + 2.0
+            while len(samples) < 3 or (len(samples) < 200 and time.perf_counter() < end):
+                samples.append(await _turn(prepare))
+            said = await kept()
+    if said < 2 * TURNS + 2:
+        raise SystemExit(f"{said} messages were kept, {2 * TURNS + 2} were said")
+    return {"stored_turn": samples[1:]}
+
+
+def main(build, describe=None, stored=None) -> None:
+    """Measure what the command line names; print one line of JSON."""
+    what = sys.argv[1]
+    if what == "import":
         samples = _import(build)
+    elif what == "schema":
+        samples = _schema(describe)
     else:
         import asyncio
 
-        samples = asyncio.run(_measure(build(), rows))
+        if what == "memory":
+            work = _memory(build())
+        elif what == "stored":
+            work = _stored(stored)
+        else:
+            work = _measure(build(), what.split(","))
+        samples = asyncio.run(work)
     print(json.dumps(samples))

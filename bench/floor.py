@@ -1,8 +1,10 @@
 """The floor: a bare asyncio loop that only (de)serialises with msgspec and calls the function.
 
-Each turn encodes the whole history into a request, as a client without a cache does, and decodes
-the reply and its arguments. No limits, no policy, no records, no errors.
+Each turn encodes the whole history into a request, as a client without a cache does, encodes and
+decodes the reply, and decodes its arguments. No limits, no policy, no records, no errors.
 """
+
+from contextlib import asynccontextmanager
 
 import clock
 
@@ -31,7 +33,16 @@ def codec():
     return Call, Message, encode, reply, arguments
 
 
-def build():
+def keep_nothing(history, encode) -> None:
+    pass
+
+
+def everything(history):
+    return history
+
+
+def build(keep=keep_nothing, told=everything):
+    """`keep` is handed the history each turn; `told` is what of it a request holds."""
     import asyncio
 
     Call, Message, encode, reply, arguments = codec()
@@ -54,8 +65,9 @@ def build():
         async def start() -> str:
             history = [Message("user", "go")]
             while True:
-                said = reply(await model(script, encode(history)))
+                said = reply(await model(script, encode(told(history))))
                 history.append(said)
+                keep(history, encode)
                 if not said.calls:
                     return said.text
                 if len(said.calls) == 1:
@@ -69,5 +81,51 @@ def build():
     return prepare
 
 
+def describe():
+    import inspect
+
+    import msgspec
+
+    def make(function):
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        fields = [
+            (one.name, one.annotation)
+            if one.default is one.empty
+            else (one.name, one.annotation, one.default)
+            for one in parameters
+        ]
+        return msgspec.json.schema(msgspec.defstruct(function.__name__, fields, kw_only=True))
+
+    return make
+
+
+@asynccontextmanager
+async def stored(folder: str):
+    """What is new is one row for each message, committed once a turn: before its calls."""
+    import sqlite3
+
+    database = sqlite3.connect(f"{folder}/floor.db", isolation_level=None)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    database.execute("CREATE TABLE said (run INTEGER, number INTEGER, message BLOB)")
+    count, run = 0, 0
+
+    def keep(history, encode) -> None:
+        nonlocal count, run
+        if len(history) <= count:
+            count, run = 0, run + 1
+        new = [(run, number, encode(history[number])) for number in range(count, len(history))]
+        database.execute("BEGIN")
+        database.executemany("INSERT INTO said VALUES (?, ?, ?)", new)
+        database.execute("COMMIT")
+        count = len(history)
+
+    async def kept() -> int:
+        return database.execute("SELECT count(*) FROM said WHERE run = ?", (run,)).fetchone()[0]
+
+    yield build(keep), kept
+    database.close()
+
+
 if __name__ == "__main__":
-    clock.main(build)
+    clock.main(build, describe, stored)

@@ -1,5 +1,7 @@
 """EvoClaw: `run_loop` with a local tool, a chain of policies, and a bus that records to bytes."""
 
+from contextlib import asynccontextmanager
+
 import clock
 
 
@@ -96,5 +98,56 @@ def build():
     return prepare
 
 
+def describe():
+    from evoclaw.tools.define import tool
+
+    make = tool("file_read", effect="read")
+    return lambda function: make(function).tool.parameters
+
+
+@asynccontextmanager
+async def stored(folder: str):
+    """A session in the store of `evoclaw up`, bound as there: nothing is done before it is kept."""
+    from pathlib import Path
+
+    from evoclaw.core.agent import Agent, LoopSettings
+    from evoclaw.core.ports import Ports
+    from evoclaw.executors.settled import Settled
+    from evoclaw.orchestrator.sessions.sessions import Conversations
+    from evoclaw.providers.settled import Settled as SettledProvider
+    from evoclaw.store.sessions import SessionStore
+
+    Fake, executor, policy, scripts = fake_provider(), local_executor(), policies(), {}
+    settings = LoopSettings(max_turns=clock.TURNS + 1)
+    agent = Agent("bench", "", capabilities=frozenset({"file_read"}), settings=settings)
+
+    async with await SessionStore.open(Path(folder) / "evoclaw.db") as store:
+
+        async def settle() -> None:
+            await store.database.write(lambda connection: None)
+
+        def equip(agent, session, given) -> Ports:
+            provider = SettledProvider(Fake(scripts[session.id]), settle)
+            return Ports(provider, Settled(executor, settle), policy)
+
+        talks = Conversations(store, {"bench": agent}, equip, together=True)
+
+        def prepare(script: clock.Script):
+            id = f"s{len(scripts)}"
+            scripts[id] = script
+
+            async def start() -> None:
+                await talks.open("bench", session_id=id)
+                async for _ in talks.say(id, "go"):
+                    pass
+
+            return start
+
+        async def kept() -> int:
+            return len(await store.messages(f"s{len(scripts) - 1}"))
+
+        yield prepare, kept
+
+
 if __name__ == "__main__":
-    clock.main(build)
+    clock.main(build, describe, stored)

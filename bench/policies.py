@@ -3,11 +3,12 @@
 The chain is the one that `wiring/governing.py` builds, with the budget behind it. Each figure is
 the processor time of one verdict: the median of a round, and of several rounds the least, for
 other work on the machine can only add to it. `fresh` judges a command whose text was never read
-before; `again` one that was.
+before; `again` one that was. `floor` is a chain of as many policies that allow at once.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import time
@@ -43,6 +44,8 @@ from evoclaw.wiring.budget import price_for
 from evoclaw.wiring.governing import Governance, open_governance
 
 ROUNDS, TIMES = 16, 60
+ENOUGH = 500
+"""Verdicts of the floor that are timed together: one is too quick for the clock."""
 SETTINGS = "[rates]\nper_minute = 100000\nburst = 100000\n"
 """Or they would be what is measured."""
 MODEL = "openai/gpt-4o"
@@ -141,6 +144,28 @@ def policies(governance: Governance, budget: Budget) -> dict[str, Policy]:
     return {_name(one): one for one in (*rules, budget)}
 
 
+class Nothing(Policy):
+    """Allows at once."""
+
+    async def judge(self, call: Call) -> Verdict:
+        return ALLOW
+
+
+async def floor(governance: Governance) -> float:
+    """What it takes a chain to ask as many policies that have nothing to say."""
+    settings, terms = governance.settings.budget, Terms(price=price_for(MODEL))
+    budget = Budget(governance.ledger, "bench-floor", settings, terms)
+    chain = Chain(tuple(Nothing() for _ in policies(governance, budget)))
+    call = Call("bench", *CALLS["read"], "bench.1.1.1", 10.0, context=Context())
+    took: list[float] = []
+    for _ in range(ROUNDS):
+        began = time.process_time_ns()
+        for _ in range(ENOUGH):
+            await chain.judge(call)
+        took.append((time.process_time_ns() - began) / ENOUGH)
+    return round(min(took) / 1000, 2)
+
+
 def _name(policy: Policy) -> str:
     inner = getattr(policy, "rule", policy)
     return type(inner).__name__
@@ -173,7 +198,7 @@ async def indexing() -> float:
     return round(median(took[1:]) / 1000, 1)
 
 
-async def main() -> None:
+async def main(rounds: int) -> None:
     """Measure, say, and end with one JSON object."""
     told: dict[str, object] = {"unit": "µs of processor time"}
     trusted, untrusted = (history(50, untrusted=one) for one in (False, True))
@@ -184,9 +209,10 @@ async def main() -> None:
             for kind in CALLS
         }
         # By turns: a slow minute of the machine then falls on all of them.
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for subject in subjects.values():
                 await subject.round()
+        told["floor"] = await floor(governance)
     for name, subject in subjects.items():
         verdict = getattr(subject.verdict, "code", "") or "allow"
         told[name] = {"verdict": verdict, **subject.took}
@@ -196,4 +222,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    asyncio.run(main(parser.parse_args().rounds))

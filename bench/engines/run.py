@@ -1,7 +1,8 @@
-"""Who drives which run: three engines on one PostgreSQL, under kill -9, SIGSTOP and restarts.
+"""Who drives which run: engines on one PostgreSQL, under kill -9, SIGSTOP and restarts.
 
-`python -m bench.engines.run [ENGINE...]`; the last line is one JSON object. procrastinate and DBOS
-are taken from a virtual environment of their own, `.bench/engines/venv`.
+`python -m bench.engines.run [ENGINE...]`; the last line is one JSON object. `jobs` is ours
+as it is. procrastinate alone, and DBOS, are taken from a virtual environment of their own,
+`.bench/engines/venv`.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ ENGINES = {
     "leases": Engine("on_leases", HERE, OURS),
     "leases_far": Engine("on_leases", HERE, OURS, "far"),
     "leases_skewed": Engine("on_leases", HERE, OURS, "skewed"),
+    "jobs": Engine("on_jobs", HERE, f"{OURS}, evoclaw.store.job_engine"),
+    "jobs_far": Engine("on_jobs", HERE, f"{OURS}, evoclaw.store.job_engine", "far"),
+    "jobs_skewed": Engine("on_jobs", HERE, f"{OURS}, evoclaw.store.job_engine", "skewed"),
     "procrastinate": Engine("on_procrastinate", OTHERS, "procrastinate, psycopg_pool"),
     "procrastinate_fenced": Engine("on_procrastinate", OTHERS, "procrastinate", "fenced"),
     "dbos": Engine("on_dbos", OTHERS, "dbos"),

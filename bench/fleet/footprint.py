@@ -1,6 +1,8 @@
 """What an idle edge costs: memory once connected, and the time from exec to online.
 
-The last line is the result as JSON. When a target is missed, the dearest imports are named.
+Each start of an edge is followed by one of a bare MQTT client in a Python process of its own, which
+is the floor. The last line is the result as JSON. When a target is missed, the dearest imports are
+named.
 """
 
 import argparse
@@ -15,15 +17,19 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tests.faults.processes import EdgeProcess
 from tests.faults.support import Hub, Site, site
+
+from evoclaw.transport.broker import EmbeddedBroker
 
 MOST_MB, MOST_SECONDS = 40.0, 0.6
 ROUNDS = 7
 SHOWN = 12
 
+Start = tuple[float, float]
+"""Seconds until it is there, and megabytes then."""
 
-async def once(here: Site, hub: Hub, number: int) -> tuple[float, float]:
+
+async def once(here: Site, hub: Hub, number: int) -> Start:
     """Start an edge; the seconds until it is online, and its megabytes when it has settled."""
     edge = await here.edge(f"edge-{number}")
     born = asyncio.get_running_loop().create_future()
@@ -39,25 +45,45 @@ async def once(here: Site, hub: Hub, number: int) -> tuple[float, float]:
         online = await born
     await hub.there(edge.name)
     await hub.ping(edge.name)
-    memory = resident_mb(edge)
+    memory = resident_mb(edge.pid)
     await edge.kill()
     await hub.presence(edge.name, online=False)
     return online - began, memory
 
 
-def resident_mb(edge: EdgeProcess) -> float:
-    """Its resident memory, in millions of bytes."""
-    pages = int(Path(f"/proc/{edge.pid}/statm").read_text().split()[1])
+def resident_mb(pid: int) -> float:
+    """A process's resident memory, in millions of bytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-async def measure(engine: str, rounds: int) -> tuple[list[float], list[float]]:
-    """The seconds and the megabytes of some starts, after one that warms the disk's cache."""
-    with tempfile.TemporaryDirectory(prefix="footprint-") as folder:
-        async with site(Path(folder), engine) as here, here.hub() as hub:
+def bare(port: int) -> tuple[float, float]:
+    """Start a bare client; the seconds until it has subscribed, and its megabytes."""
+    argv = [sys.executable, "-m", "bench.fleet.bare_crowd", str(port), "0", "1"]
+    began = time.perf_counter()
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        found = time.perf_counter() - began, resident_mb(process.pid)
+        process.kill()
+    return found
+
+
+async def measure(engine: str, rounds: int) -> tuple[list[Start], list[Start]]:
+    """Starts of edges and of bare clients in turns, after one each that warms the disk's cache."""
+    with (
+        tempfile.TemporaryDirectory(prefix="footprint-") as folder,
+        tempfile.TemporaryDirectory(prefix="footprint-") as other,
+    ):
+        async with (
+            EmbeddedBroker(other, engine=engine, anonymous=True) as plain,
+            site(Path(folder), engine) as here,
+            here.hub() as hub,
+        ):
             await once(here, hub, rounds)
-            found = [await once(here, hub, number) for number in range(rounds)]
-    return [seconds for seconds, _ in found], [memory for _, memory in found]
+            bare(plain.port)
+            pairs = [(await once(here, hub, each), bare(plain.port)) for each in range(rounds)]
+    return [ours for ours, _ in pairs], [floor for _, floor in pairs]
 
 
 def dearest() -> list[str]:
@@ -90,13 +116,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--imports", action="store_true", help="name the dearest imports anyway")
     options = parser.parse_args()
-    seconds, memory = asyncio.run(measure(options.engine, options.rounds))
+    starts, floors = asyncio.run(measure(options.engine, options.rounds))
+    seconds, memory = zip(*starts, strict=True)
     print("start, s:   " + " ".join(f"{one:.2f}" for one in sorted(seconds)))
     print("memory, MB: " + " ".join(f"{one:.1f}" for one in sorted(memory)))
     figures = {
         "start_s": round(median(seconds), 3),
         "start_worst_s": round(max(seconds), 3),
         "memory_mb": round(median(memory), 1),
+        "bare_start_s": round(median(seconds for seconds, _ in floors), 3),
+        "bare_mb": round(median(memory for _, memory in floors), 1),
         "target_s": MOST_SECONDS,
         "target_mb": MOST_MB,
     }

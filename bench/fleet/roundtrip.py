@@ -2,8 +2,9 @@
 
 The orchestrator is this process, the edge another one with a tool that does nothing; the broker is
 a third. Measured with one call at a time and with 64: the bare client, the protocol with stores
-that are not synced, the protocol as it is, and how often the disk takes a commit. The last line is
-the result as JSON.
+that are not synced, the protocol as it is, and how often the disk takes a commit. With `--peers`
+also aiomqtt, another bare client, and a call through the MCP SDK over HTTP. The last line is the
+result as JSON.
 """
 
 import argparse
@@ -20,8 +21,10 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from statistics import median
 
+from bench.fleet import mcp_trip
 from bench.fleet.bare import Bare, connected
 from bench.fleet.profiling import profile
+from bench.suite.subjects import CannotMeasure, peer
 from tests.faults.light import nothing
 
 from evoclaw.core.tools import Call
@@ -127,6 +130,19 @@ async def protocol(port: int, durable: bool, seconds: float) -> tuple[Pace, Pace
             return await rate(trip, 1, seconds), await rate(trip, MANY, seconds)
 
 
+async def through_aiomqtt(port: int, seconds: float) -> tuple[Pace, Pace]:
+    """Another bare client, in an environment and two processes of its own."""
+    said = await asyncio.to_thread(peer("aiomqtt").measure, str(port), str(seconds))
+    found = json.loads(said)
+    return (found["one"], found["one_us"]), (found["many"], found["many_us"])
+
+
+async def through_mcp(seconds: float) -> tuple[Pace, Pace]:
+    """The way of others."""
+    async with mcp_trip.calling() as trip:
+        return await rate(trip, 1, seconds), await rate(trip, MANY, seconds)
+
+
 def commits(seconds: float) -> float:
     """How often a second the disk takes one row, as SQLite does it."""
     with (
@@ -143,7 +159,7 @@ def commits(seconds: float) -> float:
         return done / (time.perf_counter() - began)
 
 
-async def measure(engine: str, rounds: int, seconds: float) -> dict[str, list[float]]:
+async def measure(engine: str, rounds: int, seconds: float, peers: bool) -> dict[str, list[float]]:
     """All of it, one after the other, some times."""
     found: dict[str, list[float]] = {}
 
@@ -158,6 +174,12 @@ async def measure(engine: str, rounds: int, seconds: float) -> dict[str, list[fl
                 note("bare", await bare(broker.port, seconds))
                 note("fast", await protocol(broker.port, False, seconds))
                 note("durable", await protocol(broker.port, True, seconds))
+                if peers:
+                    note("mcp", await through_mcp(seconds))
+                    try:
+                        note("aiomqtt", await through_aiomqtt(broker.port, seconds))
+                    except CannotMeasure as problem:
+                        print(f"aiomqtt: {problem}", file=sys.stderr, flush=True)
                 found.setdefault("commits_per_s", []).append(commits(seconds / 2))
                 print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
     return found
@@ -201,11 +223,12 @@ def main() -> None:
     parser.add_argument("--engine", choices=("nats", "mosquitto"), default="nats")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each figure of a round")
+    parser.add_argument("--peers", action="store_true", help="aiomqtt and the MCP SDK, too")
     parser.add_argument("--profile", type=int, metavar="N", help="instead: where N spend it")
     options = parser.parse_args()
     if options.profile:
         return asyncio.run(profiled(options.engine, options.profile, options.seconds))
-    found = asyncio.run(measure(options.engine, options.rounds, options.seconds))
+    found = asyncio.run(measure(options.engine, options.rounds, options.seconds, options.peers))
     sys.exit(report(found))
 
 

@@ -1,11 +1,20 @@
 """agno: `Agent.arun` without telemetry, no database."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import clock
 
+sessions: list[str] = []
 
-def build():
+
+def named() -> str:
+    """The id of another session."""
+    sessions.append(f"s{len(sessions)}")
+    return sessions[-1]
+
+
+def build(database=None):
     from agno.agent import Agent
     from agno.models.base import Model
     from agno.models.response import ModelResponse
@@ -42,7 +51,9 @@ def build():
         _parse_provider_response = _parse_provider_response_delta = invoke
 
     def prepare(script):
-        agent = Agent(model=Fake(script), tools=[add], telemetry=False)
+        agent = Agent(
+            model=Fake(script), tools=[add], telemetry=False, db=database, session_id=named()
+        )
 
         async def start():
             return await agent.arun("go")
@@ -52,5 +63,27 @@ def build():
     return prepare
 
 
+def describe():
+    from agno.tools.function import Function
+
+    return lambda function: Function.from_callable(function).to_dict()
+
+
+@asynccontextmanager
+async def stored(folder: str):
+    """Its SQLite database. It keeps a run when it has ended, and nothing of it before."""
+    from agno.db.base import SessionType
+    from agno.db.sqlite import AsyncSqliteDb
+
+    database = AsyncSqliteDb(db_file=f"{folder}/agno.db")
+
+    async def kept() -> int:
+        found = await database.get_session(sessions[-1], SessionType.AGENT)
+        return sum(len(run.messages) for run in found.runs)
+
+    yield build(database), kept
+    await database.close()
+
+
 if __name__ == "__main__":
-    clock.main(build)
+    clock.main(build, describe, stored)

@@ -2,11 +2,12 @@
 
 import asyncio
 import itertools
+from contextlib import asynccontextmanager
 
 import clock
 
 
-def build():
+def build(kept_in=None):
     from google.adk.agents import LlmAgent
     from google.adk.agents.run_config import RunConfig
     from google.adk.models import BaseLlm, LlmResponse
@@ -40,7 +41,7 @@ def build():
 
     def prepare(script):
         agent = LlmAgent(name="bench", model=Fake(model="fake", script=script), tools=[add])
-        sessions = InMemorySessionService()
+        sessions = kept_in or InMemorySessionService()
         runner = Runner(agent=agent, app_name="bench", session_service=sessions)
         session = f"s{next(numbers)}"
         message = types.Content(role="user", parts=[types.Part(text="go")])
@@ -58,5 +59,27 @@ def build():
     return prepare
 
 
+def describe():
+    from google.adk.tools import FunctionTool
+
+    return lambda function: FunctionTool(function)._get_declaration().model_dump()
+
+
+@asynccontextmanager
+async def stored(folder: str):
+    """Its `SqliteSessionService`: each event, when it has happened."""
+    from google.adk.sessions.sqlite_session_service import SqliteSessionService
+
+    sessions = SqliteSessionService(f"{folder}/sessions.db")
+
+    async def kept() -> int:
+        listed = await sessions.list_sessions(app_name="bench", user_id="u")
+        last = max(listed.sessions, key=lambda one: one.last_update_time)
+        found = await sessions.get_session(app_name="bench", user_id="u", session_id=last.id)
+        return len(found.events)
+
+    yield build(sessions), kept
+
+
 if __name__ == "__main__":
-    clock.main(build)
+    clock.main(build, describe, stored)

@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+from contextlib import asynccontextmanager
 
 import clock
 
+threads: list[dict] = []
 
-def build():
+
+def build(saver=None):
     os.environ["LANGSMITH_TRACING"] = "false"
     from langchain.agents import create_agent
     from langchain_core.language_models.chat_models import BaseChatModel
@@ -43,16 +46,44 @@ def build():
             return ChatResult(generations=[ChatGeneration(message=message)])
 
     def prepare(script):
-        agent = create_agent(Fake(script=script), [add])
+        agent = create_agent(Fake(script=script), [add], checkpointer=saver)
         config = {"recursion_limit": 10 * script.turns + 10}
+        more = {}
+        if saver:
+            threads.append({"configurable": {"thread_id": f"s{len(threads)}"}})
+            config |= threads[-1]
+            more = {"durability": "sync"}
 
         async def start():
-            return await agent.ainvoke({"messages": [("user", "go")]}, config)
+            return await agent.ainvoke({"messages": [("user", "go")]}, config, **more)
 
         return start
 
     return prepare
 
 
+def describe():
+    from langchain.tools import tool
+    from langchain_core.utils.function_calling import convert_to_openai_tool
+
+    make = tool(parse_docstring=True)
+    return lambda function: convert_to_openai_tool(make(function))
+
+
+@asynccontextmanager
+async def stored(folder: str):
+    """The SQLite checkpointer of langgraph, a thread for each run, each step before the next."""
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    async with AsyncSqliteSaver.from_conn_string(f"{folder}/checkpoints.db") as saver:
+        await saver.setup()
+
+        async def kept() -> int:
+            last = await saver.aget(threads[-1])
+            return len(last["channel_values"]["messages"])
+
+        yield build(saver), kept
+
+
 if __name__ == "__main__":
-    clock.main(build)
+    clock.main(build, describe, stored)

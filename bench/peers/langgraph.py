@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+from contextlib import asynccontextmanager
 
 import clock
+
+threads: list[dict] = []
 
 
 def fake_model():
@@ -37,7 +40,7 @@ def fake_model():
     return Fake
 
 
-def build():
+def build(saver=None):
     os.environ["LANGSMITH_TRACING"] = "false"
     from langchain_core.tools import tool
     from langgraph.graph import START, MessagesState, StateGraph
@@ -62,16 +65,44 @@ def build():
         graph.add_edge(START, "think")
         graph.add_conditional_edges("think", tools_condition)
         graph.add_edge("tools", "think")
-        agent = graph.compile()
+        agent = graph.compile(checkpointer=saver)
         config = {"recursion_limit": 10 * script.turns + 10}
+        more = {}
+        if saver:
+            threads.append({"configurable": {"thread_id": f"s{len(threads)}"}})
+            config |= threads[-1]
+            more = {"durability": "sync"}
 
         async def start():
-            return await agent.ainvoke({"messages": [("user", "go")]}, config)
+            return await agent.ainvoke({"messages": [("user", "go")]}, config, **more)
 
         return start
 
     return prepare
 
 
+def describe():
+    from langchain_core.tools import tool
+    from langchain_core.utils.function_calling import convert_to_openai_tool
+
+    make = tool(parse_docstring=True)
+    return lambda function: convert_to_openai_tool(make(function))
+
+
+@asynccontextmanager
+async def stored(folder: str):
+    """Its SQLite checkpointer, a thread for each run; a step is kept before the next begins."""
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    async with AsyncSqliteSaver.from_conn_string(f"{folder}/checkpoints.db") as saver:
+        await saver.setup()
+
+        async def kept() -> int:
+            last = await saver.aget(threads[-1])
+            return len(last["channel_values"]["messages"])
+
+        yield build(saver), kept
+
+
 if __name__ == "__main__":
-    clock.main(build)
+    clock.main(build, describe, stored)

@@ -1,6 +1,7 @@
 """openai-agents: `Runner.run` with tracing disabled."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import clock
 
@@ -42,7 +43,7 @@ def fake_model():
     return Fake
 
 
-def build():
+def build(session=lambda: None):
     from agents import Agent, RunConfig, Runner, function_tool, set_tracing_disabled
 
     set_tracing_disabled(True)
@@ -56,14 +57,42 @@ def build():
     def prepare(script):
         agent = Agent(name="bench", model=Fake(script), tools=[add])
         config = RunConfig(tracing_disabled=True)
+        kept = session()
 
         async def start():
-            return await Runner.run(agent, "go", max_turns=script.turns + 2, run_config=config)
+            return await Runner.run(
+                agent, "go", max_turns=script.turns + 2, run_config=config, session=kept
+            )
 
         return start
 
     return prepare
 
 
+def describe():
+    from agents import function_tool
+
+    return lambda function: function_tool(function).params_json_schema
+
+
+@asynccontextmanager
+async def stored(folder: str):
+    """Its `SQLiteSession` in a file, one session for each run."""
+    from agents import SQLiteSession
+
+    sessions = []
+
+    def session():
+        sessions.append(SQLiteSession(f"s{len(sessions)}", f"{folder}/sessions.db"))
+        return sessions[-1]
+
+    async def kept() -> int:
+        return len(await sessions[-1].get_items())
+
+    yield build(session), kept
+    for one in sessions:
+        one.close()
+
+
 if __name__ == "__main__":
-    clock.main(build)
+    clock.main(build, describe, stored)

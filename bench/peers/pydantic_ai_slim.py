@@ -36,5 +36,11 @@ def build():
     return prepare
 
 
+def describe():
+    from pydantic_ai import Tool
+
+    return lambda function: Tool(function).tool_def.parameters_json_schema
+
+
 if __name__ == "__main__":
-    clock.main(build)
+    clock.main(build, describe)

@@ -69,5 +69,12 @@ def build():
     return prepare
 
 
+def describe():
+    from smolagents import tool
+    from smolagents.models import get_tool_json_schema
+
+    return lambda function: get_tool_json_schema(tool(function))
+
+
 if __name__ == "__main__":
-    clock.main(build)
+    clock.main(build, describe)

@@ -1,6 +1,7 @@
 """strands-agents: `Agent.invoke_async`, no printing; telemetry is off unless set up."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import clock
 
@@ -42,7 +43,7 @@ def fake_model():
     return Fake
 
 
-def build():
+def build(session=lambda: None):
     from strands import Agent, tool
     from strands.agent.conversation_manager import NullConversationManager
 
@@ -65,6 +66,7 @@ def build():
             callback_handler=None,
             conversation_manager=NullConversationManager(),
             load_tools_from_directory=False,
+            session_manager=session(),
         )
 
         async def start():
@@ -75,5 +77,34 @@ def build():
     return prepare
 
 
+def describe():
+    from strands import tool
+
+    return lambda function: tool(function).tool_spec["inputSchema"]
+
+
+@asynccontextmanager
+async def stored(folder: str):
+    """Its `FileSessionManager`: a file for each message, which it does not sync."""
+    from pathlib import Path
+
+    from strands.session.file_session_manager import FileSessionManager
+
+    count = 0
+
+    def session():
+        nonlocal count
+        count += 1
+        return FileSessionManager(f"s{count}", f"{folder}/sessions")
+
+    def files() -> int:
+        return len(list(Path(folder, "sessions", f"session_s{count}").rglob("message_*.json")))
+
+    async def kept() -> int:
+        return files()
+
+    yield build(session), kept
+
+
 if __name__ == "__main__":
-    clock.main(build)
+    clock.main(build, describe, stored)

@@ -1,5 +1,7 @@
 """Who is measured, and in which environment; a peer's is made once, by package name, and kept."""
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess
@@ -7,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 BENCH = ROOT / "bench"
 ENVS = ROOT / ".bench"
 LOOPS = (
@@ -22,6 +24,13 @@ LOOPS = (
 )
 SDKS = {"openai": "openai", "anthropic": "anthropic"}
 """Dialect of a streaming row: the official SDK that is its peer."""
+BESIDES = {
+    "agno": ("sqlalchemy[asyncio]", "aiosqlite"),
+    "langchain": ("langgraph-checkpoint-sqlite",),
+    "langgraph": ("langgraph-checkpoint-sqlite",),
+    "google-adk": ("aiosqlite",),
+}
+"""What a peer needs to keep its runs in SQLite, and does not bring with it."""
 
 SWITCHES = {
     "AGNO_TELEMETRY": "false",
@@ -33,7 +42,7 @@ SWITCHES = {
 
 
 class CannotMeasure(Exception):
-    """A subject cannot be measured here; the message says why, with no path and no address."""
+    """Something cannot be measured here; the message says why, with no path and no address."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +71,13 @@ def peer(package: str) -> Subject:
     """A peer in its own environment, made if it is not there."""
     home = ENVS / package
     python = home / "bin" / "python"
-    ready = home / "installed"
-    if not ready.exists():
-        print(f"installing {package}", file=sys.stderr, flush=True)
+    ready, wanted = home / "installed", [package, *BESIDES.get(package, ())]
+    if not ready.exists() or ready.read_text().split() != wanted:
+        print(f"installing {' '.join(wanted)}", file=sys.stderr, flush=True)
         _run([sys.executable, "-m", "venv", "--clear", str(home)], None, 120)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, package], None, 900)
-        ready.touch()
+        _run([*pip, *wanted], None, 900)
+        ready.write_text(" ".join(wanted))
     return Subject(package, python, BENCH / "peers" / f"{package.replace('-', '_')}.py")
 
 
@@ -88,11 +97,12 @@ def _run(command: list[str], env: dict[str, str] | None, seconds: float) -> str:
     except OSError as error:
         raise CannotMeasure(f"cannot be started ({type(error).__name__})") from None
     if done.returncode or not done.stdout and env is not None:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise CannotMeasure(f"exit {done.returncode}: {_scrubbed(last)}")
+        raise CannotMeasure(f"exit {done.returncode}: {last_line(done.stderr)}")
     return done.stdout
 
 
-def _scrubbed(text: str) -> str:
-    text = re.sub(r"\w+://\S+", "<address>", text)
-    return re.sub(r"(/[\w.@+-]+){2,}/?", "<path>", text)[:200]
+def last_line(text: str) -> str:
+    """The last thing said, with no path and no address in it."""
+    last = (text.strip().splitlines() or ["no output"])[-1]
+    last = re.sub(r"\w+://\S+", "<address>", last)
+    return re.sub(r"(/[\w.@+-]+){2,}/?", "<path>", last)[:200]

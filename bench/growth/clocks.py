@@ -1,0 +1,134 @@
+"""What something costs: processor time of this process and of a server, and a database's steps."""
+
+from __future__ import annotations
+
+import gc
+import sqlite3
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.growth.fitting import Curve, curve
+
+from evoclaw.store.database import Database
+
+Clock = Callable[[], float]
+Op = Callable[[], Awaitable[object]]
+
+
+class Points:
+    """The costs of several operations at several sizes."""
+
+    def __init__(self) -> None:
+        self._found: defaultdict[tuple[str, str, float], dict[int, float]] = defaultdict(dict)
+
+    def add(self, name: str, unit: str, allowed: float, size: int, value: float) -> None:
+        """Note what an operation costs at a size; of several samples the least counts."""
+        known = self._found[name, unit, allowed]
+        known[size] = min(value, known.get(size, value))
+
+    def curves(self) -> list[Curve]:
+        """What was measured at two sizes or more."""
+        return [
+            curve(name, unit, points, allowed)
+            for (name, unit, allowed), points in self._found.items()
+            if len(points) > 1
+        ]
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds that a process has been at work."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+async def clock_of(database: Database) -> Clock:
+    """The time that this process spends, and with PostgreSQL the one that serves it."""
+    if database.dialect == "sqlite":
+        return time.process_time
+    statement = "SELECT pg_backend_pid()"
+    found: Any = await database.read(lambda c: c.execute(statement).fetchone())
+    return lambda: time.process_time() + cpu_of(found[0])
+
+
+async def least(
+    op: Op, *, times: int = 10, rounds: int = 5, clock: Clock = time.process_time
+) -> float:
+    """The least processor time of one operation, in µs: other work can only add to it."""
+    await op()
+    best = float("inf")
+    for _ in range(rounds):
+        gc.collect(0)
+        began = clock()
+        for _ in range(times):
+            await op()
+        best = min(best, (clock() - began) / times * 1e6)
+    return best
+
+
+async def called(op: Op, rounds: int = 3) -> int:
+    """How many functions this thread calls for an operation; what else goes on can only add."""
+    await op()
+    return min([await _called(op) for _ in range(rounds)])
+
+
+async def _called(op: Op) -> int:
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        await op()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@asynccontextmanager
+async def steps_of(database: Database) -> AsyncGenerator[Callable[[], int]]:
+    """Count the steps of SQLite's machine: the same on every day, and on every computer."""
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    async def count(handler: Callable[[], int] | None) -> None:
+        def work(connection: Any) -> None:
+            assert isinstance(connection, sqlite3.Connection)
+            connection.set_progress_handler(handler, 1)
+
+        await database.read(work)
+
+    await count(step)
+    try:
+        yield lambda: steps
+    finally:
+        await count(None)
+
+
+async def measured(
+    points: Points,
+    database: Database,
+    name: str,
+    allowed: float,
+    size: int,
+    op: Op,
+    *,
+    times: int = 5,
+) -> None:
+    """Note the time of an operation on a database, and with SQLite its steps."""
+    clock = await clock_of(database)
+    took = await least(op, times=times, clock=clock)
+    points.add(f"{name} ({database.dialect})", "µs", allowed, size, took)
+    if database.dialect == "sqlite":
+        async with steps_of(database) as steps:
+            await op()
+            points.add(f"{name} ({database.dialect}, steps)", "steps", allowed, size, steps())

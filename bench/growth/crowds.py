@@ -1,0 +1,186 @@
+"""Many of one kind: runs that are queued, commands that wait, watchers, sessions, notes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from itertools import count
+from secrets import token_hex
+
+from bench.growth.clocks import Op, Points, clock_of, least, measured
+from bench.growth.fitting import FLAT, LINEAR, Curve
+from bench.growth.places import NUMBERS, House, Model, house, places, settle
+from tests.store.places import Place
+
+from evoclaw.core.labels import Principal
+from evoclaw.orchestrator.errands import Errand
+from evoclaw.store.claims import Claims
+from evoclaw.store.commands import CommandStore
+from evoclaw.store.database import Connection, Database
+from evoclaw.store.memory import EventType, MemoryStore, Observation
+
+ANN = Principal(user="ann")
+SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000, 10_000)}
+NOTES = {True: (100, 1_000, 10_000), False: (100, 1_000, 10_000, 100_000)}
+WATCHERS = {True: (1, 10, 100), False: (1, 10, 100, 1_000)}
+EDGE = "kitchen"
+SESSIONS = f"""{NUMBERS}
+INSERT INTO sessions (tenant, id, owner, parent, agent, session)
+SELECT s.tenant, 'f' || n.i, s.owner, '', CASE WHEN n.i < 5 THEN 'rare' ELSE s.agent END, s.session
+FROM n JOIN sessions s ON s.tenant = 'local' AND s.id = ?3"""
+QUEUED = f"""{NUMBERS}
+INSERT INTO runs (tenant, id, session_id, asked, parent_run, root_run, background, began_at,
+    errand, owner)
+SELECT r.tenant, 'f' || n.i, 'f' || n.i, r.asked, '', 'f' || n.i, 0, 1.0, r.errand, r.owner
+FROM n JOIN runs r ON r.tenant = 'local' AND r.id = ?3"""
+COMMANDS = f"""{NUMBERS}
+INSERT INTO commands (request_id, agent_id, run_id, payload, expires_at, state, tenant)
+SELECT 'f' || n.i, c.agent_id, c.run_id, c.payload, c.expires_at, 'queued', c.tenant
+FROM n JOIN commands c ON c.request_id = ?3"""
+
+
+async def curves(quick: bool) -> AsyncGenerator[Curve]:
+    """All of it, on both databases."""
+    async with places(postgres=not quick) as found:
+        for place in found:
+            points = Points()
+            async with house(place) as made:
+                await _waiting(points, made, place, SIZES[quick])
+                await _commands(points, made.store.database, place, SIZES[quick])
+                await _notes(points, made.store.database, place, NOTES[quick])
+            if place.is_file:
+                async with house(place, serve=True) as made:
+                    for size in WATCHERS[quick]:
+                        await _watched(points, made, size)
+            for one in points.curves():
+                yield one
+
+
+async def _waiting(points: Points, house: House, place: Place, sizes: tuple[int, ...]) -> None:
+    """Sessions of one person, each with a run that waits for its turn."""
+    database, store = house.store.database, house.store
+    first, _ = await house.runs.start(ANN, Errand("go on"))
+    filled = 0
+    for size in sizes:
+
+        def fill(connection: Connection, since: int = filled, until: int = size) -> None:
+            connection.execute(SESSIONS, (since + 1, until, first.session_id))
+            connection.execute(QUEUED, (since + 1, until, first.run_id))
+
+        await database.write(fill)
+        await settle(place)
+        filled = size
+        ops: dict[str, tuple[Op, float]] = {
+            # How many are queued is counted, and bounded.
+            "start a run, beside queued ones": (_start(house), LINEAR),
+            "list sessions of one who has many": (lambda: store.sessions("ann", limit=5), FLAT),
+            "of one who has many, by agent": (
+                lambda: store.sessions("ann", agent="rare", limit=3),
+                FLAT,
+            ),
+        }
+        if database.dialect == "sqlite":
+            ops["begin a queued run"] = (_claim(house), FLAT)
+        for name, (op, allowed) in (*ops.items(), *ops.items()):
+            await measured(points, database, name, allowed, size, op)
+    await database.write(lambda c: c.execute("DELETE FROM runs"))
+
+
+def _start(house: House) -> Op:
+    async def op() -> None:
+        view, _ = await house.runs.start(ANN, Errand("hello"))
+        gone = "DELETE FROM runs WHERE tenant = 'local' AND id = ?"
+        await house.store.database.write(lambda c: c.execute(gone, (view.run_id,)))
+
+    return op
+
+
+def _claim(house: House) -> Op:
+    queue = Claims(house.store, "growth")
+    back = "UPDATE runs SET epoch = 0, holder = '' WHERE tenant = 'local' AND id = ?"
+
+    async def op() -> None:
+        (claim,) = await queue.next({}, 1, 1)
+        await house.store.database.write(lambda c: c.execute(back, (claim.run_id,)))
+
+    return op
+
+
+async def _commands(
+    points: Points, database: Database, place: Place, sizes: tuple[int, ...]
+) -> None:
+    """Commands that wait for one edge."""
+    store, filled = CommandStore(database), 0
+    await store.put("first", EDGE, "run", b"payload" * 30, time.time() + 86_400)
+    for size in sizes:
+        values = (filled + 1, size, "first")
+        await database.write(lambda c, values=values: c.execute(COMMANDS, values))
+        await settle(place)
+        filled = size
+        now = time.time()
+        ops: dict[str, Op] = {
+            "put and settle a command": _command(store),
+            "the next commands of an edge": lambda now=now: store.wanted(EDGE, now, 8),
+            "look for commands that expired": lambda now=now: store.expire(now),
+        }
+        for name, op in (*ops.items(), *ops.items()):
+            await measured(points, database, name, FLAT, size, op)
+
+
+def _command(store: CommandStore) -> Op:
+    async def op() -> None:
+        name = token_hex(8)
+        await store.put(name, EDGE, "run", b"payload" * 30, None, cap=1_000_000)
+        await store.mark(name, "sent")
+        await store.settle(name, EDGE, b"outcome")
+
+    return op
+
+
+async def _notes(points: Points, database: Database, place: Place, sizes: tuple[int, ...]) -> None:
+    """What is remembered of one person."""
+    store, numbers = MemoryStore(database), count()
+
+    def some(many: int) -> list[Observation]:
+        return [
+            Observation(
+                f"n{number}", f"s{number % 50}", "lead", EventType.TOOL_CALL,
+                f"the lamp lamp{number} in room {number % 97} was turned on",
+                timestamp=float(number),
+            )
+            for number in (next(numbers) for _ in range(many))
+        ]  # fmt: skip
+
+    filled = 0
+    for size in sizes:
+        while filled < size:
+            await store.add(some(min(500, size - filled)))
+            filled += min(500, size - filled)
+        await settle(place)
+        clock = await clock_of(database)
+        ops: dict[str, tuple[Op, float]] = {
+            "remember something": (lambda: store.add(some(1)), FLAT),
+            # Where the newest 10,000 begin is counted.
+            "recall by a rare word": (lambda: store.find("what about lamp42"), LINEAR),
+            "recall by a word of all notes": (lambda: store.find("the lamp"), LINEAR),
+        }
+        for name, (op, allowed) in ops.items():
+            took = await least(op, times=3, clock=clock)
+            points.add(f"{name} ({database.dialect})", "µs", allowed, size, took)
+
+
+async def _watched(points: Points, house: House, watchers: int) -> None:
+    """A run of one reply of a hundred pieces, and so many who watch it."""
+
+    async def watch(run_id: str) -> int:
+        return len([record async for record in house.runs.whole("local", run_id)])
+
+    async def op() -> None:
+        house.model = Model(0, pieces=100)
+        view, _ = await house.runs.start(ANN, Errand("go on"))
+        seen = await asyncio.gather(*(watch(view.run_id) for _ in range(watchers)))
+        assert min(seen) == max(seen) > 100
+
+    took = await least(op, times=1, rounds=3)
+    points.add("a run and its watchers", "µs", LINEAR, watchers, took)

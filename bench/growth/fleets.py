@@ -1,0 +1,224 @@
+"""The fleet with 10 to 5,000 edges, a call to all of them, and as many definitions of agents."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import msgspec
+from bench.growth.clocks import Op, Points, called, least
+from bench.growth.fitting import FLAT, LINEAR, Curve
+from tests.faults.light import light_edge, nothing
+
+from evoclaw.api.routes.fleet import list_edges, show_edge
+from evoclaw.config.evoclaw_toml import read_evoclaw_toml
+from evoclaw.core.tools import Call, Tool
+from evoclaw.orchestrator.fleet.edge_call import EdgeCall
+from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.store.commands import CommandStore
+from evoclaw.transport.address import Address
+from evoclaw.transport.broker import EmbeddedBroker
+from evoclaw.transport.link import Incoming
+from evoclaw.transport.mqtt import MqttLink
+from evoclaw.transport.topics import Kind, topic
+from evoclaw.transport.wire import (
+    Advert,
+    AdvertisedTool,
+    Heartbeat,
+    Report,
+    ReportType,
+    Status,
+    as_payload,
+    encode,
+)
+
+SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000, 5_000)}
+REAL = {True: (10, 30, 100), False: (10, 30, 100, 300)}
+"""Edges that really are there, for a call to all of them."""
+DEFINED = (10, 100, 1_000, 3_000)
+"""Agents; one file of settings holds no more than so many."""
+BOOT = "boot-1"
+PATIENCE = 60.0
+
+
+async def curves(quick: bool) -> AsyncGenerator[Curve]:
+    """All of it."""
+    points = Points()
+    with TemporaryDirectory(prefix="growth-") as name:
+        folder = Path(name)
+        async with EmbeddedBroker(folder / "broker", anonymous=True) as broker:
+            address = Address("127.0.0.1", broker.port)
+            async with (
+                _orchestrator(address, folder / "many.db") as orchestrator,
+                light_edge("real", address, folder),
+            ):
+                await orchestrator.wait_for("real", PATIENCE)
+                for size in SIZES[quick]:
+                    await _at(points, orchestrator, size)
+            for size in REAL[quick]:
+                with TemporaryDirectory(prefix="growth-") as own:
+                    await _fan_out(points, address, Path(own), size)
+        for size in DEFINED:
+            await _definitions(points, folder, size)
+    for one in points.curves():
+        yield one
+
+
+@asynccontextmanager
+async def _orchestrator(address: Address, path: Path) -> AsyncGenerator[Orchestrator]:
+    async with await CommandStore.open(path, durable=False) as store:
+        made = Orchestrator(MqttLink(address), store)
+        async with made.connected():
+            yield made
+
+
+async def _greet(orchestrator: Orchestrator, name: str) -> None:
+    """Have an edge known, as if it had said all that edges say."""
+    fleet, tool = orchestrator.fleet, nothing.tool
+    hashes = [AdvertisedTool(tool.name, "", "1")]
+    fleet.status(Status(name, "online", BOOT, 1), retained=False)
+    fleet.advert(Advert(name, "A sensor.", agent_type="sensor", tools=hashes))
+    await fleet.tools(name, [tool], {tool.name: "1"})
+    fleet.member(name).greeted = (BOOT, 1)
+
+
+def _name(number: int) -> str:
+    return f"edge-{number:05d}"
+
+
+async def _at(points: Points, orchestrator: Orchestrator, size: int) -> None:
+    for number in range(orchestrator.fleet.size, size):
+        await _greet(orchestrator, _name(number))
+    ops: dict[str, tuple[Op, float]] = {
+        "a heartbeat": (_heartbeat(orchestrator), FLAT),
+        "an edge that is new": (_new(orchestrator), FLAT),
+        "the tools of a run, unchanged": (_tools(orchestrator, change=False), FLAT),
+        "the tools of a run, after a change": (_tools(orchestrator, change=True), LINEAR),
+        "a call to one edge": (_call(orchestrator), FLAT),
+        "choose an edge for a tool": (_choose(orchestrator), LINEAR),
+        "look for edges that fell silent": (_sweep(orchestrator), LINEAR),
+        "show one edge": (_shown(orchestrator, one=True), FLAT),
+        "list the fleet": (_shown(orchestrator, one=False), LINEAR),
+    }
+    for name, (op, allowed) in ops.items():
+        if allowed == LINEAR:
+            # Thousands of edges do not fit into a processor's memory, which is not what is asked.
+            points.add(name, "calls", allowed, size, await called(op))
+        else:
+            points.add(name, "µs", allowed, size, await least(op, times=5))
+
+
+def _heartbeat(orchestrator: Orchestrator) -> Op:
+    beat = Report(_name(1), "sensor", ReportType.HEARTBEAT, as_payload(Heartbeat(BOOT, 1, room=8)))
+    message = Incoming(topic(_name(1), Kind.REPORTS), encode(beat))
+
+    async def op() -> None:
+        orchestrator.reception.received(message)
+
+    return op
+
+
+def _new(orchestrator: Orchestrator) -> Op:
+    names = (f"new-{secrets.token_hex(4)}" for _ in count())
+
+    async def op() -> None:
+        name = next(names)
+        status = encode(Status(name, "online", BOOT, 1))
+        orchestrator.reception.received(Incoming(topic(name, Kind.STATUS), status))
+        orchestrator.fleet.status(Status(name, "offline", BOOT, 1), retained=False)
+
+    return op
+
+
+def _tools(orchestrator: Orchestrator, *, change: bool) -> Op:
+    calls, numbers = orchestrator.edge_call(frozenset({"*"})), count()
+
+    async def op() -> None:
+        if change:
+            said = f"Sensor {next(numbers)}."
+            orchestrator.fleet.advert(Advert(_name(2), said, agent_type="sensor"))
+        assert len(calls.tools()) == 1
+
+    return op
+
+
+def _asked(calls: EdgeCall, whom: str) -> Call:
+    tool: Tool = calls.tools()[0]
+    arguments = {"agent_id": whom, "action": "nothing", "params": {}}
+    return Call("c", tool, arguments, f"{secrets.token_hex(16)}.1.0.1", tool.timeout)
+
+
+def _call(orchestrator: Orchestrator) -> Op:
+    calls = orchestrator.edge_call(frozenset({"*"}))
+
+    async def op() -> None:
+        result = await calls.execute(_asked(calls, "real"), lambda _: None)
+        assert result.error is None, result.text
+
+    return op
+
+
+def _choose(orchestrator: Orchestrator) -> Op:
+    async def op() -> None:
+        assert orchestrator.fleet.with_tool(nothing.tool)
+
+    return op
+
+
+def _sweep(orchestrator: Orchestrator) -> Op:
+    async def op() -> None:
+        orchestrator.fleet.sweep()
+
+    return op
+
+
+def _shown(orchestrator: Orchestrator, *, one: bool) -> Op:
+    parts = SimpleNamespace(orchestrator=orchestrator, devices=None, operator="local")
+    caller = SimpleNamespace(tenant="local")
+
+    async def op() -> None:
+        if one:
+            shown = await show_edge.fn(parts, caller, agent_id=_name(1))
+        else:
+            shown = await list_edges.fn(parts, caller)
+        msgspec.json.encode(shown)
+
+    return op
+
+
+async def _fan_out(points: Points, address: Address, folder: Path, size: int) -> None:
+    async with AsyncExitStack() as stack:
+        orchestrator = await stack.enter_async_context(_orchestrator(address, folder / "o.db"))
+        for number in range(size):
+            await stack.enter_async_context(light_edge(_name(number), address, folder))
+        for number in range(size):
+            await orchestrator.wait_for(_name(number), PATIENCE)
+        calls = orchestrator.edge_call(frozenset({"*"}))
+
+        async def op() -> None:
+            result = await calls.execute(_asked(calls, "*"), lambda _: None)
+            assert result.error is None, result.text
+
+        # Not time: hundreds of edges with a thread each are not what a process is made for.
+        points.add("a call to all edges, both ends", "calls", LINEAR, size, await called(op))
+
+
+async def _definitions(points: Points, folder: Path, size: int) -> None:
+    path = _written(folder / "evoclaw.toml", size)
+
+    async def op() -> None:
+        assert len(read_evoclaw_toml(path, {}).agents) == size
+
+    took = await least(op, times=1, rounds=3)
+    points.add("read definitions of agents", "µs", LINEAR, size, took)
+
+
+def _written(path: Path, size: int) -> Path:
+    told = 'id = "agent-{}"\ncapabilities = ["file_read"]\nprompt = "Help."\n'
+    path.write_text("".join(f"[[agents]]\n{told.format(number)}" for number in range(size)))
+    return path

@@ -1,0 +1,206 @@
+"""Databases to grow in, and how they are filled: by copies of runs that really were made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
+
+from bench.growth.clocks import Clock
+from tests.store.places import Place
+from tests.store.servers import Postgres, why_no_postgres
+
+from evoclaw.core.agent import Agent, LoopSettings
+from evoclaw.core.events import Replied, ReplyEvent, TextDelta
+from evoclaw.core.ports import AllowAll, Policy, Ports, Request
+from evoclaw.core.profile import Profile
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.governance.budget.settings import BudgetSettings
+from evoclaw.orchestrator.errands import RunSettings
+from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.runs.runs import Runs
+from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.subruns import Limits
+from evoclaw.providers.scripted import calls, says
+from evoclaw.store import (
+    approvals,
+    command_tables,
+    figure_tables,
+    ledger,
+    memory,
+    queue,
+    session_tables,
+)
+from evoclaw.store.approvals import ApprovalStore
+from evoclaw.store.database import Connection, Database
+from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.tools.define import tool
+
+SCHEMAS = (
+    session_tables.SCHEMA,
+    approvals.SCHEMA,
+    queue.SCHEMA,
+    figure_tables.SCHEMA,
+    command_tables.SCHEMA,
+    ledger.SCHEMA,
+    memory.SCHEMA,
+)
+LEAD = Agent(
+    "lead", "scripted/model", "You lead.", frozenset({"*"}), LoopSettings(max_turns=10_000)
+)
+SETTINGS = RunSettings(queued=1_000_000, queued_per_tenant=1_000_000, queued_per_session=1_000_000)
+"""How many may be queued is not what is measured."""
+TURNS = 19
+"""Of the run that is copied: it has about a hundred records."""
+NUMBERS = "WITH RECURSIVE n (i) AS (SELECT ?1 UNION ALL SELECT i + 1 FROM n WHERE i < ?2)"
+# The first sessions are old's, who never came again; ann comes often.
+FILL = (
+    f"""{NUMBERS}
+    INSERT INTO sessions (tenant, id, owner, parent, agent, session)
+    SELECT s.tenant, 'f' || n.i, CASE WHEN n.i < 4 THEN 'old' WHEN n.i < 8 OR n.i % 100 = 0
+        THEN 'ann' ELSE 'o' || (n.i % 1000) END, '', CASE WHEN n.i < 4 THEN 'rare' ELSE s.agent END,
+        s.session
+    FROM n JOIN sessions s ON s.tenant = 'local' AND s.id = ?3""",
+    f"""{NUMBERS}
+    INSERT INTO runs (tenant, id, session_id, asked, parent_run, root_run, background, stop, turns,
+        calls, tokens_in, tokens_out, cost, began_at, ended_at, label, epoch, errand, owner)
+    SELECT r.tenant, 'f' || n.i, 'f' || n.i, r.asked, '', 'f' || n.i, 0, r.stop, r.turns, r.calls,
+        r.tokens_in, r.tokens_out, r.cost, 1000.0 + n.i, 1001.0 + n.i, r.label, 1, r.errand, s.owner
+    FROM n JOIN runs r ON r.tenant = 'local' AND r.id = ?3
+    JOIN sessions s ON s.tenant = r.tenant AND s.id = 'f' || n.i""",
+    f"""{NUMBERS}
+    INSERT INTO records SELECT r.tenant, 'f' || n.i, r.seq, r.record
+    FROM n JOIN records r ON r.tenant = 'local' AND r.run_id = ?3""",
+    f"""{NUMBERS}
+    INSERT INTO messages SELECT m.tenant, 'f' || n.i, m.number, m.message
+    FROM n JOIN messages m ON m.tenant = 'local' AND m.session_id = ?3""",
+)
+
+
+class Model:
+    """Asks for work a number of times, then says that it is done; notes when it was asked."""
+
+    model, profile = "scripted/model", Profile(context_tokens=100_000_000)
+
+    def __init__(self, turns: int, *, pieces: int = 2, clock: Clock = time.process_time) -> None:
+        self._turns, self._pieces, self._clock = turns, pieces, clock
+        self.stamps: list[float] = []
+
+    async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
+        """The next reply, in pieces; what must be sent to a model is no cost of ours."""
+        done = len(self.stamps)
+        self.stamps.append(self._clock())
+        text = "".join(f"word {number}\n" for number in range(self._pieces))
+        for word in text.splitlines(keepends=True):
+            yield TextDelta(word)
+        if done >= self._turns:
+            yield Replied(says(text))
+        else:
+            yield Replied(calls(("work", {"what": f"number {done}"}), text=text))
+
+
+@tool("shell", resources=(), timeout=60)
+async def work(what: str = "") -> str:
+    """Work."""
+    return f"worked on {what}"
+
+
+class House:
+    """Conversations and runs over a database."""
+
+    def __init__(self, database: Database) -> None:
+        self.store = SessionStore(database)
+        self.model = Model(TURNS)
+        """Who answers in the runs that are begun from now on."""
+        self.policy: Policy = AllowAll()
+        budget = BudgetSettings(turns=1_000_000, calls=1_000_000)
+        self.talks = Conversations(
+            self.store,
+            {LEAD.name: LEAD},
+            self._equip,
+            questions=Questions(self.store.questions, parks=True),
+            approvals=ApprovalStore(database),
+            limits=Limits(budget=budget),
+        )
+        self.runs = Runs(self.talks, agent=LEAD.name, settings=SETTINGS, holder="growth")
+
+    def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+        return Ports(self.model, LocalExecutor((work,), given=given), self.policy)
+
+
+@asynccontextmanager
+async def places(*, postgres: bool = True) -> AsyncGenerator[list[Place]]:
+    """A file, and a schema of a PostgreSQL where there is one."""
+    server = None if not postgres or why_no_postgres() else Postgres()
+    with TemporaryDirectory(prefix="growth-") as folder:
+        found = [Place(Path(folder) / "evoclaw.db")]
+        try:
+            if server is not None:
+                server.start()
+                found.append(Place(server.url, f"growth_{token_hex(6)}"))
+            yield found
+        finally:
+            if server is not None:
+                server.close()
+
+
+@asynccontextmanager
+async def house(place: Place, *, serve: bool = False) -> AsyncGenerator[House]:
+    """Runs over the database at a place."""
+    database = await place.open(*SCHEMAS)
+    try:
+        made = House(database)
+        if serve:
+            async with made.runs.serving():
+                yield made
+        else:
+            yield made
+    finally:
+        await database.close()
+
+
+class Filling:
+    """Fills the store with runs that ended, all copies of one that really was made."""
+
+    def __init__(self, house: House, place: Place) -> None:
+        self._house, self._database, self._place = house, house.store.database, place
+        self._session = self._run = ""
+        self.each = 0
+        """Records of one run."""
+        self.runs = 0
+        """How many there are."""
+
+    async def first(self) -> None:
+        """Make the run that is copied."""
+        talks = self._house.talks
+        self._session = (await talks.open("lead", owner="ann")).id
+        async for record in talks.say(self._session, "go on"):
+            self._run, self.each = record.run_id, self.each + 1
+
+    async def grow(self, records: int) -> None:
+        """Have so many records in all, or a few more."""
+        runs = -(-records // self.each)
+        if runs <= self.runs:
+            return
+        first, last = self.runs + 1, runs
+        self.runs = runs
+
+        def work(connection: Connection) -> None:
+            for statement in FILL:
+                run = "runs r" in statement or "records r" in statement
+                connection.execute(statement, (first, last, self._run if run else self._session))
+
+        await self._database.write(work)
+        await settle(self._place)
+
+
+async def settle(place: Place) -> None:
+    """Let the database tidy up after so much was put in, as it would do by itself in time."""
+    if isinstance(place.at, str):
+        import psycopg
+
+        async with await psycopg.AsyncConnection.connect(place.at, autocommit=True) as connection:
+            await connection.execute("VACUUM ANALYZE")

@@ -1,0 +1,105 @@
+"""A verdict by 1 to 1,000 rules, and the audit with 1,000 to a million entries."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bench.growth.clocks import Op, Points, least
+from bench.growth.fitting import FLAT, LINEAR, Curve
+
+from evoclaw.core.messages import JSON
+from evoclaw.core.tools import Call
+from evoclaw.governance.effects.kept import forget_commands
+from evoclaw.governance.rules.document import Document, Rule, Then
+from evoclaw.governance.rules.policy import Rules
+from evoclaw.observe.audit.checkpoints import Key
+from evoclaw.observe.audit.cold import Query
+from evoclaw.observe.audit.material import material_in
+from evoclaw.observe.audit.reading import search
+from evoclaw.observe.audit.verify import verify
+from evoclaw.observe.audit.warm import Warm
+from evoclaw.tools.sets import named
+
+SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000)}
+ENTRIES = {True: (1_000, 10_000, 50_000), False: (1_000, 10_000, 100_000, 1_000_000)}
+WHOLE = 100_000
+"""The most entries that are verified: that goes through all of them."""
+NOW = 1_700_000_000.0
+TOOLS = {one.name: one.tool for one in named(("read", "bash"))}
+CALLS = {
+    "a command": ("bash", {"command": "cd src && grep -rn 'def ' . | sort > ../out.txt"}),
+    "a file": ("read", {"path": "src/evoclaw/core/loop.py"}),
+}
+
+
+async def curves(quick: bool) -> AsyncGenerator[Curve]:
+    """Both."""
+    points = Points()
+    for size in SIZES[quick]:
+        rules = Rules(Document(rules=tuple(_rules(size))), workspace="/work", home="/root")
+        for name, (tool, arguments) in CALLS.items():
+            op = _judge(rules, tool, arguments)
+            took = await least(op, times=20)
+            points.add(f"judge {name} by many rules", "µs", LINEAR, size, took)
+    with TemporaryDirectory(prefix="growth-") as folder:
+        await _audit(points, Path(folder), ENTRIES[quick])
+    for one in points.curves():
+        yield one
+
+
+def _rules(size: int) -> Sequence[Rule]:
+    """About programs, paths and arguments, in turn; none of them hits."""
+    kinds = (
+        lambda n: Rule(f"p{n}", Then.DENY, programs=(f"tool{n}",)),
+        lambda n: Rule(f"f{n}", Then.DENY, paths=(f"/srv/data{n}",)),
+        lambda n: Rule(f"a{n}", Then.DENY, programs=("grep",), arguments=(f"--never{n}",)),
+    )
+    return [kinds[number % len(kinds)](number) for number in range(size)]
+
+
+def _judge(rules: Rules, tool: str, arguments: dict[str, JSON]) -> Op:
+    numbers = count()
+
+    async def op() -> None:
+        forget_commands()
+        id = f"bench.{next(numbers)}.1.1"
+        await rules.judge(Call(id, TOOLS[tool], dict(arguments), id, 10.0))
+
+    return op
+
+
+async def _audit(points: Points, folder: Path, sizes: tuple[int, ...]) -> None:
+    key = Key.load_or_create(folder / "audit.key")
+    warm, numbers = Warm(folder / "audit", key), count()
+
+    def some(many: int) -> list[dict[str, JSON]]:
+        return [
+            {"kind": "tool", "at": NOW, "tool": "bash", "tenant": "local", "run_id": f"r{number}",
+             "arguments": {"command": "ls -l"}, "result": "ok", "verdict": "allow"}
+            for number in (next(numbers) for _ in range(many))
+        ]  # fmt: skip
+
+    async def append() -> None:
+        warm.append(some(100), NOW)
+
+    async def newest() -> None:
+        assert len(await search(warm.folder, Query(limit=100))) == 100
+
+    async def whole() -> None:
+        assert verify(material_in(warm.folder), [key.public]).ok
+
+    filled = 0
+    for size in sizes:
+        while filled < size:
+            warm.append(some(1_000), NOW)
+            filled += 1_000
+        # So many that some are signed in between.
+        points.add("audit: append 100", "µs", FLAT, size, await least(append, times=40, rounds=3))
+        filled += 121 * 100
+        points.add("audit: the newest 100", "µs", FLAT, size, await least(newest, times=1))
+        if size <= WHOLE:
+            took = await least(whole, times=1, rounds=2)
+            points.add("audit: verify all", "µs", LINEAR, filled, took)

@@ -1,0 +1,172 @@
+"""Operations on a store beside a history of 1,000 to a million records."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from itertools import count
+from secrets import token_hex
+
+from bench.growth.clocks import Op, Points, measured
+from bench.growth.fitting import FLAT, LINEAR, Curve
+from bench.growth.places import Filling, House, house, places
+
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.labels import Principal
+from evoclaw.orchestrator.errands import Errand
+from evoclaw.store.backlog import backlog_of
+from evoclaw.store.figures import FigureStore, Window
+from evoclaw.store.inbox import Inbox
+from evoclaw.store.queue import RunQueue
+from evoclaw.store.retention import forget_sessions
+from evoclaw.store.sessions import StoredRun
+
+ANN = Principal(user="ann")
+SIZES = {True: (1_000, 10_000, 100_000), False: (1_000, 10_000, 100_000, 1_000_000)}
+PASSES = 2
+"""A slow second of the machine then falls on one of them alone."""
+PAGE = 3
+"""As many as there are at the smallest size, too."""
+END = (
+    "UPDATE runs SET stop = 'completed', began_at = 1.0, ended_at = 1.0 "
+    "WHERE tenant = 'local' AND id = ?"
+)
+
+
+async def curves(quick: bool) -> AsyncGenerator[Curve]:
+    """Every operation, on both databases."""
+    async with places(postgres=not quick) as found:
+        for place in found:
+            points = Points()
+            async with house(place) as made:
+                filling = Filling(made, place)
+                await filling.first()
+                for size in SIZES[quick]:
+                    await filling.grow(size)
+                    await _at(points, made, size, filling.runs)
+            for one in points.curves():
+                yield one
+
+
+async def _at(points: Points, house: House, size: int, filled: int) -> None:
+    database = house.store.database
+    ops = {**_reading(house, filled), **_looking(house)}
+    for _ in range(PASSES):
+        for name, (op, allowed) in ops.items():
+            await measured(points, database, name, allowed, size, op)
+    run = await _begun(house)
+    if database.dialect == "sqlite":
+        # The engine of a PostgreSQL chooses by itself.
+        await measured(points, database, "begin what is queued", FLAT, size, _begin(house, run))
+    await measured(points, database, "append a turn", FLAT, size, _append(house, run))
+    await database.write(lambda c: c.execute(END, (run.id,)))
+    await measured(points, database, "start and end a run", FLAT, size, _start(house, ""))
+    await measured(
+        points, database, "start and end one in a session", FLAT, size, _start(house, "f1")
+    )
+
+
+def _reading(house: House, filled: int) -> dict[str, tuple[Op, float]]:
+    store, figures = house.store, FigureStore(house.store.database)
+    lately, then = Window("local", 1_000.0 + filled, 1e9), Window("local", 1_000.0, 1_005.0)
+    always = Window("local", 1_000.0, 1e9)
+    return {
+        "a page of records": (lambda: store.records("f1", 50, 20), FLAT),
+        "resume a run": (lambda: _resume(house), FLAT),
+        "list sessions": (lambda: store.sessions("ann", limit=PAGE), FLAT),
+        "list sessions of long ago": (lambda: store.sessions("old", limit=PAGE), FLAT),
+        "list sessions of an agent": (
+            lambda: store.sessions("old", agent="rare", limit=PAGE),
+            FLAT,
+        ),
+        "a page of sessions far back": (
+            lambda: store.sessions("ann", before="f7", limit=PAGE),
+            FLAT,
+        ),
+        "list sessions below one": (
+            lambda: store.sessions("ann", within="f7", limit=PAGE),
+            FLAT,
+        ),
+        "a page of runs far back": (lambda: store.runs(before="f7", limit=PAGE), FLAT),
+        "a page of somebody's runs far back": (
+            lambda: store.runs(owner="ann", before="f7", limit=PAGE),
+            FLAT,
+        ),
+        "list somebody's runs that go on": (
+            lambda: store.runs(owner="ann", state="open", limit=PAGE),
+            FLAT,
+        ),
+        "list runs": (lambda: store.runs(limit=PAGE), FLAT),
+        "list runs of somebody": (lambda: store.runs(owner="ann", limit=PAGE), FLAT),
+        "list runs of long ago": (lambda: store.runs(owner="old", limit=PAGE), FLAT),
+        "list runs of a session": (lambda: store.runs(session_id="f1", limit=PAGE), FLAT),
+        "list runs that go on": (lambda: store.runs(state="open", limit=PAGE), FLAT),
+        "list runs that wait": (lambda: store.runs(state="waiting", limit=PAGE), FLAT),
+        "list runs that a run began": (lambda: store.runs(parent_run="f1", limit=PAGE), FLAT),
+        "figures of the last runs": (lambda: figures.find(lately), FLAT),
+        "figures of runs of long ago": (lambda: figures.find(then), LINEAR),
+        "figures of all runs": (lambda: figures.find(always), LINEAR),
+        "look for what is too old": (lambda: forget_sessions(store.database, 1.0), LINEAR),
+    }
+
+
+def _looking(house: House) -> dict[str, tuple[Op, float]]:
+    """What is asked every second, or by every reader of the figures for machines."""
+    database = house.store.database
+    queue, inbox = RunQueue(house.store, "growth"), Inbox(house.store)
+    return {
+        "look for runs to begin": (lambda: queue.next({}, 10, 10), FLAT),
+        "renew": (queue.renew, FLAT),
+        "look for holders": (queue.holders, FLAT),
+        "look for orphans": (queue.orphans, FLAT),
+        "look for cancels": (inbox.cancels, FLAT),
+        "look for what was said": (lambda: inbox.spoken_to("growth"), FLAT),
+        "look for what was said too late": (inbox.late, FLAT),
+        "look for answers": (inbox.answered, FLAT),
+        "look at the backlog": (lambda: backlog_of(database, 1e9), FLAT),
+    }
+
+
+async def _begun(house: House) -> StoredRun:
+    session = await house.talks.open("lead", owner="ann")
+    return await house.store.begin(token_hex(8), session.id, "go on")
+
+
+def _begin(house: House, run: StoredRun) -> Op:
+    queue = RunQueue(house.store, "growth")
+    back = "UPDATE runs SET epoch = 0, holder = '' WHERE tenant = 'local' AND id = ?"
+
+    async def op() -> None:
+        assert [one.run_id for one in await queue.next({}, 10, 10)] == [run.id]
+        await house.store.database.write(lambda c: c.execute(back, (run.id,)))
+
+    return op
+
+
+def _append(house: House, run: StoredRun) -> Op:
+    numbers = count(0)
+
+    async def op() -> None:
+        number = next(numbers)
+        page = await house.store.records("f1", 0, 8)
+        moved = [
+            type(one)(run.id, 8 * number + place + 1, one.at, one.event)
+            for place, one in enumerate(page)
+        ]
+        await house.store.append(run, moved, (), run.spent, None)
+
+    return op
+
+
+async def _resume(house: House) -> None:
+    stored, session = await house.store.run("f1"), await house.store.session("f1")
+    assert stored is not None and session is not None
+    await house.talks.prepare(session, stored, Deadline(60.0), None, None)
+
+
+def _start(house: House, session_id: str) -> Op:
+    async def op() -> None:
+        view, _ = await house.runs.start(ANN, Errand("hello", session_id))
+        # It is not what waits, but what was, that grows here.
+        await house.store.database.write(lambda c: c.execute(END, (view.run_id,)))
+
+    return op
