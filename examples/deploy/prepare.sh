@@ -14,7 +14,7 @@ if [ -e "$state" ]; then
     echo "$state is there already; move it away to begin anew" >&2
     exit 2
 fi
-mkdir -p "$state/secrets" "$state/certs" "$state/broker" "$state/one" "$state/two" "$state/pairing"
+mkdir -p "$state/secrets" "$state/certs" "$state/broker" "$state/one" "$state/two"
 
 openssl rand -hex 24 > "$state/secrets/store-password"
 # 32 bytes as base64url, without padding.
