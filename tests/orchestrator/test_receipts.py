@@ -22,7 +22,10 @@ from evoclaw.governance.receipts import DeviceKey, Receipt, Signed, read
 from evoclaw.orchestrator.proofs.archive import ReceiptArchive
 from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
 from evoclaw.orchestrator.proofs.signing import HERE, LocalReceipts
-from evoclaw.store.receipts import Kept, ReceiptStore, settled_since
+from evoclaw.store import command_tables
+from evoclaw.store.parts import Parts
+from evoclaw.store.receipts import SCHEMA, Kept, ReceiptStore
+from evoclaw.store.sqlite import SqliteDatabase
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import Kind
 from evoclaw.transport.wire import Report, ReportType
@@ -421,11 +424,19 @@ async def test_a_receipt_that_a_crash_kept_out_of_the_book_is_found_in_the_outco
     async with kit(tmp_path) as found:
         await found.ask(text="a")
         (kept,) = await found.kept()
-        await found.store.database.write(lambda c: c.execute("DELETE FROM receipts"))
-        outcomes = await settled_since(found.here.store.database, 0.0)
-        for _ in range(2):
-            await ReceiptBook(found.store).repair(outcomes)
-        assert [one.hash for one in await found.kept()] == [kept.hash]
+        columns = "seq, request_id, agent_id, run_id, payload, state, outcome, settled_at"
+        rows = await found.here.store.database.read(
+            lambda c: c.execute(f"SELECT {columns} FROM commands").fetchall()
+        )
+    both = Parts((SCHEMA, command_tables.SCHEMA))
+    async with ReceiptStore(await SqliteDatabase.open(tmp_path / "both.db", both)) as store:
+        put = f"INSERT INTO commands ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        await store.database.write(lambda c: c.executemany(put, rows))
+        assert len(await store.unbooked(0.0)) == 1
+        await ReceiptBook(store).repair(0.0)
+        assert [one.hash for one in await store.listed()] == [kept.hash]
+        # Who starts next has nothing to look through.
+        assert await store.unbooked(0.0) == []
 
 
 def _call(offered: Tool, request_id: str) -> Call:

@@ -128,6 +128,7 @@ SCHEMA = Schema(
             "DROP INDEX receipts_run",
             "CREATE INDEX receipts_of ON receipts (tenant, run_id)",
         ),
+        ("CREATE INDEX receipts_came ON receipts (at)",),
     ),
     sealed=(("receipts", ("body", "signature")), ("meta", ("value",))),
 )
@@ -145,6 +146,10 @@ WHERE seq IN (SELECT seq FROM receipts
 """
 FOUND = """
 WHERE {whose} AND (request_id = ?1 OR (?2 <> '' AND substr(hash, 1, length(?2)) = ?2)) ORDER BY seq
+"""
+UNBOOKED = """
+SELECT outcome FROM commands WHERE settled_at >= ?1 AND outcome IS NOT NULL
+    AND request_id NOT IN (SELECT request_id FROM receipts WHERE at >= ?1 AND flaw = '')
 """
 HOLES = """
 SELECT counter + 1, following - 1 FROM (
@@ -183,9 +188,15 @@ class ReceiptStore:
         """The receipts of what one tenant asked for: all that its people and its runs may see."""
         return TenantReceipts(self.database, tenant)
 
-    async def add(self, kept: Kept) -> None:
-        """Keep a receipt; the same one again is no news."""
-        await self.database.write(lambda c: c.execute(ADD, _values(kept)))
+    async def add(self, *kept: Kept) -> None:
+        """Keep receipts; the same one again is no news."""
+        rows = [_values(one) for one in kept]
+        await self.database.write(lambda c: c.executemany(ADD, rows))
+
+    async def unbooked(self, since: float) -> list[bytes]:
+        """The outcomes in the command store beside it that came after a time without a receipt."""
+        found = await self.database.read(lambda c: c.execute(UNBOOKED, (since,)).fetchall())
+        return [unsealed(row[0], self.database.name) for row in found]
 
     async def sign(self, make: Callable[[Place], tuple[Kept, Place]]) -> Kept:
         """Add the next receipt of this machine's own chain; several processes may share it."""
@@ -328,10 +339,3 @@ def _names(id: str) -> tuple[str, str]:
 def _values(kept: Kept) -> tuple[object, ...]:
     *rest, body, signature, flaw = msgspec.structs.astuple(kept)
     return (*rest, sealed(body.encode()), sealed(signature.encode()), flaw)
-
-
-async def settled_since(commands: Database, since: float) -> list[bytes]:
-    """The outcomes in an orchestrator's command store that came after a time."""
-    statement = "SELECT outcome FROM commands WHERE settled_at >= ? AND outcome IS NOT NULL"
-    found = await commands.read(lambda c: c.execute(statement, (since,)).fetchall())
-    return [unsealed(row[0], commands.name) for row in found]

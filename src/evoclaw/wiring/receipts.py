@@ -46,11 +46,11 @@ async def open_book(
 ) -> AsyncGenerator[ReceiptBook]:
     """The book of receipts beside the commands, with what a crash kept out of it put in."""
     from evoclaw.orchestrator.proofs.receipts import ReceiptBook
-    from evoclaw.store.receipts import ReceiptStore, settled_since
+    from evoclaw.store.receipts import ReceiptStore
 
     store = ReceiptStore(commands.database)
     book = ReceiptBook(store, required=required, noted=noted or _warn)
-    await book.repair(await settled_since(commands.database, time.time() - RECENT))
+    await book.repair(time.time() - RECENT)
     try:
         yield book
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
 import msgspec
@@ -110,17 +110,19 @@ class ReceiptBook:
         pins = await self._known_pins()
         pins[agent_id] = await self.store.pin(agent_id, key, "pairing")
 
-    async def repair(self, outcomes: Iterable[bytes]) -> None:
+    async def repair(self, since: float) -> None:
         """Keep the receipts of outcomes that were stored just before a crash, if they are not.
 
         An outcome holds its receipt, so nothing that was acknowledged is ever without it.
         """
-        for outcome in outcomes:
+        lost: list[Kept] = []
+        for outcome in await self.store.unbooked(since):
             found = msgspec.json.decode(outcome, type=Outcome)
             if found.checked.get("state") == "valid":
                 with suppress(ReceiptRefused):
-                    receipt, signed = read(found.receipt)
-                    await self.store.add(kept_as(receipt, signed, time.time()))
+                    lost.append(kept_as(*read(found.receipt), time.time()))
+        if lost:
+            await self.store.add(*lost)
 
     async def close(self) -> None:
         """Finish keeping what came, and say what has not come by now."""
