@@ -35,10 +35,10 @@ from evoclaw.core.state import new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.parts import open_database
-from evoclaw.store.session_statements import SAY
-from evoclaw.store.session_tables import SCHEMA
-from evoclaw.store.sessions import Session, SessionStore, Spent, StoredRun
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.sessions.sessions import Session, SessionStore, Spent, StoredRun
+from evoclaw.store.sessions.statements import SAY
+from evoclaw.store.sessions.tables import SCHEMA
 from evoclaw.tools.define import tool
 
 MANY = 64

@@ -115,7 +115,7 @@ async def stored(folder: str):
     from evoclaw.executors.settled import Settled
     from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.providers.settled import Settled as SettledProvider
-    from evoclaw.store.sessions import SessionStore
+    from evoclaw.store.sessions.sessions import SessionStore
 
     Fake, executor, policy, scripts = fake_provider(), local_executor(), policies(), {}
     settings = LoopSettings(max_turns=clock.TURNS + 1)

@@ -31,7 +31,7 @@ from evoclaw.core.messages import Reply, ToolCall
 from evoclaw.dashboard.files import page_routes
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.store.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.wire import Advert, AdvertisedTool, Heartbeat
 

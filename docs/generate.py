@@ -70,7 +70,7 @@ from evoclaw.providers.names import ENDPOINTS, Endpoint
 from evoclaw.providers.prices import Rate
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.skills.generated import write_desktop_tools
-from evoclaw.store.recordings import encode_record
+from evoclaw.store.sessions.recordings import encode_record
 from evoclaw.store.settings import StoreSettings
 from evoclaw.tools.device import device, notify
 from evoclaw.tools.fake import FakeOps

@@ -23,7 +23,7 @@ from evoclaw.core.replay import Replay
 from evoclaw.core.state import RunState, new_run
 from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.agents.prompt import system_prompt
-from evoclaw.store.recordings import Recording, encode_record, read_recording
+from evoclaw.store.sessions.recordings import Recording, encode_record, read_recording
 from evoclaw.wiring import local_ports
 
 BUGGY = """\

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evoclaw import LocalExecutor, Permissions, Ports, Scripted, calls, run, says, tool
 from evoclaw.core.replay import Replay
-from evoclaw.store.recordings import Recording, encode_record, read_recording
+from evoclaw.store.sessions.recordings import Recording, encode_record, read_recording
 
 rolled = iter((4, 2))
 

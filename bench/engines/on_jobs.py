@@ -17,11 +17,11 @@ from bench.engines.on_leases import LOOK, TENANT, Driver, cancel, opened
 from bench.engines.steps import WATCH, Plan, run_ids
 
 from evoclaw.orchestrator.runs.holders import is_gone, this_process
-from evoclaw.store.job_engine import JobEngine, found
-from evoclaw.store.job_queue import Job, JobQueue
-from evoclaw.store.postgres import PostgresDatabase
-from evoclaw.store.queue import Bounds, Entry
-from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.store.databases.postgres import PostgresDatabase
+from evoclaw.store.runs.job_engine import JobEngine, found
+from evoclaw.store.runs.job_queue import Job, JobQueue
+from evoclaw.store.runs.queue import Bounds, Entry
+from evoclaw.store.sessions.sessions import Session, SessionStore
 
 
 async def put(plan: Plan) -> None:

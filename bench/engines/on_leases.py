@@ -17,12 +17,13 @@ from bench.engines.command import follow
 from bench.engines.steps import NOTE, STEPS, WATCH, Plan, note, run_ids
 
 from evoclaw.orchestrator.runs.holders import is_gone, this_process
-from evoclaw.store import queue, session_tables
-from evoclaw.store.database import StoreError
-from evoclaw.store.inbox import Inbox
-from evoclaw.store.parts import open_database
-from evoclaw.store.queue import Bounds, Claim, Entry, RunQueue
-from evoclaw.store.sessions import Fenced, Session, SessionStore
+from evoclaw.store.databases.database import StoreError
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.runs import queue
+from evoclaw.store.runs.inbox import Inbox
+from evoclaw.store.runs.queue import Bounds, Claim, Entry, RunQueue
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Fenced, Session, SessionStore
 
 TENANT = "local"
 LOOK = 1.0

@@ -66,14 +66,14 @@ class Engine:
 
 
 HERE = Path(sys.executable)
-OURS = "evoclaw.store.queue, evoclaw.store.postgres"
+OURS = "evoclaw.store.runs.queue, evoclaw.store.databases.postgres"
 ENGINES = {
     "leases": Engine("on_leases", HERE, OURS),
     "leases_far": Engine("on_leases", HERE, OURS, "far"),
     "leases_skewed": Engine("on_leases", HERE, OURS, "skewed"),
-    "jobs": Engine("on_jobs", HERE, f"{OURS}, evoclaw.store.job_engine"),
-    "jobs_far": Engine("on_jobs", HERE, f"{OURS}, evoclaw.store.job_engine", "far"),
-    "jobs_skewed": Engine("on_jobs", HERE, f"{OURS}, evoclaw.store.job_engine", "skewed"),
+    "jobs": Engine("on_jobs", HERE, f"{OURS}, evoclaw.store.runs.job_engine"),
+    "jobs_far": Engine("on_jobs", HERE, f"{OURS}, evoclaw.store.runs.job_engine", "far"),
+    "jobs_skewed": Engine("on_jobs", HERE, f"{OURS}, evoclaw.store.runs.job_engine", "skewed"),
     "procrastinate": Engine("on_procrastinate", OTHERS, "procrastinate, psycopg_pool"),
     "procrastinate_fenced": Engine("on_procrastinate", OTHERS, "procrastinate", "fenced"),
     "dbos": Engine("on_dbos", OTHERS, "dbos"),

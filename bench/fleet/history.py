@@ -11,7 +11,7 @@ import msgspec
 from tests.faults.driver import Ask, Told
 from tests.faults.processes import EdgeProcess
 
-from evoclaw.store.sqlite import unsealed
+from evoclaw.store.databases.sqlite import unsealed
 from evoclaw.transport.wire import Outcome
 
 HAPPENED = {"success", "execution_failed"}

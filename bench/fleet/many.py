@@ -25,7 +25,7 @@ from bench.fleet.bare_crowd import BACK, topic_of
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.store.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.mqtt import MqttLink

@@ -22,7 +22,7 @@ from tests.faults.light import marking
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.store.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.mqtt import MqttLink

@@ -29,7 +29,7 @@ from tests.faults.light import nothing
 
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.store.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.mqtt import MqttLink

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.growth.fitting import Curve, curve
 
-from evoclaw.store.database import Database
+from evoclaw.store.databases.database import Database
 
 Clock = Callable[[], float]
 Op = Callable[[], Awaitable[object]]

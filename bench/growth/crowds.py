@@ -15,10 +15,10 @@ from tests.store.places import Place
 
 from evoclaw.core.labels import Principal
 from evoclaw.orchestrator.errands import Errand
-from evoclaw.store.claims import Claims
-from evoclaw.store.commands import CommandStore
-from evoclaw.store.database import Connection, Database
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.databases.database import Connection, Database
 from evoclaw.store.memory import EventType, MemoryStore, Observation
+from evoclaw.store.runs.claims import Claims
 
 ANN = Principal(user="ann")
 SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000, 10_000)}

@@ -20,7 +20,7 @@ from evoclaw.config.evoclaw_toml import read_evoclaw_toml
 from evoclaw.core.tools import Call, Tool
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.store.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.link import Incoming

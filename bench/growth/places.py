@@ -25,18 +25,15 @@ from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import calls, says
-from evoclaw.store import (
-    approvals,
-    command_tables,
-    figure_tables,
-    ledger,
-    memory,
-    queue,
-    session_tables,
-)
-from evoclaw.store.approvals import ApprovalStore
-from evoclaw.store.database import Connection, Database
-from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.store import memory
+from evoclaw.store.calls import command_tables
+from evoclaw.store.databases.database import Connection, Database
+from evoclaw.store.figures import tables as figure_tables
+from evoclaw.store.governing import approvals, ledger
+from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.runs import queue
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
 
 SCHEMAS = (

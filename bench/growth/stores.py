@@ -13,12 +13,12 @@ from bench.growth.places import Filling, House, house, places
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.labels import Principal
 from evoclaw.orchestrator.errands import Errand
-from evoclaw.store.backlog import backlog_of
-from evoclaw.store.figures import FigureStore, Window
-from evoclaw.store.inbox import Inbox
-from evoclaw.store.queue import RunQueue
-from evoclaw.store.retention import forget_sessions
-from evoclaw.store.sessions import StoredRun
+from evoclaw.store.figures.backlog import backlog_of
+from evoclaw.store.figures.figures import FigureStore, Window
+from evoclaw.store.runs.inbox import Inbox
+from evoclaw.store.runs.queue import RunQueue
+from evoclaw.store.sessions.retention import forget_sessions
+from evoclaw.store.sessions.sessions import StoredRun
 
 ANN = Principal(user="ann")
 SIZES = {True: (1_000, 10_000, 100_000), False: (1_000, 10_000, 100_000, 1_000_000)}

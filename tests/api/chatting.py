@@ -25,10 +25,12 @@ from evoclaw.orchestrator.people.access import Access
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import Scripted, Step
-from evoclaw.store import approvals, queue, session_tables, tokens
-from evoclaw.store.parts import open_database
-from evoclaw.store.sessions import Session, SessionStore
-from evoclaw.store.tokens import TokenStore
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.governing import approvals, tokens
+from evoclaw.store.governing.tokens import TokenStore
+from evoclaw.store.runs import queue
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
 
 HERE = ServerSettings(port=0, heartbeat_s=0.2)

@@ -40,26 +40,26 @@ from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.watching import Shelf
-from evoclaw.store import approvals as approval_store
-from evoclaw.store import figure_tables as figure_store
-from evoclaw.store import ledger as ledger_store
 from evoclaw.store import memory as memory_store
-from evoclaw.store import queue as queue_store
-from evoclaw.store import receipts as receipt_store
-from evoclaw.store import session_tables as session_store
-from evoclaw.store import tokens as token_store
-from evoclaw.store import workflow_tables as workflow_store
-from evoclaw.store.approvals import ApprovalStore
-from evoclaw.store.commands import CommandStore
-from evoclaw.store.database import Database
-from evoclaw.store.figures import FigureStore
-from evoclaw.store.ledger import StoredLedger
+from evoclaw.store.calls import receipts as receipt_store
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.receipts import ReceiptStore
+from evoclaw.store.databases.database import Database
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.figures import tables as figure_store
+from evoclaw.store.figures.figures import FigureStore
+from evoclaw.store.governing import approvals as approval_store
+from evoclaw.store.governing import ledger as ledger_store
+from evoclaw.store.governing import tokens as token_store
+from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.governing.tokens import TokenStore
 from evoclaw.store.memory import MemoryStore
-from evoclaw.store.parts import open_database
-from evoclaw.store.receipts import ReceiptStore
-from evoclaw.store.sessions import Session, SessionStore
-from evoclaw.store.tokens import TokenStore
-from evoclaw.store.workflows import WorkflowStore
+from evoclaw.store.runs import queue as queue_store
+from evoclaw.store.sessions import tables as session_store
+from evoclaw.store.sessions.sessions import Session, SessionStore
+from evoclaw.store.workflows import tables as workflow_store
+from evoclaw.store.workflows.workflows import WorkflowStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink

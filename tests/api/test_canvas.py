@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.store.retention import forget_sessions
+from evoclaw.store.sessions.retention import forget_sessions
 from evoclaw.tools.canvas import Canvas, Sheet
 from tests.api.house import Client, Served, served
 

@@ -9,7 +9,7 @@ from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, 
 from evoclaw.core.messages import ToolResult
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.sessions import Session, SessionStore, Spent
+from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
 from tests.api.house import Client, served
 
 WORK = calls(("work", {"what": "it"}))

@@ -20,7 +20,7 @@ from evoclaw.observe.metrics import Metrics
 from evoclaw.orchestrator.errands import Errand
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.providers.scripted import Scripted, calls
-from evoclaw.store.database import StoreError
+from evoclaw.store.databases.database import StoreError
 from evoclaw.transport.wire import Heartbeat, Status
 from evoclaw.wiring.gauging import Gauging
 from tests.api.house import AGENT, Client, House, Served, built, served

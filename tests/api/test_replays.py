@@ -16,7 +16,7 @@ from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.receipts import DeviceKey
 from evoclaw.orchestrator.proofs.signing import LocalReceipts
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.database import Connection, sealed
+from evoclaw.store.databases.database import Connection, sealed
 from tests.api.house import Client, Served, served
 from tests.api.test_runs import RUNNER, begun
 

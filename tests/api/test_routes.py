@@ -9,7 +9,7 @@ from evoclaw.governance.pairing import Devices
 from evoclaw.observe.audit.sink import Who
 from evoclaw.orchestrator.agents.memory import EventType, Observation
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.store.sessions import Session
+from evoclaw.store.sessions.sessions import Session
 from tests.api.house import served
 
 

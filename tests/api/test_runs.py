@@ -15,8 +15,8 @@ from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.messages import JSON
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.recordings import read_recording
-from evoclaw.store.sessions import Session
+from evoclaw.store.sessions.recordings import read_recording
+from evoclaw.store.sessions.sessions import Session
 from tests.api.house import Client, served
 
 RUNNER = ("runs:read", "runs:write")

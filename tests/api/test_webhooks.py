@@ -23,7 +23,7 @@ from evoclaw.orchestrator.channels.signatures import Signatures
 from evoclaw.orchestrator.channels.webhooks import Webhook
 from evoclaw.orchestrator.people.access import Access
 from evoclaw.providers.scripted import says
-from evoclaw.store.tokens import TokenStore
+from evoclaw.store.governing.tokens import TokenStore
 from tests.api.house import Answer
 from tests.orchestrator.channels.posts import Posted, posted
 from tests.orchestrator.channels.support import Kitchen, kitchen, until

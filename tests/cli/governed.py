@@ -15,7 +15,7 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.governance.shared_stops import StopBoard
 from evoclaw.governance.stops import StopFile
 from evoclaw.orchestrator.people.approvals import Approvals
-from evoclaw.store.approvals import ApprovalStore
+from evoclaw.store.governing.approvals import ApprovalStore
 
 
 class Folder:

@@ -19,7 +19,7 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.stops import Kind, Stop, StopFile
 from evoclaw.orchestrator.people.approvals import Approvals
-from evoclaw.store.approvals import ApprovalStore
+from evoclaw.store.governing.approvals import ApprovalStore
 from tests.cli.governed import main
 from tests.cli.support import reply, shell
 from tests.executors.support import made

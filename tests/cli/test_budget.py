@@ -11,7 +11,7 @@ import pytest
 
 from evoclaw.cli.budget import budget
 from evoclaw.core.ledgers import Ledger, Limit
-from evoclaw.store.ledger import StoredLedger
+from evoclaw.store.governing.ledger import StoredLedger
 
 
 class Wired:

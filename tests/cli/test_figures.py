@@ -26,7 +26,7 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.messages import ErrorBlock, ErrorKind, Reply, TextBlock, ToolResult, Usage
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.sessions import Session, SessionStore, Spent
+from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
 from evoclaw.wiring.store import open_store
 from tests.api.house import served
 

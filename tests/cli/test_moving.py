@@ -16,11 +16,11 @@ from evoclaw.cli.export import export, import_
 from evoclaw.cli.main import parser
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.orchestrator.people.access import Access
-from evoclaw.store import tokens
-from evoclaw.store.database import Database
-from evoclaw.store.moving import Manifest, export_to, import_from
-from evoclaw.store.sqlite import SqliteDatabase
-from evoclaw.store.tokens import TokenStore
+from evoclaw.store.databases.database import Database
+from evoclaw.store.databases.moving import Manifest, export_to, import_from
+from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.governing import tokens
+from evoclaw.store.governing.tokens import TokenStore
 
 PARTS = (tokens.SCHEMA,)
 

@@ -18,7 +18,7 @@ from evoclaw.core.ports import Policy
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.rules.examples import load_rules
-from evoclaw.store.recordings import Recording
+from evoclaw.store.sessions.recordings import Recording
 
 TOOLS = (
     Tool("bash", "", {}, aliases=("shell",)),

@@ -19,7 +19,7 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.receipts import DeviceKey
 from evoclaw.orchestrator.proofs.archive import ReceiptArchive
 from evoclaw.orchestrator.proofs.signing import LocalReceipts
-from evoclaw.store.receipts import Kept, ReceiptStore
+from evoclaw.store.calls.receipts import Kept, ReceiptStore
 
 KEY = DeviceKey(bytes(range(32)))
 SWITCH = Tool("switch", "Switch it.", {"type": "object"})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evoclaw.core.events import RunStarted
 from evoclaw.core.messages import Reply, SystemMessage, ToolResult, UserMessage
-from evoclaw.store.recordings import read_recording
+from evoclaw.store.sessions.recordings import read_recording
 from tests.cli.serving import answers, serving, shell_of
 from tests.cli.support import Shell, reply, shell
 

@@ -14,9 +14,9 @@ from evoclaw.cli.main import parser
 from evoclaw.cli.token import token
 from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.people.access import Access
-from evoclaw.store import tokens
-from evoclaw.store.sqlite import SqliteDatabase
-from evoclaw.store.tokens import TokenStore
+from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.governing import tokens
+from evoclaw.store.governing.tokens import TokenStore
 
 
 class Wiring:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.store.session_tables import SCHEMA
-from evoclaw.store.sessions import SessionStore
+from evoclaw.store.sessions.sessions import SessionStore
+from evoclaw.store.sessions.tables import SCHEMA
 from evoclaw.tools.sets import NAMES
 from tests.cli.support import reply, shell
 from tests.executors.sshd import sshd

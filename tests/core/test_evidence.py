@@ -17,7 +17,7 @@ from evoclaw.core.replay import Replay
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.recordings import encode_record
+from evoclaw.store.sessions.recordings import encode_record
 from tests.core.support import Ran, run, tool
 
 ON = LoopSettings(evidence=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.edge.genome import RULES, Genome, Genomes, GenomeUnreadable, VersionStore
-from evoclaw.store.journal import Journal, Version
+from evoclaw.store.calls.journal import Journal, Version
 
 
 class Shelf:

@@ -19,9 +19,9 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.governance.receipts import DeviceKey, Receipt, hash_of, read, result_hash
 from evoclaw.providers.scripted import Scripted
-from evoclaw.store.journal import CallState, Entry, Journal
-from evoclaw.store.receipts import Place
-from evoclaw.store.sqlite import StoreError
+from evoclaw.store.calls.journal import CallState, Entry, Journal
+from evoclaw.store.calls.receipts import Place
+from evoclaw.store.databases.sqlite import StoreError
 from evoclaw.tools.define import tool
 from evoclaw.transport.link import MAX_PAYLOAD
 from evoclaw.transport.memory import MemoryBroker, MemoryLink

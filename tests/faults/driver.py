@@ -20,7 +20,7 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.grants import Signer
 from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.store.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore
 from evoclaw.tools.sets import everything
 from evoclaw.transport.address import Address
 from evoclaw.transport.mqtt import MqttLink

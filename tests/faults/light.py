@@ -19,7 +19,7 @@ from evoclaw.edge.plans import ToolPlans
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers.scripted import Scripted
-from evoclaw.store.journal import Journal
+from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool
 from evoclaw.transport.address import Address
 from evoclaw.transport.mqtt import MqttLink

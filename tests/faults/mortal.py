@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from evoclaw.store.commands import CommandStore
-from evoclaw.store.journal import Journal
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.mqtt import MqttLink
 
 STEPS: dict[str, type] = {

@@ -34,13 +34,16 @@ from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.runs.runs import Errand, Runs, RunSettings
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.settled import Settled
-from evoclaw.store import approvals, command_tables, ledger, queue, session_tables
-from evoclaw.store.approvals import ApprovalStore
-from evoclaw.store.commands import CommandStore
-from evoclaw.store.ledger import StoredLedger
-from evoclaw.store.parts import open_database
-from evoclaw.store.queue import RunQueue
-from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.store.calls import command_tables
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.governing import approvals, ledger
+from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.runs import queue
+from evoclaw.store.runs.queue import RunQueue
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.transport.address import Address
 from evoclaw.transport.mqtt import MqttLink
 from tests.faults.support import until

@@ -20,7 +20,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.governance.receipts import DeviceKey
 from evoclaw.providers.scripted import Scripted
-from evoclaw.store.journal import Journal
+from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.topics import Kind, topic
 from evoclaw.transport.wire import Command, encode

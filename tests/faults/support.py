@@ -16,9 +16,9 @@ from evoclaw.governance.grants import Signer
 from evoclaw.governance.pairing import Devices
 from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.store import command_tables
-from evoclaw.store.commands import CommandStore
-from evoclaw.store.parts import open_database
+from evoclaw.store.calls import command_tables
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.databases.parts import open_database
 from evoclaw.transport.accounts import Role
 from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker

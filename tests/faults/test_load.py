@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from evoclaw.core.messages import ErrorKind
-from evoclaw.store.commands import QueueFull
+from evoclaw.store.calls.command_values import QueueFull
 from evoclaw.tools.define import tool
 from tests.faults.light import light_edge
 from tests.faults.support import Site, mark, new_id, site, until

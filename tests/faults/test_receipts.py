@@ -13,7 +13,7 @@ import pytest
 
 from evoclaw import verify
 from evoclaw.governance.receipts import DeviceKey
-from evoclaw.store.sqlite import unsealed
+from evoclaw.store.databases.sqlite import unsealed
 from tests.faults.processes import Process
 from tests.faults.support import until
 

@@ -22,8 +22,8 @@ from evoclaw.core.labels import LOCAL
 from evoclaw.core.replay import Replay
 from evoclaw.orchestrator.runs.runs import Errand, State, TooSlow
 from evoclaw.providers.scripted import calls, says
-from evoclaw.store.database import StoreFull
-from evoclaw.store.sessions import SessionStore
+from evoclaw.store.databases.database import StoreFull
+from evoclaw.store.sessions.sessions import SessionStore
 from tests.executors.support import alive, token
 from tests.faults.disks import fill, small_disk
 from tests.faults.processes import EdgeProcess, Process

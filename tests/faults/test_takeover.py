@@ -18,7 +18,7 @@ from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.messages import Reply
 from evoclaw.core.replay import Replay
 from evoclaw.providers.scripted import calls, says
-from evoclaw.store.sessions import SessionStore
+from evoclaw.store.sessions.sessions import SessionStore
 from tests.faults.support import mark, site, until
 from tests.faults.test_runs import Models, Service, Town
 from tests.orchestrator.running import service

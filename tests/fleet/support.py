@@ -27,9 +27,10 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import Scripted
-from evoclaw.store.artifacts import Artifacts
-from evoclaw.store.commands import CommandRow, CommandStore
-from evoclaw.store.journal import Journal
+from evoclaw.store.calls.artifacts import Artifacts
+from evoclaw.store.calls.command_values import CommandRow
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool
 from evoclaw.transport.link import Incoming, Party, Will
 from evoclaw.transport.memory import MemoryBroker, MemoryLink

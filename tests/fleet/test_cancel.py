@@ -10,7 +10,7 @@ import msgspec
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.store.journal import CallState
+from evoclaw.store.calls.journal import CallState
 from evoclaw.tools.shell import bash
 from evoclaw.transport.wire import Command, Outcome
 from tests.executors.support import alive, token

@@ -14,7 +14,7 @@ from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.granted import Granted
 from evoclaw.governance.grants import Signer, Verifier
 from evoclaw.orchestrator.fleet.granting import Granting
-from evoclaw.store.journal import Journal
+from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import BROADCAST
 from evoclaw.transport.wire import Command, encode

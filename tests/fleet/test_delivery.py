@@ -11,9 +11,10 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.store.commands import CommandRow, CommandState, CommandStore, Settled
-from evoclaw.store.journal import CallState
-from evoclaw.store.sqlite import StoreError
+from evoclaw.store.calls.command_values import CommandRow, CommandState, Settled
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.journal import CallState
+from evoclaw.store.databases.sqlite import StoreError
 from evoclaw.transport.requests import Patience
 from evoclaw.transport.topics import Kind
 from evoclaw.transport.wire import Command, Outcome, Report, ReportType, encode

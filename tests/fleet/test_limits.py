@@ -14,8 +14,9 @@ from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.tools import Tool
 from evoclaw.edge.commands import ALL
 from evoclaw.orchestrator.cleaning import one_line, plain, quoted
-from evoclaw.store.commands import CommandStore, QueueFull
-from evoclaw.store.journal import CallState
+from evoclaw.store.calls.command_values import QueueFull
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.journal import CallState
 from evoclaw.tools.define import tool
 from evoclaw.transport.link import MAX_PAYLOAD
 from evoclaw.transport.topics import BROADCAST, Kind, topic

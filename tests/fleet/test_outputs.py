@@ -21,7 +21,7 @@ from evoclaw.edge.outputs import Outputs
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.orchestrator.fleet.fetching import FetchFailed
-from evoclaw.store.artifacts import Artifacts
+from evoclaw.store.calls.artifacts import Artifacts
 from evoclaw.tools.define import tool
 from evoclaw.tools.shell import bash
 from evoclaw.transport.link import MAX_PAYLOAD

@@ -10,7 +10,7 @@ import msgspec
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.messages import JSON, SystemMessage
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.journal import CallState
+from evoclaw.store.calls.journal import CallState
 from evoclaw.transport.requests import Patience
 from evoclaw.transport.wire import Command, Outcome
 from tests.fleet.support import House, house, new_id

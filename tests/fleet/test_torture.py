@@ -16,7 +16,7 @@ import pytest
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.orchestrator.fleet.tidying import Tidying
-from evoclaw.store.commands import CommandState
+from evoclaw.store.calls.command_values import CommandState
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Outcome
 from tests.fleet.support import QUICK, BadLink, Fault, House, house, new_id, until

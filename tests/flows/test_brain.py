@@ -16,7 +16,7 @@ from evoclaw.core.history import History
 from evoclaw.core.ports import Ask
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.store.sessions import Session
+from evoclaw.store.sessions.sessions import Session
 from evoclaw.tools.question import Person
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.wiring.brain import Brain, open_brain

@@ -45,7 +45,7 @@ from evoclaw.orchestrator.sessions.subruns import LiveRun
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.disclosure import Disclosure
 from evoclaw.skills.watching import Shelf
-from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.browser import Browser
 from evoclaw.tools.canvas import Canvas
 from evoclaw.tools.define import tool

@@ -24,8 +24,8 @@ from evoclaw.governance.chain import Chain
 from evoclaw.governance.stops import StopFile, Stops, ended_by
 from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.approvals import ApprovalStore
-from evoclaw.store.recordings import Recording, reopen_recording
+from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.sessions.recordings import Recording, reopen_recording
 from evoclaw.tools.define import tool
 
 

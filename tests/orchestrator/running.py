@@ -18,10 +18,12 @@ from evoclaw.orchestrator.runs.runs import Errand, Runs, RunSettings, RunView, S
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import says
-from evoclaw.store import approvals, queue, session_tables
-from evoclaw.store.approvals import ApprovalStore
-from evoclaw.store.database import Database
-from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.store.databases.database import Database
+from evoclaw.store.governing import approvals
+from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.runs import queue
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 from evoclaw.tools.sessions import session_tools

@@ -19,7 +19,7 @@ from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import Scripted
-from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.notes import todoread, todowrite
 from evoclaw.tools.question import question

@@ -20,9 +20,9 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.orchestrator.people.access import Access, Caller, FixedToken, Scope, holds
 from evoclaw.orchestrator.people.jwt_access import JwtSettings, SignedTokens
-from evoclaw.store.database import Database
-from evoclaw.store.parts import open_database
-from evoclaw.store.tokens import SCHEMA, TokenStore
+from evoclaw.store.databases.database import Database
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.governing.tokens import SCHEMA, TokenStore
 
 NOW = 1_800_000_000.0
 KEY = Ed25519PrivateKey.generate()

@@ -19,7 +19,7 @@ from evoclaw.core.ports import Approval, Approver, Ask, Decision
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.approvals import HUMAN, Answerer, ApprovalSettings
 from evoclaw.orchestrator.people.approvals import Approvals, Case
-from evoclaw.store.approvals import ApprovalStore, Standing
+from evoclaw.store.governing.approvals import ApprovalStore, Standing
 from tests.orchestrator.approving import go_on
 
 BASH = Tool("bash", "Runs a command.", {"type": "object"}, frozenset({"shell"}))

@@ -16,8 +16,8 @@ from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.governance.budget.settings import BudgetSettings, Kinds
 from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
-from evoclaw.store.ledger import StoredLedger
-from evoclaw.store.sessions import Session
+from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.sessions.sessions import Session
 from tests.governance.budget.support import Person, account
 from tests.orchestrator.support import House, agent, ended, house, results
 

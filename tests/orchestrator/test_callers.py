@@ -44,7 +44,7 @@ from evoclaw.orchestrator.sessions.callers import (
     with_callers,
 )
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.sessions import SessionStore
+from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.tools.define import tool
 
 RUN = "0123456789abcdef0123456789abcdef"

@@ -23,10 +23,10 @@ from evoclaw.orchestrator.overview.news import ApprovalNews, FleetNews, RunNews
 from evoclaw.orchestrator.people.approvals import Approvals, Case
 from evoclaw.orchestrator.runs.runs import Errand
 from evoclaw.orchestrator.seldom import Seldom, times
-from evoclaw.store import session_tables
-from evoclaw.store.approvals import ApprovalStore, Claim, StoredApproval
-from evoclaw.store.changes import Mark, mark_of
-from evoclaw.store.database import StoreFull
+from evoclaw.store.databases.changes import Mark, mark_of
+from evoclaw.store.databases.database import StoreFull
+from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApproval
+from evoclaw.store.sessions import tables as session_tables
 from evoclaw.transport.wire import Heartbeat
 from tests.orchestrator.running import service
 from tests.store.places import Place

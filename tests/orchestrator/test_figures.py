@@ -21,10 +21,11 @@ from evoclaw.core.events import (
 from evoclaw.core.messages import ErrorBlock, ErrorKind, Reply, TextBlock, ToolResult, Usage
 from evoclaw.orchestrator.overview.figures import BadWindow, Delegation, Figures, chosen_step
 from evoclaw.orchestrator.overview.tallying import Line, percentile, spread
-from evoclaw.store import figure_tables, session_tables
-from evoclaw.store.figures import FigureStore
-from evoclaw.store.parts import open_database
-from evoclaw.store.sessions import Session, SessionStore, Spent
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.figures import tables as figure_tables
+from evoclaw.store.figures.figures import FigureStore
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
 
 NOW = 1_000_000.0
 

@@ -27,10 +27,10 @@ from evoclaw.orchestrator.agents import memory as module
 from evoclaw.orchestrator.agents.memory import EventType, Memory, MemorySettings, Observation, told
 from evoclaw.orchestrator.agents.observing import has_private, without_private
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.database import Dialect, StoreError
+from evoclaw.store.databases.database import Dialect, StoreError
+from evoclaw.store.databases.notices import Notices
+from evoclaw.store.databases.parts import open_database
 from evoclaw.store.memory import SCHEMA, MemoryStore
-from evoclaw.store.notices import Notices
-from evoclaw.store.parts import open_database
 from evoclaw.tools.define import tool
 
 NOW = 1_800_000_000.0

@@ -22,10 +22,10 @@ from evoclaw.governance.receipts import DeviceKey, Receipt, Signed, read
 from evoclaw.orchestrator.proofs.archive import ReceiptArchive
 from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
 from evoclaw.orchestrator.proofs.signing import HERE, LocalReceipts
-from evoclaw.store import command_tables
-from evoclaw.store.parts import Parts
-from evoclaw.store.receipts import SCHEMA, Kept, ReceiptStore
-from evoclaw.store.sqlite import SqliteDatabase
+from evoclaw.store.calls import command_tables
+from evoclaw.store.calls.receipts import SCHEMA, Kept, ReceiptStore
+from evoclaw.store.databases.parts import Parts
+from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import Kind
 from evoclaw.transport.wire import Report, ReportType

@@ -24,8 +24,8 @@ from evoclaw.core.ports import Request
 from evoclaw.orchestrator.runs.runs import State
 from evoclaw.orchestrator.sessions.pieces import Pieces
 from evoclaw.providers.scripted import calls, says
-from evoclaw.store.database import StoreError
-from evoclaw.store.notices import Notice
+from evoclaw.store.databases.database import StoreError
+from evoclaw.store.databases.notices import Notice
 from evoclaw.tools.question import Answer
 from tests.orchestrator.running import QUICK, Gate, Service, service
 from tests.store.places import Place

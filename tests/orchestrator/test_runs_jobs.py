@@ -17,10 +17,10 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.replay import Replay
 from evoclaw.orchestrator.runs.runs import State
-from evoclaw.store.database import Database, Schema, StoreError
-from evoclaw.store.job_engine import found
-from evoclaw.store.job_queue import JobQueue
-from evoclaw.store.moving import export_to, import_from
+from evoclaw.store.databases.database import Database, Schema, StoreError
+from evoclaw.store.databases.moving import export_to, import_from
+from evoclaw.store.runs.job_engine import found
+from evoclaw.store.runs.job_queue import JobQueue
 from tests.orchestrator.running import QUICK, SCHEMAS, Gate, Service, service
 from tests.store.places import Place
 from tests.store.servers import Postgres, why_no_postgres
@@ -230,7 +230,7 @@ async def test_without_the_engine_it_is_said_what_to_install(
     shared: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "procrastinate", None)
-    monkeypatch.delitem(sys.modules, "evoclaw.store.job_engine")
+    monkeypatch.delitem(sys.modules, "evoclaw.store.runs.job_engine")
     with pytest.raises(ConfigError, match=r"pip install 'evoclaw\[postgres\]'"):
         async with service(shared):
             pass

@@ -8,7 +8,7 @@ from evoclaw.core.messages import Reply, ToolResult, UserMessage
 from evoclaw.core.ports import Request
 from evoclaw.orchestrator.runs.runs import Busy, NoSession
 from evoclaw.providers.scripted import calls, says
-from evoclaw.store.sessions import Session
+from evoclaw.store.sessions.sessions import Session
 from tests.orchestrator.running import Gate, Service, service
 from tests.store.places import Place
 

@@ -16,8 +16,8 @@ from evoclaw.orchestrator.runs.driving import Driven
 from evoclaw.orchestrator.runs.holders import is_gone, this_process
 from evoclaw.orchestrator.runs.runs import Errand, State
 from evoclaw.providers.scripted import calls, says
-from evoclaw.store.queue import RunQueue, adopt
-from evoclaw.store.sessions import Fenced
+from evoclaw.store.runs.queue import RunQueue, adopt
+from evoclaw.store.sessions.sessions import Fenced
 from evoclaw.tools.question import Answer
 from tests.orchestrator.running import LEAD, QUICK, WHO, Gate, Service, service
 from tests.store.places import Place

@@ -26,7 +26,7 @@ from evoclaw.orchestrator.runs.driving import Driven
 from evoclaw.orchestrator.runs.runs import Busy, Errand, NoRun, State
 from evoclaw.orchestrator.sessions.callers import Callers, caller_tool, place_of
 from evoclaw.providers.scripted import calls, says
-from evoclaw.store.database import sealed
+from evoclaw.store.databases.database import sealed
 from evoclaw.tools.question import Answer
 from tests.orchestrator.running import QUICK, WHO, Gate, Service, service
 from tests.store.places import Place

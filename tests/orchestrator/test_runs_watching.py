@@ -23,7 +23,7 @@ from evoclaw.core.events import (
 from evoclaw.orchestrator.runs.hub import Hub, TooSlow
 from evoclaw.orchestrator.runs.together import Together
 from evoclaw.orchestrator.sessions.subruns import HELD, PASSING
-from evoclaw.store.notices import Kind, Notice, Notices
+from evoclaw.store.databases.notices import Kind, Notice, Notices
 from tests.orchestrator.running import QUICK, Gate, service
 from tests.store.places import Place
 

@@ -15,7 +15,7 @@ from evoclaw.governance.budget.settings import BudgetSettings
 from evoclaw.orchestrator.sessions.sessions import Busy, NoSession
 from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
-from evoclaw.store.database import Connection
+from evoclaw.store.databases.database import Connection
 from evoclaw.tools.question import Answer
 from evoclaw.tools.sessions import task
 from tests.orchestrator.support import agent, ended, house, results

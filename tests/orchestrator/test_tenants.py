@@ -20,7 +20,7 @@ from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.sessions.sessions import Conversations, NoSession
 from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.sessions import Session
+from evoclaw.store.sessions.sessions import Session
 from evoclaw.tools.question import Answer, Question
 from tests.orchestrator.support import agent, ended, house, results
 

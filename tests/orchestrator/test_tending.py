@@ -13,9 +13,9 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.ports import Ports
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.store.database import Dialect, StoreFull, T, Work
-from evoclaw.store.notices import Notice, Notices
-from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.store.databases.database import Dialect, StoreFull, T, Work
+from evoclaw.store.databases.notices import Notice, Notices
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from tests.orchestrator.running import QUICK
 
 

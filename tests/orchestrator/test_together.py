@@ -16,10 +16,11 @@ from evoclaw.executors.settled import Settled as SettledExecutor
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import calls, says
 from evoclaw.providers.settled import Settled as SettledProvider
-from evoclaw.store import ledger, session_tables
-from evoclaw.store.database import Database
-from evoclaw.store.ledger import StoredLedger
-from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.store.databases.database import Database
+from evoclaw.store.governing import ledger
+from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
 from tests.store.places import Place
 

@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from evoclaw.store import approvals, command_tables, ledger, receipts, session_tables
-from evoclaw.store.database import Database, Schema
-from evoclaw.store.ledger import StoredLedger
-from evoclaw.store.parts import open_database
+from evoclaw.store.calls import command_tables, receipts
+from evoclaw.store.databases.database import Database, Schema
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.governing import approvals, ledger
+from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.sessions import tables as session_tables
 
 SCHEMAS = (
     session_tables.SCHEMA,

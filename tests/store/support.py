@@ -14,10 +14,11 @@ from typing import IO
 
 import pytest
 
-from evoclaw.store.commands import CommandStore, QueueFull
-from evoclaw.store.database import Connection, Schema, sealed
-from evoclaw.store.journal import CallState, Entry, Journal
-from evoclaw.store.sqlite import SqliteDatabase
+from evoclaw.store.calls.command_values import QueueFull
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.journal import CallState, Entry, Journal
+from evoclaw.store.databases.database import Connection, Schema, sealed
+from evoclaw.store.databases.sqlite import SqliteDatabase
 
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = Schema(

@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.store.approvals import KEPT, SCHEMA, ApprovalStore, Claim, Standing, StoredApproval
-from evoclaw.store.database import DamagedStore
+from evoclaw.store.databases.database import DamagedStore
+from evoclaw.store.governing.approvals import (
+    KEPT,
+    SCHEMA,
+    ApprovalStore,
+    Claim,
+    Standing,
+    StoredApproval,
+)
 from tests.store.places import Place
 
 DAY = 86_400.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.artifacts import Artifact, Artifacts, Excerpt, Line, NoArtifact
-from evoclaw.store.sqlite import StoreFull
+from evoclaw.store.calls.artifacts import Artifact, Artifacts, Excerpt, Line, NoArtifact
+from evoclaw.store.databases.sqlite import StoreFull
 from tests.store.support import fill, open_descriptors, small_disk
 
 WAIT = 20.0

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from evoclaw.core.errors import Standstill
-from evoclaw.store.database import Conflict, StoreAway, StoreError
+from evoclaw.store.databases.database import Conflict, StoreAway, StoreError
 
 pytest.importorskip("psycopg")
 
@@ -19,7 +19,7 @@ pytest.importorskip("psycopg")
 def test_a_server_that_cannot_be_reached_has_runs_stand_still(name: str) -> None:
     from psycopg import errors
 
-    from evoclaw.store.postgres_link import explained
+    from evoclaw.store.databases.postgres_link import explained
 
     found = explained(getattr(errors, name)("the server is gone"), "the store")
     assert isinstance(found, StoreAway)
@@ -30,7 +30,7 @@ def test_a_server_that_cannot_be_reached_has_runs_stand_still(name: str) -> None
 def test_what_is_wrong_with_a_statement_is_no_reason_to_wait() -> None:
     from psycopg import errors
 
-    from evoclaw.store.postgres_link import explained
+    from evoclaw.store.databases.postgres_link import explained
 
     assert isinstance(explained(errors.UniqueViolation("there already"), "the store"), Conflict)
     wrong = explained(errors.NumericValueOutOfRange("too large"), "the store")
@@ -44,7 +44,7 @@ def test_who_stops_in_the_midst_of_a_transaction_loses_it_whatever_it_did_last(
 ) -> None:
     import psycopg
 
-    from evoclaw.store import postgres_link
+    from evoclaw.store.databases import postgres_link
 
     monkeypatch.setattr(postgres_link, "STALLED", 1)
     server = postgres_link.Server(postgres_url, "evoclaw_stalled")
@@ -65,8 +65,8 @@ async def test_who_stops_where_the_server_does_not_notice_is_put_out_by_those_wh
 ) -> None:
     import psycopg
 
-    from evoclaw.store import postgres_link
-    from evoclaw.store.postgres import PostgresDatabase, lock_key
+    from evoclaw.store.databases import postgres_link
+    from evoclaw.store.databases.postgres import PostgresDatabase, lock_key
 
     schema = "evoclaw_put_out"
     with psycopg.connect(postgres_url, autocommit=True) as asleep:
@@ -92,8 +92,8 @@ async def test_who_has_its_turn_for_long_and_works_is_waited_for(
 ) -> None:
     import psycopg
 
-    from evoclaw.store import postgres_link
-    from evoclaw.store.postgres import PostgresDatabase, lock_key
+    from evoclaw.store.databases import postgres_link
+    from evoclaw.store.databases.postgres import PostgresDatabase, lock_key
 
     schema = "evoclaw_waited"
     monkeypatch.setattr(postgres_link, "ASKED", 0.2)

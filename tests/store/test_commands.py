@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.store.command_tables import SCHEMA
-from evoclaw.store.commands import (
+from evoclaw.store.calls.command_tables import SCHEMA
+from evoclaw.store.calls.command_values import (
     CommandRow,
     CommandState,
-    CommandStore,
     Kind,
     QueueFull,
     Settled,
     Stored,
 )
-from evoclaw.store.sqlite import StoreError, StoreFull
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.databases.sqlite import StoreError, StoreFull
 from tests.store.places import Place
 from tests.store.support import child, fill, output, small_disk
 

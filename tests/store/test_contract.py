@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.database import (
+from evoclaw.store.databases.database import (
     Conflict,
     Connection,
     Database,

@@ -21,8 +21,8 @@ from evoclaw.governance.pairing import (
 from evoclaw.governance.shared_devices import SharedBook
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.permitted import Permitted, following_approvals
-from evoclaw.store.database import Database
-from evoclaw.store.devices import SCHEMA, DeviceStore
+from evoclaw.store.databases.database import Database
+from evoclaw.store.governing.devices import SCHEMA, DeviceStore
 from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
 from tests.fleet.support import until
 from tests.store.places import Place

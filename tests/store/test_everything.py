@@ -8,10 +8,10 @@ from secrets import token_hex
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.approvals import ApprovalStore, Claim, StoredApproval
-from evoclaw.store.ledger import StoredLedger
-from evoclaw.store.sessions import Session, SessionStore
-from evoclaw.store.tables import tables_of
+from evoclaw.store.databases.tables import tables_of
+from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApproval
+from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.wiring.store import BEFORE, every_part, open_store, opened
 from tests.store.places import Place
 

@@ -26,19 +26,22 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.messages import JSON, ErrorBlock, ErrorKind, Reply, TextBlock, ToolResult, Usage
 from evoclaw.core.profile import Profile
-from evoclaw.store import figure_tables, queue, session_changes, session_tables
-from evoclaw.store.database import Database
-from evoclaw.store.figure_tables import CallFigures
-from evoclaw.store.figures import FigureStore, Window
-from evoclaw.store.folding import Fold, plain
-from evoclaw.store.forgetting import OF_RUNS, OF_SESSIONS
-from evoclaw.store.moving import export_to, import_from
-from evoclaw.store.opening import Held, inspect_file
-from evoclaw.store.parts import Parts, open_database
-from evoclaw.store.queue import Bounds, Entry, RunQueue
-from evoclaw.store.retention import forget_sessions
-from evoclaw.store.sessions import Session, SessionStore, Spent, StoredRun
-from evoclaw.store.tables import tables_of
+from evoclaw.store.databases.database import Database
+from evoclaw.store.databases.moving import export_to, import_from
+from evoclaw.store.databases.opening import Held, inspect_file
+from evoclaw.store.databases.parts import Parts, open_database
+from evoclaw.store.databases.tables import tables_of
+from evoclaw.store.figures import tables as figure_tables
+from evoclaw.store.figures.figures import FigureStore, Window
+from evoclaw.store.figures.folding import Fold, plain
+from evoclaw.store.figures.tables import CallFigures
+from evoclaw.store.runs import queue
+from evoclaw.store.runs.queue import Bounds, Entry, RunQueue
+from evoclaw.store.sessions import changes as session_changes
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.forgetting import OF_RUNS, OF_SESSIONS
+from evoclaw.store.sessions.retention import forget_sessions
+from evoclaw.store.sessions.sessions import Session, SessionStore, Spent, StoredRun
 from tests.store.places import Place
 
 SCHEMAS = (session_tables.SCHEMA, queue.SCHEMA, figure_tables.SCHEMA)
@@ -259,7 +262,7 @@ async def test_calls_of_a_window_count_though_their_run_ended_after_it(place: Pl
 async def test_more_than_a_page_of_runs_and_calls_is_read_whole(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.figures.AT_ONCE", 7)
+    monkeypatch.setattr("evoclaw.store.figures.figures.AT_ONCE", 7)
     async with opened(place) as house:
         for number in range(60):
             talk = await house.talk(f"r{number}")

@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.journal import CallState, Entry, Journal, Kind, Row
-from evoclaw.store.sqlite import DamagedStore, StoreFull
+from evoclaw.store.calls.journal import CallState, Entry, Journal, Kind, Row
+from evoclaw.store.databases.sqlite import DamagedStore, StoreFull
 from tests.store.support import fill, flip, killed_after, small_disk
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ import pytest
 
 from evoclaw.core.ledgers import Limit, Refusal, Reservation
 from evoclaw.governance.budget.memory import MemoryLedger
-from evoclaw.store.ledger import BEHIND, FORGOTTEN, KEPT, StoredLedger
-from evoclaw.store.opening import DamagedStore
-from evoclaw.store.sqlite import StoreError
+from evoclaw.store.databases.opening import DamagedStore
+from evoclaw.store.databases.sqlite import StoreError
+from evoclaw.store.governing.ledger import BEHIND, FORGOTTEN, KEPT, StoredLedger
 from tests.governance.budget.support import Clock, account
 from tests.store.places import Place
 from tests.store.places import opened_ledger as opened
@@ -43,7 +43,7 @@ DYING = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from evoclaw.core.ledgers import Limit
-from evoclaw.store.ledger import StoredLedger
+from evoclaw.store.governing.ledger import StoredLedger
 
 async def main(path):
     ledger = await StoredLedger.open_file(Path(path))

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from evoclaw.core.labels import Label
 from evoclaw.store import memory
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.memory import (
     SCHEMA,
     EventType,
@@ -24,8 +26,6 @@ from evoclaw.store.memory import (
     why_unsearchable,
     words_of,
 )
-from evoclaw.store.parts import open_database
-from evoclaw.store.sqlite import SqliteDatabase
 from tests.observe.servers import postgres, why_no_postgres
 
 UNTRUSTED = Label(untrusted=True, sources=("webfetch",))

@@ -11,13 +11,14 @@ import pytest
 from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.ledgers import Limit, Reservation
 from evoclaw.core.messages import Reply, user
-from evoclaw.store.approvals import ApprovalStore, Claim, StoredApproval
-from evoclaw.store.commands import CommandStore, Kind, QueueFull
-from evoclaw.store.database import Database
-from evoclaw.store.ledger import StoredLedger
-from evoclaw.store.moving import MANIFEST, NotMoved, export_to, import_from
-from evoclaw.store.receipts import Kept, ReceiptStore
-from evoclaw.store.sessions import Session, SessionStore, Spent
+from evoclaw.store.calls.command_values import Kind, QueueFull
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.receipts import Kept, ReceiptStore
+from evoclaw.store.databases.database import Database
+from evoclaw.store.databases.moving import MANIFEST, NotMoved, export_to, import_from
+from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApproval
+from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
 from tests.store.places import SCHEMAS, Place
 
 

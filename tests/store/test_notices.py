@@ -10,11 +10,11 @@ from secrets import token_hex
 import psycopg
 import pytest
 
-from evoclaw.store import notices as module
-from evoclaw.store.database import Connection, Database
-from evoclaw.store.listening import listen
-from evoclaw.store.notices import LARGEST, WANTED, Kind, Notice, Notices, letters_of
-from evoclaw.store.postgres_link import Server
+from evoclaw.store.databases import notices as module
+from evoclaw.store.databases.database import Connection, Database
+from evoclaw.store.databases.listening import listen
+from evoclaw.store.databases.notices import LARGEST, WANTED, Kind, Notice, Notices, letters_of
+from evoclaw.store.databases.postgres_link import Server
 from tests.store.places import Place
 from tests.store.servers import Postgres
 from tests.store.support import SCHEMA, add, names
@@ -198,8 +198,8 @@ class Cable:
 async def test_a_network_that_swallows_everything_is_noticed(
     shared: Place, postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.listening.QUIET", 0.1)
-    monkeypatch.setattr("evoclaw.store.listening.ANSWER", 1.0)
+    monkeypatch.setattr("evoclaw.store.databases.listening.QUIET", 0.1)
+    monkeypatch.setattr("evoclaw.store.databases.listening.ANSWER", 1.0)
     cable, notices, told = Cable(postgres_server.port), Notices(), Heard()
     door = await asyncio.start_server(cable.accept, "127.0.0.1", 0)
     port = door.sockets[0].getsockname()[1]

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store import command_tables, session_tables
-from evoclaw.store.commands import CommandStore
-from evoclaw.store.database import DamagedStore, Schema
-from evoclaw.store.parts import open_database
-from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.store.calls import command_tables
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.databases.database import DamagedStore, Schema
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from tests.store.places import SCHEMAS, Place
 from tests.store.support import flip
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.database import Connection, Database, StoreError, Undecided
-from evoclaw.store.parts import open_database
+from evoclaw.store.databases.database import Connection, Database, StoreError, Undecided
+from evoclaw.store.databases.parts import open_database
 from tests.ports import free_port
 from tests.store.places import Place
 from tests.store.servers import Postgres, why_no_postgres

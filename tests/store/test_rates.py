@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from evoclaw.core.errors import Standstill
 from evoclaw.core.ports import Deny
 from evoclaw.governance.rates import Rate, Rates, RateSettings
-from evoclaw.store.database import Connection, Database, StoreError
-from evoclaw.store.jobs import Broken
-from evoclaw.store.rates import OFTEN, SCHEMA, RateCounts
+from evoclaw.store.databases.database import Connection, Database, StoreError
+from evoclaw.store.databases.orders import Broken
+from evoclaw.store.governing.rates import OFTEN, SCHEMA, RateCounts
 from tests.governance.test_rates import ANN, Clock, allowed, call
 from tests.store.places import Place
 from tests.store.servers import Postgres
@@ -29,7 +29,7 @@ from tests.store.support import ROOT
 
 RACER = """
 import asyncio, sys, time
-from evoclaw.store.rates import SCHEMA, RateCounts
+from evoclaw.store.governing.rates import SCHEMA, RateCounts
 from tests.store.places import Place
 
 async def main(at, schema, marks, per_minute, burst, refusals):
@@ -237,7 +237,7 @@ async def test_what_cannot_be_counted_is_not_done() -> None:
 async def test_a_count_that_was_lost_and_whose_place_another_took_is_not_taken_for_made(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.postgres.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres.LINGER", 60.0)
     place, limit = on_postgres(postgres_url), [("ann", 1, 0)]
     async with counting(place) as (_, other):
         database = await place.open(SCHEMA)

@@ -8,7 +8,7 @@ import pytest
 
 from evoclaw.core.errors import ConfigError, RecordingError
 from evoclaw.core.events import Record, TextDelta
-from evoclaw.store.recordings import Recording, read_recording, reopen_recording
+from evoclaw.store.sessions.recordings import Recording, read_recording, reopen_recording
 
 
 def written(path: Path, count: int = 3) -> list[Record]:

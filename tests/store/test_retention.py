@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.messages import Reply, user
-from evoclaw.store import queue, session_tables
-from evoclaw.store.retention import forget_sessions
-from evoclaw.store.sessions import Session, SessionStore, Spent
+from evoclaw.store.runs import queue
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.retention import forget_sessions
+from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
 from tests.store.places import Place
 
 OLD, NEW, BEFORE = 100.0, 1000.0, 500.0

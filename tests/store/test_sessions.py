@@ -8,9 +8,9 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import Record, Replied, RunFinished, RunStarted, StopReason
 from evoclaw.core.messages import Message, Reply, user
 from evoclaw.core.profile import Profile
-from evoclaw.store.database import Conflict
-from evoclaw.store.session_tables import SCHEMA
-from evoclaw.store.sessions import Fenced, Session, SessionStore, Spent
+from evoclaw.store.databases.database import Conflict
+from evoclaw.store.sessions.sessions import Fenced, Session, SessionStore, Spent
+from evoclaw.store.sessions.tables import SCHEMA
 from tests.store.places import Place
 
 

@@ -15,12 +15,12 @@ import pytest
 
 from evoclaw.core.errors import Standstill
 from evoclaw.core.ledgers import Limit, Refusal, Reservation
-from evoclaw.store import ledger
-from evoclaw.store.database import Connection, Database, StoreError
-from evoclaw.store.jobs import Broken
-from evoclaw.store.ledger import StoredLedger
-from evoclaw.store.postgres import PostgresDatabase
-from evoclaw.store.strands import one_strand
+from evoclaw.store.databases.database import Connection, Database, StoreError
+from evoclaw.store.databases.orders import Broken
+from evoclaw.store.databases.postgres import PostgresDatabase
+from evoclaw.store.databases.strands import one_strand
+from evoclaw.store.governing import ledger
+from evoclaw.store.governing.ledger import StoredLedger
 from tests.governance.budget.support import account
 from tests.store.places import Place
 from tests.store.support import ROOT
@@ -36,8 +36,8 @@ LIMITS = {
 SPENDER = """
 import asyncio, random, sys
 from evoclaw.core.ledgers import Reservation
-from evoclaw.store import ledger
-from evoclaw.store.ledger import StoredLedger
+from evoclaw.store.governing import ledger
+from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.wiring.store import clock_of
 from tests.store.places import Place
 from tests.store.test_shared_budget import LIMITS
@@ -183,7 +183,7 @@ async def cut(database: Database, url: str) -> None:
 async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.postgres.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres.LINGER", 60.0)
     place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)
@@ -202,7 +202,7 @@ async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
 async def test_a_run_that_lost_what_it_had_set_aside_stands_still_and_others_go_on(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.postgres.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres.LINGER", 60.0)
     place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)

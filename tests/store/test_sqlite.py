@@ -16,9 +16,16 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.database import Conflict, Connection, DamagedStore, Schema, StoreError, StoreFull
-from evoclaw.store.opening import beside
-from evoclaw.store.sqlite import SqliteDatabase
+from evoclaw.store.databases.database import (
+    Conflict,
+    Connection,
+    DamagedStore,
+    Schema,
+    StoreError,
+    StoreFull,
+)
+from evoclaw.store.databases.opening import beside
+from evoclaw.store.databases.sqlite import SqliteDatabase
 from tests.store.support import (
     SCHEMA,
     add,

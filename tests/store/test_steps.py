@@ -11,7 +11,7 @@ from bench.growth.clocks import steps_of
 from evoclaw.core.events import StopReason
 from evoclaw.core.labels import Principal
 from evoclaw.orchestrator.errands import Errand
-from evoclaw.store.queue import RunQueue
+from evoclaw.store.runs.queue import RunQueue
 from tests.orchestrator.running import Service, service
 from tests.store.places import Place
 

@@ -11,7 +11,7 @@ import pytest
 from evoclaw.core.errors import EvoClawError
 from evoclaw.governance.shared_stops import FILE, NotShared, StopBoard, following_board
 from evoclaw.governance.stops import Kind, Stop, StopFile, Stops
-from evoclaw.store.stops import SCHEMA, StopStore
+from evoclaw.store.governing.stops import SCHEMA, StopStore
 from evoclaw.wiring.oversight import open_stops, stop_files
 from tests.fleet.support import until
 from tests.ports import free_port

@@ -24,14 +24,17 @@ from evoclaw.governance.budget.terms import path_of
 from evoclaw.observe.audit.cold import Query
 from evoclaw.observe.audit.reading import search
 from evoclaw.orchestrator.sessions.subruns import run_id_of
-from evoclaw.store import approvals, command_tables, ledger, receipts, session_tables
-from evoclaw.store.approvals import ApprovalStore, Claim, StoredApproval
-from evoclaw.store.commands import CommandStore, QueueFull, StoreError
-from evoclaw.store.database import Connection, Database, Schema
-from evoclaw.store.ledger import StoredLedger
-from evoclaw.store.receipts import Kept, ReceiptStore
-from evoclaw.store.sessions import Session, SessionStore, Spent
-from evoclaw.store.sqlite import SqliteDatabase
+from evoclaw.store.calls import command_tables, receipts
+from evoclaw.store.calls.command_values import QueueFull
+from evoclaw.store.calls.commands import CommandStore, StoreError
+from evoclaw.store.calls.receipts import Kept, ReceiptStore
+from evoclaw.store.databases.database import Connection, Database, Schema
+from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.governing import approvals, ledger
+from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApproval
+from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
 from tests.observe.support import NOON, fields, warm_in
 from tests.store.places import Place
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from evoclaw.store.database import Database
-from evoclaw.store.workflows import (
+from evoclaw.store.databases.database import Database
+from evoclaw.store.workflows.workflows import (
     SCHEMA,
     Kept,
     LostHold,

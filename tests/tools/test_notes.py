@@ -12,7 +12,7 @@ from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.sessions.sessions import StoredTodos
-from evoclaw.store.sessions import SessionStore
+from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.tools.notes import Todo, Todos, TodosInMemory, todoread, todowrite
 from tests.tools.support import call_of
 

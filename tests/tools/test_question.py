@@ -18,7 +18,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.chain import Chain
 from evoclaw.orchestrator.people.questions import Parking, Questions
 from evoclaw.providers.scripted import Scripted, calls
-from evoclaw.store.sessions import SessionStore
+from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.tools.question import (
     Answer,
     NobodyToAsk,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from evoclaw.core.labels import Principal
 from evoclaw.governance.approvals import HUMAN, Answerer
-from evoclaw.store.sqlite import SqliteDatabase
-from evoclaw.store.workflows import SCHEMA, WorkflowStore
+from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.workflows.workflows import SCHEMA, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import Workflow
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import pytest
 
-from evoclaw.store.database import Database, Dialect, StoreError, Work
-from evoclaw.store.notices import Notice, Notices
-from evoclaw.store.sqlite import SqliteDatabase
-from evoclaw.store.workflows import SCHEMA, WorkflowStore
+from evoclaw.store.databases.database import Database, Dialect, StoreError, Work
+from evoclaw.store.databases.notices import Notice, Notices
+from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.workflows.workflows import SCHEMA, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import (
     AgentStep,

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from evoclaw.core.labels import Principal
-from evoclaw.store.workflows import WorkflowStore
+from evoclaw.store.workflows.workflows import WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import ApprovalStep, Input, Schedule, ToolStep, Workflow
 from evoclaw.workflows.schedules import Schedules
@@ -89,7 +89,7 @@ async def test_two_processes_start_it_once(tmp_path: Path) -> None:
 
 
 async def finish(store: WorkflowStore, id_: str) -> None:
-    from evoclaw.store.workflows import Kept
+    from evoclaw.store.workflows.workflows import Kept
 
     await store.claim("test", 60, 100)
     row = await store.get(id_)

@@ -12,9 +12,9 @@ from evoclaw.core.labels import Label, Principal
 from evoclaw.core.messages import ErrorKind, TextBlock, ToolResult
 from evoclaw.core.tools import failure
 from evoclaw.governance.approvals import HUMAN, Answerer
-from evoclaw.store.database import sealed
-from evoclaw.store.sqlite import SqliteDatabase
-from evoclaw.store.workflows import SCHEMA
+from evoclaw.store.databases.database import sealed
+from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.workflows.workflows import SCHEMA
 from evoclaw.workflows.definition import (
     AgentStep,
     ApprovalStep,

@@ -12,7 +12,7 @@ from evoclaw.cli.clean import one_line
 from evoclaw.cli.fleet import show
 from evoclaw.core.comparing import Difference, compare
 from evoclaw.core.messages import JSON
-from evoclaw.store.recordings import read_recording
+from evoclaw.store.sessions.recordings import read_recording
 
 
 def diff(options: Namespace, _wiring: object = None) -> int:

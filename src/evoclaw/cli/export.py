@@ -16,7 +16,7 @@ from evoclaw.cli import exits
 from evoclaw.cli.fleet import show
 from evoclaw.cli.needs import Moving
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.moving import Manifest
+from evoclaw.store.databases.moving import Manifest
 
 
 class Needs(Protocol):

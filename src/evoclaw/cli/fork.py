@@ -17,7 +17,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record
 from evoclaw.core.forking import NothingLeft, forked, with_prompt
 from evoclaw.core.state import new_run
-from evoclaw.store.recordings import read_recording
+from evoclaw.store.sessions.recordings import read_recording
 
 
 def fork(options: Namespace, wiring: Wiring) -> int:

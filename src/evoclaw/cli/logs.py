@@ -40,7 +40,7 @@ from evoclaw.core.events import (
     ToolsChanged,
     TurnStarted,
 )
-from evoclaw.store.recordings import encode_record
+from evoclaw.store.sessions.recordings import encode_record
 
 PAUSE = 1.0
 """Seconds between two looks at the audit, which has no stream."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.proofs.archive import ReceiptArchive
     from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.skills.approvals import ApprovalFile
-    from evoclaw.store.moving import Manifest
+    from evoclaw.store.databases.moving import Manifest
     from evoclaw.tools.question import Person
 
 

@@ -29,7 +29,7 @@ from evoclaw.governance.rules.examples import (
     load_rules,
 )
 from evoclaw.governance.rules.policy import Judgement, Rules
-from evoclaw.store.recordings import read_recording
+from evoclaw.store.sessions.recordings import read_recording
 
 WIDEST = 240
 """Letters of a line that are shown."""

@@ -19,7 +19,7 @@ from evoclaw.cli.clean import clean
 from evoclaw.cli.fleet import show
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
-from evoclaw.store.receipts import Kept, ReceiptStore
+from evoclaw.store.calls.receipts import Kept, ReceiptStore
 
 
 class Archive(Protocol):

@@ -32,7 +32,7 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.messages import JSON, ToolResult
-from evoclaw.store.recordings import encode_record
+from evoclaw.store.sessions.recordings import encode_record
 
 _STYLES = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from evoclaw.cli import exits
 from evoclaw.cli.render import face, tell
 from evoclaw.core.replaying import replayed
-from evoclaw.store.recordings import read_recording
+from evoclaw.store.sessions.recordings import read_recording
 
 
 def replay(options: Namespace, _wiring: object = None) -> int:

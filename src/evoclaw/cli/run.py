@@ -33,7 +33,7 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.governance.stops import Stops, ended_by
 from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.orchestrator.people.approvals import Approvals
-from evoclaw.store.recordings import Recording, reopen_recording
+from evoclaw.store.sessions.recordings import Recording, reopen_recording
 from evoclaw.tools.question import Person
 
 WAIT = 15.0

@@ -11,7 +11,7 @@ from msgspec import Meta
 from evoclaw.core.bound import BoundTool, Output
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
-from evoclaw.store.artifacts import Artifacts, Found, NoArtifact
+from evoclaw.store.calls.artifacts import Artifacts, Found, NoArtifact
 from evoclaw.tools.define import tool
 
 NAME = "artifact"

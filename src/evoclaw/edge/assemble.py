@@ -21,8 +21,8 @@ from evoclaw.edge.receipts import Receipts
 from evoclaw.edge.traced import traced
 from evoclaw.edge.tuned import Tuned
 from evoclaw.governance.receipts import DeviceKey
-from evoclaw.store.artifacts import Artifacts
-from evoclaw.store.journal import Journal
+from evoclaw.store.calls.artifacts import Artifacts
+from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.link import Link
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from evoclaw.edge.live import Live
 from evoclaw.edge.places import Places
 from evoclaw.edge.plans import Plan, Planner, named, refused
 from evoclaw.edge.reports import Reports
-from evoclaw.store.journal import CallState, Entry, Journal, Kind, Row
+from evoclaw.store.calls.journal import CallState, Entry, Journal, Kind, Row
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import Command, ReportType, encode, fingerprint, message_hash
 

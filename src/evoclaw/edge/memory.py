@@ -9,8 +9,8 @@ from secrets import token_hex
 from evoclaw.core.errors import EvoClawError
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.identity import Limits
-from evoclaw.store.artifacts import Artifacts
-from evoclaw.store.journal import Journal
+from evoclaw.store.calls.artifacts import Artifacts
+from evoclaw.store.calls.journal import Journal
 
 NAME, OUTCOMES = "journal", "outcomes"
 SELDOM = 600.0

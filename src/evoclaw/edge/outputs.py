@@ -32,7 +32,7 @@ from evoclaw.core.truncate import head_and_tail
 from evoclaw.edge.artifact_tool import NAME, artifact_tool
 from evoclaw.edge.tee import TEXT, Tee
 from evoclaw.executors.wrapped import Wrapper
-from evoclaw.store.artifacts import Artifact, Artifacts
+from evoclaw.store.calls.artifacts import Artifact, Artifacts
 
 EACH = 24 * 1024
 """Bytes of each end that are sent."""

@@ -12,8 +12,8 @@ from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.identity import Identity, Limits
 from evoclaw.edge.plans import GrantCheck, Planner, no_grants
-from evoclaw.store.artifacts import Artifacts
-from evoclaw.store.journal import Journal
+from evoclaw.store.calls.artifacts import Artifacts
+from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.link import Link
 
 

@@ -15,7 +15,7 @@ from evoclaw.core.ports import Executor
 from evoclaw.core.tools import Tool
 from evoclaw.edge.identity import Identity
 from evoclaw.governance.receipts import Facts, Receipt, describe, write
-from evoclaw.store.receipts import Place
+from evoclaw.store.calls.receipts import Place
 from evoclaw.transport.wire import (
     Command,
     Report,

@@ -6,7 +6,7 @@ from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.edge.live import Live
 from evoclaw.edge.plans import refused
-from evoclaw.store.journal import Row
+from evoclaw.store.calls.journal import Row
 from evoclaw.transport.wire import Command, WireError, read_command
 
 NEVER = ""

@@ -13,7 +13,7 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.edge.identity import Identity, Limits
 from evoclaw.edge.receipts import ReceiptDraft, Receipts
-from evoclaw.store.journal import CallState, Journal
+from evoclaw.store.calls.journal import CallState, Journal
 from evoclaw.transport.link import Link, LinkDown, TooLarge
 from evoclaw.transport.topics import Kind, topic
 from evoclaw.transport.wire import Command, Report, ReportType

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.ports import Progress
-from evoclaw.store.artifacts import Artifact, Artifacts
+from evoclaw.store.calls.artifacts import Artifact, Artifacts
 
 SHOWN = 64 * 1024
 """Characters that are passed on while a call runs."""

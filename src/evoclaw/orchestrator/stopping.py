@@ -13,7 +13,7 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.edge import Grants, ungranted
 from evoclaw.governance.stops import EVERY, Stops
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.store.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.wire import Command
 
 WORK = frozenset({"tool", "execute", "prompt"})

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from evoclaw.store.database import Connection, Database, Schema, sealed, unsealed
+from evoclaw.store.databases.database import Connection, Database, Schema, sealed, unsealed
 
 SCHEMA = Schema(
     "channels",

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from evoclaw.core.labels import CLEAN, LOCAL, Label
 from evoclaw.core.messages import JSON
-from evoclaw.store.database import Connection, Database, Schema, sealed, unsealed
+from evoclaw.store.databases.database import Connection, Database, Schema, sealed, unsealed
 
 MOST_WORDS, LONGEST_WORD = 16, 64
 """Of a query: what is beyond is not looked for."""

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.people.approvals import Approvals
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.orchestrator.sessions.sessions import Conversations
-    from evoclaw.store.database import Database
-    from evoclaw.store.sessions import Session, StoredRun
-    from evoclaw.store.sheets import StoredCanvases
+    from evoclaw.store.databases.database import Database
+    from evoclaw.store.sessions.sessions import Session, StoredRun
+    from evoclaw.store.sessions.sheets import StoredCanvases
     from evoclaw.wiring.equipping import Equipment
     from evoclaw.wiring.gauging import Gauging
     from evoclaw.wiring.governing import Governance
@@ -108,8 +108,8 @@ async def _forget(
     database: Database, seconds: float, canvases: CanvasFolder | StoredCanvases
 ) -> None:
     """Forget what is long over, now and every hour."""
-    from evoclaw.store.database import StoreError
-    from evoclaw.store.retention import forget_sessions
+    from evoclaw.store.databases.database import StoreError
+    from evoclaw.store.sessions.retention import forget_sessions
 
     async def clear(tenant: str, session_id: str) -> None:
         await canvases.of(tenant, session_id).clear()
@@ -184,7 +184,7 @@ def approval_settings(settings: EvoClawConfig) -> ApprovalSettings:
 
 def _canvases(database: Database, env: Mapping[str, str]) -> CanvasFolder | StoredCanvases:
     """What sessions show: beside what several orchestrators share, or in a folder."""
-    from evoclaw.store.sheets import StoredCanvases
+    from evoclaw.store.sessions.sheets import StoredCanvases
     from evoclaw.wiring.conversations import canvas_folder
 
     if database.dialect == "sqlite":
@@ -311,7 +311,7 @@ def _workflows(
     talks: Conversations,
     equipment: Equipment,
 ) -> Workflows:
-    from evoclaw.store.workflows import WorkflowStore
+    from evoclaw.store.workflows.workflows import WorkflowStore
     from evoclaw.wiring.steps import AgentSteps, ToolSteps
     from evoclaw.workflows.catalogue import Catalogue
     from evoclaw.workflows.workflows import Workflows

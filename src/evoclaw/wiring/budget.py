@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from evoclaw.core.messages import Usage
     from evoclaw.governance.budget.foresight import Price
     from evoclaw.governance.budget.settings import BudgetSettings
-    from evoclaw.store.database import Database
+    from evoclaw.store.databases.database import Database
 
 
 @asynccontextmanager
@@ -19,7 +19,7 @@ async def open_ledger(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[Ledger]:
     """The ledger that all processes of this machine share."""
-    from evoclaw.store.ledger import SCHEMA, StoredLedger
+    from evoclaw.store.governing.ledger import SCHEMA, StoredLedger
     from evoclaw.wiring.store import clock_of, opened
 
     # By itself, a reservation need not outlive a power cut: what it was to pay for did not either.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.budget.foresight import Price
     from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.orchestrator.sessions.subruns import Limits
-    from evoclaw.store.sessions import Session
+    from evoclaw.store.sessions.sessions import Session
     from evoclaw.wiring.governing import Governance
     from evoclaw.wiring.toolbox import Toolbox
 

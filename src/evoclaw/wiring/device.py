@@ -168,7 +168,7 @@ async def _budgeted(
     """The same, bounded by what this device may do, whoever asks and however often it restarts."""
     from evoclaw.governance.budget.device import DeviceBudget, Metered
     from evoclaw.governance.chain import Chain
-    from evoclaw.store.ledger import StoredLedger
+    from evoclaw.store.governing.ledger import StoredLedger
 
     opened = StoredLedger.open_file(
         config.data / "budget.db", durable=bool(settings.actions), alone=True

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from evoclaw.edge.edge import Edge
     from evoclaw.edge.identity import Limits
     from evoclaw.edge.plans import GrantCheck
-    from evoclaw.store.journal import Journal
+    from evoclaw.store.calls.journal import Journal
     from evoclaw.transport.link import Link
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     from evoclaw.edge.identity import Identity
     from evoclaw.governance.receipts import DeviceKey
     from evoclaw.governance.stops import ended_by
-    from evoclaw.store.artifacts import Artifacts
+    from evoclaw.store.calls.artifacts import Artifacts
     from evoclaw.transport.accounts import client_id
     from evoclaw.wiring.device import open_device
     from evoclaw.wiring.tracing import open_tracing
@@ -73,7 +73,7 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
 
 
 async def _journal(folder: Path) -> Journal:
-    from evoclaw.store.journal import Journal
+    from evoclaw.store.calls.journal import Journal
 
     journal = await Journal.open(folder / "journal.db", set_aside=True)
     if journal.database.set_aside is not None:

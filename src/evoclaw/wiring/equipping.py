@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from evoclaw.executors.receipted import Sign
     from evoclaw.orchestrator.fleet.delegation import Delegated, Stay
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.store.sessions import Session
-    from evoclaw.store.sheets import StoredCanvases
+    from evoclaw.store.sessions.sessions import Session
+    from evoclaw.store.sessions.sheets import StoredCanvases
     from evoclaw.wiring.governing import Governance
     from evoclaw.wiring.providing import Providers, Settle
     from evoclaw.wiring.toolbox import Toolbox

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.store.database import Database
+    from evoclaw.store.databases.database import Database
     from evoclaw.transport.address import Address
 
 HERE = "orchestrator.json"
@@ -55,9 +55,9 @@ async def open_fleet(
     from evoclaw.orchestrator.fleet.permitted import Permitted, following_approvals
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.stopping import Stopping, following
-    from evoclaw.store import command_tables, receipts
-    from evoclaw.store import stops as stop_tables
-    from evoclaw.store.commands import CommandStore
+    from evoclaw.store.calls import command_tables, receipts
+    from evoclaw.store.calls.commands import CommandStore
+    from evoclaw.store.governing import stops as stop_tables
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.wiring.oversight import stop_board, stop_files
     from evoclaw.wiring.receipts import open_book

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from evoclaw.observe.tallies import EdgeFigures, Gauges
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.store.backlog import Backlog
-    from evoclaw.store.database import Database
+    from evoclaw.store.databases.database import Database
+    from evoclaw.store.figures.backlog import Backlog
 
 PATIENCE = 2.0
 """Seconds that a part has to say that it works."""
@@ -76,7 +76,7 @@ class Gauging:
             return False  # which part it is stands in the figures; why, in what it logs
 
     async def _waits(self) -> Backlog | None:
-        from evoclaw.store.backlog import backlog_of
+        from evoclaw.store.figures.backlog import backlog_of
 
         try:
             async with asyncio.timeout(PATIENCE):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.observe.tracing.tracing import Tracing
-    from evoclaw.store.database import Database
+    from evoclaw.store.databases.database import Database
     from evoclaw.wiring.passing import Passed
 
 

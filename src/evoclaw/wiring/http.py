@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evoclaw.api.needs import Check, Parts
     from evoclaw.api.settings import ServerSettings, TokenFile
     from evoclaw.orchestrator.people.access import Access, FixedToken
-    from evoclaw.store.database import Database
+    from evoclaw.store.databases.database import Database
     from evoclaw.wiring.brain import Brain
 
 SHORTEST = 32
@@ -57,7 +57,7 @@ async def serving_http(
 @asynccontextmanager
 async def open_access(env: Mapping[str, str]) -> AsyncGenerator[Access]:
     """The tokens of this machine, whether the service is up or not."""
-    from evoclaw.store.tokens import SCHEMA
+    from evoclaw.store.governing.tokens import SCHEMA
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import opened
 
@@ -69,7 +69,7 @@ def access_for(database: Database, settings: ServerSettings, *own: FixedToken) -
     """Who may come in: tokens that were made here, configured ones, and others' signed ones."""
     from evoclaw.orchestrator.people.access import Access
     from evoclaw.orchestrator.people.jwt_access import SignedTokens
-    from evoclaw.store.tokens import TokenStore
+    from evoclaw.store.governing.tokens import TokenStore
 
     signed = None if settings.jwt is None else SignedTokens(settings.jwt)
     fixed = (*own, *(_configured(one) for one in settings.tokens))
@@ -98,7 +98,7 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
     from evoclaw.orchestrator.channels.webhooks import Webhook
     from evoclaw.orchestrator.overview.figures import Figures
     from evoclaw.orchestrator.proofs.archive import ReceiptArchive
-    from evoclaw.store.figures import FigureStore
+    from evoclaw.store.figures.figures import FigureStore
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.policies import ShownPolicies
     from evoclaw.wiring.showing import (

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.shared_stops import StopBoard
     from evoclaw.governance.stops import StopFile, Stops
     from evoclaw.orchestrator.people.approvals import Approvals
-    from evoclaw.store.database import Database
+    from evoclaw.store.databases.database import Database
 
 
 @asynccontextmanager
@@ -28,7 +28,7 @@ async def open_approvals(
     """The approvals of this machine, with whoever is there now."""
     from evoclaw.core.redaction import Redactor, secrets_in
     from evoclaw.orchestrator.people.approvals import Approvals
-    from evoclaw.store.approvals import SCHEMA, ApprovalStore
+    from evoclaw.store.governing.approvals import SCHEMA, ApprovalStore
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import opened
 
@@ -66,7 +66,7 @@ def _mirror(own: StopFile) -> StopFile:
 def stop_board(env: Mapping[str, str], database: Database) -> StopBoard:
     """Where people stop things, for a process that has the store open."""
     from evoclaw.governance.shared_stops import StopBoard
-    from evoclaw.store.stops import StopStore
+    from evoclaw.store.governing.stops import StopStore
     from evoclaw.wiring.settings import orchestrator_settings
 
     own = stop_file(env)
@@ -80,7 +80,7 @@ async def open_stops(env: Mapping[str, str]) -> AsyncGenerator[StopBoard]:
     """The same for any other: a store that is away keeps nobody from stopping this machine."""
     from evoclaw.core.errors import EvoClawError
     from evoclaw.governance.shared_stops import StopBoard
-    from evoclaw.store.stops import SCHEMA
+    from evoclaw.store.governing.stops import SCHEMA
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import opened
 
@@ -108,7 +108,7 @@ async def open_counts(
         database: The same, if this process has it open: then whoever makes a call waits for the
             disk before it does, and the count need not.
     """
-    from evoclaw.store.rates import SCHEMA, RateCounts
+    from evoclaw.store.governing.rates import SCHEMA, RateCounts
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import opened
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from evoclaw.executors.receipted import Sign
     from evoclaw.orchestrator.proofs.archive import ReceiptArchive
     from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
-    from evoclaw.store.commands import CommandStore
-    from evoclaw.store.database import Database
+    from evoclaw.store.calls.commands import CommandStore
+    from evoclaw.store.databases.database import Database
 
 logger = logging.getLogger(__name__)
 KEY = "device.key"
@@ -28,8 +28,8 @@ async def open_receipts(
 ) -> AsyncGenerator[ReceiptArchive]:
     """The receipts of this machine, and the commands that they are of."""
     from evoclaw.orchestrator.proofs.archive import ReceiptArchive
-    from evoclaw.store import command_tables, receipts
-    from evoclaw.store.commands import CommandStore
+    from evoclaw.store.calls import command_tables, receipts
+    from evoclaw.store.calls.commands import CommandStore
     from evoclaw.wiring.store import opened
 
     parts = (receipts.SCHEMA, command_tables.SCHEMA)
@@ -46,7 +46,7 @@ async def open_book(
 ) -> AsyncGenerator[ReceiptBook]:
     """The book of receipts beside the commands, with what a crash kept out of it put in."""
     from evoclaw.orchestrator.proofs.receipts import ReceiptBook
-    from evoclaw.store.receipts import ReceiptStore
+    from evoclaw.store.calls.receipts import ReceiptStore
 
     store = ReceiptStore(commands.database)
     book = ReceiptBook(store, required=required, noted=noted or _warn)
@@ -65,7 +65,7 @@ async def open_signer(
     from evoclaw.config.places import default_data_folder
     from evoclaw.governance.receipts import DeviceKey
     from evoclaw.orchestrator.proofs.signing import LocalReceipts
-    from evoclaw.store.receipts import SCHEMA, ReceiptStore
+    from evoclaw.store.calls.receipts import SCHEMA, ReceiptStore
     from evoclaw.wiring.store import opened
 
     # Its own word about itself need not outlive a power cut: no wait for the disk at every call.

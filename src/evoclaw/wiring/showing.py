@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.skills.loading import Skill
     from evoclaw.skills.watching import Shelf
-    from evoclaw.store.sheets import StoredCanvases
+    from evoclaw.store.sessions.sheets import StoredCanvases
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class ShownSkills:
 def _as_store_error() -> Generator[None]:
     """Says in the words of the service that others were not told."""
     from evoclaw.governance.shared_stops import NotShared
-    from evoclaw.store.database import StoreError
+    from evoclaw.store.databases.database import StoreError
 
     try:
         yield

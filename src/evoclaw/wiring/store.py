@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal, Required, TypedDict
 if TYPE_CHECKING:
     from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.overview.figures import Figures
-    from evoclaw.store.approvals import ApprovalStore
-    from evoclaw.store.commands import CommandStore
-    from evoclaw.store.database import Database, Schema
-    from evoclaw.store.ledger import StoredLedger
-    from evoclaw.store.moving import Manifest
-    from evoclaw.store.receipts import ReceiptStore
-    from evoclaw.store.sessions import SessionStore
+    from evoclaw.store.calls.commands import CommandStore
+    from evoclaw.store.calls.receipts import ReceiptStore
+    from evoclaw.store.databases.database import Database, Schema
+    from evoclaw.store.databases.moving import Manifest
+    from evoclaw.store.governing.approvals import ApprovalStore
+    from evoclaw.store.governing.ledger import StoredLedger
+    from evoclaw.store.sessions.sessions import SessionStore
 
 FILE = "evoclaw.db"
 """In the data folder."""
@@ -51,11 +51,11 @@ class Stored:
 @asynccontextmanager
 async def open_store(env: Mapping[str, str]) -> AsyncGenerator[Stored]:
     """Everything that is kept, over one connection: what belongs together is committed together."""
-    from evoclaw.store.approvals import ApprovalStore
-    from evoclaw.store.commands import CommandStore
-    from evoclaw.store.ledger import StoredLedger
-    from evoclaw.store.receipts import ReceiptStore
-    from evoclaw.store.sessions import SessionStore
+    from evoclaw.store.calls.commands import CommandStore
+    from evoclaw.store.calls.receipts import ReceiptStore
+    from evoclaw.store.governing.approvals import ApprovalStore
+    from evoclaw.store.governing.ledger import StoredLedger
+    from evoclaw.store.sessions.sessions import SessionStore
 
     async with (
         opened(env, *every_part()) as database,
@@ -81,7 +81,7 @@ def clock_of(database: Database) -> Callable[[], float]:
     """What time it is for all who share a database: a server's clock, or that of this machine."""
     if database.dialect == "sqlite":
         return time.time
-    from evoclaw.store.postgres import PostgresDatabase
+    from evoclaw.store.databases.postgres import PostgresDatabase
 
     return database.time if isinstance(database, PostgresDatabase) else time.time
 
@@ -94,7 +94,7 @@ async def open_devices(
     from evoclaw.config.places import default_data_folder
     from evoclaw.governance.pairing import Devices
     from evoclaw.governance.shared_devices import SharedBook
-    from evoclaw.store.devices import SCHEMA, DeviceStore
+    from evoclaw.store.governing.devices import SCHEMA, DeviceStore
     from evoclaw.wiring.settings import orchestrator_settings
 
     folder = default_data_folder(env) / "pairing"
@@ -111,8 +111,9 @@ async def open_devices(
 @asynccontextmanager
 async def open_sessions(env: Mapping[str, str]) -> AsyncGenerator[SessionStore]:
     """The conversations alone, for a process that has one of them."""
-    from evoclaw.store import queue, session_tables
-    from evoclaw.store.sessions import SessionStore
+    from evoclaw.store.runs import queue
+    from evoclaw.store.sessions import tables as session_tables
+    from evoclaw.store.sessions.sessions import SessionStore
 
     async with opened(env, session_tables.SCHEMA, queue.SCHEMA) as database:
         yield SessionStore(database)
@@ -122,8 +123,9 @@ async def open_sessions(env: Mapping[str, str]) -> AsyncGenerator[SessionStore]:
 async def open_figures(env: Mapping[str, str]) -> AsyncGenerator[Figures]:
     """What the stored records tell of, for a process that only asks."""
     from evoclaw.orchestrator.overview.figures import Figures
-    from evoclaw.store import figure_tables, session_tables
-    from evoclaw.store.figures import FigureStore
+    from evoclaw.store.figures import tables as figure_tables
+    from evoclaw.store.figures.figures import FigureStore
+    from evoclaw.store.sessions import tables as session_tables
 
     async with opened(env, session_tables.SCHEMA, figure_tables.SCHEMA) as database:
         yield Figures(FigureStore(database))
@@ -146,36 +148,27 @@ class Moving:
 
     async def write(self, file: Path, *, tenant: str = "") -> Manifest:
         """Everything, or what is of one tenant, into a new file."""
-        from evoclaw.store.moving import export_to
+        from evoclaw.store.databases.moving import export_to
 
         return await export_to(file, self.database, self.parts, tenant=tenant)
 
     async def read(self, file: Path, *, existing: Literal["refuse", "keep"] = "refuse") -> Manifest:
         """Everything from such a file: all of it, or nothing."""
-        from evoclaw.store.moving import import_from
+        from evoclaw.store.databases.moving import import_from
 
         return await import_from(file, self.database, self.parts, existing=existing)
 
 
 def every_part() -> tuple[Schema, ...]:
     """All kinds of store that an orchestrator has."""
-    from evoclaw.store import (
-        approvals,
-        channels,
-        command_tables,
-        devices,
-        figure_tables,
-        ledger,
-        memory,
-        queue,
-        rates,
-        receipts,
-        session_tables,
-        sheets,
-        stops,
-        tokens,
-        workflow_tables,
-    )
+    from evoclaw.store import channels, memory
+    from evoclaw.store.calls import command_tables, receipts
+    from evoclaw.store.figures import tables as figure_tables
+    from evoclaw.store.governing import approvals, devices, ledger, rates, stops, tokens
+    from evoclaw.store.runs import queue
+    from evoclaw.store.sessions import sheets
+    from evoclaw.store.sessions import tables as session_tables
+    from evoclaw.store.workflows import tables as workflow_tables
 
     return (
         session_tables.SCHEMA,
@@ -214,7 +207,7 @@ async def opened(
     if given is not None:
         yield given
         return
-    from evoclaw.store.parts import open_database
+    from evoclaw.store.databases.parts import open_database
 
     database = await open_database(**_where(env), schemas=parts, durable=durable)
     try:
@@ -238,7 +231,7 @@ def _where(env: Mapping[str, str]) -> _Where:
     if not settings.url:
         old = {kind: home / name for kind, name in BEFORE.items()}
         return _Where(place=home / FILE, old=old)
-    from evoclaw.store.postgres_link import read_password
+    from evoclaw.store.databases.postgres_link import read_password
 
     password = env.get(PASSWORD, "")
     if settings.password_file:

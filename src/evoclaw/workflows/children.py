@@ -8,7 +8,7 @@ import msgspec
 
 from evoclaw.core.labels import Label, joined
 from evoclaw.core.messages import JSON
-from evoclaw.store.workflows import NewWorkflow, StoredWorkflow, WorkflowStore
+from evoclaw.store.workflows.workflows import NewWorkflow, StoredWorkflow, WorkflowStore
 from evoclaw.workflows.catalogue import MAX_DEPTH, Catalogue
 from evoclaw.workflows.checking import with_defaults, wrong_inputs
 from evoclaw.workflows.definition import Workflow, WorkflowStep

@@ -9,7 +9,13 @@ from contextlib import suppress
 import msgspec
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.store.workflows import Kept, LostHold, StoredEvent, StoredWorkflow, WorkflowStore
+from evoclaw.store.workflows.workflows import (
+    Kept,
+    LostHold,
+    StoredEvent,
+    StoredWorkflow,
+    WorkflowStore,
+)
 from evoclaw.workflows.definition import AgentStep, Leaf, ToolStep, WorkflowStep, every
 from evoclaw.workflows.events import (
     Event,

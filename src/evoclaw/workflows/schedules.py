@@ -9,7 +9,12 @@ from collections.abc import Callable
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
-from evoclaw.store.workflows import BY_SCHEDULE, NewWorkflow, StoredSchedule, WorkflowStore
+from evoclaw.store.workflows.workflows import (
+    BY_SCHEDULE,
+    NewWorkflow,
+    StoredSchedule,
+    WorkflowStore,
+)
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.checking import with_defaults
 from evoclaw.workflows.children import new_workflow

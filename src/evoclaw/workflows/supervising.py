@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.store.database import StoreError
-from evoclaw.store.workflows import StoredWorkflow, WorkflowStore
+from evoclaw.store.databases.database import StoreError
+from evoclaw.store.workflows.workflows import StoredWorkflow, WorkflowStore
 from evoclaw.workflows.driving import Driver
 from evoclaw.workflows.performing import Performer
 from evoclaw.workflows.schedules import Schedules

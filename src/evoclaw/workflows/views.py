@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.messages import JSON
-from evoclaw.store.workflows import StoredWorkflow
+from evoclaw.store.workflows.workflows import StoredWorkflow
 from evoclaw.workflows.definition import ApprovalStep, Step, every
 from evoclaw.workflows.events import Decision, WorkflowFinished
 from evoclaw.workflows.progress import (

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON
 from evoclaw.governance.approvals import Answerer
-from evoclaw.store.workflows import StoredWorkflow, WorkflowStore
+from evoclaw.store.workflows.workflows import StoredWorkflow, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue, Defined
 from evoclaw.workflows.checking import with_defaults, wrong_inputs
 from evoclaw.workflows.children import ChildWorkflows, cancel, new_workflow

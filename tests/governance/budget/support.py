@@ -30,7 +30,7 @@ from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.governance.budget.policy import Budget
-from evoclaw.store.ledger import StoredLedger
+from evoclaw.store.governing.ledger import StoredLedger
 from tests.core.support import Table
 
 KINDS = ("memory", "stored")

@@ -17,7 +17,7 @@ from evoclaw.governance.budget.device import DEVICE, MOST_RUNS, DeviceBudget, Me
 from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.governance.budget.settings import ActionLimit, Allowed, BudgetSettings, Kinds
 from evoclaw.providers.scripted import Scripted
-from evoclaw.store.ledger import StoredLedger
+from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.transport.wire import Command
 from tests.core.support import Table
 from tests.governance.budget.support import (
@@ -78,7 +78,7 @@ DYING = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from evoclaw.governance.budget.device import DeviceBudget, Metered
-from evoclaw.store.ledger import StoredLedger
+from evoclaw.store.governing.ledger import StoredLedger
 from tests.governance.budget.support import RELAY, call
 from tests.governance.budget.test_device import TOGGLES
 from tests.core.support import Table

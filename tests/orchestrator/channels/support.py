@@ -20,12 +20,15 @@ from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import Scripted, Step
-from evoclaw.store import approvals, channels, queue, session_tables, tokens
-from evoclaw.store.approvals import ApprovalStore
+from evoclaw.store import channels
 from evoclaw.store.channels import ChannelStore
-from evoclaw.store.database import Database
-from evoclaw.store.parts import open_database
-from evoclaw.store.sessions import Session, SessionStore
+from evoclaw.store.databases.database import Database
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.governing import approvals, tokens
+from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.runs import queue
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 

@@ -26,7 +26,7 @@ from evoclaw.core.messages import TextBlock, UserMessage
 from evoclaw.core.redaction import Redactor
 from evoclaw.orchestrator.agents.observing import PRIVATE, Observing, without_private
 from evoclaw.orchestrator.cleaning import one_line
-from evoclaw.store.database import StoreError
+from evoclaw.store.databases.database import StoreError
 from evoclaw.store.memory import EventType, Found, MemoryStore, Observation, Scope, words_of
 
 __all__ = ["EventType", "Level", "Memory", "MemorySettings", "Observation", "Recalled"]

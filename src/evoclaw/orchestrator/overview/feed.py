@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.seldom import Seldom, times
-from evoclaw.store.changes import Mark
+from evoclaw.store.databases.changes import Mark
 
 logger = logging.getLogger(__name__)
 PACE = 0.5

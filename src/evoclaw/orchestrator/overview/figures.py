@@ -18,8 +18,8 @@ from evoclaw.orchestrator.overview.tallying import (
     ToolFigures,
     ToolPoint,
 )
-from evoclaw.store.figure_tables import CallFigures, RunFigures
-from evoclaw.store.figures import RUNNING, FigureStore, Window
+from evoclaw.store.figures.figures import RUNNING, FigureStore, Window
+from evoclaw.store.figures.tables import CallFigures, RunFigures
 
 DAY = 86_400.0
 """Seconds that are looked back when nobody says how far."""

@@ -19,8 +19,8 @@ from evoclaw.orchestrator.people.approvals import Approvals, Case
 from evoclaw.orchestrator.people.questions import Question
 from evoclaw.orchestrator.runs.viewing import Views
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.store.changes import ENDING, Mark, Stands, mark_of, stands_of
-from evoclaw.store.sessions import SessionStore
+from evoclaw.store.databases.changes import ENDING, Mark, Stands, mark_of, stands_of
+from evoclaw.store.sessions.sessions import SessionStore
 
 D = TypeVar("D")
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.governance.approvals import HUMAN, Answerer
-from evoclaw.store.tokens import StoredToken, TokenStore
+from evoclaw.store.governing.tokens import StoredToken, TokenStore
 
 PREFIX = "ec"
 LONGEST = 8_192

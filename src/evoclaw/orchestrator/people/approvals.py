@@ -24,7 +24,7 @@ from evoclaw.governance.approvals import (
     scope_of,
     shown,
 )
-from evoclaw.store.approvals import ApprovalStore, Claim, Standing, StoredApproval
+from evoclaw.store.governing.approvals import ApprovalStore, Claim, Standing, StoredApproval
 
 POLL = 0.5
 """Seconds between two looks for an answer that another process may have taken."""

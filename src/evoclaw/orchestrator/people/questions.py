@@ -20,7 +20,7 @@ from evoclaw.core.ports import (
     Verdict,
 )
 from evoclaw.core.tools import Call
-from evoclaw.store.questions import QuestionStore, StoredQuestion
+from evoclaw.store.sessions.questions import QuestionStore, StoredQuestion
 from evoclaw.tools.question import (
     NAME,
     Answer,

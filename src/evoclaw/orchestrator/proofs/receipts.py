@@ -31,7 +31,7 @@ from evoclaw.governance.receipts import (
     result_hash,
     short_id,
 )
-from evoclaw.store.receipts import Kept, Pin, ReceiptStore
+from evoclaw.store.calls.receipts import Kept, Pin, ReceiptStore
 from evoclaw.transport.outbox import Kept as Asked
 from evoclaw.transport.wire import (
     Command,

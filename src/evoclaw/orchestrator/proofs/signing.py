@@ -10,7 +10,7 @@ from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call
 from evoclaw.governance.receipts import DeviceKey, Facts, describe, read
 from evoclaw.orchestrator.proofs.receipts import kept_as, seen
-from evoclaw.store.receipts import Kept, Place, ReceiptStore
+from evoclaw.store.calls.receipts import Kept, Place, ReceiptStore
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import tool_hash
 

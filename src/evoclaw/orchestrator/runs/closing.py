@@ -24,7 +24,7 @@ from evoclaw.core.tracing import enter
 from evoclaw.orchestrator.errands import errand_of
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import seq_after
-from evoclaw.store.sessions import Spent, StoredRun
+from evoclaw.store.sessions.sessions import Spent, StoredRun
 
 ABOVE = "the run above has ended"
 """Why a sub-run ends that nobody drives."""

@@ -21,11 +21,11 @@ from evoclaw.orchestrator.runs.closing import ABOVE, close_run
 from evoclaw.orchestrator.runs.hub import Hub
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import Hold, Key, LiveRun, heard_in, run_id_of
-from evoclaw.store.database import StoreError
-from evoclaw.store.inbox import Inbox
-from evoclaw.store.queue import Claim, Entry, RunQueue, adopt
-from evoclaw.store.sessions import Fenced, Session, StoredRun
-from evoclaw.store.strands import one_strand
+from evoclaw.store.databases.database import StoreError
+from evoclaw.store.databases.strands import one_strand
+from evoclaw.store.runs.inbox import Inbox
+from evoclaw.store.runs.queue import Claim, Entry, RunQueue, adopt
+from evoclaw.store.sessions.sessions import Fenced, Session, StoredRun
 
 logger = logging.getLogger(__name__)
 LONGEST_REASON = 1_000

@@ -20,7 +20,7 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished, StopReason
 from evoclaw.orchestrator.runs.together import Together
 from evoclaw.orchestrator.sessions.subruns import HELD, PASSING, Key
-from evoclaw.store.notices import Kind, Notice, Notices
+from evoclaw.store.databases.notices import Kind, Notice, Notices
 
 PAGE = 500
 """Stored records that are read at once."""

@@ -36,16 +36,16 @@ from evoclaw.orchestrator.errands import (
 from evoclaw.orchestrator.runs.driving import Driving, said
 from evoclaw.orchestrator.runs.holders import this_process
 from evoclaw.orchestrator.runs.hub import Hub, TooSlow
-from evoclaw.orchestrator.runs.jobs import JobTurns
+from evoclaw.orchestrator.runs.job_turns import JobTurns
 from evoclaw.orchestrator.runs.tending import Tending
 from evoclaw.orchestrator.runs.turns import OwnTurns, Turns
 from evoclaw.orchestrator.runs.viewing import Kept, Views, standing
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import run_id_of
-from evoclaw.store.inbox import Inbox
-from evoclaw.store.job_queue import JobQueue
-from evoclaw.store.queue import Bounds, Claim, Entry, Outcome, Placed, RunQueue
-from evoclaw.store.sessions import Session
+from evoclaw.store.runs.inbox import Inbox
+from evoclaw.store.runs.job_queue import JobQueue
+from evoclaw.store.runs.queue import Bounds, Claim, Entry, Outcome, Placed, RunQueue
+from evoclaw.store.sessions.sessions import Session
 
 __all__ = [
     "Busy",

@@ -21,11 +21,11 @@ from evoclaw.orchestrator.runs.wishes import Wishes
 from evoclaw.orchestrator.seldom import Seldom, times
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import Key
-from evoclaw.store.claims import NOBODY
-from evoclaw.store.database import StoreError
-from evoclaw.store.inbox import Inbox
-from evoclaw.store.queue import Claim, RunQueue
-from evoclaw.store.sessions import Fenced
+from evoclaw.store.databases.database import StoreError
+from evoclaw.store.runs.claims import NOBODY
+from evoclaw.store.runs.inbox import Inbox
+from evoclaw.store.runs.queue import Claim, RunQueue
+from evoclaw.store.sessions.sessions import Fenced
 
 logger = logging.getLogger(__name__)
 SELDOM = 60.0

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from evoclaw.orchestrator.errands import RunSettings
 from evoclaw.orchestrator.runs.driving import Driving
 from evoclaw.orchestrator.runs.holders import is_gone
-from evoclaw.store.queue import RunQueue
+from evoclaw.store.runs.queue import RunQueue
 
 Trying: TypeAlias = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 """Does something that may fail while the store cannot be used."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from evoclaw.core.events import Record, RunFinished, StopReason
 from evoclaw.orchestrator.errands import RunView, State
-from evoclaw.store.sessions import Session, SessionStore, StoredRun
+from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
 
 _IN_STORE: dict[State | None, Literal["", "open", "waiting", "ended"]] = {
     None: "",

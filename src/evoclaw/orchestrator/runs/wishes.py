@@ -12,8 +12,8 @@ from functools import partial
 from evoclaw.orchestrator.runs.driving import Driving
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import Key
-from evoclaw.store.inbox import Inbox
-from evoclaw.store.notices import Kind, Notice
+from evoclaw.store.databases.notices import Kind, Notice
+from evoclaw.store.runs.inbox import Inbox
 
 MOST = 10_000
 """Wishes that wait to be done; more are found by looking."""

@@ -30,7 +30,7 @@ from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.wrapped import Wrapper
 from evoclaw.orchestrator.sessions.subruns import run_id_of
-from evoclaw.store.questions import QuestionStore, StoredQuestion
+from evoclaw.store.sessions.questions import QuestionStore, StoredQuestion
 
 CODE = "caller"
 """Of the verdict that stops a run until its caller has run a tool."""

@@ -29,8 +29,8 @@ from evoclaw.orchestrator.sessions.subruns import (
     LiveRun,
     run_id_of,
 )
-from evoclaw.store.queue import adopt
-from evoclaw.store.sessions import Listed, Session, SessionStore, Spent, StoredRun
+from evoclaw.store.runs.queue import adopt
+from evoclaw.store.sessions.sessions import Listed, Session, SessionStore, Spent, StoredRun
 from evoclaw.tools import sessions as told
 from evoclaw.tools.sessions import Brief, Said, State, Told
 

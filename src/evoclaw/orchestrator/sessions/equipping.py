@@ -10,7 +10,7 @@ import msgspec
 from evoclaw.core.agent import Agent
 from evoclaw.core.messages import Message
 from evoclaw.core.ports import Ports
-from evoclaw.store.sessions import Session, SessionStore, StoredRun
+from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
 from evoclaw.tools.notes import Todo
 
 

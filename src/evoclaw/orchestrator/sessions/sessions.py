@@ -53,9 +53,9 @@ from evoclaw.orchestrator.sessions.subruns import (
     whole_turns,
 )
 from evoclaw.providers.thrifty import Thrifty
-from evoclaw.store import session_changes
-from evoclaw.store.approvals import ApprovalStore
-from evoclaw.store.sessions import Session, SessionStore, StoredRun
+from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.sessions import changes as session_changes
+from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
 from evoclaw.tools.notes import Todos
 from evoclaw.tools.question import Person
 from evoclaw.tools.sessions import Brief, Sessions

@@ -54,9 +54,9 @@ from evoclaw.governance.budget.foresight import micros
 from evoclaw.governance.budget.policy import Budget
 from evoclaw.governance.budget.settings import BudgetSettings
 from evoclaw.orchestrator.sessions.pieces import Pieces
-from evoclaw.store.approvals import ApprovalStore
-from evoclaw.store.notices import Kind, Notice
-from evoclaw.store.sessions import Session, SessionStore, Spent, StoredRun
+from evoclaw.store.databases.notices import Kind, Notice
+from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.sessions.sessions import Session, SessionStore, Spent, StoredRun
 
 GRACE = 5.0
 """Seconds that a sub-run has to say how far it came when it is cancelled."""

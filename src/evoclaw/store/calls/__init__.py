@@ -1,0 +1,1 @@
+"""Calls: what was asked of edges, what they did, and the receipts of it."""

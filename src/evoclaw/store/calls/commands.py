@@ -1,0 +1,331 @@
+"""The orchestrator's outbox: commands that must reach an agent, until their outcome is known.
+
+Delivery knows no tenants: an edge may be shared. Whoever asks for a person or a run asks
+`CommandStore.of` its tenant, where a command of another is as one that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from evoclaw.core.labels import LOCAL
+from evoclaw.store.calls.command_tables import SCHEMA, WAITS
+from evoclaw.store.calls.command_values import (
+    CLOSED,
+    OPEN,
+    CommandRow,
+    CommandState,
+    Kind,
+    Note,
+    QueueFull,
+    Settled,
+    Stored,
+)
+from evoclaw.store.databases.database import (
+    EVERY,
+    Connection,
+    Database,
+    StoreError,
+    sealed,
+    unsealed,
+)
+from evoclaw.store.databases.sqlite import SqliteDatabase
+
+COLUMNS = "request_id, agent_id, run_id, payload, expires_at, state, outcome, settled_at, tenant"
+PUT = """
+INSERT INTO commands (request_id, agent_id, run_id, payload, expires_at, state, tenant)
+SELECT ?1, ?2, ?3, ?4, ?5, ?7, ?8
+WHERE coalesce((SELECT n FROM waiting WHERE tenant = ?8 AND agent_id = ?2), 0) < ?6
+ON CONFLICT (request_id) DO NOTHING
+"""
+RENEW = f"UPDATE commands SET payload = ?, expires_at = ? WHERE request_id = ? AND {WAITS}"
+SETTLE = f"""
+UPDATE commands SET state = ?, outcome = ?, settled_at = ?
+WHERE request_id = ? AND agent_id = ? AND {WAITS}
+RETURNING tenant
+"""
+CAME = """
+INSERT INTO waiting VALUES (?, ?, 1) ON CONFLICT (tenant, agent_id) DO UPDATE SET n = waiting.n + 1
+"""
+WENT = "UPDATE waiting SET n = n - 1 WHERE tenant = ? AND agent_id = ?"
+# The same outcome sent again is no news, and nobody may fill the disk with different ones.
+NOTE = """
+INSERT INTO notes (request_id, at, outcome) SELECT ?1, ?2, ?3
+WHERE NOT EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND outcome = ?3)
+AND NOT EXISTS (SELECT 1 FROM notes WHERE request_id = ?1 AND outcome = ?3)
+AND (SELECT count(*) FROM notes WHERE request_id = ?1) < ?4
+"""
+EXPIRE = """
+UPDATE commands SET state = 'expired', settled_at = ?1 WHERE seq IN
+    (SELECT seq FROM commands WHERE state = 'queued' AND expires_at <= ?1 LIMIT ?2)
+RETURNING request_id, tenant, agent_id
+"""
+FORGET = """
+DELETE FROM commands WHERE seq IN (SELECT seq FROM commands WHERE settled_at < ? LIMIT ?)
+RETURNING request_id
+"""
+NOTES_OF = """
+SELECT at, outcome FROM notes WHERE request_id = ?1
+AND EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND tenant = ?2) ORDER BY seq
+"""
+MOST_NOTES = 20
+AT_ONCE = 500
+"""So that much to expire or to forget does not keep a command waiting."""
+
+
+class CommandStore:
+    """What an orchestrator asked for, of all tenants. Processes of one machine may share it."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self.database = database
+        self._name, self._clock = database.name, clock
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        durable: bool = True,
+        set_aside: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> CommandStore:
+        """Open or create a store; see `SqliteDatabase.open`, also on what raises."""
+        opened = await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside)
+        return cls(opened, clock)
+
+    async def __aenter__(self) -> CommandStore:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish writing and close the file."""
+        await self.database.close()
+
+    def of(self, tenant: str) -> TenantCommands:
+        """What one tenant asked for: all that its people and its runs may see."""
+        return TenantCommands(self.database, tenant)
+
+    async def put(
+        self,
+        request_id: str,
+        agent_id: str,
+        run_id: str,
+        payload: bytes,
+        expires_at: float | None,
+        *,
+        sent: bool = False,
+        cap: int = 10_000,
+        tenant: str = LOCAL.tenant,
+    ) -> Stored:
+        """Keep a command until it is settled; `QueueFull` if its agent has too many of a tenant.
+
+        `sent` marks it so at once, for who sends it as soon as it is kept.
+
+        One that is known and still waits is sent as it is put now: who asks again after a restart
+        may drive the run under a new epoch.
+        """
+        blob, tenant = sealed(payload), tenant or LOCAL.tenant
+
+        def work(connection: Connection) -> Stored | None:
+            state = CommandState.SENT if sent else CommandState.QUEUED
+            new = (request_id, agent_id, run_id, blob, expires_at, cap, state, tenant)
+            if connection.execute(PUT, new).rowcount:
+                connection.execute(CAME, (tenant, agent_id))
+                return Stored(Kind.NEW)
+            row = self._find(connection, request_id)
+            if row is not None and (row.agent_id, row.tenant) == (agent_id, tenant):
+                connection.execute(RENEW, (blob, expires_at, request_id))
+            return None if row is None else Stored(Kind.KNOWN, row)
+
+        stored = await self.database.write(work)
+        if stored is None:
+            raise QueueFull(agent_id, cap)
+        if stored.row is not None and stored.row.tenant != tenant:
+            # Nothing of the one who has it may be told.
+            raise StoreError(f"{request_id} cannot be asked for; use another id")
+        if stored.row is not None and stored.row.agent_id != agent_id:
+            raise StoreError(f"{request_id} was asked of {stored.row.agent_id!r} already")
+        return stored
+
+    async def mark(self, request_id: str, state: CommandState | str) -> bool:
+        """Note how far a command came; False if it came as far already, or is closed.
+
+        `sent` is to be noted before sending: what is not marked may be expired as never sent.
+        """
+        if state not in OPEN[1:]:
+            raise ValueError(f"{state} is not a state on the way; use settle or expire")
+        before = OPEN[: OPEN.index(state)]
+        statement = (
+            "UPDATE commands SET state = ? WHERE request_id = ? "
+            f"AND state IN ({', '.join('?' * len(before))})"
+        )
+        values = (state, request_id, *before)
+        changed = await self.database.write(lambda c: c.execute(statement, values).rowcount)
+        return changed > 0
+
+    async def settle(
+        self,
+        request_id: str,
+        agent_id: str,
+        outcome: bytes,
+        state: CommandState = CommandState.SETTLED,
+    ) -> Settled:
+        """Keep an outcome; only the first one counts, and only from the agent that was asked."""
+        if state not in CLOSED:
+            raise ValueError(f"{state} does not close a command")
+        blob, now = sealed(outcome), self._clock()
+        find = "SELECT agent_id FROM commands WHERE request_id = ?"
+
+        def work(connection: Connection) -> Settled:
+            values = (state, blob, now, request_id, agent_id)
+            closed = connection.execute(SETTLE, values).fetchall()
+            if closed:
+                connection.execute(WENT, (closed[0][0], agent_id))
+                return Settled.FIRST
+            if connection.execute(find, (request_id,)).fetchone() != (agent_id,):
+                return Settled.FOREIGN
+            connection.execute(NOTE, (request_id, now, blob, MOST_NOTES))
+            return Settled.AGAIN
+
+        return await self.database.write(work)
+
+    async def get(self, request_id: str) -> CommandRow | None:
+        """What is known of a command."""
+        return await self.database.read(lambda connection: self._find(connection, request_id))
+
+    async def notes(self, request_id: str) -> list[Note]:
+        """Outcomes that came too late to count, in order."""
+        statement = "SELECT at, outcome FROM notes WHERE request_id = ? ORDER BY seq"
+        found = await self.database.read(lambda c: c.execute(statement, (request_id,)).fetchall())
+        return [Note(at, unsealed(outcome, self._name)) for at, outcome in found]
+
+    async def wanted(self, agent_id: str, now: float, limit: int = EVERY) -> list[CommandRow]:
+        """Commands an agent is still to carry out, in the order they were put in.
+
+        Of those whose time is over, the ones that were sent are among them: the agent does not
+        begin them any more, but it knows whether it has.
+        """
+        return await self._rows(
+            f"WHERE agent_id = ? AND {WAITS} AND state <> 'cancelling' "
+            "AND (state <> 'queued' OR expires_at IS NULL OR expires_at > ?) ORDER BY seq LIMIT ?",
+            agent_id,
+            now,
+            limit,
+        )
+
+    async def overdue(self, now: float, limit: int = 500) -> list[CommandRow]:
+        """Commands that were sent, should have begun by now, and have no outcome."""
+        return await self._rows(
+            f"WHERE {WAITS} AND state <> 'queued' AND expires_at <= ? ORDER BY expires_at LIMIT ?",
+            now,
+            limit,
+        )
+
+    async def cancelling(self, agent_id: str) -> list[CommandRow]:
+        """Commands an agent is to end."""
+        return await self._rows(
+            f"WHERE agent_id = ? AND {WAITS} AND state = 'cancelling' ORDER BY seq", agent_id
+        )
+
+    async def expire(self, now: float) -> list[str]:
+        """Close what is overdue and was never sent; the ids.
+
+        What was sent may have begun: its waiter closes it, as unknown.
+        """
+        return await self._in_pieces(EXPIRE, now)
+
+    async def known(self, request_ids: Iterable[str]) -> dict[str, CommandState]:
+        """Which of some ids are ours, and how far they came."""
+        ids = list(request_ids)
+        statement = "SELECT state FROM commands WHERE request_id = ?"
+
+        def work(connection: Connection) -> dict[str, CommandState]:
+            rows = [(id_, connection.execute(statement, (id_,)).fetchone()) for id_ in ids]
+            return {id_: CommandState(row[0]) for id_, row in rows if row is not None}
+
+        return await self.database.read(work)
+
+    async def prune(self, older_than: float) -> int:
+        """Forget commands that were closed before a time, with their notes; how many."""
+        return len(await self._in_pieces(FORGET, older_than))
+
+    async def _in_pieces(self, statement: str, time_: float) -> list[str]:
+        def work(connection: Connection) -> list[str]:
+            found = connection.execute(statement, (time_, AT_ONCE)).fetchall()
+            if statement is FORGET:
+                connection.executemany("DELETE FROM notes WHERE request_id = ?", found)
+            else:
+                connection.executemany(WENT, [whose for _, *whose in found])
+            return [row[0] for row in found]
+
+        found: list[str] = []
+        while piece := await self.database.write(work):
+            found += piece
+        return found
+
+    async def _rows(self, condition: str, *values: object) -> list[CommandRow]:
+        statement = f"SELECT {COLUMNS} FROM commands {condition}"
+        found = await self.database.read(lambda c: c.execute(statement, values).fetchall())
+        return [_row(columns, self._name) for columns in found]
+
+    def _find(self, connection: Connection, request_id: str) -> CommandRow | None:
+        statement = f"SELECT {COLUMNS} FROM commands WHERE request_id = ?"
+        columns = connection.execute(statement, (request_id,)).fetchone()
+        return None if columns is None else _row(columns, self._name)
+
+
+class TenantCommands:
+    """The commands that one tenant asked for."""
+
+    def __init__(self, database: Database, tenant: str) -> None:
+        self.tenant = tenant
+        self._database, self._name = database, database.name
+
+    async def get(self, request_id: str) -> CommandRow | None:
+        """What is known of a command."""
+        statement = f"SELECT {COLUMNS} FROM commands WHERE request_id = ? AND tenant = ?"
+        found = await self._all(statement, request_id, self.tenant)
+        return _row(found[0], self._name) if found else None
+
+    async def notes(self, request_id: str) -> list[Note]:
+        """Outcomes that came too late to count, in order."""
+        found = await self._all(NOTES_OF, request_id, self.tenant)
+        return [Note(at, unsealed(outcome, self._name)) for at, outcome in found]
+
+    async def known(self, request_ids: Iterable[str]) -> dict[str, CommandState]:
+        """Which of some ids are ours, and how far they came."""
+        ids, ours = list(request_ids), self.tenant
+        statement = "SELECT state FROM commands WHERE request_id = ? AND tenant = ?"
+
+        def work(connection: Connection) -> dict[str, CommandState]:
+            rows = [(id_, connection.execute(statement, (id_, ours)).fetchone()) for id_ in ids]
+            return {id_: CommandState(row[0]) for id_, row in rows if row is not None}
+
+        return await self._database.read(work)
+
+    async def waiting(self, agent_id: str = "", limit: int = EVERY) -> list[CommandRow]:
+        """Commands without an outcome, of one agent or of all, in the order they were put in."""
+        statement = (
+            f"SELECT {COLUMNS} FROM commands WHERE tenant = ?1 AND {WAITS} "
+            "AND (?2 = '' OR agent_id = ?2) ORDER BY seq LIMIT ?3"
+        )
+        found = await self._all(statement, self.tenant, agent_id, limit)
+        return [_row(columns, self._name) for columns in found]
+
+    async def _all(self, statement: str, *values: object) -> list[Any]:
+        return await self._database.read(lambda c: c.execute(statement, values).fetchall())
+
+
+def _row(columns: tuple[Any, ...], name: str) -> CommandRow:
+    id_, agent, run, payload, expires_at, state, outcome, settled_at, tenant = columns
+    return CommandRow(
+        *(id_, agent, run, unsealed(payload, name), expires_at, CommandState(state)),
+        None if outcome is None else unsealed(outcome, name),
+        settled_at,
+        tenant,
+    )

@@ -1,0 +1,400 @@
+"""The edge's journal: what it was asked to do, how far that came, and how it ended.
+
+A call is written down before it begins and before its end is told, so whatever dies in between,
+the next one to look knows whether it may have happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from evoclaw.store.calls.receipts import Draft, finish_in_chain
+from evoclaw.store.databases.database import Connection, Schema, sealed, unsealed
+from evoclaw.store.databases.sqlite import SqliteDatabase
+
+
+class CallState(StrEnum):
+    """How far a call came."""
+
+    RECEIVED = "received"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    """It began, and nobody can say how it ended."""
+
+    @property
+    def terminal(self) -> bool:
+        """Whether it is the end."""
+        return self not in (CallState.RECEIVED, CallState.RUNNING)
+
+
+class Entry(Struct, frozen=True):
+    """A command as it is written down."""
+
+    request_id: str
+    run_id: str
+    epoch: int
+    """Who drives the run; a higher one has taken over from a lower one."""
+    digest: str
+    """Of the arguments."""
+    command: bytes
+
+
+class Row(Struct, frozen=True):
+    """What is known of a call."""
+
+    request_id: str
+    run_id: str
+    epoch: int
+    digest: str
+    command: bytes
+    """Empty once the end was acknowledged."""
+    state: CallState
+    boot_id: str
+    """Of the process that began it."""
+    received_at: float
+    """Wall clock, as the other two: for people, and for forgetting; never for a deadline."""
+    started_at: float | None
+    finished_at: float | None
+    report: bytes | None
+    """How it ended, until that was acknowledged."""
+    acked: bool
+
+
+class Kind(StrEnum):
+    """What a journal makes of a command."""
+
+    NEW = "new"
+    """Never seen; it is written down now."""
+    KNOWN = "known"
+    """Seen before, with the same arguments; it must not be begun again."""
+    CONFLICT = "conflict"
+    """Its id was seen with other arguments."""
+    FENCED = "fenced"
+    """It is new, but from one whose run was taken over."""
+
+
+class Received(Struct, frozen=True):
+    """What a journal made of a command."""
+
+    kind: Kind
+    row: Row | None = None
+    """What was known already, if its id was."""
+
+
+class Version(Struct, frozen=True):
+    """One of the values a key had."""
+
+    n: int
+    value: bytes
+    at: float
+
+
+# Not `IN`: for that SQLite would build a small table at every write, half the price of it.
+CHECKED = " OR ".join(f"state = '{state}'" for state in CallState)
+SCHEMA = Schema(
+    "journal",
+    (
+        (
+            f"""CREATE TABLE calls (
+                seq INTEGER PRIMARY KEY,
+                request_id TEXT NOT NULL UNIQUE,
+                run_id BLOB NOT NULL,
+                epoch INTEGER NOT NULL,
+                digest BLOB NOT NULL,
+                command BLOB,
+                state TEXT NOT NULL CHECK ({CHECKED}),
+                boot_id BLOB,
+                received_at REAL NOT NULL,
+                started_at REAL,
+                finished_at REAL,
+                finished INTEGER,
+                report BLOB,
+                acked INTEGER NOT NULL DEFAULT 0 CHECK (acked = 0 OR acked = 1)
+            ) STRICT""",
+            """CREATE INDEX calls_untold ON calls (finished)
+                WHERE finished IS NOT NULL AND acked = 0""",
+            "CREATE INDEX calls_told ON calls (finished_at) WHERE acked = 1",
+            # The twin is there so that a flipped bit is found when the file is opened.
+            """CREATE TABLE fences (
+                seq INTEGER PRIMARY KEY,
+                run_id TEXT NOT NULL UNIQUE,
+                epoch INTEGER NOT NULL,
+                twin INTEGER NOT NULL CHECK (twin = ~epoch),
+                at REAL NOT NULL
+            ) STRICT""",
+            "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT",
+            """CREATE TABLE versions (
+                key TEXT NOT NULL, n INTEGER NOT NULL, value BLOB NOT NULL, at REAL NOT NULL,
+                PRIMARY KEY (key, n)
+            ) STRICT""",
+        ),
+    ),
+    sealed=(
+        ("calls", ("run_id", "digest", "command", "boot_id", "report")),
+        ("meta", ("value",)),
+        ("versions", ("value",)),
+    ),
+)
+
+COLUMNS = (
+    "request_id, epoch, state, received_at, started_at, finished_at, acked, "
+    "run_id, digest, command, boot_id, report"
+)
+RECEIVE = """
+INSERT INTO calls
+    (request_id, run_id, epoch, digest, command, received_at, state, boot_id, started_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (request_id) DO NOTHING
+"""
+FENCE = """
+INSERT INTO fences (run_id, epoch, twin, at) VALUES (?1, ?2, ~?2, ?3)
+ON CONFLICT (run_id) DO UPDATE SET epoch = max(epoch, ?2), twin = ~max(epoch, ?2), at = ?3
+"""
+START = """
+UPDATE calls SET state = 'running', boot_id = ?, started_at = ?
+WHERE request_id = ? AND state = 'received'
+"""
+# Numbered, because a wall clock may be set back between two ends.
+FINISH = """
+UPDATE calls SET state = ?, report = ?, finished_at = ?, finished = 1 + (
+    SELECT coalesce(max(finished), 0) FROM calls WHERE finished IS NOT NULL AND acked = 0)
+WHERE request_id = ? AND finished IS NULL
+"""
+ACKNOWLEDGE = """
+UPDATE calls SET acked = 1, command = NULL, report = NULL
+WHERE request_id = ? AND finished IS NOT NULL AND acked = 0
+"""
+FORGET = """
+DELETE FROM calls WHERE seq IN
+    (SELECT seq FROM calls WHERE acked = 1 ORDER BY finished_at LIMIT ?)
+"""
+FORGET_FENCES = """
+DELETE FROM fences WHERE seq IN (
+    SELECT seq FROM (SELECT seq, at, row_number() OVER (ORDER BY at DESC) AS place FROM fences)
+    WHERE place > ?1 OR (place > ?2 AND at < ?3))
+"""
+FENCE_IS_FRESH = 3600.0
+"""Seconds before a run that goes on renews its fence, so that it is not forgotten."""
+PRUNED_AT_ONCE = 500
+"""So that forgetting much does not keep a call waiting."""
+
+
+class Journal:
+    """What an edge must still know after it was killed. Everything is durable when it returns."""
+
+    def __init__(self, database: SqliteDatabase, clock: Callable[[], float] = time.time) -> None:
+        self.database = database
+        self._path, self._clock = database.path, clock
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        durable: bool = True,
+        set_aside: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> Journal:
+        """Open or create a journal; see `SqliteDatabase.open`, also on what raises."""
+        return cls(
+            await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside), clock
+        )
+
+    async def __aenter__(self) -> Journal:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish writing and close the file."""
+        await self.database.close()
+
+    async def receive(self, entry: Entry, *, start: str | None = None) -> Received:
+        """Write a command down, unless its id is known or its run was taken over.
+
+        What is known is told to whoever asks: nothing begins by that. Who asks for it under a
+        higher epoch has taken the run over, and fences the others out.
+
+        Args:
+            entry: The command.
+            start: The boot id of the process, if a new call begins at once: then this is also
+                its `start`, for the price of one write.
+        """
+        now = self._clock()
+        new = (
+            entry.request_id,
+            sealed(entry.run_id.encode()),
+            entry.epoch,
+            sealed(entry.digest.encode()),
+            sealed(entry.command),
+            now,
+            CallState.RECEIVED if start is None else CallState.RUNNING,
+            None if start is None else sealed(start.encode()),
+            None if start is None else now,
+        )
+        return await self.database.write(lambda c: self._receive(c, entry, new, now))
+
+    def _receive(
+        self, connection: Connection, entry: Entry, new: tuple[object, ...], now: float
+    ) -> Received:
+        find = "SELECT epoch, at FROM fences WHERE run_id = ?"
+        fence = connection.execute(find, (entry.run_id,)).fetchone()
+        fenced = fence is not None and fence[0] > entry.epoch
+        received = Received(Kind.NEW)
+        if fenced or not connection.execute(RECEIVE, new).rowcount:
+            row = self._find(connection, entry.request_id)
+            if row is None:
+                return Received(Kind.FENCED)
+            if (row.run_id, row.digest) != (entry.run_id, entry.digest):
+                return Received(Kind.CONFLICT, row)
+            received = Received(Kind.KNOWN, row)
+        if fence is None or fence[0] < entry.epoch or fence[1] < now - FENCE_IS_FRESH:
+            connection.execute(FENCE, (entry.run_id, entry.epoch, now))
+        return received
+
+    async def start(self, request_id: str, boot_id: str) -> bool:
+        """Note that a call begins now; False if it must not, as it ended or began already."""
+        values = (sealed(boot_id.encode()), self._clock(), request_id)
+        return await self._changed(START, values)
+
+    async def finish(self, request_id: str, state: CallState, report: bytes | Draft) -> bool:
+        """Note how a call ended; False if it had ended already, and then nothing changes."""
+        if not state.terminal:
+            raise ValueError(f"{state} is not an end")
+        if isinstance(report, bytes):
+            values = (state, sealed(report), self._clock(), request_id)
+            return await self._changed(FINISH, values)
+        end, path = (state, self._clock(), request_id), self._path
+        return await self.database.write(lambda c: finish_in_chain(c, FINISH, end, report, path))
+
+    async def acknowledge(self, request_ids: Iterable[str]) -> None:
+        """Note that the ends of calls arrived: reports are dropped, ids are kept."""
+        values = [(request_id,) for request_id in request_ids]
+        await self.database.write(lambda connection: connection.executemany(ACKNOWLEDGE, values))
+
+    async def get(self, request_id: str) -> Row | None:
+        """What is known of a call."""
+        return await self.database.read(lambda connection: self._find(connection, request_id))
+
+    async def open_calls(self) -> list[Row]:
+        """Calls that have not ended, in the order they arrived."""
+        return await self._rows("WHERE finished IS NULL ORDER BY seq")
+
+    async def unacknowledged(self, limit: int = 100) -> list[Row]:
+        """Calls whose end was not acknowledged, in the order they ended."""
+        return await self._rows(
+            "WHERE finished IS NOT NULL AND acked = 0 ORDER BY finished LIMIT ?", limit
+        )
+
+    async def untold(self, limit: int) -> list[str]:
+        """The ids of the newest calls whose end was not acknowledged, in the order they ended."""
+        statement = """SELECT request_id FROM calls
+            WHERE finished IS NOT NULL AND acked = 0 ORDER BY finished DESC LIMIT ?"""
+        found = await self.database.read(lambda c: c.execute(statement, (limit,)).fetchall())
+        return [row[0] for row in reversed(found)]
+
+    async def prune(
+        self, now: float, *, window_seconds: float = 86_400, most: int = 100_000, least: int = 1_000
+    ) -> int:
+        """Forget calls that are over and done with; how many.
+
+        Args:
+            now: Wall clock.
+            window_seconds: How long an id is kept, so that a late copy of its command is known.
+            most: How many are kept at most.
+            least: How many are kept in any case: a clock that jumps must not open the door.
+        """
+
+        def count(connection: Connection) -> int:
+            told = "SELECT count(*) FROM calls WHERE acked = 1"
+            (held,) = connection.execute(told).fetchone()
+            before = (now - window_seconds,)
+            (old,) = connection.execute(told + " AND finished_at < ?", before).fetchone()
+            return max(held - most, min(old, held - least), 0)
+
+        await self._changed(FORGET_FENCES, (most, least, now - window_seconds))
+        forgotten = left = await self.database.read(count)
+        while left > 0:
+            values = (min(left, PRUNED_AT_ONCE),)
+            await self._changed(FORGET, values)
+            left -= PRUNED_AT_ONCE
+        return forgotten
+
+    async def remember(self, key: str, value: bytes) -> None:
+        """Keep a small value."""
+        statement = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
+        await self._changed(statement, (key, sealed(value)))
+
+    async def recall(self, key: str) -> bytes | None:
+        """A value that was kept."""
+        statement = "SELECT value FROM meta WHERE key = ?"
+        found = await self.database.read(lambda c: c.execute(statement, (key,)).fetchone())
+        return None if found is None else unsealed(found[0], self._path)
+
+    async def remember_version(self, key: str, value: bytes, *, keep: int = 100) -> int:
+        """Keep a value beside the ones the key had before; its number."""
+        blob, now = sealed(value), self._clock()
+        return await self.database.write(lambda c: _add_version(c, key, blob, now, keep))
+
+    async def versions(self, key: str, limit: int = 100) -> list[Version]:
+        """The values a key had, newest first; the first one is the one it has."""
+        statement = "SELECT n, value, at FROM versions WHERE key = ? ORDER BY n DESC LIMIT ?"
+        found = await self.database.read(lambda c: c.execute(statement, (key, limit)).fetchall())
+        return [Version(n, unsealed(value, self._path), at) for n, value, at in found]
+
+    async def _changed(self, statement: str, values: tuple[object, ...]) -> bool:
+        def work(connection: Connection) -> bool:
+            return connection.execute(statement, values).rowcount > 0
+
+        return await self.database.write(work)
+
+    async def _rows(self, condition: str, *values: object) -> list[Row]:
+        statement = f"SELECT {COLUMNS} FROM calls {condition}"
+        found = await self.database.read(lambda c: c.execute(statement, values).fetchall())
+        return [self._row(columns) for columns in found]
+
+    def _find(self, connection: Connection, request_id: str) -> Row | None:
+        statement = f"SELECT {COLUMNS} FROM calls WHERE request_id = ?"
+        columns = connection.execute(statement, (request_id,)).fetchone()
+        return None if columns is None else self._row(columns)
+
+    def _row(self, columns: tuple[Any, ...]) -> Row:
+        id_, epoch, state, received_at, started_at, finished_at, acked, *blobs = columns
+        run, digest, command, boot, report = (
+            None if blob is None else unsealed(blob, self._path) for blob in blobs
+        )
+        return Row(
+            id_,
+            (run or b"").decode(),
+            epoch,
+            (digest or b"").decode(),
+            command or b"",
+            CallState(state),
+            (boot or b"").decode(),
+            received_at,
+            started_at,
+            finished_at,
+            report,
+            bool(acked),
+        )
+
+
+def _add_version(connection: Connection, key: str, blob: bytes, now: float, keep: int) -> int:
+    newest = "SELECT coalesce(max(n), 0) FROM versions WHERE key = ?"
+    n: int = connection.execute(newest, (key,)).fetchone()[0] + 1
+    connection.execute("INSERT INTO versions VALUES (?, ?, ?, ?)", (key, n, blob, now))
+    connection.execute("DELETE FROM versions WHERE key = ? AND n <= ?", (key, n - keep))
+    return n

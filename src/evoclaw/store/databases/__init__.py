@@ -1,0 +1,1 @@
+"""Databases: what every kind of store is kept in, SQLite or PostgreSQL."""

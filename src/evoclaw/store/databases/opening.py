@@ -1,0 +1,392 @@
+"""Opening a store's file: made whole or not at all, looked through, set aside if damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import sqlite3
+import struct
+import time
+from contextlib import closing, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.store.databases.database import (
+    Conflict,
+    DamagedStore,
+    Schema,
+    StoreError,
+    StoreFull,
+    unsealed,
+)
+
+PATIENCE = 5.0
+"""Seconds another process may hold the file before we give up."""
+FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
+DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+THERE = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
+CLOSED_TO_US = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
+LARGEST_LOG = 4 << 20
+"""Bytes a log may keep once what is in it was moved to the file."""
+LOG_MAGIC = 0x377F0682
+"""The first word of a write-ahead log; one more if its sums are over big-endian words."""
+LOOKS = 5
+LOG_HEAD, FRAME_HEAD = 32, 24
+WORD = 0xFFFFFFFF
+
+
+class Form(Protocol):
+    """What a file is to hold, and how far it is there."""
+
+    @property
+    def name(self) -> str:
+        """Of the kind of file; one of another kind is refused."""
+        ...
+
+    @property
+    def mark(self) -> int:
+        """Tells a file of this kind from any other."""
+        ...
+
+    @property
+    def lasting(self) -> str:
+        """How SQLite waits for the disk if a write need not be on it: others may share the file."""
+        ...
+
+    def found(self, connection: sqlite3.Connection) -> None:
+        """Make the tables that a new file begins with."""
+        ...
+
+    def held(self, connection: sqlite3.Connection) -> Held:
+        """What is in a file."""
+        ...
+
+    def migrate(self, connection: sqlite3.Connection) -> None:
+        """Bring a file up to date."""
+        ...
+
+
+class Held(Struct, frozen=True):
+    """What a file holds."""
+
+    versions: tuple[tuple[Schema, int], ...]
+    """How far each kind of store in it is."""
+    strangers: bool = False
+    """Whether there is more in it than is known here."""
+    beside: tuple[str, ...] = ()
+    """What makes the tables that are no store's."""
+
+
+class Single(Struct, frozen=True):
+    """A file with one kind of store."""
+
+    schema: Schema
+    lasting: str = "OFF"
+
+    @property
+    def name(self) -> str:
+        """Of the kind."""
+        return self.schema.name
+
+    @property
+    def mark(self) -> int:
+        """Of the kind."""
+        return self.schema.mark
+
+    def found(self, connection: sqlite3.Connection) -> None:
+        """Make all of it."""
+        self.migrate(connection)
+
+    def held(self, connection: sqlite3.Connection) -> Held:
+        """How far it is."""
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        return Held(((self.schema, version),))
+
+    def migrate(self, connection: sqlite3.Connection) -> None:
+        """Take the steps that are missing, in one transaction."""
+        steps = self.schema.steps
+        connection.execute("BEGIN IMMEDIATE")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        for step in steps[version:]:
+            for statement in step:
+                connection.execute(statement)
+        if version < len(steps):
+            connection.execute(f"PRAGMA user_version={len(steps)}")
+        connection.execute("COMMIT")
+
+
+def explained(problem: sqlite3.Error, path: Path) -> Exception:
+    """The same for a caller; a fault of our own statements stays what it is."""
+    code = getattr(problem, "sqlite_errorcode", 0)
+    found: Exception = problem
+    if code in FULL:
+        found = StoreFull(path)
+    elif code in THERE:
+        found = Conflict(f"{path}: {problem}")
+    elif code & 0xFF in DAMAGED or "decode to UTF-8" in str(problem):
+        found = DamagedStore(path, str(problem))
+    elif code & 0xFF in CLOSED_TO_US:
+        found = ConfigError(
+            f"cannot use {path}: {problem}; check its rights or choose another place"
+        )
+    elif isinstance(problem, sqlite3.OperationalError):
+        found = StoreError(f"{path}: {problem}")
+    if found is not problem:
+        found.__cause__ = problem
+    return found
+
+
+def open_file(
+    path: Path, form: Form, durable: bool, set_aside: bool
+) -> tuple[sqlite3.Connection, Path | None]:
+    """A connection to a sound file, and where a damaged one was moved to."""
+    aside: Path | None = None
+    try:
+        path = path.resolve()
+        try:
+            _prepare(path, form)
+        except DamagedStore:
+            if not set_aside:
+                raise
+            aside = move_aside(path, "damaged")
+            _prepare(path, form)
+        return _connected(path, form, durable), aside
+    except OSError as problem:
+        if problem.errno == errno.ENOSPC:
+            raise StoreFull(path) from None
+        raise ConfigError(
+            f"cannot use {path}: {problem.strerror}; check its rights or choose another place"
+        ) from None
+    except sqlite3.Error as problem:
+        raise explained(problem, path) from problem
+
+
+def _connected(path: Path, form: Form, durable: bool) -> sqlite3.Connection:
+    connection = connect(path, "rw")
+    try:
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else form.lasting}")
+        connection.execute(f"PRAGMA journal_size_limit={LARGEST_LOG}")
+        form.migrate(connection)
+        # From now on nobody is waited for in the thread of those who ask.
+        connection.execute("PRAGMA busy_timeout=0")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection that commits when it is told to."""
+    return sqlite3.connect(
+        f"{path.as_uri()}?mode={mode}",
+        uri=True,
+        timeout=PATIENCE,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def _prepare(path: Path, form: Form) -> None:
+    """Make the file if there is none; look through it if there is."""
+    wal = beside(path, "-wal")
+    if not path.exists():
+        if wal.exists() and wal.stat().st_size:
+            raise DamagedStore(path, "only its log is left")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _create(path, form)
+    inspect_file(path, form)
+
+
+def inspect_file(path: Path, form: Form) -> None:
+    """Look through a file, and leave it as it is."""
+    wal = beside(path, "-wal")
+    if not path.is_file():
+        raise IsADirectoryError(errno.EISDIR, "not a file")
+    # We never leave an empty one, and SQLite would quietly begin anew in it.
+    if not path.stat().st_size:
+        raise DamagedStore(path, "it is empty")
+    if wal.exists() and log_is_damaged(wal):
+        raise DamagedStore(path, "its log is broken in the middle")
+    try:
+        # A connection that only reads would not look at the rules of a table. One that may write
+        # empties the log when it is closed as the last one; so another one outlives it, and what
+        # is damaged stays as it was found, and is found again the next time.
+        with closing(connect(path, "ro")) as last:
+            last.execute("SELECT 1 FROM sqlite_schema").fetchone()
+            with closing(connect(path, "rw")) as connection:
+                _inspect(connection, path, form)
+    except UnicodeDecodeError as problem:
+        raise DamagedStore(path, "a name is no text any more") from problem
+    except sqlite3.Error as problem:
+        raise explained(problem, path) from problem
+
+
+def _create(path: Path, form: Form) -> None:
+    """Make a file under another name first: it appears whole, or not at all."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    try:
+        # It holds whatever tools saw: for the owner's eyes alone.
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with closing(connect(draft, "rw")) as connection:
+            if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
+                raise ConfigError(f"{path} must be on a local disk; choose another place")
+            connection.execute(f"PRAGMA application_id={form.mark}")
+            form.found(connection)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return  # Another process was quicker; its file is as good.
+        except PermissionError:
+            draft.rename(path)  # No second names on this file system.
+    finally:
+        for name in (draft, beside(draft, "-wal"), beside(draft, "-shm")):
+            name.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def _inspect(connection: sqlite3.Connection, path: Path, form: Form) -> None:
+    def pragma(name: str) -> Any:
+        return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    connection.execute("PRAGMA query_only=ON")
+    if pragma("journal_mode") != "wal":
+        raise DamagedStore(path, "it does not know of its log")
+    if pragma("application_id") != form.mark:
+        raise ConfigError(f"{path} is not a {form.name}; choose another place")
+    # All that is compared is seen as of one moment: another process may be bringing it up to date.
+    connection.execute("BEGIN")
+    held = form.held(connection)
+    for schema, version in held.versions:
+        refuse_newer(schema, version, path)
+    expected, found = _tables_of(held), _tables(connection)
+    if not set(expected) <= set(found) or not (held.strangers or len(expected) == len(found)):
+        raise DamagedStore(path, "its tables are not the ones that were made")
+    # Not the quick check: only this one compares tables with their indexes, which is what finds
+    # a flipped bit in an id. What is not ours is looked at by whoever uses it.
+    ours = [f"({name})" for kind, name, made in expected if _is_plain(kind, made)]
+    for which in ours if held.strangers else ["(1)"]:
+        problem = pragma(f"integrity_check{which}")
+        if problem != "ok":
+            raise DamagedStore(path, problem)
+    for schema, version in held.versions:
+        if version == len(schema.steps):
+            _check_seals(connection, path, schema)
+
+
+def _is_plain(kind: str, made: str | None) -> bool:
+    return kind == "table" and made is not None and not made.startswith("CREATE VIRTUAL")
+
+
+def refuse_newer(schema: Schema, version: int, place: Path | str) -> None:
+    """Leave alone what a newer version has written."""
+    if version > len(schema.steps):
+        raise ConfigError(
+            f"{place} was written by a newer version of evoclaw ({schema.name}, {version}); "
+            "update, or choose another place"
+        )
+
+
+def _check_seals(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
+    for table, columns in schema.sealed:
+        rows = connection.execute(f"SELECT * FROM {table}")
+        places = [place for place, (name, *_) in enumerate(rows.description) if name in columns]
+        for row in rows:
+            for place in places:
+                if row[place] is not None:
+                    unsealed(row[place], path)
+
+
+def _tables(connection: sqlite3.Connection) -> list[tuple[str, str, str | None]]:
+    return connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
+
+
+def _tables_of(held: Held) -> list[tuple[str, str, str | None]]:
+    """The tables that there should be."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        steps = [step for schema, version in held.versions for step in schema.steps[:version]]
+        for statement in (*held.beside, *chain.from_iterable(steps)):
+            connection.execute(statement)
+        return _tables(connection)
+
+
+def log_is_damaged(wal: Path) -> bool:
+    """Whether a write-ahead log is broken before its end.
+
+    SQLite reads a log up to the first frame whose sum is wrong and forgets the rest. That is right
+    for what a power cut tore: the transaction being written, never one that another followed.
+    Two ends of transactions after a broken frame are damage, and what SQLite would forget had
+    been acknowledged.
+    """
+    before: tuple[bytes, int] | None = None
+    for _ in range(LOOKS):
+        found = _broken_frame(wal)
+        # Another process may be writing: only what stays broken is damage.
+        if found is None or found == before:
+            return found is not None
+        before = found
+    return False
+
+
+def _broken_frame(wal: Path) -> tuple[bytes, int] | None:
+    """The log's head, and the number of the first broken frame if there is damage."""
+    with wal.open("rb") as file:
+        head = file.read(LOG_HEAD)
+        if len(head) < LOG_HEAD:
+            return None
+        magic, _, page, _, _, _, *stored = struct.unpack(">8I", head)
+        order = "<" if magic == LOG_MAGIC else ">"
+        sums = _sums(head[:24], order, (0, 0))
+        if magic & ~1 != LOG_MAGIC or sums != tuple(stored):
+            return (head, 0) if any(file.read(FRAME_HEAD)) else None
+        number, broken, ends = 0, 0, 0
+        while len(frame := file.read(FRAME_HEAD + page)) == FRAME_HEAD + page:
+            number += 1
+            ours = frame[8:16] == head[16:24]
+            if not broken:
+                sums = _sums(frame[:8] + frame[FRAME_HEAD:], order, sums)
+                broken = 0 if ours and sums == struct.unpack(">2I", frame[16:24]) else number
+            if broken and ours and any(frame[4:8]):
+                ends += 1
+        return (head, broken) if ends > 1 else None
+
+
+def _sums(data: bytes, order: str, sums: tuple[int, int]) -> tuple[int, int]:
+    first, second = sums
+    words = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for even, odd in zip(words[::2], words[1::2], strict=True):
+        first = first + even + second & WORD
+        second = second + odd + first & WORD
+    return first, second
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """The name SQLite gives to a companion of a file."""
+    return path.with_name(path.name + suffix)
+
+
+def move_aside(path: Path, why: str) -> Path:
+    """Rename a file and its companions; the name says why, and when."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    aside, count = beside(path, f".{why}-{stamp}"), 1
+    while any(beside(aside, suffix).exists() for suffix in ("", "-wal", "-shm")):
+        count += 1
+        aside = beside(path, f".{why}-{stamp}-{count}")
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            beside(path, suffix).rename(beside(aside, suffix))
+    sync_folder(path.parent)
+    return aside
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, as `fsync` has a file's content."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,274 @@
+"""A PostgreSQL server: how it is reached, and how it is spoken to in the SQL of the stores."""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from msgspec import Struct
+from psycopg import errors
+from psycopg.adapt import Dumper
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Format
+from psycopg.sql import SQL, Identifier
+from psycopg.types.numeric import NumericBinaryLoader
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.store.databases.database import (
+    Conflict,
+    DamagedStore,
+    Rows,
+    StoreAway,
+    StoreError,
+    StoreFull,
+)
+from evoclaw.store.databases.dialect import translated
+
+CONNECT = 10
+"""Seconds for a connection to be made."""
+STATEMENT = 60
+"""Seconds for a statement."""
+TURN = 15
+"""Seconds for another process to end its transaction."""
+STALLED = 2
+"""Seconds after which a process that stopped in the middle of a transaction is in nobody's way.
+
+Another one that stopped while it waited for its turn gets it then, and has as long."""
+ASKED = STALLED + 0.5
+"""Seconds of waiting for a turn after which it is looked at who has it."""
+PREPARED = 500
+"""Statements that the server keeps ready."""
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_SETTINGS = SQL(
+    "SET statement_timeout = {statement}; SET lock_timeout = {turn}; "
+    "SET idle_in_transaction_session_timeout = {stalled}; SET search_path = {schema}; "
+    "SET synchronous_commit = {durable}; SET default_transaction_isolation = 'read committed'"
+)
+"""Who waits for its turn must see what was written meanwhile, whatever the server's usual is."""
+# A pipeline leaves the server's own clock for `STALLED` standing until something more is asked. Who
+# is stopped just then would keep its turn until it is woken; so those who wait put it out.
+_PUT_OUT = b"""
+SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity AS holder USING (pid)
+WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid = 0 AND objid = $1::int8::oid
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND wait_event = 'ClientRead'
+    AND holder.state_change < clock_timestamp() - $2 * interval '1 second'
+"""
+_OURS = (
+    errors.InvalidPassword,
+    errors.InvalidAuthorizationSpecification,
+    errors.InvalidCatalogName,
+    errors.InvalidSchemaName,
+    errors.InsufficientPrivilege,
+)
+
+
+_GONE = (
+    errors.AdminShutdown,
+    errors.CrashShutdown,
+    errors.CannotConnectNow,
+    errors.IdleInTransactionSessionTimeout,
+)
+
+
+class Server(Struct, frozen=True):
+    """Where a database is, and what is ours in it."""
+
+    url: str
+    schema: str = "evoclaw"
+    password: str = ""
+    durable: bool = True
+
+    @property
+    def name(self) -> str:
+        """Which one it is; nothing secret is in it."""
+        parts = self._parts
+        host, port = parts.get("host") or "localhost", parts.get("port") or 5432
+        return f"postgresql://{host}:{port}/{parts.get('dbname') or ''}#{self.schema}"
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        try:
+            return dict(conninfo_to_dict(self.url))
+        except psycopg.Error:
+            raise ConfigError(
+                "the address of the store is none: write it as postgresql://user@host:5432/database"
+            ) from None
+
+    def check(self) -> None:
+        """Refuse what cannot be used, before it is."""
+        if self._parts.get("password"):
+            raise ConfigError(
+                "the address of the store may hold no password: set EVOCLAW_STORE_PASSWORD, or "
+                "name a file with password_file in [store]"
+            )
+        if not _NAME.fullmatch(self.schema):
+            raise ConfigError(
+                f"{self.schema!r} cannot be the name of a schema; use small letters, digits and _"
+            )
+
+    def connect(self) -> psycopg.Connection:
+        """A connection, set up; a failure of psycopg's is given as it is."""
+        connection = psycopg.connect(
+            self.url,
+            autocommit=True,
+            cursor_factory=psycopg.RawCursor,
+            application_name="evoclaw",
+            **self.arguments,
+        )
+        try:
+            connection.prepared_max = PREPARED
+            connection.adapters.register_dumper(int, _Whole)
+            connection.adapters.register_dumper(bool, _Whole)
+            connection.adapters.register_loader("numeric", _Number)
+            connection.execute(self._settings)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def connect_to_listen(self) -> psycopg.AsyncConnection:
+        """A connection that waits for notices, and for nothing else."""
+        return await psycopg.AsyncConnection.connect(
+            self.url, autocommit=True, application_name="evoclaw notices", **self.arguments
+        )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """With what a connection is made, beside the address: when it counts as broken."""
+        return {
+            "connect_timeout": CONNECT,
+            "client_encoding": "utf8",
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": STATEMENT * 1000,
+            "password": self.password or None,
+        }
+
+    @property
+    def _settings(self) -> bytes:
+        query = _SETTINGS.format(
+            statement=STATEMENT * 1000,
+            turn=int(ASKED * 1000),
+            stalled=STALLED * 1000,
+            schema=Identifier(self.schema),
+            durable="on" if self.durable else "off",
+        )
+        return query.as_bytes(None)
+
+
+class _Whole(Dumper):
+    """A whole number, as wide as all columns for them; also what is true or false."""
+
+    oid = 20
+    format = Format.BINARY
+
+    def dump(self, obj: int) -> bytes:
+        try:
+            return struct.pack(">q", obj)
+        except struct.error:
+            raise OverflowError("a whole number of more than 64 bits cannot be stored") from None
+
+
+class _Number(NumericBinaryLoader):
+    """What a sum of whole numbers is, without the type that only money needs."""
+
+    def load(self, data: Any) -> Any:
+        number: Decimal = super().load(data)
+        return int(number) if number == number.to_integral_value() else float(number)
+
+
+class Spoken:
+    """A connection that takes the SQL of the stores."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self.raw = connection
+
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows:
+        """Run one statement."""
+        return self.raw.execute(_query(statement), values or None, binary=True)
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows:
+        """Run one statement for each of the rows."""
+        cursor = self.raw.cursor(binary=True)
+        cursor.executemany(_query(statement), rows)
+        # It is a pipeline, and after one the server's clock for `STALLED` stands still until it is
+        # asked something more: who is stopped just here would have its turn for ever.
+        self.raw.execute(b"")
+        return cursor
+
+    def begin(self, statement: bytes, lock: int) -> Sequence[Any]:
+        """Begin a transaction when it is our turn, by a statement that waits for it.
+
+        Args:
+            statement: What to begin with.
+            lock: The number of the lock that it waits for.
+        """
+        end = time.monotonic() + TURN
+        while True:
+            try:
+                cursor = self.raw.execute(statement)
+                break
+            except errors.LockNotAvailable:
+                if time.monotonic() >= end:
+                    raise
+                self.raw.execute(b"ROLLBACK")
+                self.raw.execute(_PUT_OUT, (lock, STALLED))
+        while cursor.nextset():
+            pass
+        return cursor.fetchone() or ()
+
+
+@lru_cache(maxsize=1024)
+def _query(statement: str) -> bytes:
+    return translated(statement).encode()
+
+
+def explained(problem: BaseException, name: str) -> BaseException:
+    """The same for a caller; a fault of our own statements stays what it is."""
+    found = problem
+    match problem:
+        case errors.DiskFull():
+            found = StoreFull(name)
+        case errors.UniqueViolation():
+            found = Conflict(f"{name}: {_words(problem)}")
+        case errors.DataCorrupted() | errors.IndexCorrupted():
+            found = DamagedStore(name, _words(problem))
+        case psycopg.Error() if isinstance(problem, _OURS):
+            found = ConfigError(
+                f"cannot use {name}: {_words(problem)}; check [store] and who may do what there"
+            )
+        case psycopg.OperationalError():
+            found = StoreAway(f"{name}: {_words(problem)}")
+        case psycopg.DataError() | psycopg.InternalError():
+            found = StoreError(f"{name}: {_words(problem)}")
+        case _:
+            pass
+    if found is not problem:
+        found.__cause__ = problem
+    return found
+
+
+def is_gone(problem: BaseException, connection: psycopg.Connection) -> bool:
+    """Whether a connection cannot be used any more, rather than one statement."""
+    return connection.closed or isinstance(problem, _GONE)
+
+
+def _words(problem: BaseException) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__
+
+
+def read_password(file: str) -> str:
+    """What a file with a password holds."""
+    try:
+        return Path(file).expanduser().read_text().strip()
+    except OSError as problem:
+        raise ConfigError(f"cannot read the store's password: {problem}") from None

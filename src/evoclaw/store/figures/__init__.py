@@ -1,0 +1,1 @@
+"""Figures: what runs and calls come to, folded from their records."""

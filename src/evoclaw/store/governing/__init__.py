@@ -1,0 +1,1 @@
+"""Governing: what rules need to remember, for all who share a store."""

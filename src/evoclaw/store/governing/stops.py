@@ -1,0 +1,51 @@
+"""What people stopped, for all orchestrators that share a database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evoclaw.store.databases.database import Connection, Database, Schema, sealed, unsealed
+
+SCHEMA = Schema(
+    "stops",
+    (
+        (
+            """CREATE TABLE stops (
+                kind TEXT NOT NULL,
+                name TEXT NOT NULL,
+                state BLOB NOT NULL,
+                PRIMARY KEY (kind, name)
+            ) STRICT, WITHOUT ROWID""",
+        ),
+    ),
+    sealed=(("stops", ("state",)),),
+)
+_PUT = """
+INSERT INTO stops (kind, name, state) VALUES (?, ?, ?)
+ON CONFLICT (kind, name) DO UPDATE SET state = excluded.state
+"""
+
+
+class StopStore:
+    """What is stopped, as others write it down."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def all(self) -> Sequence[bytes]:
+        """All of it, in a fixed order."""
+
+        def work(connection: Connection) -> list[bytes]:
+            rows = connection.execute("SELECT state FROM stops ORDER BY kind, name")
+            return [unsealed(state, self._database.name) for (state,) in rows]
+
+        return await self._database.read(work)
+
+    async def put(self, kind: str, name: str, state: bytes) -> None:
+        """Stop something; what was said before about the same thing is replaced."""
+        await self._database.write(lambda c: c.execute(_PUT, (kind, name, sealed(state))))
+
+    async def release(self, kind: str, name: str) -> None:
+        """Stop it no longer."""
+        statement = "DELETE FROM stops WHERE kind = ? AND name = ?"
+        await self._database.write(lambda c: c.execute(statement, (kind, name)))

@@ -1,0 +1,158 @@
+"""What is wanted of runs that go on or wait: said to them, answered, cancelled.
+
+It is kept where the runs are, so that whichever process holds a run hears of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from evoclaw.store.databases.database import Connection, sealed, unsealed
+from evoclaw.store.databases.notices import Kind, Notice
+from evoclaw.store.runs.queue import OPEN, SAME, Entry
+from evoclaw.store.sessions.sessions import SessionStore, StoredRun
+
+AT_ONCE = 1_000
+"""Calls that are waited for which one look goes through."""
+# What was answered, withdrawn, or has expired since a run was parked. A question has the id of
+# its call; an approval that of the attempt, which is always the first.
+THERE = """(
+    EXISTS (
+        SELECT 1 FROM questions q WHERE q.tenant = p.tenant AND q.id = p.place
+            AND (q.answer IS NOT NULL OR q.closed_at IS NOT NULL)
+    ) OR EXISTS (
+        SELECT 1 FROM approvals a WHERE a.tenant = p.tenant AND a.request_id = p.place || '.1'
+            AND (a.decision IS NOT NULL OR a.closed_at IS NOT NULL OR a.expires_at <= ?1)
+    )
+)"""
+OF_ONE = f"SELECT 1 FROM queue_pending p WHERE p.tenant = ?2 AND p.run_id = ?3 AND {THERE} LIMIT 1"
+ANSWERED = f"""
+SELECT p.tenant, p.run_id, p.place, CASE WHEN {THERE} THEN 1 ELSE 0 END
+FROM queue_pending p
+WHERE p.tenant > ?2 OR (p.tenant = ?2 AND p.run_id > ?3)
+    OR (p.tenant = ?2 AND p.run_id = ?3 AND p.place > ?4)
+ORDER BY p.tenant, p.run_id, p.place LIMIT ?5
+"""
+LATE = """
+SELECT DISTINCT i.tenant, i.run_id FROM queue_inbox i
+JOIN runs r ON r.tenant = i.tenant AND r.id = i.run_id
+WHERE r.stop IS NOT NULL AND r.stop <> 'waiting'
+"""
+
+
+class Inbox:
+    """What people want of the runs of all tenants."""
+
+    def __init__(self, sessions: SessionStore, clock: Callable[[], float] = time.time) -> None:
+        """`sessions` is where the runs are kept; of any tenant."""
+        self._sessions, self._database, self._clock = sessions, sessions.database, clock
+        self._place = ("", "", "")
+        """How far the looks at what runs wait for have come."""
+
+    async def answered(self) -> Sequence[tuple[str, str]]:
+        """Runs that were parked and can go on; each look goes through some of those that wait."""
+
+        def work(connection: Connection) -> list[Any]:
+            values = (self._clock(), *self._place, AT_ONCE)
+            return connection.execute(ANSWERED, values).fetchall()
+
+        rows = await self._database.read(work)
+        self._place = tuple(rows[-1][:3]) if len(rows) == AT_ONCE else ("", "", "")
+        return list(dict.fromkeys((tenant, run_id) for tenant, run_id, _, there in rows if there))
+
+    async def is_answered(self, tenant: str, run_id: str) -> bool:
+        """Whether a run that was parked can go on."""
+        values = (self._clock(), tenant, run_id)
+        row = await self._database.read(lambda c: c.execute(OF_ONE, values).fetchone())
+        return row is not None
+
+    async def cancel(self, tenant: str, run_id: str) -> bool:
+        """Keep that a run is to be cancelled; False if there is none, or it has ended."""
+        find = f"SELECT 1 FROM runs WHERE tenant = ? AND id = ? AND {OPEN}"
+        put = "INSERT INTO queue_cancels VALUES (?, ?) ON CONFLICT (tenant, run_id) DO NOTHING"
+
+        def work(connection: Connection) -> bool:
+            if connection.execute(find, (tenant, run_id)).fetchone() is None:
+                return False
+            connection.execute(put, (tenant, run_id))
+            return True
+
+        tells = (Notice(Kind.CANCELLED, tenant, run_id),)
+        return await self._database.write(work, tells=tells)
+
+    async def is_cancelled(self, tenant: str, run_id: str) -> bool:
+        """Whether a run is to be cancelled."""
+        find = f"SELECT 1 FROM queue_cancels WHERE {SAME}"
+        values = (tenant, run_id)
+        row = await self._database.read(lambda c: c.execute(find, values).fetchone())
+        return row is not None
+
+    async def cancels(self) -> Sequence[tuple[str, str]]:
+        """The runs that are to be cancelled and have not ended."""
+        find = "SELECT tenant, run_id FROM queue_cancels"
+        rows = await self._database.read(lambda c: c.execute(find).fetchall())
+        return [(tenant, run_id) for tenant, run_id in rows]
+
+    async def tidy(self) -> None:
+        """Forget cancellations of what has ended."""
+        delete = f"""DELETE FROM queue_cancels WHERE NOT EXISTS (
+            SELECT 1 FROM runs WHERE runs.tenant = queue_cancels.tenant
+                AND runs.id = queue_cancels.run_id AND {OPEN}
+        )"""
+        await self._database.write(lambda c: c.execute(delete))
+
+    async def say(self, tenant: str, run_id: str, message: bytes) -> StoredRun | None:
+        """Keep what is said to a run; the run as it is, or None. One that ended hears nothing."""
+        store, same = self._sessions.of(tenant), (tenant, run_id)
+        number = f"SELECT coalesce(max(number) + 1, 0) FROM queue_inbox WHERE {SAME}"
+
+        def work(connection: Connection) -> StoredRun | None:
+            found = store.find_run(connection, run_id)
+            if found is not None and found.is_open:
+                (next_,) = connection.execute(number, same).fetchone()
+                put = "INSERT INTO queue_inbox VALUES (?, ?, ?, ?)"
+                connection.execute(put, (*same, next_, sealed(message)))
+            return found
+
+        return await self._database.write(work, tells=(Notice(Kind.SAID, tenant, run_id),))
+
+    async def said(self, tenant: str, run_id: str, start: int = 0) -> Sequence[bytes]:
+        """What was said to a run, from one number on."""
+        find = f"SELECT message FROM queue_inbox WHERE {SAME} AND number >= ? ORDER BY number"
+        values = (tenant, run_id, start)
+        rows = await self._database.read(lambda c: c.execute(find, values).fetchall())
+        return [unsealed(row[0], self._database.name) for row in rows]
+
+    async def spoken_to(self, holder: str) -> Mapping[tuple[str, str], int]:
+        """The runs of a holder to which something was said, and how many messages."""
+        find = (
+            "SELECT i.tenant, i.run_id, count(*) FROM queue_inbox i JOIN runs r "
+            "ON r.tenant = i.tenant AND r.id = i.run_id WHERE r.holder = ? "
+            "GROUP BY i.tenant, i.run_id"
+        )
+        rows = await self._database.read(lambda c: c.execute(find, (holder,)).fetchall())
+        return {(tenant, run_id): count for tenant, run_id, count in rows}
+
+    async def late(self) -> Sequence[tuple[str, str]]:
+        """Runs that have ended and did not hear everything."""
+        rows = await self._database.read(lambda c: c.execute(LATE).fetchall())
+        return [(tenant, run_id) for tenant, run_id in rows]
+
+    async def follow(self, tenant: str, run_id: str, entry: Entry | None) -> None:
+        """Forget what was said to a run, or keep it as the run that comes next: one or the other.
+
+        Args:
+            tenant: Whose.
+            run_id: Of the run that has ended.
+            entry: The run that comes next, if there is to be one.
+        """
+        store, same = self._sessions.of(tenant), (tenant, run_id)
+
+        def work(connection: Connection) -> None:
+            gone = connection.execute(f"DELETE FROM queue_inbox WHERE {SAME}", same).rowcount
+            if gone and entry is not None:
+                entry.beginning(store)(connection)
+
+        await self._database.write(work)

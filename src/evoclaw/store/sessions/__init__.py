@@ -1,0 +1,1 @@
+"""Sessions: conversations, their runs and records, and how they are forgotten."""

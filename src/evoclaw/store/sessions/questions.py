@@ -1,0 +1,142 @@
+"""What people are asked in sessions, and what they answered; a part of the session store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from evoclaw.core.labels import LOCAL
+from evoclaw.store.databases.database import Connection, Database, sealed, unsealed
+from evoclaw.store.databases.notices import Kind, Notice, run_of
+
+QUESTIONS = (
+    """CREATE TABLE questions (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        session_id TEXT NOT NULL,
+        question BLOB NOT NULL,
+        answer BLOB,
+        asked_at REAL NOT NULL,
+        answered_at REAL,
+        closed_at REAL
+    ) STRICT""",
+    "CREATE INDEX questions_open ON questions (session_id, seq) "
+    "WHERE answer IS NULL AND closed_at IS NULL",
+)
+"""The table, a part of the session store's schema: as it was before there were tenants."""
+QUESTIONS_OF_TENANTS = (
+    "CREATE TABLE old_questions AS SELECT * FROM questions",
+    "DROP TABLE questions",
+    """CREATE TABLE questions (
+        seq INTEGER PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        id TEXT NOT NULL,
+        session_id TEXT NOT NULL,
+        question BLOB NOT NULL,
+        answer BLOB,
+        asked_at REAL NOT NULL,
+        answered_at REAL,
+        closed_at REAL,
+        UNIQUE (tenant, id)
+    ) STRICT""",
+    "INSERT INTO questions SELECT seq, 'local', id, session_id, question, answer, asked_at, "
+    "answered_at, closed_at FROM old_questions",
+    "DROP TABLE old_questions",
+    "CREATE INDEX questions_open ON questions (tenant, session_id, seq) "
+    "WHERE answer IS NULL AND closed_at IS NULL",
+)
+"""The way from there."""
+
+
+class StoredQuestion(Struct, frozen=True):
+    """Something a person is asked, and the answer if there is one."""
+
+    id: str
+    session_id: str
+    question: bytes
+    answer: bytes | None
+    asked_at: float
+
+
+class QuestionStore:
+    """A tenant's questions, by the call that asks: each asked once, and its first answer counts."""
+
+    def __init__(
+        self, database: Database, clock: Callable[[], float], tenant: str = LOCAL.tenant
+    ) -> None:
+        self._database, self._clock = database, clock
+        self.tenant = tenant
+
+    def of(self, tenant: str) -> QuestionStore:
+        """The questions of another tenant."""
+        return QuestionStore(self._database, self._clock, tenant)
+
+    async def ask(self, question_id: str, session_id: str, question: bytes) -> StoredQuestion:
+        """Keep a question; one of that id that is there already stays as it is, and is given."""
+        put = (
+            "INSERT INTO questions (tenant, id, session_id, question, asked_at) "
+            "VALUES (?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
+        )
+        values = (self.tenant, question_id, session_id, sealed(question), self._clock())
+
+        def work(connection: Connection) -> StoredQuestion:
+            connection.execute(put, values)
+            (found,) = self._questions(connection, "AND id = ?", question_id)
+            return found
+
+        return await self._database.write(work)
+
+    async def answer(self, question_id: str, answer: bytes) -> bool:
+        """Keep an answer; False if there is no such question, or it has one, or was given up."""
+        statement = (
+            "UPDATE questions SET answer = ?, answered_at = ? "
+            "WHERE tenant = ? AND id = ? AND answer IS NULL AND closed_at IS NULL"
+        )
+        values = (sealed(answer), self._clock(), self.tenant, question_id)
+        tells = (Notice(Kind.ANSWERED, self.tenant, run_of(question_id)),)
+        count = await self._database.write(
+            lambda c: c.execute(statement, values).rowcount, tells=tells
+        )
+        return count > 0
+
+    async def give_up(self, run_id: str) -> None:
+        """A run has ended: nobody waits for answers to its questions any more."""
+        statement = (
+            "UPDATE questions SET closed_at = ? "
+            "WHERE tenant = ? AND id >= ? AND id < ? AND answer IS NULL AND closed_at IS NULL"
+        )
+        # '/' comes right after '.'
+        values = (self._clock(), self.tenant, f"{run_id}.", f"{run_id}/")
+        await self._database.write(lambda c: c.execute(statement, values))
+
+    async def get(self, question_id: str) -> StoredQuestion | None:
+        """One question."""
+        found = await self._database.read(lambda c: self._questions(c, "AND id = ?", question_id))
+        return found[0] if found else None
+
+    async def waiting(self, session_id: str = "") -> list[StoredQuestion]:
+        """What people are asked and have not answered, of one session or of all, in order."""
+        condition = (
+            "AND answer IS NULL AND closed_at IS NULL AND (?2 = '' OR session_id = ?2) ORDER BY seq"
+        )
+        return await self._database.read(lambda c: self._questions(c, condition, session_id))
+
+    def _questions(
+        self, connection: Connection, condition: str, value: str
+    ) -> list[StoredQuestion]:
+        statement = (
+            "SELECT id, session_id, question, answer, asked_at FROM questions "
+            f"WHERE tenant = ?1 {condition}"
+        )
+        rows = connection.execute(statement, (self.tenant, value))
+        return [
+            StoredQuestion(
+                id_,
+                session,
+                unsealed(question, self._database.name),
+                None if answer is None else unsealed(answer, self._database.name),
+                asked_at,
+            )
+            for id_, session, question, answer, asked_at in rows
+        ]

@@ -1,0 +1,390 @@
+"""Conversations that outlive a process: sessions, their runs and records, todos and questions.
+
+A store is one tenant's: whatever it is asked for, an id of another tenant is as one that nobody
+has. So nobody can forget to say whose something is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from evoclaw.core.events import Record, StopReason
+from evoclaw.core.labels import CLEAN, LOCAL, Label
+from evoclaw.core.messages import Message
+from evoclaw.store.databases.database import EVERY, Connection, Database, Work, sealed, unsealed
+from evoclaw.store.databases.notices import progress
+from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.sessions import statements
+from evoclaw.store.sessions.questions import QuestionStore
+from evoclaw.store.sessions.tables import SCHEMA
+from evoclaw.store.sessions.values import Fenced, Listed, Session, Spent, StoredRun
+
+
+class SessionStore:
+    """What was said, done and asked in the conversations of one tenant."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Callable[[], float] = time.time,
+        tenant: str = LOCAL.tenant,
+    ) -> None:
+        self.database, self.tenant = database, tenant
+        self._name, self._clock = database.name, clock
+        self.questions = QuestionStore(database, clock, tenant)
+        """What people are asked."""
+        self._session = msgspec.json.Decoder(Session)
+        self._record = msgspec.json.Decoder(Record)
+        self._message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        durable: bool = True,
+        set_aside: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> SessionStore:
+        """Open or create a store, as the tenant `local`; see `SqliteDatabase.open`."""
+        opened = await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside)
+        return cls(opened, clock)
+
+    def of(self, tenant: str) -> SessionStore:
+        """The same file for another tenant; it is closed with the one that was opened."""
+        return SessionStore(self.database, self._clock, tenant)
+
+    async def __aenter__(self) -> SessionStore:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.database.close()
+
+    async def create(self, session: Session) -> Session:
+        """Keep a session; one of that id that is there already stays as it is, and is given."""
+        return await self.database.write(self.creating(session))
+
+    def creating(self, session: Session) -> Work[Session]:
+        """Keep a session, together with something else."""
+        new = msgspec.structs.replace(session, created_at=self._clock(), tenant=self.tenant)
+        blob = sealed(msgspec.json.encode(new))
+        values = (self.tenant, new.id, new.owner, new.parent, new.agent, blob)
+        put = (
+            "INSERT INTO sessions (tenant, id, owner, parent, agent, session) "
+            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
+        )
+
+        def work(connection: Connection) -> Session:
+            connection.execute(put, values)
+            return self.find_session(connection, new.id) or new
+
+        return work
+
+    async def session(self, session_id: str) -> Session | None:
+        """One session."""
+        return await self.database.read(
+            lambda connection: self.find_session(connection, session_id)
+        )
+
+    async def sessions(
+        self,
+        owner: str,
+        *,
+        within: str = "",
+        agent: str = "",
+        before: str = "",
+        limit: int = EVERY,
+    ) -> list[Listed]:
+        """The sessions of somebody, newest first.
+
+        Args:
+            owner: Whose.
+            within: Only this one and those below it.
+            agent: Only those with this agent.
+            before: Only those begun before this one.
+            limit: How many at most.
+        """
+        statement = statements.sessions(below=bool(within), agent=bool(agent), before=bool(before))
+        above = (within,) if within else ()
+        values = (self.tenant, *above, owner, *(one for one in (agent, before) if one), limit)
+
+        def work(connection: Connection) -> list[Listed]:
+            rows = connection.execute(statement, values).fetchall()
+            return [self._listed(connection, self._decoded(row[0])) for row in rows]
+
+        return await self.database.read(work)
+
+    async def look(self, session_id: str) -> Listed | None:
+        """One session, with the last of its runs."""
+
+        def work(connection: Connection) -> Listed | None:
+            session = self.find_session(connection, session_id)
+            return None if session is None else self._listed(connection, session)
+
+        return await self.database.read(work)
+
+    async def begin(
+        self,
+        run_id: str,
+        session_id: str,
+        asked: str,
+        *,
+        parent_run: str = "",
+        root_run: str = "",
+        background: bool = False,
+        label: Label = CLEAN,
+        errand: bytes | None = None,
+    ) -> StoredRun:
+        """Keep a run; one of that id that is there already stays as it is, and is given."""
+        new = self.beginning(
+            run_id, session_id, asked, parent_run=parent_run, root_run=root_run,
+            background=background, label=label, errand=errand,
+        )  # fmt: skip
+        return await self.database.write(new)
+
+    def beginning(
+        self,
+        run_id: str,
+        session_id: str,
+        asked: str,
+        *,
+        parent_run: str = "",
+        root_run: str = "",
+        background: bool = False,
+        label: Label = CLEAN,
+        errand: bytes | None = None,
+    ) -> Work[StoredRun]:
+        """Keep a run, together with something else."""
+        put = (
+            "INSERT INTO runs "
+            "(tenant, id, session_id, asked, parent_run, root_run, background, began_at, label, "
+            "errand, owner) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, coalesce("
+            "(SELECT s.owner FROM sessions s WHERE s.tenant = ?1 AND s.id = ?3), '')) "
+            "ON CONFLICT (tenant, id) DO NOTHING"
+        )
+        values = (
+            *(self.tenant, run_id, session_id, sealed(asked.encode())),
+            *(parent_run, root_run or run_id, background, self._clock()),
+            msgspec.json.encode(label).decode(),
+            None if errand is None else sealed(errand),
+        )
+
+        def work(connection: Connection) -> StoredRun:
+            connection.execute(put, values)
+            (found,) = self._runs(connection, "AND id = ?", run_id)
+            return found
+
+        return work
+
+    async def run(self, run_id: str) -> StoredRun | None:
+        """One run."""
+        return await self.database.read(lambda connection: self.find_run(connection, run_id))
+
+    def find_run(self, connection: Connection, run_id: str) -> StoredRun | None:
+        """One run, while something else is done."""
+        found = self._runs(connection, "AND id = ?", run_id)
+        return found[0] if found else None
+
+    async def runs(
+        self,
+        *,
+        session_id: str = "",
+        state: Literal["", "open", "waiting", "ended"] = "",
+        owner: str | None = None,
+        parent_run: str = "",
+        before: str = "",
+        limit: int = 50,
+    ) -> list[StoredRun]:
+        """Runs, newest first.
+
+        Args:
+            session_id: Only those of one session.
+            state: Only those that go on, wait for a person, or came to an end.
+            owner: Only those of somebody's sessions.
+            parent_run: Only those that this run began.
+            before: Only those begun before this run.
+            limit: How many at most.
+        """
+        chosen = [
+            *([session_id] if session_id else []),
+            *([owner] if owner is not None else []),
+            *(one for one in (parent_run, before) if one),
+        ]
+        statement = statements.runs(
+            state,
+            session=bool(session_id),
+            owner=owner is not None,
+            parent=bool(parent_run),
+            before=bool(before),
+        )
+        values = (self.tenant, *chosen, limit)
+        rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
+        return [self._run(row) for row in rows]
+
+    async def errand(self, run_id: str) -> bytes | None:
+        """What a run was begun with, if that was kept."""
+        return await self.database.read(lambda c: self._errand(c, run_id))
+
+    def _errand(self, connection: Connection, run_id: str) -> bytes | None:
+        statement = "SELECT errand FROM runs WHERE tenant = ? AND id = ?"
+        row = connection.execute(statement, (self.tenant, run_id)).fetchone()
+        return None if row is None or row[0] is None else unsealed(row[0], self._name)
+
+    async def whole(
+        self, run: StoredRun
+    ) -> tuple[bytes | None, Spent, list[tuple[int, Message]], list[Record]]:
+        """What is needed to begin a run or to go on with it, in one look.
+
+        What it was begun with, what it and all below it have used up, what was said in its
+        session, and what happened in it.
+        """
+
+        def work(connection: Connection) -> tuple[bytes | None, Spent, list[Any], list[Any]]:
+            said = (self.tenant, run.session_id, 0, EVERY)
+            happened = (self.tenant, run.id, 0, EVERY)
+            return (
+                self._errand(connection, run.id),
+                self._spent(connection, run.root_run),
+                connection.execute(statements.MESSAGES, said).fetchall(),
+                connection.execute(statements.RECORDS, happened).fetchall(),
+            )
+
+        errand, spent, messages, records = await self.database.read(work)
+        return errand, spent, self._messages(messages), self._records(records)
+
+    async def left_behind(self, parent_run: str) -> list[StoredRun]:
+        """The runs nobody waited for that this one began and that did not come to an end."""
+        condition = "AND parent_run = ? AND background = 1 AND stop IS NULL ORDER BY seq"
+        return await self.database.read(lambda c: self._runs(c, condition, parent_run))
+
+    async def spent(self, root_run: str) -> Spent:
+        """What a run and all below it have used up."""
+        return await self.database.read(lambda c: self._spent(c, root_run))
+
+    def _spent(self, connection: Connection, root_run: str) -> Spent:
+        return Spent(*connection.execute(statements.SPENT, (self.tenant, root_run)).fetchone())
+
+    async def append(
+        self,
+        run: StoredRun,
+        records: Sequence[Record],
+        messages: Sequence[tuple[int, Message]],
+        spent: Spent,
+        stop: StopReason | None,
+        *,
+        epoch: int | None = None,
+        wait: bool = True,
+    ) -> None:
+        """Keep what happened in a run, all of it or nothing.
+
+        Args:
+            run: Which.
+            records: What happened.
+            messages: What was said, and the places it has in the session.
+            spent: All that the run has used up.
+            stop: Why it ended, if it did.
+            epoch: That we drive it under; `Fenced` if there is a higher one.
+            wait: Whether for the commit; see `Database.write`.
+        """
+        encode, ours = msgspec.json.encode, self.tenant
+        kept = [(ours, run.id, record.seq, sealed(encode(record))) for record in records]
+        said = [(ours, run.session_id, number, sealed(encode(one))) for number, one in messages]
+        now = self._clock()
+        figures = (stop, spent.turns, spent.calls, spent.tokens_in, spent.tokens_out, spent.cost)
+
+        def work(connection: Connection) -> None:
+            if epoch is not None:
+                self._fence(connection, run.id, epoch)
+            connection.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", kept)
+            if said:
+                connection.executemany(statements.SAY, said)
+            connection.execute(statements.PROGRESS, (*figures, now, ours, run.id))
+
+        tells = (progress(ours, run.id, records, stop),)
+        await self.database.write(work, wait=wait, tells=tells)
+
+    async def records(self, run_id: str, after: int = 0, limit: int = EVERY) -> list[Record]:
+        """What happened in a run after one record, in order."""
+        values = (self.tenant, run_id, after, limit)
+        rows = await self.database.read(lambda c: c.execute(statements.RECORDS, values).fetchall())
+        return self._records(rows)
+
+    def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[Record]:
+        return [self._record.decode(unsealed(row[0], self._name)) for row in rows]
+
+    async def last_record(self, run_id: str) -> Record | None:
+        """What happened last in a run."""
+        statement = (
+            "SELECT record FROM records WHERE tenant = ? AND run_id = ? ORDER BY seq DESC LIMIT 1"
+        )
+        values = (self.tenant, run_id)
+        row = await self.database.read(lambda c: c.execute(statement, values).fetchone())
+        return None if row is None else self._record.decode(unsealed(row[0], self._name))
+
+    async def messages(
+        self, session_id: str, start: int = 0, limit: int = EVERY
+    ) -> list[tuple[int, Message]]:
+        """The messages of a session from one number on."""
+        values = (self.tenant, session_id, start, limit)
+        rows = await self.database.read(lambda c: c.execute(statements.MESSAGES, values).fetchall())
+        return self._messages(rows)
+
+    def _messages(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, Message]]:
+        return [(number, self._message.decode(unsealed(b, self._name))) for number, b in rows]
+
+    async def todos(self, session_id: str) -> bytes | None:
+        """The todos of a session, as they were put."""
+        statement = "SELECT todos FROM todos WHERE tenant = ? AND session_id = ?"
+        values = (self.tenant, session_id)
+        row = await self.database.read(lambda c: c.execute(statement, values).fetchone())
+        return None if row is None else unsealed(row[0], self._name)
+
+    async def put_todos(self, session_id: str, todos: bytes) -> None:
+        """Keep these todos instead of what was there."""
+        values = (self.tenant, session_id, sealed(todos))
+        put = (
+            "INSERT INTO todos VALUES (?, ?, ?) "
+            "ON CONFLICT (tenant, session_id) DO UPDATE SET todos = excluded.todos"
+        )
+        await self.database.write(lambda c: c.execute(put, values))
+
+    def _fence(self, connection: Connection, run_id: str, epoch: int) -> None:
+        statement = "SELECT epoch FROM runs WHERE tenant = ? AND id = ?"
+        row = connection.execute(statement, (self.tenant, run_id)).fetchone()
+        if row is not None and row[0] > epoch:
+            raise Fenced(run_id, epoch, row[0])
+
+    def find_session(self, connection: Connection, session_id: str) -> Session | None:
+        """One session, while something else is done."""
+        statement = "SELECT session FROM sessions WHERE tenant = ? AND id = ?"
+        row = connection.execute(statement, (self.tenant, session_id)).fetchone()
+        return None if row is None else self._decoded(row[0])
+
+    def _decoded(self, blob: bytes) -> Session:
+        return self._session.decode(unsealed(blob, self._name))
+
+    def _listed(self, connection: Connection, session: Session) -> Listed:
+        row = connection.execute(statements.LAST, (self.tenant, session.id)).fetchone()
+        count = connection.execute(statements.COUNT, (self.tenant, session.id)).fetchone()[0]
+        return Listed(session, None if row is None else self._run(row), count)
+
+    def _runs(self, connection: Connection, condition: str, value: str) -> list[StoredRun]:
+        statement = f"SELECT {statements.RUN} FROM runs WHERE tenant = ? {condition}"
+        rows = connection.execute(statement, (self.tenant, value)).fetchall()
+        return [self._run(row) for row in rows]
+
+    def _run(self, row: tuple[Any, ...]) -> StoredRun:
+        id_, session, asked, parent, root, background, stop, *spent = row[:12]
+        began, ended, seen, *held = row[12:]
+        said = unsealed(asked, self._name).decode()
+        reason = None if stop is None else StopReason(stop)
+        label = msgspec.json.decode(seen, type=Label)
+        return StoredRun(
+            id_, session, said, parent, root, bool(background), reason, Spent(*spent), began, ended,
+            label if label != CLEAN else CLEAN, *held,
+        )  # fmt: skip

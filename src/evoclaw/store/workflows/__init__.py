@@ -1,0 +1,1 @@
+"""Workflows: what happened in each, and when each starts next."""

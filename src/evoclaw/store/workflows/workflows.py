@@ -1,0 +1,363 @@
+"""Workflows under way and ended: what happened in each, who drives it, and when each starts next.
+
+One process drives a workflow at a time: it holds it until `lease_until`, and whatever it keeps is
+refused once another one holds it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.labels import LOCAL
+from evoclaw.store.databases.database import Connection, Database, sealed, unsealed
+from evoclaw.store.workflows.tables import (
+    SCHEMA,
+    Kept,
+    NewWorkflow,
+    StoredEvent,
+    StoredSchedule,
+    StoredWorkflow,
+)
+
+__all__ = [
+    "BY_SCHEDULE",
+    "SCHEMA",
+    "Kept",
+    "LostHold",
+    "NewWorkflow",
+    "StoredEvent",
+    "StoredSchedule",
+    "StoredWorkflow",
+    "WorkflowStore",
+]
+
+_COLUMNS = (
+    "tenant, id, name, parent, state, digest, plan, outcome, head, wakes, due, started_at, ended_at"
+)
+BY_SCHEDULE = "schedule:"
+"""What the key of a workflow that started by itself begins with."""
+
+
+class LostHold(EvoClawError):
+    """Another process drives the workflow now, or nobody does."""
+
+
+class WorkflowStore:
+    """The workflows of a tenant; what concerns all tenants says so."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Callable[[], float] = time.time,
+        tenant: str = LOCAL.tenant,
+    ) -> None:
+        self._database, self._clock, self.tenant = database, clock, tenant
+
+    def of(self, tenant: str) -> WorkflowStore:
+        """The workflows of another tenant."""
+        return WorkflowStore(self._database, self._clock, tenant)
+
+    async def begin(self, new: NewWorkflow) -> tuple[StoredWorkflow, bool]:
+        """Keep a new one; one that has its id or key already stays as it is, and is given."""
+        return await self._database.write(lambda c: self._begin(c, new))
+
+    def _begin(self, connection: Connection, new: NewWorkflow) -> tuple[StoredWorkflow, bool]:
+        now = self._clock()
+        put = (
+            "INSERT INTO workflow_runs (tenant, id, name, parent, state, asked_key, digest, plan, "
+            "head, wakes, due, lease_until, started_at) "
+            "VALUES (?, ?, ?, ?, 'queued', ?, ?, ?, 1, 0, 0, 0, ?) ON CONFLICT DO NOTHING"
+        )
+        values = (self.tenant, new.id, new.name, new.parent, new.key, new.digest)
+        fresh = connection.execute(put, (*values, sealed(new.plan), now)).rowcount > 0
+        if fresh:
+            self._put_events(connection, new.id, 1, now, (new.event,))
+        condition = "AND (id = ?2 OR asked_key = ?3) ORDER BY seq LIMIT 1"
+        (found,) = self._rows(connection, f"tenant = ?1 {condition}", (new.id, new.key or ""))
+        return found, fresh
+
+    async def get(self, workflow_id: str) -> StoredWorkflow | None:
+        """One of them."""
+        rows = await self._database.read(lambda c: self._one(c, workflow_id))
+        return rows[0] if rows else None
+
+    async def list(
+        self, *, name: str = "", state: str = "", before: str = "", limit: int = 50
+    ) -> Sequence[StoredWorkflow]:
+        """The newest first; those before another one, of a name, in a state."""
+        condition = (
+            "tenant = ?1 AND (?2 = '' OR name = ?2) AND (?3 = '' OR state = ?3) AND (?4 = '' OR "
+            "seq < (SELECT seq FROM workflow_runs WHERE tenant = ?1 AND id = ?4)) "
+            "ORDER BY seq DESC LIMIT ?5"
+        )
+        values = (name, state, before, limit)
+        return await self._database.read(lambda c: self._rows(c, condition, values))
+
+    async def events(self, workflow_id: str, after: int = 0) -> Sequence[StoredEvent]:
+        """What happened in one since then, in order."""
+        return await self._database.read(lambda c: self._events(c, workflow_id, after))
+
+    async def load(self, workflow_id: str) -> tuple[StoredWorkflow, Sequence[StoredEvent]] | None:
+        """One of them and all that happened in it, as they are at one moment."""
+
+        def work(connection: Connection) -> tuple[StoredWorkflow, Sequence[StoredEvent]] | None:
+            rows = self._one(connection, workflow_id)
+            return (rows[0], self._events(connection, workflow_id, 0)) if rows else None
+
+        return await self._database.read(work)
+
+    async def add(self, workflow_id: str, head: int, event: bytes) -> bool:
+        """Have something from outside happen in one, and wake it; False if it has moved on."""
+
+        def work(connection: Connection) -> bool:
+            change = (
+                "UPDATE workflow_runs SET head = head + 1, wakes = wakes + 1, due = 0 "
+                "WHERE tenant = ? AND id = ? AND head = ? AND ended_at IS NULL"
+            )
+            if not connection.execute(change, (self.tenant, workflow_id, head)).rowcount:
+                return False
+            self._put_events(connection, workflow_id, head + 1, self._clock(), (event,))
+            return True
+
+        return await self._database.write(work)
+
+    async def wake(self, workflow_id: str) -> bool:
+        """Have one looked at again; False if there is none, or it has ended."""
+        return await self._database.write(lambda c: self._wake(c, workflow_id)) > 0
+
+    async def append(
+        self, workflow_id: str, holder: str, head: int, events: Sequence[bytes], kept: Kept
+    ) -> float | None:
+        """Keep what happened, and say when; None if something else did meanwhile.
+
+        The parent of one that ends hears of it.
+
+        Raises `LostHold` if somebody else drives it.
+        """
+        now = self._clock()
+        ended = kept.outcome is not None
+        outcome = sealed(kept.outcome) if kept.outcome is not None else None
+
+        def work(connection: Connection) -> float | None:
+            change = (
+                "UPDATE workflow_runs SET head = head + ?, state = ?, outcome = ?, ended_at = ?, "
+                "holder = CASE WHEN ? = 1 THEN NULL ELSE holder END "
+                "WHERE tenant = ? AND id = ? AND holder = ? AND head = ? AND ended_at IS NULL"
+            )
+            values = (len(events), kept.state, outcome, now if ended else None, int(ended))
+            place = (self.tenant, workflow_id, holder, head)
+            if not connection.execute(change, (*values, *place)).rowcount:
+                self._check_hold(connection, workflow_id, holder)
+                return None
+            self._put_events(connection, workflow_id, head + 1, now, events)
+            if ended:
+                (row,) = self._one(connection, workflow_id)
+                self._wake(connection, row.parent)
+            return now
+
+        return await self._database.write(work)
+
+    async def release(
+        self, workflow_id: str, holder: str, seen: tuple[int, int], kept: Kept, due: float | None
+    ) -> bool:
+        """Let go of one until it is due; False if something happened that was not seen.
+
+        Args:
+            workflow_id: Which.
+            holder: Who lets go.
+            seen: The number of its last event, and how often it was woken, as far as is known.
+            kept: How it stands.
+            due: When to take it up again; None is when somebody says something.
+        """
+        change = (
+            "UPDATE workflow_runs SET holder = NULL, state = ?, due = ? "
+            "WHERE tenant = ? AND id = ? AND holder = ? AND head = ? AND wakes = ?"
+        )
+        values = (kept.state, due, self.tenant, workflow_id, holder, *seen)
+
+        def work(connection: Connection) -> bool:
+            if connection.execute(change, values).rowcount:
+                return True
+            self._check_hold(connection, workflow_id, holder)
+            return False
+
+        return await self._database.write(work)
+
+    async def claim(self, holder: str, seconds: float, limit: int) -> Sequence[StoredWorkflow]:
+        """Of all tenants: hold some that are due and that nobody holds."""
+
+        def work(connection: Connection) -> Sequence[StoredWorkflow]:
+            now = self._clock()
+            free = "due <= ?1 AND ended_at IS NULL AND (holder IS NULL OR lease_until <= ?1)"
+            found = f"SELECT tenant, id FROM workflow_runs WHERE {free} ORDER BY due, seq LIMIT ?2"
+            # What another process took meanwhile is not free any more when its row is changed.
+            take = (
+                "UPDATE workflow_runs SET holder = ?2, lease_until = ?3 "
+                f"WHERE {free} AND tenant = ?4 AND id = ?5"
+            )
+            taken: list[StoredWorkflow] = []
+            for tenant, id_ in connection.execute(found, (now, limit)).fetchall():
+                if connection.execute(take, (now, holder, now + seconds, tenant, id_)).rowcount:
+                    taken += self.of(tenant)._one(connection, id_)
+            return taken
+
+        return await self._database.write(work) if limit > 0 else ()
+
+    async def renew(
+        self, holder: str, seconds: float, keys: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], tuple[int, int]]:
+        """Of all tenants: hold on to some; the last event and the wakes of those still held."""
+
+        def work(connection: Connection) -> dict[tuple[str, str], tuple[int, int]]:
+            change = (
+                "UPDATE workflow_runs SET lease_until = ? "
+                "WHERE holder = ? AND tenant = ? AND id = ?"
+            )
+            until = self._clock() + seconds
+            connection.executemany(change, [(until, holder, *key) for key in keys])
+            held = "SELECT tenant, id, head, wakes FROM workflow_runs WHERE holder = ?"
+            rows = connection.execute(held, (holder,))
+            return {(tenant, id_): (head, wakes) for tenant, id_, head, wakes in rows}
+
+        return await self._database.write(work) if keys else {}
+
+    async def let_go(self, holder: str) -> None:
+        """Of all tenants: let others take up what is held."""
+        change = "UPDATE workflow_runs SET holder = NULL WHERE holder = ?"
+        await self._database.write(lambda c: c.execute(change, (holder,)))
+
+    async def free_all(self) -> None:
+        """Of all tenants: let go in the name of those who are dead; only if nobody else lives."""
+        change = "UPDATE workflow_runs SET holder = NULL WHERE holder IS NOT NULL"
+        await self._database.write(lambda c: c.execute(change))
+
+    async def next_due(self) -> float | None:
+        """Of all tenants: when something can be taken up next; None if nothing has a time."""
+        # What is held can be taken up once it is not held any more.
+        find = (
+            "SELECT min(CASE WHEN holder IS NOT NULL AND lease_until > due THEN lease_until "
+            "ELSE due END) FROM workflow_runs WHERE due IS NOT NULL AND ended_at IS NULL"
+        )
+        row = await self._database.read(lambda c: c.execute(find).fetchone())
+        return row[0]
+
+    async def schedule(self, name: str) -> StoredSchedule | None:
+        """When a workflow starts next."""
+        return await self._database.read(lambda c: self._schedule(c, name))
+
+    async def plan_schedule(self, name: str, rule: str, next_at: float) -> StoredSchedule:
+        """Keep when a workflow starts next, unless that is known under the same rule."""
+
+        def work(connection: Connection) -> StoredSchedule:
+            put = (
+                "INSERT INTO workflow_schedules (tenant, name, rule, next_at) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (tenant, name) DO UPDATE SET rule = excluded.rule, "
+                "next_at = excluded.next_at WHERE workflow_schedules.rule <> excluded.rule"
+            )
+            connection.execute(put, (self.tenant, name, rule, next_at))
+            found = self._schedule(connection, name)
+            assert found is not None
+            return found
+
+        return await self._database.write(work)
+
+    async def forget_schedule(self, name: str) -> None:
+        """A workflow starts no more by itself."""
+        gone = "DELETE FROM workflow_schedules WHERE tenant = ? AND name = ?"
+        await self._database.write(lambda c: c.execute(gone, (self.tenant, name)))
+
+    async def fire(
+        self, was: StoredSchedule, next_at: float, new: NewWorkflow, *, overlap: bool
+    ) -> bool:
+        """Start what is due and keep when the next is, both or neither; False if nothing began.
+
+        Args:
+            was: The schedule as it was seen; another process may have been quicker.
+            next_at: When the next one is.
+            new: What to start.
+            overlap: Whether to start it though the one before has not ended.
+        """
+
+        def work(connection: Connection) -> bool:
+            move = (
+                "UPDATE workflow_schedules SET next_at = ?, last_at = ? "
+                "WHERE tenant = ? AND name = ? AND rule = ? AND next_at = ?"
+            )
+            values = (next_at, was.next_at, self.tenant, was.name, was.rule, was.next_at)
+            if not connection.execute(move, values).rowcount:
+                return False
+            going = (
+                "SELECT 1 FROM workflow_runs WHERE tenant = ? AND name = ? AND ended_at IS NULL "
+                "AND asked_key LIKE ? LIMIT 1"
+            )
+            mine = (self.tenant, was.name, f"{BY_SCHEDULE}%")
+            if not overlap and connection.execute(going, mine).fetchone():
+                return False
+            return self._begin(connection, new)[1]
+
+        return await self._database.write(work)
+
+    def _wake(self, connection: Connection, workflow_id: str) -> int:
+        change = (
+            "UPDATE workflow_runs SET wakes = wakes + 1, due = 0 "
+            "WHERE tenant = ? AND id = ? AND ended_at IS NULL"
+        )
+        return connection.execute(change, (self.tenant, workflow_id)).rowcount
+
+    def _check_hold(self, connection: Connection, workflow_id: str, holder: str) -> None:
+        find = "SELECT 1 FROM workflow_runs WHERE tenant = ? AND id = ? AND holder = ?"
+        if not connection.execute(find, (self.tenant, workflow_id, holder)).fetchone():
+            raise LostHold(f"workflow {workflow_id!r} is driven by another process")
+
+    def _put_events(
+        self,
+        connection: Connection,
+        workflow_id: str,
+        first: int,
+        at: float,
+        events: Sequence[bytes],
+    ) -> None:
+        put = (
+            "INSERT INTO workflow_events (tenant, workflow_id, seq, at, event) "
+            "VALUES (?, ?, ?, ?, ?)"
+        )
+        rows = [
+            (self.tenant, workflow_id, number, at, sealed(event))
+            for number, event in enumerate(events, first)
+        ]
+        connection.executemany(put, rows)
+
+    def _one(self, connection: Connection, workflow_id: str) -> list[StoredWorkflow]:
+        return self._rows(connection, "tenant = ?1 AND id = ?2", (workflow_id,))
+
+    def _rows(
+        self, connection: Connection, condition: str, values: Sequence[Any]
+    ) -> list[StoredWorkflow]:
+        find = f"SELECT {_COLUMNS} FROM workflow_runs WHERE {condition}"
+        rows = connection.execute(find, (self.tenant, *values))
+        return [self._workflow(row) for row in rows]
+
+    def _workflow(self, row: Sequence[Any]) -> StoredWorkflow:
+        tenant, id_, name, parent, state, digest, plan, outcome, *rest = row
+        plan = unsealed(plan, self._database.name)
+        outcome = None if outcome is None else unsealed(outcome, self._database.name)
+        return StoredWorkflow(tenant, id_, name, parent, state, digest, plan, outcome, *rest)
+
+    def _events(self, connection: Connection, workflow_id: str, after: int) -> list[StoredEvent]:
+        find = (
+            "SELECT seq, at, event FROM workflow_events "
+            "WHERE tenant = ? AND workflow_id = ? AND seq > ? ORDER BY seq"
+        )
+        rows = connection.execute(find, (self.tenant, workflow_id, after))
+        return [StoredEvent(s, at, unsealed(event, self._database.name)) for s, at, event in rows]
+
+    def _schedule(self, connection: Connection, name: str) -> StoredSchedule | None:
+        find = (
+            "SELECT name, rule, next_at, last_at FROM workflow_schedules "
+            "WHERE tenant = ? AND name = ?"
+        )
+        row = connection.execute(find, (self.tenant, name)).fetchone()
+        return None if row is None else StoredSchedule(*row)
