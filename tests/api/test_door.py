@@ -11,6 +11,8 @@ import pytest
 from evoclaw.api.limits import Rates
 from evoclaw.api.settings import ServerSettings
 from evoclaw.api.strict import problem_with
+from evoclaw.store.databases.database import StoreAway
+from evoclaw.store.governing.tokens import TokenStore
 from tests.api.house import Served, served
 
 RUNS = "/v1/runs"
@@ -189,6 +191,37 @@ async def test_a_body_that_never_ends_is_given_up(tmp_path: Path) -> None:
         slow = await request(up, token, f"POST {RUNS} HTTP/1.1", "Content-Length: 100", body=b"{")
         answer = await raw(up, slow)
         assert status_of(answer) == 408
+        assert await healthy(up)
+
+
+async def test_who_leaves_before_its_body_is_whole_is_no_fault_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(tmp_path) as up:
+        token = await up.house.token("*")
+        half = await request(up, token, f"POST {RUNS} HTTP/1.1", "Content-Length: 100", body=b"{")
+        address = urlsplit(up.url)
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(half)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        assert await healthy(up)
+    assert "failed" not in caplog.text
+
+
+async def test_while_the_store_is_away_callers_are_told_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as up:
+        ann = await up.as_("*")
+
+        async def away(self: TokenStore, id_: str) -> None:
+            raise StoreAway("the server is gone")
+
+        monkeypatch.setattr(TokenStore, "get", away)
+        answer = await ann.get("/v1/sessions")
+        assert (answer.status, answer.code) == (503, "store")
         assert await healthy(up)
 
 

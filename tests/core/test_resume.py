@@ -20,7 +20,7 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import ErrorKind, Message, Reply, TextBlock, ToolCall, ToolResult, user
-from evoclaw.core.ports import AllowAll, Ports, Progress
+from evoclaw.core.ports import AllowAll, Deny, Ports, Progress, Verdict
 from evoclaw.core.profile import Profile
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
@@ -105,6 +105,25 @@ async def test_a_call_that_was_begun_and_cannot_be_asked_here_is_told_as_unknown
         events = [event async for event in run_loop(fold(records[:cut]), ports, SETTINGS)]
         told = next(event for event in events if isinstance(event, CallFinished))
         assert told.result.error is error
+
+
+class Refusing(AllowAll):
+    """Would have no call made."""
+
+    async def judge(self, call: Call) -> Verdict:
+        return Deny("stopped", "somebody stopped everything")
+
+
+async def test_a_call_that_was_begun_and_would_be_denied_now_is_not_told_as_never_run() -> None:
+    records, _ = await whole_run()
+    for kind, error in ((Replied, ErrorKind.PERMISSION_DENIED), (CallStarted, ErrorKind.UNKNOWN)):
+        cut = next(i for i, r in enumerate(records) if isinstance(r.event, kind)) + 1
+        executor = echo_table()
+        ports = Ports(model(), executor, Refusing())
+        events = [event async for event in run_loop(fold(records[:cut]), ports, SETTINGS)]
+        told = next(event for event in events if isinstance(event, CallFinished))
+        assert told.result.error is error
+        assert executor.started == []
 
 
 async def test_a_call_that_was_begun_is_not_checked_against_another_schema() -> None:

@@ -229,6 +229,43 @@ async def test_fault_14_an_edges_idea_of_the_time_goes_on_when_its_clock_jumps()
     assert clock.skew == pytest.approx(5.0 + DAYS - 1010.0)
 
 
+async def test_fault_14_a_word_on_the_time_that_took_long_does_not_spoil_a_quick_one() -> None:
+    ticks = 50.0
+    clock = OrchestratorClock(lambda: 5.0, lambda: ticks)
+    clock.set(1000.0, waited=12.0)
+    assert (clock.now(), clock.loose) == (1012.0, 12.0)
+    clock.set(1000.0, waited=0.1)
+    assert (clock.now(), clock.loose) == (1000.1, 0.1)
+    ticks = 62.0
+    clock.set(1012.0, waited=12.0)  # another one answers what was asked when it was standing still
+    assert (clock.now(), clock.loose) == (1012.1, 0.1)
+    for moved in (2000.0, 500.0):  # whoever sets the time has set it anew
+        clock.set(moved, waited=12.0)
+        assert clock.now() == moved + 12.0
+
+
+async def test_fault_14_who_was_told_the_time_late_asks_for_it_once_again(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, Ear(here.broker) as ear:
+        edge = here.pi.edge
+        assert edge is not None
+        await until(lambda: edge.is_welcomed)
+
+        def hellos() -> int:
+            return sum(one["report_type"] == "hello" for one in ear.reports())
+
+        before = hellos()
+        edge.clock.loose = 0.0
+        boot = edge.parts.who.boot_id
+        for _ in range(3):
+            # As from an orchestrator that stood still for twelve seconds, and is an hour ahead.
+            now = time.time() + 3_600
+            edge.welcomed(Welcome(boot, edge.connection, now, steady() - 12))
+        assert edge.clock.loose == pytest.approx(12, abs=1)
+        await until(lambda: edge.clock.loose < 1)
+        assert hellos() == before + 1
+        assert edge.clock.now() == pytest.approx(time.time(), abs=5)
+
+
 async def test_fault_22_a_hundred_edges_that_come_back_at_once_are_all_welcomed(
     tmp_path: Path,
 ) -> None:

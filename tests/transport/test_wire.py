@@ -76,7 +76,7 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
     "command_cancel": Command("cancel", {"request_id": "r.1.0.1"}, "r.1.0.1.cancel"),
     "command_ping": Command("ping", {}, "p1"),
     "command_welcome": Command(
-        "welcome", as_payload(Welcome("b1", 2, WHEN, acks=["r.1.0.1"], cancels=["r.2.0.1"]))
+        "welcome", as_payload(Welcome("b1", 2, WHEN, 3600.5, acks=["r.1.0.1"], cancels=["r.2.0.1"]))
     ),
     "command_result_ack": Command("result_ack", {"request_ids": ["r.1.0.1"]}),
     "report_result": report(
@@ -109,7 +109,17 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
     "report_hello": report(
         ReportType.HELLO,
         as_payload(
-            Hello("b1", 2, "", ["r.2.0.1"], ["r.1.0.1"], room=103, journal="j1", heartbeat_s=30.0)
+            Hello(
+                "b1",
+                2,
+                "",
+                ["r.2.0.1"],
+                ["r.1.0.1"],
+                room=103,
+                journal="j1",
+                heartbeat_s=30.0,
+                asked=3600.5,
+            )  # fmt: skip
         ),
     ),
     "report_metric": report(ReportType.METRIC, {"name": "cpu_temperature", "value": 45.6}),

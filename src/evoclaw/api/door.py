@@ -15,10 +15,11 @@ import msgspec
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from evoclaw.api.auth import OPEN, is_open, unknown_caller
-from evoclaw.api.errors import Refused
+from evoclaw.api.errors import Refused, refusal_of
 from evoclaw.api.limits import BoundedBody, Rates, too_large
 from evoclaw.api.needs import Parts, Refusal
 from evoclaw.api.serving import own_origins
+from evoclaw.core.errors import EvoClawError
 from evoclaw.core.tracing import read_traceparent, standing
 from evoclaw.orchestrator.people.access import Caller
 
@@ -70,8 +71,8 @@ class Door:
                 await telling.preflight()
                 return
             scope["auth"] = await self._caller(scope, headers)
-        except Refused as refused:
-            await telling.refuse(refused, body, has_body=_has_body(headers))
+        except EvoClawError as problem:
+            await telling.refuse(refusal_of(problem), body, has_body=_has_body(headers))
             return
         parent = headers.get(b"traceparent", b"").decode("latin-1")
         with standing(read_traceparent(parent)):

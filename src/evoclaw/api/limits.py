@@ -61,9 +61,11 @@ class BoundedBody:
         except TimeoutError:
             text = f"the body was not there within {self._seconds:g} s; send it again, faster"
             raise Refused(408, "too_slow", text) from None
-        if message["type"] == "http.request":
-            self._size += len(message["body"])
-            self._whole = not message["more_body"]
+        if message["type"] == "http.disconnect":
+            # For the log alone: nobody is left to read it, and nothing is broken.
+            raise Refused(400, "incomplete", "the connection ended before the body was whole")
+        self._size += len(message["body"])
+        self._whole = not message["more_body"]
         if self._size > self._most:
             await self.linger()
             raise too_large(self._most)

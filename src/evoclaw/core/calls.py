@@ -88,7 +88,7 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
         if isinstance(verdict, Allow):
             ready.append(prepared)
         elif isinstance(verdict, Deny):
-            yield CallFinished(_denied(prepared, verdict))
+            yield CallFinished(_unless_begun(_denied(prepared, verdict), state))
     if len(ready) == 1 and not ready[0].tool.streams:
         # One call that has nothing to say while it runs needs neither a task nor a queue.
         call = ready[0]

@@ -17,15 +17,20 @@ class OrchestratorClock:
     ) -> None:
         self._wall, self._steady = wall, ticks
         self._ahead: float | None = None
+        self.loose = 0.0
+        """Seconds by which it may be ahead of the orchestrator's."""
         self._known = asyncio.Event()
 
     def set(self, now: float, waited: float = 0.0) -> None:
         """Take the orchestrator's word, which may be as old as we waited for it.
 
         So our clock is ahead of its by the way there and back at most, and never behind: a slow
-        link gives nobody more time.
+        link gives nobody more time. A word that took long says less than an earlier one that did
+        not, and changes nothing unless the two cannot both be true.
         """
-        self._ahead = now + waited - self._steady()
+        least = now - self._steady()
+        if self._ahead is None or not least <= self._ahead <= least + waited:
+            self._ahead, self.loose = least + waited, waited
         self._known.set()
 
     def give_up(self) -> None:

@@ -36,6 +36,8 @@ GREETINGS = (1, 2, 4, 8, 15, 30)
 """How long a hello waits for an answer, in times the first wait; the last is the last try."""
 OWN_CLOCK = 3
 """Hellos without an answer after which the device goes by its own clock."""
+LOOSE = 1.0
+"""Seconds that an orchestrator's word on the time may take; after more it is asked once again."""
 LAST_WORDS = 2.0
 """Seconds that answers under way are waited for when leaving."""
 MOST_IDS = 500
@@ -72,6 +74,8 @@ class Edge:
         self._greet = asyncio.Event()
         self._asked = 0.0
         """When the orchestrator was last greeted, by the steady clock."""
+        self._doubted = 0
+        """The connection on which the time was asked for once again."""
         self._welcomed = asyncio.Event()
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -171,8 +175,12 @@ class Edge:
         if (welcome.boot_id, welcome.counter) != (who.boot_id, self.connection):
             self.counts["stale welcome"] += 1
             return
-        self.clock.set(welcome.now, steady() - self._asked)
+        said = self._asked if welcome.asked is None else welcome.asked
+        self.clock.set(welcome.now, max(steady() - said, 0.0))
         self._welcomed.set()
+        if self.clock.loose > LOOSE and self._doubted != self.connection:
+            self._doubted = self.connection
+            self.greet()
         for request_id in welcome.cancels:
             self.calls.cancel(request_id)
         self.spawn(self._settle(welcome.acks))
@@ -223,6 +231,7 @@ class Edge:
             room=max(self.calls.room, 0),
             journal=self.memory.journal_id,
             heartbeat_s=self.parts.limits.heartbeat,
+            asked=round(steady(), 3),
         )
 
     def _concurrency(self) -> int:

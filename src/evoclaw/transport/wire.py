@@ -170,6 +170,8 @@ class Hello(Struct, frozen=True):
     """Names what it remembers by; another one means that it has forgotten what was before."""
     heartbeat_s: float | None = None
     """Seconds between two of its heartbeats; None if it does not say."""
+    asked: float | None = None
+    """When it was said, by the sender's own steady clock; the answer says it again."""
 
 
 class Welcome(Struct, frozen=True, omit_defaults=True):
@@ -179,6 +181,8 @@ class Welcome(Struct, frozen=True, omit_defaults=True):
     counter: int
     now: float
     """The orchestrator's clock; deadlines are judged by it."""
+    asked: float | None = None
+    """When the hello was said that this answers."""
     acks: list[str] = []
     cancels: list[str] = []
 

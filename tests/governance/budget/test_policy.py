@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from evoclaw.core.agent import LoopSettings
@@ -464,6 +465,17 @@ async def test_an_ask_of_a_boundary_comes_before_a_warning_and_an_allow_has_its_
     ]
     assert codes[7:] == ["", "budget_warned", "", "budget_calls"]
     assert not isinstance(await budget.judge(call(READ, 10, path="x")), Ask)
+
+
+async def test_a_call_that_has_begun_is_not_asked_about_when_little_is_left() -> None:
+    budget = Budget(MemoryLedger(), "r", BudgetSettings(calls=10), Terms(attended=True))
+    for number in range(8):
+        await budget.judge(call(READ, number, path=str(number)))
+    near = call(READ, 8, path="8")
+    assert isinstance(await budget.judge(near), Ask)
+    # Who drove the run before was given a yes, and began it.
+    begun = msgspec.structs.replace(near, resumed=True)
+    assert isinstance(await budget.judge(begun), Allow)
 
 
 async def test_a_sub_run_that_is_quicker_than_its_root_is_bounded_all_the_same() -> None:

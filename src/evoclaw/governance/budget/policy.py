@@ -148,8 +148,8 @@ class Budget(Policy):
             call.request_id, measured, {id: id in found.also for id in files}, seconds
         )
         near, asked = self._near(found.before)
-        if isinstance(verdict, Ask) or not near:
-            return verdict
+        if isinstance(verdict, Ask) or not near or call.resumed:
+            return verdict  # what has begun is paid for: it is late to ask a person about it
         known.asked = asked
         return self._warned(near, asked)
 

@@ -232,6 +232,7 @@ class Reception:
             hello.boot_id,
             hello.counter,
             self._requests.clock(),
+            hello.asked,
             acks=[one for one in hello.finished if states.get(one) in CLOSED],
             cancels=[one for one in hello.running if states.get(one) in cancels],
         )
