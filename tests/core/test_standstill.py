@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -9,14 +10,14 @@ import pytest
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import Standstill
-from evoclaw.core.events import Record, ReplyEvent, RunFinished, StopReason
+from evoclaw.core.events import CallFinished, Record, ReplyEvent, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import user
-from evoclaw.core.ports import ALLOW, AllowAll, Approval, Ask, Ports, Request, Verdict
+from evoclaw.core.ports import ALLOW, AllowAll, Approval, Ask, Ports, Progress, Request, Verdict
 from evoclaw.core.state import RunState, fold, new_run
-from evoclaw.core.tools import Call
+from evoclaw.core.tools import Call, Effect
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.core.support import echo_table
+from tests.core.support import Table, echo_table, tool
 
 SETTINGS = LoopSettings()
 
@@ -83,3 +84,25 @@ async def test_rules_that_cannot_be_asked_now_neither_deny_nor_end_the_run(where
 async def test_a_model_that_may_not_be_asked_now_does_not_end_the_run() -> None:
     ports = Ports(Unsettled(), echo_table(), AllowAll())
     await goes_on(await stood_still(new_run([user("go")], "run"), ports))
+
+
+@pytest.mark.parametrize("side_by_side", [1, 3])
+async def test_a_call_whose_end_cannot_be_known_now_has_none(side_by_side: int) -> None:
+    async def away(call: Call, progress: Progress) -> str:
+        if call.arguments["text"] == "a":
+            raise Standstill("the store is away")
+        return "done before"
+
+    asked = [("echo", {"text": text}) for text in "abc"[:side_by_side]]
+    table = Table((tool("echo", effect=Effect.READ, resources=()), away))
+    ports = Ports(Scripted(calls(*asked)), table, AllowAll())
+    async with asyncio.timeout(20):
+        records = await stood_still(new_run([user("go")], "run"), ports)
+    ended = [one.event.result for one in records if isinstance(one.event, CallFinished)]
+    assert not any(one.error for one in ended)
+    again = echo_table()
+    ports = Ports(Scripted(says("done")), again, AllowAll())
+    events = [event async for event in run_loop(fold(records), ports, SETTINGS)]
+    assert isinstance(events[-1], RunFinished)
+    assert events[-1].stop is StopReason.COMPLETED
+    assert again.started[0].resumed

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
+import pytest
+
 from evoclaw.core.agent import Agent
 from evoclaw.core.events import CallStarted, Replied, ReplyEvent
 from evoclaw.core.ports import AllowAll, Ports, Request
@@ -16,6 +18,7 @@ from evoclaw.executors.settled import Settled as SettledExecutor
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import calls, says
 from evoclaw.providers.settled import Settled as SettledProvider
+from evoclaw.store.databases import postgres, sqlite
 from evoclaw.store.databases.database import Database
 from evoclaw.store.governing import ledger
 from evoclaw.store.governing.ledger import StoredLedger
@@ -51,7 +54,11 @@ class Counting:
         yield Replied(calls(("work", {})) if first else says("done"))
 
 
-async def test_a_reply_and_all_that_follows_from_it_is_one_commit(place: Place) -> None:
+async def test_a_reply_and_all_that_follows_from_it_is_one_commit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in (postgres, sqlite):
+        monkeypatch.setattr(kind, "LINGER", 60.0)  # on a busy machine nothing is late
     async with opened(place) as database:
         model, store = Counting(database), SessionStore(database)
         seen: list[tuple[int, set[str], int]] = []

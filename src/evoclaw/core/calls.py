@@ -217,10 +217,10 @@ class _Outbox:
     __slots__ = ("_events", "_waiting")
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | Standstill] = deque()
         self._waiting: asyncio.Future[None] | None = None
 
-    def put(self, event: Event) -> None:
+    def put(self, event: Event | Standstill) -> None:
         self._events.append(event)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
@@ -229,7 +229,10 @@ class _Outbox:
         while not self._events:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        return self._events.popleft()
+        event = self._events.popleft()
+        if isinstance(event, Standstill):
+            raise event
+        return event
 
 
 async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator[Event, None]:
@@ -246,7 +249,10 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
             outbox.put(_started(call))
             # Whoever reads has kept it when asking for more: what is not on record has not begun.
             await known[call.id]
-            outbox.put(CallFinished(await perform(call, turn, outbox.put)))
+            try:
+                outbox.put(CallFinished(await perform(call, turn, outbox.put)))
+            except Standstill as away:
+                outbox.put(away)
 
     for index, call in enumerate(ready):
         before = [tasks[i] for i in range(index) if conflict(ready[i], call)]
@@ -288,6 +294,8 @@ async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Tool
             result = call.failed(ErrorKind.CANCELLED, why)
         else:
             result = call.failed(ErrorKind.TIMEOUT, timed_out(call, said))
+    except Standstill:
+        raise  # what became of it is not known here and now, and will be
     except ToolFailure as error:
         block = ErrorBlock(error.kind, error.message)
         result = ToolResult(call.id, call.name, (block,), error.kind, dict(error.details))

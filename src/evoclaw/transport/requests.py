@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.eager import begin
-from evoclaw.core.errors import EvoClawError, ToolFailure
+from evoclaw.core.errors import EvoClawError, Standstill, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
 from evoclaw.transport.acks import Acks
@@ -303,6 +303,8 @@ class Requests:
                 sent=sent,
                 tenant=command.tenant,
             )
+        except Standstill:
+            raise  # whoever asks does so again
         except EvoClawError as problem:
             kind = ErrorKind.QUEUE_FULL if isinstance(problem, self._full) else ErrorKind.INTERNAL
             text = f"The call was not sent: {problem}. Explain to the user."

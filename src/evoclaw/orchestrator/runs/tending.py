@@ -92,7 +92,8 @@ class Tending:
         await self._turns.begin()
         await self._trying(self._turns.look)
         wishes = self._wishes.serve(self._trying)
-        loops = (self._turns.serve(self._trying), self._look(), self._renew(), wishes)
+        turns = self._turns.serve(self._trying)
+        loops = (turns, self._put_back(), self._look(), self._renew(), wishes)
         tasks = [asyncio.create_task(one) for one in loops]
         try:
             with self._talks.store.database.notices.heard_by(self._wishes.told, own=False):
@@ -120,16 +121,21 @@ class Tending:
             await self._queue.release(list(left))
         self._idle = idle
 
+    async def _put_back(self) -> None:
+        """Have gone on with what others left; how soon that is seen, people notice."""
+        while True:
+            await self._trying(self._turns.look)
+            self._turns.poke()
+            await asyncio.sleep(self._settings.look_s / 2)
+
     async def _look(self) -> None:
         seldom = 0.0
         while True:
-            for look in (self._turns.look, self._driving.let_go, self._cancels, self._hear):
+            for look in (self._driving.let_go, self._cancels, self._hear, self._answered):
                 await self._trying(look)
-            await self._trying(self._answered)
             if seldom <= 0.0:
                 seldom = SELDOM
                 await self._trying(self._tidy)
-            self._turns.poke()
             seldom -= self._settings.look_s
             await asyncio.sleep(self._settings.look_s)
 
