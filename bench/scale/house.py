@@ -312,11 +312,17 @@ async def _orchestrator(
         "EVOCLAW_BROKER_USERNAME": "orchestrator",
         "EVOCLAW_BROKER_PASSWORD_FILE": str(door.folder / "passwords" / "orchestrator"),
         "EVOCLAW_BROKER_CA_FILE": _authority(house.folder),
+        "EVOCLAW_BROKER_QOS": str(_qos(house.plan)),
         "EVOCLAW_MODEL": "openai/scripted",
         "OPENAI_BASE_URL": f"http://127.0.0.1:{models}/{name}/v1",
         "OPENAI_API_KEY": "none",
     }
     return Orchestrator(name, home, env, store, broker)
+
+
+def _qos(plan: Plan) -> int:
+    """As docs/guides/scale.md says of each broker."""
+    return 0 if plan.broker == "nats" else 1
 
 
 def _authority(folder: Path) -> str:
@@ -359,6 +365,7 @@ def _edge(house: House, door: Door, name: str, way: Way, key: str) -> EdgeProces
                 "password_file": str(door.folder / "passwords" / name),
                 "ca_file": _authority(house.folder),
                 "keep_alive_s": 5,
+                "qos": _qos(house.plan),
             },
         },
     )

@@ -33,6 +33,9 @@ class BrokerConfig(Struct, frozen=True, kw_only=True):
     """Unless it is in the same file."""
     keep_alive_s: Annotated[int, Meta(ge=1, le=65_535)] = 30
     """Seconds of silence after which the two sides look for each other."""
+    qos: Annotated[int, Meta(ge=0, le=1)] = 1
+    """How messages are handed to us: 1, acknowledged; 0, once, which is what a NATS cluster does
+    well. We send with 1 always, and say again what was not answered."""
 
     def address(self, password: str = "") -> Address:
         """Where that is; raise `ConfigError` if it can be nowhere."""

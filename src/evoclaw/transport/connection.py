@@ -138,11 +138,11 @@ class Connection(asyncio.Protocol):
         """Whether nothing can be sent any more."""
         return self.lost.done()
 
-    async def subscribe(self, topics: Sequence[str]) -> None:
+    async def subscribe(self, topics: Sequence[str], qos: int) -> None:
         """Listen to these, all of them."""
         if not topics or self.lost.done():
             return
-        self._client.subscribe([Subscription(topic, qos=1) for topic in topics])
+        self._client.subscribe([Subscription(topic, qos=qos) for topic in topics])
         codes = await self._granted
         if len(codes) != len(topics):
             self.lose(_GARBAGE)

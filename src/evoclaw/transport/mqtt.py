@@ -23,16 +23,17 @@ class MqttLink:
     lost is in a store, and said again.
     """
 
-    def __init__(self, address: Address, *, keep_alive: int = 30) -> None:
+    def __init__(self, address: Address, *, keep_alive: int = 30, qos: int = 1) -> None:
         """Choose the broker.
 
         Args:
             address: Where it is.
             keep_alive: Seconds; a silent broker is given up after one and a half times that.
+            qos: How messages are handed to us; ours are sent with 1.
         """
         if not 0 < keep_alive <= 65535:
             raise ConfigError(f"a keep-alive of {keep_alive} s is not between 1 and 65535")
-        self._address, self._keep_alive = address, keep_alive
+        self._address, self._keep_alive, self._qos = address, keep_alive, qos
         self._tls = None if address.tls is None else address.tls.context()
         self._version = V5
         self._max_payload = MAX_PAYLOAD
@@ -82,7 +83,7 @@ class MqttLink:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await connection.open(self._address, self._tls)
-                await connection.subscribe(party.subscriptions)
+                await connection.subscribe(party.subscriptions, self._qos)
         except TimeoutError:
             connection.lose(f"no answer from {where} within {CONNECT_SECONDS:g} s")
         except OSError as problem:

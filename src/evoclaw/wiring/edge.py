@@ -100,7 +100,8 @@ def _alone(folder: Path) -> int:
 def _link(config: EdgeConfig, password: str) -> Link:
     from evoclaw.transport.mqtt import MqttLink
 
-    return MqttLink(config.broker.address(password), keep_alive=config.broker.keep_alive_s)
+    broker = config.broker
+    return MqttLink(broker.address(password), keep_alive=broker.keep_alive_s, qos=broker.qos)
 
 
 def _check(config: EdgeConfig, clock: OrchestratorClock) -> GrantCheck:

@@ -73,14 +73,16 @@ async def open_fleet(
         # Before anything is sent to anybody.
         await stack.enter_async_context(following_board(stop_board(env, kept)))
         store = CommandStore(kept)
-        link = MqttLink(address)
+        settings = orchestrator_settings(env)
+        broker = settings.broker
+        link = MqttLink(address, keep_alive=broker.keep_alive_s, qos=broker.qos)
         if devices is None:
             devices = await stack.enter_async_context(open_devices(env, database=database))
         permit = Permitted(devices)
         stops = Stops(*stop_files(env))
         grants = Stopping(stops, Granting(signer))
         orchestrator = Orchestrator(link, store, grants=grants, permit=permit)
-        required = orchestrator_settings(env).orchestrator.require_receipts
+        required = settings.orchestrator.require_receipts
         book = await stack.enter_async_context(open_book(store, required=required))
         orchestrator.reception.receipts = book
         await stack.enter_async_context(orchestrator.connected())
