@@ -210,6 +210,19 @@ async def test_a_broker_of_the_older_version_is_asked_only_once_for_the_newer() 
             assert proxy.accepted == 3
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_nats_keeps_nothing_for_who_wants_messages_unacknowledged(qos: int) -> None:
+    async with nats() as broker:
+        party, link = Recorder("a"), MqttLink(broker.address, qos=qos)
+        async with joined(link, party):
+            said = [f"{number}".encode() for number in range(50)]
+            for one in said:
+                await link.publish("a", one)
+            assert await party.got(50) == said
+            kept = list((broker.folder / "store").rglob("$MQTT_msgs/obs/*"))
+            assert len(kept) == qos
+
+
 async def test_a_subscription_that_is_refused_is_told_and_tried_again() -> None:
     denied = {"publish": ">", "subscribe": {"deny": ["secret.>"]}}
     users = [{"user": "me", "password": "x", "permissions": denied}]
