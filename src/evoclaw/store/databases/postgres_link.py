@@ -198,12 +198,13 @@ class Spoken:
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows:
         """Run one statement for each of the rows."""
-        cursor = self.raw.cursor(binary=True)
-        cursor.executemany(_query(statement), rows)
-        # It is a pipeline, and after one the server's clock for `STALLED` stands still until it is
-        # asked something more: who is stopped just here would have its turn for ever.
-        self.raw.execute(b"")
-        return cursor
+        cursor, query, all_rows = self.raw.cursor(binary=True), _query(statement), list(rows)
+        if len(all_rows) > 1:
+            cursor.executemany(query, all_rows[:-1])
+        # That is a pipeline, and after one the server's clock for `STALLED` stands still until it
+        # is asked something more: who is stopped just here would have its turn for ever. So the
+        # last goes by itself.
+        return cursor.execute(query, all_rows[-1]) if all_rows else cursor
 
     def begin(self, statement: bytes, lock: int) -> Sequence[Any]:
         """Begin a transaction when it is our turn, by a statement that waits for it.
