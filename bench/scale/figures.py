@@ -55,7 +55,9 @@ SPEED = """
 `make scalespeed`: runs of two replies and a call, each watched; replies in fifty pieces
 (*streamed*) or in one (*short*); processor time of each process from /proc. Everything shares the
 cores of this machine, so three orchestrators cannot be three times as quick here: what counts is
-what a turn costs as orchestrators are added, and which process is full first.
+what a turn costs as orchestrators are added, and what is full first. *Time on the store*: how
+much of the time the one connection of an orchestrator to PostgreSQL was in use, or waited for its
+turn to write.
 """
 REPEAT = """
 ## How to repeat
@@ -155,12 +157,14 @@ def _speed(found: dict[str, Any]) -> str:
             f"{one['ms_per_turn']['model'] + one['ms_per_turn']['clients']:.2f}",
             f"{one['commits_per_run']:g}",
             f"{one['cores_in_use']:g}",
+            f"{one['on_the_store']:.0%}" if "on_the_store" in one else "–",
             ", ".join(one["full"]) or "nothing",
         ]
         for one in found["rows"]
     ]
     head = ["orchestrators", "replies", "runs/s", "turns/s", "ms of orchestrators a turn"]
-    head += ["of PostgreSQL", "of model and clients", "commits a run", "cores in use", "full"]
+    head += ["of PostgreSQL", "of model and clients", "commits a run", "cores in use"]
+    head += ["time on the store", "full"]
     ceilings = [_ceiling(says, one) for says, one in found["ceiling"].items()]
     shares = [_share(says, one) for says, one in found["efficiency"].items()]
     others = max(one["cores_of_others"] for one in found["rows"])
@@ -171,7 +175,10 @@ def _speed(found: dict[str, Any]) -> str:
 
 
 def _ceiling(says: str, one: dict[str, Any]) -> str:
-    cause = " and ".join(one["full"]) or "nothing: those who ask wait for each other"
+    cause = (
+        " and ".join(one["full"])
+        or "no process: what takes time is waited for, one statement after the other, at the store"
+    )
     return f"- **One orchestrator alone, {says}**: {one['turns_per_s']:g} turns/s; full is {cause}."
 
 

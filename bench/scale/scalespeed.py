@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import aiohttp
@@ -32,6 +33,13 @@ WARM = 8
 """Runs before it counts: whatever is loaded with the first is loaded then."""
 FULL = 0.9
 """Of a core: a process of one thread can hardly do more. PostgreSQL is many processes."""
+STORE = "the connections to the store"
+IN_USE = """
+SELECT avg(CASE WHEN state = 'idle' THEN 0.0 ELSE 1.0 END) FROM pg_stat_activity
+WHERE application_name = 'evoclaw'
+"""
+LOOK = 0.05
+"""Seconds between two looks at them."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -74,6 +82,20 @@ def commits(house: House) -> int:
     return int(row[0]) if row else 0
 
 
+async def watch(house: House, asked: list[float]) -> None:
+    """How many of the orchestrators' connections to PostgreSQL are in use, again and again.
+
+    Each has one for what it stores and reads: who waits for that has no work for a processor.
+    """
+    connection = await psycopg.AsyncConnection.connect(house.postgres.url, autocommit=True)
+    async with connection:
+        while True:
+            found = await (await connection.execute(IN_USE)).fetchone()
+            if found is not None and found[0] is not None:
+                asked.append(float(found[0]))
+            await asyncio.sleep(LOOK)
+
+
 async def measure(house: House, admin: str, says: str, runs: int, at_once: int) -> dict[str, Any]:
     """One row: so many orchestrators, runs of one kind."""
     urls = [one.url for one in house.orchestrators]
@@ -84,11 +106,14 @@ async def measure(house: House, admin: str, says: str, runs: int, at_once: int) 
     assert asking.stdin is not None
     assert asking.stdout is not None
     await asking.stdout.readline()
-    kept = commits(house)
+    kept, asked = commits(house), list[float]()
+    watching = asyncio.create_task(watch(house, asked))
     before, busy = used(house), busy_s()
     asking.stdin.write(b"go\n")
     told = await asking.stdout.readline()
     after, busy = used(house), busy_s() - busy
+    watching.cancel()
+    await asyncio.wait([watching])
     await asking.wait()
     if asking.returncode:
         raise SystemExit("those who ask gave up")
@@ -97,7 +122,10 @@ async def measure(house: House, admin: str, says: str, runs: int, at_once: int) 
     names = [one.name for one in house.orchestrators]
     made = (commits(house) - kept) / runs
     figures = row(names, runs, found["seconds"], cpu, busy)
-    return {"replies": says, **figures, "commits_per_run": round(made, 1)}
+    waits = round(mean(asked), 2) if asked else 0.0
+    if waits >= FULL:
+        figures["full"].append(STORE)
+    return {"replies": says, **figures, "commits_per_run": round(made, 1), "on_the_store": waits}
 
 
 def row(
