@@ -175,10 +175,7 @@ def _speed(found: dict[str, Any]) -> str:
 
 
 def _ceiling(says: str, one: dict[str, Any]) -> str:
-    cause = (
-        " and ".join(one["full"])
-        or "no process: what takes time is waited for, one statement after the other, at the store"
-    )
+    cause = " and ".join(one["full"]) or "no process"
     return f"- **One orchestrator alone, {says}**: {one['turns_per_s']:g} turns/s; full is {cause}."
 
 
