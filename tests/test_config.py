@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from evoclaw.config import (
     COMMANDS,
+    BrokerConfig,
     EdgeConfig,
     Engine,
     EvoClawConfig,
@@ -323,6 +324,12 @@ def test_a_broker_on_this_machine_needs_none(edge: Edge, host: str) -> None:
 )
 def test_a_broker_that_cannot_be_is_refused(edge: Edge, lines: str, said: str) -> None:
     assert said in refusal(edge, f"[broker]\n{lines}")
+
+
+def test_how_messages_are_handed_over_names_no_broker() -> None:
+    assert not BrokerConfig(qos=0, keep_alive_s=5).is_named
+    assert BrokerConfig(url="mqtt://there:1883", qos=0).is_named
+    assert BrokerConfig(username="me").is_named
 
 
 def test_the_environment_has_the_last_word_on_single_values(edge: Edge) -> None:

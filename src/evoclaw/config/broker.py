@@ -50,6 +50,12 @@ class BrokerConfig(Struct, frozen=True, kw_only=True):
         return replace(found, username=user, password=password)
 
     @property
+    def is_named(self) -> bool:
+        """Whether it says which broker, and not only how to speak with ours."""
+        usual = BrokerConfig()
+        return replace(self, keep_alive_s=usual.keep_alive_s, qos=usual.qos) != usual
+
+    @property
     def is_here(self) -> bool:
         """Whether it is certainly on this machine: other spellings of that do not count."""
         host = parse_url(self.url).host

@@ -160,12 +160,12 @@ def fleet_tools(orchestrator: Orchestrator, capabilities: frozenset[str]) -> Exe
 
 def find_broker(home: Path, env: Mapping[str, str]) -> Address:
     """The broker: the one that the settings name, or the one that `evoclaw up` runs here."""
-    from evoclaw.config import BrokerConfig, broker_password
+    from evoclaw.config import broker_password
     from evoclaw.transport.address import TlsSettings, parse_url
     from evoclaw.wiring.settings import FILE, orchestrator_settings
 
     config = orchestrator_settings(env)
-    if config.broker != BrokerConfig():
+    if config.broker.is_named:
         return config.broker.address(broker_password(config.broker, env, PASSWORD))
     try:
         door = msgspec.json.decode((home / HERE).read_bytes(), type=Door)

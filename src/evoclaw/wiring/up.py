@@ -95,12 +95,12 @@ async def bring_up(
     service beside what the settings say; None is no service. Where the settings name a broker,
     that one is used: then accounts, and an edge on this machine, are for its owner to make.
     """
-    from evoclaw.config import BrokerConfig, default_data_folder
+    from evoclaw.config import default_data_folder
     from evoclaw.wiring.settings import orchestrator_settings
 
     home, settings = default_data_folder(env), orchestrator_settings(env)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    own = settings.broker == BrokerConfig()
+    own = not settings.broker.is_named
     async with AsyncExitStack() as stack:
         stack.callback(os.close, _alone(home))
         broker = _Broker(home, host, port, engine, tls)
