@@ -21,7 +21,7 @@ from evoclaw.executors.receipted import Receipted
 from evoclaw.governance.receipts import DeviceKey, Receipt, Signed, read
 from evoclaw.orchestrator.proofs.archive import ReceiptArchive
 from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
-from evoclaw.orchestrator.proofs.signing import HERE, LocalReceipts
+from evoclaw.orchestrator.proofs.signing import HERE, LocalReceipts, name_of
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.receipts import SCHEMA, Kept, ReceiptStore
 from evoclaw.store.databases.parts import Parts
@@ -416,6 +416,32 @@ async def test_local_calls_are_signed_by_this_machine_in_one_chain_for_all_proce
         assert wrong == []
         with pytest.raises(RuntimeError):
             await executors[0].execute(_call(failing, "run.11.0.1"), lambda text: None)
+
+
+async def test_machines_that_share_a_store_have_a_chain_and_a_key_each(tmp_path: Path) -> None:
+    @tool("shell")
+    async def mark(text: str) -> str:
+        """Make a mark."""
+        return f"marked {text}"
+
+    keys = (KEY, OTHER)
+    async with await ReceiptStore.open(tmp_path / "receipts.db", durable=False) as store:
+        signers = [LocalReceipts(key, store, "boot", shared=True, wait=False) for key in keys]
+        executors = [Receipted(LocalExecutor([mark]), each.sign) for each in signers]
+        for n in range(6):
+            call = _call(executors[0].tools()[0], f"run.{n}.0.1")
+            call = msgspec.structs.replace(call, arguments={"text": "a"})
+            result = await executors[n % 2].execute(call, lambda text: None)
+            assert result.details["receipt"]["state"] == "valid"
+        names = [name_of(key) for key in keys]
+        assert {pin.agent_id: pin.key for pin in await store.pins()} == {
+            name: key.public_key for name, key in zip(names, keys, strict=True)
+        }
+        lines = [line async for line in ReceiptArchive(store).bundle()]
+        _, wrong = verify.verify(
+            verify.read_bundle(msgspec.json.encode(lines)), dict.fromkeys(names, "3")
+        )
+        assert wrong == []
 
 
 async def test_a_receipt_that_a_crash_kept_out_of_the_book_is_found_in_the_outcome(

@@ -228,7 +228,7 @@ async def _equipment(
     desk = home / "desk"
     desk.mkdir(parents=True, exist_ok=True, mode=0o700)
     box = await stack.enter_async_context(open_toolbox(desk, env, key="up"))
-    signer = await stack.enter_async_context(open_signer(env))
+    signer = await stack.enter_async_context(open_signer(env, database=database))
     return Equipment(
         orchestrator, providers, governance, approvals.approver, box, signer, settle,
         _canvases(database, env),

@@ -61,17 +61,26 @@ async def open_book(
 async def open_signer(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[Sign]:
-    """Who signs what ran on this machine itself, with its own key."""
+    """Who signs what ran on this machine itself, with its own key.
+
+    Args:
+        env: Says where the receipts are kept.
+        database: The same, if this process has it open: then whoever keeps the result of a call
+            waits for the disk, and its receipt need not.
+    """
     from evoclaw.config.places import default_data_folder
     from evoclaw.governance.receipts import DeviceKey
     from evoclaw.orchestrator.proofs.signing import LocalReceipts
     from evoclaw.store.calls.receipts import SCHEMA, ReceiptStore
+    from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import opened
 
+    shared = bool(orchestrator_settings(env).store.url)
     # Its own word about itself need not outlive a power cut: no wait for the disk at every call.
     async with opened(env, SCHEMA, given=database, durable=False) as kept:
         key = DeviceKey.load_or_create(default_data_folder(env) / KEY)
-        yield LocalReceipts(key, ReceiptStore(kept), token_hex(8)).sign
+        store, alone = ReceiptStore(kept), database is None
+        yield LocalReceipts(key, store, token_hex(8), shared=shared, wait=alone).sign
 
 
 def _warn(breach: Breach) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from secrets import token_hex
 
 from msgspec.structs import replace
@@ -15,24 +16,47 @@ from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import tool_hash
 
 HERE = "here"
-"""The agent id of this machine's own receipts."""
+"""The agent id of this machine's own receipts, where no other machine keeps its own."""
+
+
+def name_of(key: DeviceKey) -> str:
+    """The agent id of a machine's own receipts among those of others: each has a key of its own."""
+    return f"{HERE}-{sha256(key.public_key.encode()).hexdigest()[:8]}"
 
 
 class LocalReceipts:
     """Signs the results of calls that ran on this machine; for `executors.receipted.Receipted`."""
 
-    def __init__(self, key: DeviceKey, store: ReceiptStore, boot_id: str) -> None:
-        self._key, self._store, self._boot_id = key, store, boot_id
+    def __init__(
+        self,
+        key: DeviceKey,
+        store: ReceiptStore,
+        boot_id: str,
+        *,
+        shared: bool = False,
+        wait: bool = True,
+    ) -> None:
+        """Choose the parts.
+
+        Args:
+            key: Of this machine.
+            store: Where its receipts are kept.
+            boot_id: Of this process.
+            shared: Whether other machines keep theirs there, too.
+            wait: Whether for the commit of a receipt: if not, whoever keeps the result does.
+        """
+        self._key, self._store, self._boot_id, self._wait = key, store, boot_id, wait
+        self._name = name_of(key) if shared else HERE
         self._pinned = False
 
     async def sign(self, call: Call, result: ToolResult, began: float, ended: float) -> JSON:
         """Add a receipt to this machine's chain; what is said of it beside the result."""
         if not self._pinned:
-            await self._store.pin(HERE, self._key.public_key, "here")
+            await self._store.pin(self._name, self._key.public_key, "here")
             self._pinned = True
         payload = to_payload(result, call.request_id, round((ended - began) * 1000, 3))
         facts = Facts(
-            agent_id=HERE,
+            agent_id=self._name,
             boot_id=self._boot_id,
             request_id=call.request_id,
             run_id=call.run_id,
@@ -54,6 +78,7 @@ class LocalReceipts:
             kept = kept_as(receipt, signed, ended, tenant=call.context.principal.tenant)
             return kept, Place(at.chain, at.counter + 1, signed.hash, key)
 
-        kept = await self._store.sign(make)
+        machine = "" if self._name == HERE else self._name
+        kept = await self._store.sign(make, machine=machine, wait=self._wait)
         receipt, signed = read({"body": kept.body, "signature": kept.signature})
         return seen(receipt, signed.hash, "here")

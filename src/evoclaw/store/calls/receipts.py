@@ -17,7 +17,15 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from evoclaw.store.databases.database import EVERY, Connection, Database, Schema, sealed, unsealed
+from evoclaw.store.databases.database import (
+    EVERY,
+    Conflict,
+    Connection,
+    Database,
+    Schema,
+    sealed,
+    unsealed,
+)
 from evoclaw.store.databases.sqlite import SqliteDatabase
 
 HEAD = "receipts"
@@ -61,14 +69,14 @@ def finish_in_chain(
     return True
 
 
-def _place(connection: Connection, path: Path | str) -> Place:
-    found = connection.execute("SELECT value FROM meta WHERE key = ?", (HEAD,)).fetchone()
+def _place(connection: Connection, path: Path | str, head: str = HEAD) -> Place:
+    found = connection.execute("SELECT value FROM meta WHERE key = ?", (head,)).fetchone()
     return Place() if found is None else msgspec.json.decode(unsealed(found[0], path), type=Place)
 
 
-def _keep_place(connection: Connection, place: Place) -> None:
+def _keep_place(connection: Connection, place: Place, head: str = HEAD) -> None:
     keep = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
-    connection.execute(keep, (HEAD, sealed(msgspec.json.encode(place))))
+    connection.execute(keep, (head, sealed(msgspec.json.encode(place))))
 
 
 class Kept(Struct, frozen=True):
@@ -198,16 +206,28 @@ class ReceiptStore:
         found = await self.database.read(lambda c: c.execute(UNBOOKED, (since,)).fetchall())
         return [unsealed(row[0], self.database.name) for row in found]
 
-    async def sign(self, make: Callable[[Place], tuple[Kept, Place]]) -> Kept:
-        """Add the next receipt of this machine's own chain; several processes may share it."""
+    async def sign(
+        self, make: Callable[[Place], tuple[Kept, Place]], *, machine: str = "", wait: bool = True
+    ) -> Kept:
+        """Add the next receipt of a machine's own chain; several of its processes may share it.
+
+        Args:
+            make: Signs what follows a place, and says which place that has.
+            machine: Which one, if several keep their chains here.
+            wait: Whether for the commit; see `Database.write`.
+        """
+        head, told = f"{HEAD} {machine}" if machine else HEAD, list[Kept]()
 
         def work(connection: Connection) -> Kept:
-            kept, place = make(_place(connection, self.database.name))
+            kept, place = make(_place(connection, self.database.name, head))
+            if told and told != [kept]:
+                raise Conflict("another receipt took the place of one that was handed out")
+            told[:] = [kept]
             connection.execute(ADD, _values(kept))
-            _keep_place(connection, place)
+            _keep_place(connection, place, head)
             return kept
 
-        return await self.database.write(work)
+        return await self.database.write(work, wait=wait)
 
     async def at(self, agent_id: str, chain: str, counter: int) -> list[Kept]:
         """The sound receipts in one place of a chain and beside it."""
