@@ -112,7 +112,7 @@ async def test_no_window_ever_holds_more_than_is_allowed(
             if refused is None:
                 passed.append(clock.now)
                 continue
-            assert 0 < refused[0] <= 60
+            assert 0 < refused[0] <= 60 + 1e-6  # a difference of two times
             minute = sum(one > clock.now - 60 for one in passed)
             second = sum(one > clock.now - 1 for one in passed)
             assert (per_minute and minute >= per_minute) or (burst and second >= burst)
