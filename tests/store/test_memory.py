@@ -272,3 +272,19 @@ def test_words_are_few_and_each_is_there_once() -> None:
 
 def test_this_sqlite_can_find_words() -> None:
     assert why_unsearchable() == ""
+
+
+async def test_of_very_many_that_fit_the_newest_are_put_in_order(
+    place: Path | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "RANKED", 3)
+    async with opened(place) as store:
+        texts = ["fox fox fox", "a fox", "fox and fox", "nothing", "a fox", "the fox"]
+        kept = [
+            Observation(f"o{n}", "s", "lead", EventType.DECISION, text, timestamp=float(n))
+            for n, text in enumerate(texts)
+        ]
+        await store.add(kept)
+        found = [one.observation.id for one in await store.find("fox", limit=10)]
+        assert sorted(found) == ["o2", "o4", "o5"] and found[0] == "o2"
+        assert [one.observation.id for one in await store.find("nothing")] == ["o3"]

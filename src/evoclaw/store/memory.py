@@ -28,6 +28,8 @@ MOST_FOUND = 100
 RECENT = 10_000
 """Observations of one owner that a query looks through, the newest: SQLite does that while nothing
 else is done."""
+RANKED = 500
+"""Of those that fit, the newest: they are put in order by how well they do."""
 BATCH = 500
 """Observations that are forgotten in one transaction: nothing else is done meanwhile."""
 _WORD = re.compile(r"[^\W_]+")
@@ -102,7 +104,7 @@ _OLDEST = (
 _FIND = {
     "sqlite": (
         f"SELECT {_COLUMNS}, -bm25(memory_words, 0.0, 1.0) AS score FROM memory_words "
-        "JOIN memory_observations o ON o.seq = memory_words.rowid "
+        "CROSS JOIN memory_observations o ON o.seq = memory_words.rowid "
         "WHERE memory_words MATCH ? AND memory_words.rowid >= ?"
     ),
     "postgres": (
@@ -203,9 +205,10 @@ class MemoryStore:
         if not asked:
             return []
         conditions, values = self._where(scope)
+        order = "memory_words.rowid" if self._database.dialect == "sqlite" else "o.seq"
+        newest = f"{_FIND[self._database.dialect]} AND {conditions} ORDER BY {order} DESC"
         statement = (
-            f"{_FIND[self._database.dialect]} AND {conditions} ORDER BY score DESC, o.seq DESC "
-            "LIMIT ?"
+            f"SELECT * FROM ({newest} LIMIT {RANKED}) fitting ORDER BY score DESC, seq DESC LIMIT ?"
         )
         text = self._query(asked)
 
@@ -215,7 +218,7 @@ class MemoryStore:
             given = (text, since, *values, min(max(limit, 0), MOST_FOUND))
             return connection.execute(statement, given).fetchall()
 
-        return [self._found(row) for row in await self._database.read(work)]
+        return [self._found(row) for row in await self._database.read(work, aside=True)]
 
     def _query(self, words: Sequence[str]) -> str:
         if self._database.dialect == "postgres":
