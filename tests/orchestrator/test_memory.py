@@ -360,12 +360,13 @@ class Full:
     name = "full"
     dialect: Dialect = "sqlite"
     commits = 0
+    busy_s = 0.0
     notices = Notices()
 
     async def write(self, work: Any, *, wait: bool = True, tells: Any = ()) -> Any:
         raise StoreError("no room")
 
-    async def read(self, work: Any) -> Any:
+    async def read(self, work: Any, *, aside: bool = False) -> Any:
         raise StoreError("no room")
 
     async def announce(self, tells: Any) -> None:

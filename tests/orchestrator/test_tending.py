@@ -22,7 +22,7 @@ from tests.orchestrator.running import QUICK
 class FullDisk:
     """A database of which nothing can be had."""
 
-    name, commits = "nowhere", 0
+    name, commits, busy_s = "nowhere", 0, 0.0
     dialect: Dialect = "sqlite"
 
     def __init__(self, tries: int) -> None:
@@ -36,7 +36,7 @@ class FullDisk:
             self.tried.set()
         raise StoreFull("here")
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Work[T], *, aside: bool = False) -> T:
         return await self.write(work)
 
     async def announce(self, tells: Sequence[Notice]) -> None:

@@ -66,7 +66,8 @@ async def test_who_stops_where_the_server_does_not_notice_is_put_out_by_those_wh
     import psycopg
 
     from evoclaw.store.databases import postgres_link
-    from evoclaw.store.databases.postgres import PostgresDatabase, lock_key
+    from evoclaw.store.databases.postgres import PostgresDatabase
+    from evoclaw.store.databases.postgres_link import lock_key
 
     schema = "evoclaw_put_out"
     with psycopg.connect(postgres_url, autocommit=True) as asleep:
@@ -93,7 +94,8 @@ async def test_who_has_its_turn_for_long_and_works_is_waited_for(
     import psycopg
 
     from evoclaw.store.databases import postgres_link
-    from evoclaw.store.databases.postgres import PostgresDatabase, lock_key
+    from evoclaw.store.databases.postgres import PostgresDatabase
+    from evoclaw.store.databases.postgres_link import lock_key
 
     schema = "evoclaw_waited"
     monkeypatch.setattr(postgres_link, "ASKED", 0.2)

@@ -307,3 +307,46 @@ async def test_a_changed_value_is_noticed(place: Place) -> None:
     if place.is_file:
         with pytest.raises(StoreError, match="checksum"):
             await place.open(THINGS)
+
+
+async def test_what_goes_beside_sees_all_that_was_waited_for_and_may_change_nothing(
+    place: Place,
+) -> None:
+    async with opened(place) as database, asyncio.timeout(WAIT):
+        await database.write(add("waited for"))
+        assert await database.read(names, aside=True) == ["waited for"]
+        await database.write(add("promised"), wait=False)
+        assert (await database.read(names, aside=True))[0] == "waited for"
+        assert await database.read(names) == ["waited for", "promised"]
+        await database.write(nothing)
+        assert await database.read(names, aside=True) == ["waited for", "promised"]
+        if database.dialect == "postgres":
+            with pytest.raises(Exception, match="read-only transaction"):
+                await database.read(add("never"), aside=True)
+        assert await database.read(names) == ["waited for", "promised"]
+
+
+async def test_it_says_how_long_it_was_at_work(place: Place) -> None:
+    async with opened(place) as database, asyncio.timeout(WAIT):
+        before = database.busy_s
+        await database.write(add("one"))
+        wrote = database.busy_s
+        assert before < wrote
+        await database.read(names)
+        assert wrote < database.busy_s
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 32, 33, 100])
+async def test_many_rows_are_put_as_one_by_one(place: Place, count: int) -> None:
+    rows = [(n, f"row {n}", n % 3) for n in range(count)]
+    put = (
+        "INSERT INTO things (id, name, n) VALUES (?, ?, ?) "
+        "ON CONFLICT (id) DO UPDATE SET n = excluded.n + 10"
+    )
+    async with opened(place) as database, asyncio.timeout(WAIT):
+        for _ in range(2):
+            await database.write(lambda c: c.executemany(put, rows) and None)
+        found = await database.read(
+            lambda c: c.execute("SELECT id, name, n FROM things ORDER BY id").fetchall()
+        )
+        assert [tuple(row) for row in found] == [(i, name, n + 10) for i, name, n in rows]

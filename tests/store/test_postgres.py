@@ -38,7 +38,7 @@ class Cable:
         """Whether nobody gets through any more once it was cut."""
         self.cuts = 0
         self._refusing = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._carrying: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> asyncio.Server:
         return await asyncio.start_server(self._carry, "127.0.0.1", self.port)
@@ -47,7 +47,16 @@ class Cable:
         """Let everybody through again."""
         self._refusing = self.away = False
 
+    async def over(self) -> None:
+        """Wait until everybody has hung up: a loop that ends must not cut them off."""
+        if self._carrying:
+            await asyncio.wait(self._carrying, timeout=WAIT)
+
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
         if self._refusing:
             writer.close()
             return
@@ -102,6 +111,7 @@ async def cabled(
         finally:
             cable.mend()
             await database.close()
+            await cable.over()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -93,6 +93,10 @@ class Mortal:
         return self._inner.commits
 
     @property
+    def busy_s(self) -> float:
+        return self._inner.busy_s
+
+    @property
     def notices(self) -> Notices:
         return self._inner.notices
 
@@ -112,9 +116,9 @@ class Mortal:
             await self._inner.write(work, wait=wait)
         raise StoreError("died")
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Work[T], *, aside: bool = False) -> T:
         self._live()
-        return await self._inner.read(work)
+        return await self._inner.read(work, aside=aside)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -126,6 +126,11 @@ class Database(Protocol):
         ...
 
     @property
+    def busy_s(self) -> float:
+        """Seconds in which something was done, so far; who gains one a second can do no more."""
+        ...
+
+    @property
     def notices(self) -> Notices:
         """What this process hears of what was written."""
         ...
@@ -146,8 +151,14 @@ class Database(Protocol):
         """
         ...
 
-    async def read(self, work: Work[T]) -> T:
-        """Run something that only reads; it sees every write that returned before."""
+    async def read(self, work: Work[T], *, aside: bool = False) -> T:
+        """Run something that only reads; it sees every write that returned before.
+
+        Args:
+            work: What to do.
+            aside: Whether it may go beside what is written, where that can be. Of the writes that
+                nobody waited for it may miss the last: for what takes long, or is asked often.
+        """
         ...
 
     async def announce(self, tells: Sequence[Notice]) -> None:

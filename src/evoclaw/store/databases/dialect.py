@@ -25,6 +25,7 @@ _TYPES = (
     (re.compile(r"\bREAL\b"), "DOUBLE PRECISION"),
     (re.compile(r"\bTEXT\b"), 'TEXT COLLATE "C"'),
 )
+_ROW = re.compile(r"\bVALUES (\(\?(?:, \?)*\))")
 _TABLE = re.compile(r"\s*(CREATE\s+TABLE|ALTER\s+TABLE)\b")
 _OPTIONS = re.compile(r"\)\s*(?:(?:STRICT|WITHOUT\s+ROWID)\s*,?\s*)+$")
 _TEXT = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
@@ -47,6 +48,18 @@ def translated(statement: str) -> str:
         return f"${number}"
 
     return _PIECES.sub(placed, statement)
+
+
+def of_rows(statement: str, count: int) -> str | None:
+    """A statement that puts one row, for so many of them; None if its values stand elsewhere too.
+
+    It may not meet the same key twice, where it says what is done if that is there.
+    """
+    found = _ROW.search(statement)
+    if found is None or statement.count("?") != found[1].count("?"):
+        return None
+    rows = ", ".join([found[1]] * count)
+    return statement[: found.start(1)] + rows + statement[found.end(1) :]
 
 
 def translated_table(statement: str) -> str:

@@ -114,8 +114,7 @@ async def open_database(
 
 def _prepare(raw: psycopg.Connection, server: Server, schemas: Sequence[Schema]) -> None:
     """Bring each part in a PostgreSQL up to date, in a transaction of its own."""
-    from evoclaw.store.databases.postgres import lock_key
-    from evoclaw.store.databases.postgres_link import Spoken
+    from evoclaw.store.databases.postgres_link import Spoken, lock_key
 
     encoding = raw.info.parameter_status("server_encoding")
     if raw.info.server_version < OLDEST or encoding != "UTF8":

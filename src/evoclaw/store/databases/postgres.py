@@ -1,7 +1,9 @@
-"""PostgreSQL over one connection, which is a thread's: callers share commits, as with SQLite.
+"""PostgreSQL over a connection that is a thread's: callers share commits, as with SQLite.
 
 Work is plain functions over a connection, so the connection is a plain one, and a thread waits for
-it. Everything asked for while it waits goes into the next transaction.
+it. Everything asked for while it waits goes into the next transaction. What only reads, and need
+not see what is not committed yet, has a thread and a connection beside it, so that neither waits
+for the other.
 
 All who write to one database take turns, also from other machines: a transaction begins with a
 lock. So what reads and then writes is as safe as on SQLite, and what a number was given first is
@@ -16,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import zlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -32,7 +33,7 @@ from evoclaw.store.databases.listening import channel_of, listen
 from evoclaw.store.databases.notices import Notice, Notices, letters_of
 from evoclaw.store.databases.opening import PATIENCE
 from evoclaw.store.databases.orders import LARGEST_BATCH, Broken, Order, attempt_all, resolve
-from evoclaw.store.databases.postgres_link import Server, Spoken, explained, is_gone
+from evoclaw.store.databases.postgres_link import Server, Spoken, explained, is_gone, lock_key
 from evoclaw.store.databases.threaded import Threaded
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ BEGIN = (
 
 
 class PostgresDatabase(Threaded):
-    """One schema of a database, and one thread that speaks to its server.
+    """One schema of a database, and the threads that speak to its server.
 
     A write raises `Undecided` if nobody knows whether it was committed.
     """
@@ -60,7 +61,8 @@ class PostgresDatabase(Threaded):
         self._server, notices = server, Notices()
         loop = asyncio.get_running_loop()
         self._timed = writer = _Writer(server, connection, loop, patience, notices.sender)
-        super().__init__(server.name, server.name, writer, notices)
+        aside = _Writer(server, None, loop, patience, notices.sender)
+        super().__init__(server.name, server.name, writer, notices, aside)
 
     @classmethod
     async def open(
@@ -116,19 +118,21 @@ class _Writer:
     def __init__(
         self,
         server: Server,
-        connection: psycopg.Connection,
+        connection: psycopg.Connection | None,
         loop: asyncio.AbstractEventLoop,
         patience: float,
         sender: str,
     ) -> None:
-        self.commits = 0
+        """Without a connection it only reads, and connects when it is first asked."""
+        self.commits, self.busy_s = 0, 0.0
         self.ahead = time.time() - time.monotonic()
         """Seconds that the server's clock is ahead of our steady one, as of the last transaction;
         until then we can only believe our own."""
         self.broken: StoreError | None = None
         """Why nothing can be written any more."""
         self._server, self._loop, self._patience = server, loop, patience
-        self._spoken: Spoken | None = Spoken(connection)
+        self._spoken: Spoken | None = None if connection is None else Spoken(connection)
+        self._reads_only = connection is None
         self._sender, self._channel = sender, channel_of(server.schema)
         self._lock = lock_key(server.schema)
         self._begin_statement = BEGIN.format(key=self._lock).encode()
@@ -154,12 +158,14 @@ class _Writer:
         """Be the thread."""
         while not self._closing:
             orders = self._next()
+            began = time.monotonic()
             for order in orders:
                 if not order.writes:
                     self._patiently(self._read, [order])
             writes = [order for order in orders if order.writes]
             if writes or self._promised and (self._is_due() or self._closing):
                 self._write(writes)
+            self.busy_s += time.monotonic() - began
         if self._promised and self.broken is None:
             self.broken = StoreError(f"{self._server.name}: the last writes could not be stored")
         if self._spoken is not None:
@@ -327,7 +333,7 @@ class _Writer:
 
     def _connected(self) -> Spoken:
         if self._spoken is None:
-            self._spoken = Spoken(self._server.connect())
+            self._spoken = Spoken(self._server.connect(reads_only=self._reads_only))
         return self._spoken
 
     def _drop(self, problem: BaseException) -> bool:
@@ -368,11 +374,6 @@ class _Writer:
         # A loop that was closed has nobody left who waits.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
-
-
-def lock_key(schema: str) -> int:
-    """The number of the lock that who writes to a schema holds."""
-    return zlib.crc32(f"evoclaw {schema}".encode())
 
 
 def _connect(server: Server, prepare: Callable[[psycopg.Connection], None]) -> psycopg.Connection:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import struct
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from evoclaw.store.databases.database import (
     StoreError,
     StoreFull,
 )
-from evoclaw.store.databases.dialect import translated
+from evoclaw.store.databases.dialect import of_rows, translated
 
 CONNECT = 10
 """Seconds for a connection to be made."""
@@ -43,6 +45,8 @@ STALLED = 2
 Another one that stopped while it waited for its turn gets it then, and has as long."""
 ASKED = STALLED + 0.5
 """Seconds of waiting for a turn after which it is looked at who has it."""
+TOGETHER = 32
+"""Rows that are put by one statement."""
 PREPARED = 500
 """Statements that the server keeps ready."""
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -76,6 +80,11 @@ _GONE = (
     errors.CannotConnectNow,
     errors.IdleInTransactionSessionTimeout,
 )
+
+
+def lock_key(schema: str) -> int:
+    """The number of the lock that who writes to a schema holds."""
+    return zlib.crc32(f"evoclaw {schema}".encode())
 
 
 class Server(Struct, frozen=True):
@@ -114,7 +123,7 @@ class Server(Struct, frozen=True):
                 f"{self.schema!r} cannot be the name of a schema; use small letters, digits and _"
             )
 
-    def connect(self) -> psycopg.Connection:
+    def connect(self, *, reads_only: bool = False) -> psycopg.Connection:
         """A connection, set up; a failure of psycopg's is given as it is."""
         connection = psycopg.connect(
             self.url,
@@ -129,6 +138,8 @@ class Server(Struct, frozen=True):
             connection.adapters.register_dumper(bool, _Whole)
             connection.adapters.register_loader("numeric", _Number)
             connection.execute(self._settings)
+            if reads_only:
+                connection.execute(b"SET default_transaction_read_only = on")
         except BaseException:
             connection.close()
             raise
@@ -197,8 +208,14 @@ class Spoken:
         return self.raw.execute(_query(statement), values or None, binary=True)
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows:
-        """Run one statement for each of the rows."""
-        cursor, query, all_rows = self.raw.cursor(binary=True), _query(statement), list(rows)
+        """Run one statement for each of the rows; several rows are put by one, where it can."""
+        cursor, all_rows = self.raw.cursor(binary=True), list(rows)
+        if of_rows(statement, 1):
+            for start in range(0, len(all_rows), TOGETHER):
+                some = all_rows[start : start + TOGETHER]
+                cursor.execute(_query_of_rows(statement, len(some)), list(chain(*some)))
+            return cursor
+        query = _query(statement)
         if len(all_rows) > 1:
             cursor.executemany(query, all_rows[:-1])
         # That is a pipeline, and after one the server's clock for `STALLED` stands still until it
@@ -231,6 +248,11 @@ class Spoken:
 @lru_cache(maxsize=1024)
 def _query(statement: str) -> bytes:
     return translated(statement).encode()
+
+
+@lru_cache(maxsize=1024)
+def _query_of_rows(statement: str, count: int) -> bytes:
+    return translated(of_rows(statement, count) or statement).encode()
 
 
 def explained(problem: BaseException, name: str) -> BaseException:

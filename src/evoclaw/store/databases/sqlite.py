@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -114,7 +115,7 @@ class _Writer:
         loop: asyncio.AbstractEventLoop,
         durable: bool,
     ) -> None:
-        self.commits = 0
+        self.commits, self.busy_s = 0, 0.0
         self.broken: BaseException | None = None
         """Why nothing can be written any more."""
         self._path, self._connection, self._loop = path, connection, loop
@@ -125,6 +126,7 @@ class _Writer:
         self._problem: BaseException | None = None
         self._due: asyncio.TimerHandle | None = None
         self._away = self._closing = False
+        self._left_at = 0.0
         self._steps: SimpleQueue[tuple[Step, Then] | None] = SimpleQueue()
 
     def take(self, order: Order) -> None:
@@ -147,6 +149,7 @@ class _Writer:
         self._tell(ended.set)
 
     def _go_on(self) -> None:
+        began = time.monotonic()
         while self._waiting and not self._away:
             some = range(min(len(self._waiting), LARGEST_BATCH))
             orders = [self._waiting.popleft() for _ in some]
@@ -155,6 +158,7 @@ class _Writer:
                     self._read(order)
             if writes := [order for order in orders if order.writes]:
                 self._write(writes)
+        self.busy_s += time.monotonic() - began
         if self._closing and not self._away:
             self._end()
 
@@ -305,11 +309,12 @@ class _Writer:
 
     def _hand_over(self, step: Step, then: Then) -> None:
         """Have the thread do what may take its time; nothing else is done meanwhile."""
-        self._away = True
+        self._away, self._left_at = True, time.monotonic()
         self._steps.put((step, then))
 
     def _back(self, then: Then, problem: sqlite3.Error | None) -> None:
         self._away = False
+        self.busy_s += time.monotonic() - self._left_at
         then(problem)
         self._go_on()
 

@@ -1,4 +1,4 @@
-"""What both databases share towards those who ask: a queue of orders, and one thread that waits."""
+"""What both databases share towards those who ask: queues of orders, and threads that wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from evoclaw.store.databases.database import StoreError, Work
 from evoclaw.store.databases.notices import Notice, Notices
@@ -21,6 +21,8 @@ class Writer(Protocol):
 
     commits: int
     """How many batches were committed."""
+    busy_s: float
+    """Seconds in which something was done."""
 
     @property
     def broken(self) -> BaseException | None:
@@ -41,10 +43,15 @@ class Writer(Protocol):
 
 
 class Threaded:
-    """A database whose thread ends when it is closed, or forgotten by all."""
+    """A database whose threads end when it is closed, or forgotten by all."""
 
     def __init__(
-        self, name: str, thread: str, writer: Writer, notices: Notices | None = None
+        self,
+        name: str,
+        thread: str,
+        writer: Writer,
+        notices: Notices | None = None,
+        reader: Writer | None = None,
     ) -> None:
         """Begin.
 
@@ -53,17 +60,16 @@ class Threaded:
             thread: Of the thread.
             writer: Does what is asked for.
             notices: Those of the writer, if it sends any.
+            reader: Does what may go beside, in a thread of its own; else the writer does that too.
         """
         self.name, self.notices = name, notices or Notices()
         self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        self._writer = writer
-        # The thread knows the writer only, so that a database forgotten by all ends its thread.
-        self._stop = weakref.finalize(self, writer.close)
-        self._thread = threading.Thread(
-            target=writer.run, args=(self._ended,), name=f"store {thread}"
-        )
-        self._thread.start()
+        self._writer, self._reader = writer, reader or writer
+        # A thread knows its part only, so that a database forgotten by all ends its threads.
+        self._threads = [_Thread(writer, f"store {thread}")]
+        if reader is not None:
+            self._threads.append(_Thread(reader, f"store aside {thread}"))
+        self._stop = weakref.finalize(self, _end_all, self._threads)
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,11 +82,18 @@ class Threaded:
         """How many batches were committed."""
         return self._writer.commits
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which something was done; what went beside is not counted."""
+        return self._writer.busy_s
+
     async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
         """Run something in a transaction; see `Database.write`."""
         sent = self.notices.sent(tells) if tells else ()
         try:
-            return await self._ask(work, writes=True, wait=wait, tells=sent)
+            order = Order(work, self._answer(), writes=True, wait=wait, tells=sent)
+            self._writer.take(order)
+            return await order.answer
         finally:
             if tells:
                 self.notices.tell(tells)
@@ -94,24 +107,42 @@ class Threaded:
         """Hear what others write; see `Database.listening`."""
         yield
 
-    async def read(self, work: Work[T]) -> T:
-        """Run something that only reads; it sees every write that returned before."""
-        return await self._ask(work, writes=False)
+    async def read(self, work: Work[T], *, aside: bool = False) -> T:
+        """Run something that only reads; see `Database.read`."""
+        order = Order(work, self._answer(), writes=False)
+        (self._reader if aside else self._writer).take(order)
+        return await order.answer
 
-    def _ask(
-        self, work: Work[T], *, writes: bool, wait: bool = True, tells: Sequence[Notice] = ()
-    ) -> asyncio.Future[T]:
+    def _answer(self) -> asyncio.Future[Any]:
         if not self._stop.alive:
             raise StoreError(f"{self.name} is closed")
-        answer: asyncio.Future[T] = self._loop.create_future()
-        self._writer.take(Order(work, answer, writes=writes, wait=wait, tells=tells))
-        return answer
+        return self._loop.create_future()
 
     async def close(self) -> None:
-        """Finish what was asked for, close the database, end the thread."""
+        """Finish what was asked for, close the database, end the threads."""
         first = self._stop.alive
         self._stop()
-        await self._ended.wait()
-        self._thread.join()
+        for thread in self._threads:
+            await thread.over()
         if first and self._writer.broken is not None:
             raise self._writer.broken
+
+
+class _Thread:
+    """The thread of a part."""
+
+    def __init__(self, part: Writer, name: str) -> None:
+        self.close = part.close
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=part.run, args=(self._ended,), name=name)
+        self._thread.start()
+
+    async def over(self) -> None:
+        """Wait until it has ended."""
+        await self._ended.wait()
+        self._thread.join()
+
+
+def _end_all(threads: Sequence[_Thread]) -> None:
+    for thread in threads:
+        thread.close()

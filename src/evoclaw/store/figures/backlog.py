@@ -36,4 +36,4 @@ async def backlog_of(database: Database, now: float) -> Backlog:
         asked = msgspec.json.decode(unsealed(row[0], database.name), type=_Asked)
         return Backlog(queued, waiting, asked.asked_at)
 
-    return await database.read(work)
+    return await database.read(work, aside=True)

@@ -114,8 +114,9 @@ class Books:
     def put(self) -> None:
         """Write what was changed."""
         put = (
-            "INSERT INTO accounts (name, state, touched, closed) VALUES (?1, ?2, ?3, ?4) "
-            "ON CONFLICT (name) DO UPDATE SET state = ?2, touched = ?3, closed = ?4"
+            "INSERT INTO accounts (name, state, touched, closed) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (name) DO UPDATE "
+            "SET state = excluded.state, touched = excluded.touched, closed = excluded.closed"
         )
         rows = [
             (account.name, sealed(_PACK.encode(account)), account.touched, account.closed)
@@ -123,8 +124,8 @@ class Books:
         ]
         self._connection.executemany(put, rows)
         keep = (
-            "INSERT INTO holds (id, owner, state, at, open) VALUES (?1, ?2, ?3, ?4, ?5) "
-            "ON CONFLICT (id) DO UPDATE SET state = ?3, open = ?5"
+            "INSERT INTO holds (id, owner, state, at, open) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET state = excluded.state, open = excluded.open"
         )
         holds = [
             (hold.id, hold.owner, sealed(_PACK.encode(hold)), hold.at, not hold.settled)

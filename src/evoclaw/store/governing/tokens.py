@@ -83,7 +83,7 @@ class TokenStore:
         def work(connection: Connection) -> Any:
             return connection.execute(f"{_SELECT} WHERE id = ?", (id_,)).fetchone()
 
-        row = await self._database.read(work)
+        row = await self._database.read(work, aside=True)
         return None if row is None else _token(row)
 
     async def list(self, tenant: str) -> Sequence[StoredToken]:
@@ -93,7 +93,7 @@ class TokenStore:
             statement = f"{_SELECT} WHERE tenant = ? ORDER BY made_at DESC, id"
             return connection.execute(statement, (tenant,)).fetchall()
 
-        return [_token(row) for row in await self._database.read(work)]
+        return [_token(row) for row in await self._database.read(work, aside=True)]
 
     async def revoke(self, id_: str, tenant: str) -> bool:
         """Let nobody in with it any more; False if the tenant has none of that id."""

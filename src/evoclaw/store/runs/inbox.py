@@ -86,13 +86,13 @@ class Inbox:
         """Whether a run is to be cancelled."""
         find = f"SELECT 1 FROM queue_cancels WHERE {SAME}"
         values = (tenant, run_id)
-        row = await self._database.read(lambda c: c.execute(find, values).fetchone())
+        row = await self._database.read(lambda c: c.execute(find, values).fetchone(), aside=True)
         return row is not None
 
     async def cancels(self) -> Sequence[tuple[str, str]]:
         """The runs that are to be cancelled and have not ended."""
         find = "SELECT tenant, run_id FROM queue_cancels"
-        rows = await self._database.read(lambda c: c.execute(find).fetchall())
+        rows = await self._database.read(lambda c: c.execute(find).fetchall(), aside=True)
         return [(tenant, run_id) for tenant, run_id in rows]
 
     async def tidy(self) -> None:
@@ -122,7 +122,7 @@ class Inbox:
         """What was said to a run, from one number on."""
         find = f"SELECT message FROM queue_inbox WHERE {SAME} AND number >= ? ORDER BY number"
         values = (tenant, run_id, start)
-        rows = await self._database.read(lambda c: c.execute(find, values).fetchall())
+        rows = await self._database.read(lambda c: c.execute(find, values).fetchall(), aside=True)
         return [unsealed(row[0], self._database.name) for row in rows]
 
     async def spoken_to(self, holder: str) -> Mapping[tuple[str, str], int]:

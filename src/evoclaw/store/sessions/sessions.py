@@ -88,7 +88,7 @@ class SessionStore:
     async def session(self, session_id: str) -> Session | None:
         """One session."""
         return await self.database.read(
-            lambda connection: self.find_session(connection, session_id)
+            lambda connection: self.find_session(connection, session_id), aside=True
         )
 
     async def sessions(
@@ -117,7 +117,7 @@ class SessionStore:
             rows = connection.execute(statement, values).fetchall()
             return [self._listed(connection, self._decoded(row[0])) for row in rows]
 
-        return await self.database.read(work)
+        return await self.database.read(work, aside=True)
 
     async def look(self, session_id: str) -> Listed | None:
         """One session, with the last of its runs."""
@@ -223,7 +223,9 @@ class SessionStore:
             before=bool(before),
         )
         values = (self.tenant, *chosen, limit)
-        rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
+        rows = await self.database.read(
+            lambda c: c.execute(statement, values).fetchall(), aside=True
+        )
         return [self._run(row) for row in rows]
 
     async def errand(self, run_id: str) -> bytes | None:
@@ -298,12 +300,13 @@ class SessionStore:
         figures = (stop, spent.turns, spent.calls, spent.tokens_in, spent.tokens_out, spent.cost)
 
         def work(connection: Connection) -> None:
-            if epoch is not None:
+            limit = EVERY if epoch is None else epoch
+            goes_on = (*figures, now, ours, run.id, limit)
+            if not connection.execute(statements.PROGRESS, goes_on).rowcount and epoch is not None:
                 self._fence(connection, run.id, epoch)
             connection.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", kept)
             if said:
                 connection.executemany(statements.SAY, said)
-            connection.execute(statements.PROGRESS, (*figures, now, ours, run.id))
 
         tells = (progress(ours, run.id, records, stop),)
         await self.database.write(work, wait=wait, tells=tells)
@@ -341,7 +344,9 @@ class SessionStore:
         """The todos of a session, as they were put."""
         statement = "SELECT todos FROM todos WHERE tenant = ? AND session_id = ?"
         values = (self.tenant, session_id)
-        row = await self.database.read(lambda c: c.execute(statement, values).fetchone())
+        row = await self.database.read(
+            lambda c: c.execute(statement, values).fetchone(), aside=True
+        )
         return None if row is None else unsealed(row[0], self._name)
 
     async def put_todos(self, session_id: str, todos: bytes) -> None:

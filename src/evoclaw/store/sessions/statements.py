@@ -72,7 +72,7 @@ def sessions(*, below: bool, agent: bool, before: bool) -> str:
 PROGRESS = """
 UPDATE runs SET stop = ?, turns = ?, calls = ?, tokens_in = ?, tokens_out = ?, cost = ?,
     ended_at = CASE WHEN CAST(?1 AS TEXT) IS NULL THEN NULL ELSE ?7 END
-WHERE tenant = ?8 AND id = ?9
+WHERE tenant = ?8 AND id = ?9 AND epoch <= ?10
 """
 SAY = """
 INSERT INTO messages VALUES (?, ?, ?, ?)
