@@ -40,7 +40,8 @@ def lived() -> Metrics:
             live_runs=number, queued_runs=number, watchers=number, edges_online=number,
             edges=lambda: [EdgeFigures("lamp", True)], outbox_depth=number,
             approvals_waiting=number, approval_wait=number, deliveries_waiting=number,
-            link_reconnects=number, disk_free=number, ready=lambda: {"store": True},
+            link_reconnects=number, store_busy=number, store_commits=number, disk_free=number,
+            ready=lambda: {"store": True},
             counts={"reception": lambda: {"disconnected": 1}},
         )
     )  # fmt: skip

@@ -178,6 +178,7 @@ def test_gauges_are_asked_for_when_the_figures_are_wanted() -> None:
     gauges = Gauges(
         live_runs=lambda: live[0],
         link_reconnects=lambda: 7,
+        store_busy=lambda: 2.5,
         counts={"channels": lambda: {"refused: unknown_sender": 2}},
     )
     metrics = Metrics(gauges)
@@ -187,6 +188,8 @@ def test_gauges_are_asked_for_when_the_figures_are_wanted() -> None:
     found = samples(metrics)
     assert found["evoclaw_runs_live"] == 4
     assert found["evoclaw_link_reconnects_total"] == 7
+    assert found["evoclaw_store_busy_seconds_total"] == 2.5
+    assert "evoclaw_store_commits_total" not in found
     assert found["evoclaw_counted_total part=channels what=refused: unknown_sender"] == 2
     assert "evoclaw_runs_queued" not in found
 

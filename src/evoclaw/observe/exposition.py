@@ -173,9 +173,14 @@ def _asked(gauges: Gauges) -> Iterator[Metric]:
     ):
         if ask is not None:
             yield GaugeMetricFamily(f"evoclaw_{name}", what, value=ask())
-    if gauges.link_reconnects is not None:
-        what = "Times that the link to the broker was lost."
-        yield CounterMetricFamily("evoclaw_link_reconnects", what, value=gauges.link_reconnects())
+    for name, what, ask in (
+        ("link_reconnects", "Times that the link to the broker was lost.", gauges.link_reconnects),
+        ("store_busy_seconds", "In which the store was at work: 1 a second is all it can do.",
+         gauges.store_busy),
+        ("store_commits", "Transactions that were committed.", gauges.store_commits),
+    ):  # fmt: skip
+        if ask is not None:
+            yield CounterMetricFamily(f"evoclaw_{name}", what, value=ask())
     if gauges.ready is not None:
         ready = GaugeMetricFamily(
             "evoclaw_part_ready",

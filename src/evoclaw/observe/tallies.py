@@ -50,6 +50,9 @@ class Gauges:
     deliveries_waiting: Number | None = None
     """Answers that a channel has not delivered yet."""
     link_reconnects: Number | None = None
+    store_busy: Number | None = None
+    """Seconds in which the store was written to or read, one thing after the other."""
+    store_commits: Number | None = None
     disk_free: Number | None = None
     """Bytes where the store is."""
     ready: Callable[[], Mapping[str, bool]] | None = None

@@ -55,6 +55,8 @@ class Gauging:
             disk_free=lambda: shutil.disk_usage(self._home).free,
             ready=lambda: self._ready,
             link_reconnects=lambda: reception.counts["disconnected"],
+            store_busy=lambda: self._database.busy_s,
+            store_commits=lambda: self._database.commits,
             counts={"reception": lambda: reception.counts},
         )
 
