@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -33,13 +34,8 @@ WARM = 8
 """Runs before it counts: whatever is loaded with the first is loaded then."""
 FULL = 0.9
 """Of a core: a process of one thread can hardly do more. PostgreSQL is many processes."""
-STORE = "the connections to the store"
-IN_USE = """
-SELECT avg(CASE WHEN state = 'idle' THEN 0.0 ELSE 1.0 END) FROM pg_stat_activity
-WHERE application_name = 'evoclaw'
-"""
-LOOK = 0.05
-"""Seconds between two looks at them."""
+STORE = "the thread that writes to the store"
+BUSY = re.compile(r"^evoclaw_store_busy_seconds_total (\S+)$", re.MULTILINE)
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -82,18 +78,21 @@ def commits(house: House) -> int:
     return int(row[0]) if row else 0
 
 
-async def watch(house: House, asked: list[float]) -> None:
-    """How many of the orchestrators' connections to PostgreSQL are in use, again and again.
+async def at_work(house: House, admin: str) -> float:
+    """Seconds in which an orchestrator's thread was at work that writes to the store; the mean.
 
-    Each has one for what it stores and reads: who waits for that has no work for a processor.
+    Each has one, which does one thing after the other: when it is at work all the time, more
+    processors do not help.
     """
-    connection = await psycopg.AsyncConnection.connect(house.postgres.url, autocommit=True)
-    async with connection:
-        while True:
-            found = await (await connection.execute(IN_USE)).fetchone()
-            if found is not None and found[0] is not None:
-                asked.append(float(found[0]))
-            await asyncio.sleep(LOOK)
+    found: list[float] = []
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {admin}"}) as http:
+        for one in house.orchestrators:
+            async with http.get(f"{one.url}/metrics") as answer:
+                said = BUSY.search(await answer.text())
+            if said is None:
+                raise SystemExit(f"{one.name} does not say how busy its store is")
+            found.append(float(said[1]))
+    return mean(found)
 
 
 async def measure(house: House, admin: str, says: str, runs: int, at_once: int) -> dict[str, Any]:
@@ -106,14 +105,12 @@ async def measure(house: House, admin: str, says: str, runs: int, at_once: int) 
     assert asking.stdin is not None
     assert asking.stdout is not None
     await asking.stdout.readline()
-    kept, asked = commits(house), list[float]()
-    watching = asyncio.create_task(watch(house, asked))
+    kept, wrote = commits(house), await at_work(house, admin)
     before, busy = used(house), busy_s()
     asking.stdin.write(b"go\n")
     told = await asking.stdout.readline()
     after, busy = used(house), busy_s() - busy
-    watching.cancel()
-    await asyncio.wait([watching])
+    wrote = await at_work(house, admin) - wrote
     await asking.wait()
     if asking.returncode:
         raise SystemExit("those who ask gave up")
@@ -122,10 +119,10 @@ async def measure(house: House, admin: str, says: str, runs: int, at_once: int) 
     names = [one.name for one in house.orchestrators]
     made = (commits(house) - kept) / runs
     figures = row(names, runs, found["seconds"], cpu, busy)
-    waits = round(mean(asked), 2) if asked else 0.0
-    if waits >= FULL:
+    share = round(wrote / found["seconds"], 2)
+    if share >= FULL:
         figures["full"].append(STORE)
-    return {"replies": says, **figures, "commits_per_run": round(made, 1), "on_the_store": waits}
+    return {"replies": says, **figures, "commits_per_run": round(made, 1), "on_the_store": share}
 
 
 def row(
