@@ -12,6 +12,7 @@ from evoclaw.core.ledgers import (
     Account,
     Amounts,
     Hold,
+    Limit,
     Path,
     Refusal,
     Reservation,
@@ -26,22 +27,45 @@ _PACK = msgspec.msgpack.Encoder()
 
 
 class Books:
-    """The rows that one transaction touches."""
+    """The rows that one transaction touches: each is read once, and written by `put`."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection, self._name = connection, name
         self._accounts: dict[str, Account] = {}
-        self._holds: dict[str, Hold] = {}
+        self._holds: dict[str, Hold | None] = {}
+        self._changed: tuple[set[str], set[str]] = (set(), set())
+        """The accounts and the holds that are not written yet."""
 
-    def account(self, name: str) -> Account:
-        """One account."""
-        return self.on((name,))[0]
+    def open(self, name: str, limits: Mapping[str, Limit], spent: Amounts, now: float) -> Account:
+        """An account with these limits; what was spent counts if it is new."""
+        (account,) = self._changing((name,))
+        account.limits, account.closed = dict(limits), False
+        if not account.touched:
+            account.spend(spent, now)
+            account.touched = now
+        return account
+
+    def close(self, name: str, now: float) -> None:
+        """What an account still has set aside is spent; its reservations are forgotten."""
+        self.put()
+        rows = "SELECT id FROM holds WHERE owner = ? AND open = 1"
+        for (id,) in self._connection.execute(rows, (name,)).fetchall():
+            self.settle(id, None, now)
+        (account,) = self._changing((name,))
+        account.closed = True
+        self.put()
+        self._connection.execute("DELETE FROM holds WHERE owner = ?", (name,))
+        for id, hold in self._holds.items():
+            if hold is not None and hold.owner == name:
+                self._holds[id] = None
 
     def hold(self, id: str) -> Hold | None:
         """What is set aside under an id."""
-        statement = "SELECT state FROM holds WHERE id = ?"
-        row = self._connection.execute(statement, (id,)).fetchone()
-        return _HOLD.decode(unsealed(row[0], self._name)) if row else None
+        if id not in self._holds:
+            statement = "SELECT state FROM holds WHERE id = ?"
+            row = self._connection.execute(statement, (id,)).fetchone()
+            self._holds[id] = _HOLD.decode(unsealed(row[0], self._name)) if row else None
+        return self._holds[id]
 
     def on(self, path: Path) -> list[Account]:
         """The accounts of a path."""
@@ -56,11 +80,19 @@ class Books:
                     self._accounts[name] = Account(name)
         return [self._accounts[name] for name in path]
 
-    def reserve(
+    def _changing(self, path: Path) -> list[Account]:
+        self._changed[0].update(path)
+        return self.on(path)
+
+    def _keep(self, hold: Hold) -> None:
+        self._holds[hold.id] = hold
+        self._changed[1].add(hold.id)
+
+    def _reserve(
         self, path: Path, amounts: Amounts, id: str, leaving: Amounts, now: float
     ) -> Reservation | Refusal:
         """Set aside an amount, or say what there is not enough of."""
-        known = self._holds.get(id) or self.hold(id)
+        known = self.hold(id)
         if known is not None:
             return found_again(known, self.on(known.path), now)
         if min(amounts.values(), default=0) < 0:
@@ -69,12 +101,12 @@ class Books:
         before = weigh(accounts, amounts, leaving, now)
         if isinstance(before, Refusal):
             return before
-        for account in accounts:
+        for account in self._changing(path):
             account.hold(amounts)
-        self._holds[id] = Hold(id, path, dict(amounts), now)
+        self._keep(Hold(id, path, dict(amounts), now))
         return Reservation(id, before=before)
 
-    def reserve_all(
+    def reserve(
         self,
         path: Path,
         amounts: Amounts,
@@ -83,36 +115,48 @@ class Books:
         also: Mapping[str, tuple[Path, Amounts]],
         now: float,
     ) -> Reservation | Refusal:
-        """Set aside everything, or say what there is not enough for."""
-        found = self.reserve(path, amounts, id, leaving, now)
+        """Set aside everything, or nothing and say what there is not enough for."""
+        found = self._reserve(path, amounts, id, leaving, now)
+        if isinstance(found, Refusal):
+            return found
         fresh: list[str] = []
         for other, (where, more) in also.items():
-            if isinstance(found, Refusal):
-                return found
-            one = self.reserve(where, more, other, NOTHING, now)
+            one = self._reserve(where, more, other, NOTHING, now)
             if isinstance(one, Refusal):
+                for given in [*fresh, *([id] if found.fresh else [])]:
+                    self.release(given)
                 return one
             fresh += [other] if one.fresh else []
-        return (
-            found if isinstance(found, Refusal) or not fresh else replace(found, also=tuple(fresh))
-        )
+        return replace(found, also=tuple(fresh)) if fresh else found
 
-    def settle(self, hold: Hold, real: Amounts, now: float) -> None:
-        """Count what was really spent instead of what was set aside."""
-        for account in self.on(hold.path):
+    def settle(self, id: str, real: Amounts | None, now: float, path: Path = ()) -> None:
+        """Count what was really spent instead of what was set aside; None is all of that.
+
+        With a path, it is spent there if nothing was set aside.
+        """
+        hold = self.hold(id) or (Hold(id, path, {}, now) if path else None)
+        if hold is None or hold.settled:
+            return
+        for account in self._changing(hold.path):
             account.let_go(hold.amounts)
-            account.spend(real, now)
+            account.spend(hold.amounts if real is None else real, now)
         hold.settled = True
-        self._holds[hold.id] = hold
+        self._keep(hold)
 
-    def release(self, hold: Hold) -> None:
+    def release(self, id: str) -> None:
         """Set aside no longer."""
-        for account in self.on(hold.path):
+        hold = self.hold(id)
+        if hold is None or hold.settled:
+            return
+        for account in self._changing(hold.path):
             account.let_go(hold.amounts)
-        self._connection.execute("DELETE FROM holds WHERE id = ?", (hold.id,))
+        self._holds[id] = None
+        self._changed[1].discard(id)
+        self._connection.execute("DELETE FROM holds WHERE id = ?", (id,))
 
     def put(self) -> None:
-        """Write what was changed."""
+        """Write what was changed since it was last written."""
+        accounts, holds = self._changed
         put = (
             "INSERT INTO accounts (name, state, touched, closed) VALUES (?, ?, ?, ?) "
             "ON CONFLICT (name) DO UPDATE "
@@ -120,15 +164,17 @@ class Books:
         )
         rows = [
             (account.name, sealed(_PACK.encode(account)), account.touched, account.closed)
-            for account in self._accounts.values()
+            for account in map(self._accounts.__getitem__, accounts)
         ]
         self._connection.executemany(put, rows)
         keep = (
             "INSERT INTO holds (id, owner, state, at, open) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (id) DO UPDATE SET state = excluded.state, open = excluded.open"
         )
-        holds = [
+        kept = [
             (hold.id, hold.owner, sealed(_PACK.encode(hold)), hold.at, not hold.settled)
-            for hold in self._holds.values()
+            for hold in map(self._holds.__getitem__, holds)
+            if hold is not None
         ]
-        self._connection.executemany(keep, holds)
+        self._connection.executemany(keep, kept)
+        self._changed = (set(), set())

@@ -19,7 +19,6 @@ from evoclaw.core.ledgers import (
     NOTHING,
     Account,
     Amounts,
-    Hold,
     Left,
     Limit,
     Path,
@@ -32,7 +31,6 @@ from evoclaw.store.databases.database import (
     Database,
     Schema,
     StoreError,
-    Work,
     unsealed,
 )
 from evoclaw.store.databases.opening import Single
@@ -94,7 +92,7 @@ class StoredLedger:
         self._name, self._wall = database.name, clock
         self._latest = 0.0
         self._seen: dict[str, Account] = {}
-        self._behind: list[Work[None]] = []
+        self._behind: list[Callable[[Books], None]] = []
         """What is to be written before anything else."""
         self._due: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Future[None]] = set()
@@ -164,9 +162,7 @@ class StoredLedger:
             rows = "SELECT id FROM holds WHERE open = 1 AND at <= ?"
             until = now if alone else now - FORGOTTEN
             for (id,) in connection.execute(rows, (until,)).fetchall():
-                hold = books.hold(id)
-                if hold is not None:
-                    books.settle(hold, hold.amounts, now)
+                books.settle(id, None, now)
             books.put()
             gone = now - KEPT
             connection.execute("DELETE FROM accounts WHERE closed = 1 AND touched < ?", (gone,))
@@ -177,17 +173,8 @@ class StoredLedger:
         """Make sure an account is there, with these limits."""
         now = self._now()
 
-        def work(connection: Connection) -> Account:
-            books = Books(connection, self._name)
-            known = books.account(account)
-            known.limits, known.closed = dict(limits), False
-            if not known.touched:
-                known.spend(spent, now)
-                known.touched = now
-            books.put()
-            return known
-
-        self._seen[account] = await self._write(work)
+        opened = await self._write(lambda books: books.open(account, limits, spent, now))
+        self._seen[account] = opened
 
     async def reserve(
         self,
@@ -201,69 +188,33 @@ class StoredLedger:
         """Set an amount aside in every account of a path, or in none."""
         now, passed = self._now(), False
 
-        def work(
-            connection: Connection,
-        ) -> tuple[Reservation | Refusal, dict[str, Account]]:
+        def deed(books: Books) -> tuple[Reservation | Refusal, dict[str, Account]]:
             nonlocal passed
-            books = Books(connection, self._name)
-            found = books.reserve_all(path, amounts, id, leaving, also, now)
-            if isinstance(found, Refusal):
-                if passed:
-                    # Promised, lost with its connection, and taken by another since.
-                    raise StoreError(f"{self._name}: what was set aside was lost")
-                # What the books hold now was not written, and must not be seen.
-                books = Books(connection, self._name)
-            else:
-                passed = True
-                books.put()
+            found = books.reserve(path, amounts, id, leaving, also, now)
+            if passed and isinstance(found, Refusal):
+                # Promised, lost with its connection, and taken by another since.
+                raise StoreError(f"{self._name}: what was set aside was lost")
+            passed = isinstance(found, Reservation)
             return found, {account.name: account for account in books.on(path)}
 
-        answer, seen = await self._write(work, wait=self._waits)
+        answer, seen = await self._write(deed, wait=self._waits)
         self._seen.update(seen)
         return answer
 
     def settle(self, id: str, real: Amounts, path: Path = ()) -> None:
         """Say what was really spent; the first time counts."""
         now, spent = self._now(), dict(real)
-
-        def work(connection: Connection) -> None:
-            books = Books(connection, self._name)
-            hold = books.hold(id) or (Hold(id, path, {}, now) if path else None)
-            if hold is not None and not hold.settled:
-                books.settle(hold, spent, now)
-                books.put()
-
-        self._later(work)
+        self._later(lambda books: books.settle(id, spent, now, path))
 
     def release(self, id: str) -> None:
         """Set aside no longer."""
-
-        def work(connection: Connection) -> None:
-            books = Books(connection, self._name)
-            hold = books.hold(id)
-            if hold is not None and not hold.settled:
-                books.release(hold)
-                books.put()
-
-        self._later(work)
+        self._later(lambda books: books.release(id))
 
     def close(self, account: str) -> None:
         """What it still has set aside is spent; its reservations are forgotten."""
         now = self._now()
-
-        def work(connection: Connection) -> None:
-            books = Books(connection, self._name)
-            rows = "SELECT id FROM holds WHERE owner = ? AND open = 1"
-            for (id,) in connection.execute(rows, (account,)).fetchall():
-                hold = books.hold(id)
-                if hold is not None:
-                    books.settle(hold, hold.amounts, now)
-            books.account(account).closed = True
-            books.put()
-            connection.execute("DELETE FROM holds WHERE owner = ?", (account,))
-
         self._seen.pop(account, None)
-        self._later(work)
+        self._later(lambda books: books.close(account, now))
 
     def left(self, path: Path) -> dict[str, Left]:
         """What is left where there is least, as last seen from here."""
@@ -283,14 +234,17 @@ class StoredLedger:
         await self.flush()
         return await self.database.read(work)
 
-    async def _write(self, work: Work[T], *, wait: bool = True) -> T:
+    async def _write(self, deed: Callable[[Books], T], *, wait: bool = True) -> T:
         """Do something after all that was said before it; both are kept, or neither."""
         behind, self._behind = self._behind, []
 
         def all_of_it(connection: Connection) -> T:
+            books = Books(connection, self._name)
             for one in behind:
-                one(connection)
-            return work(connection)
+                one(books)
+            result = deed(books)
+            books.put()
+            return result
 
         try:
             return await self.database.write(all_of_it, wait=wait)
@@ -300,8 +254,8 @@ class StoredLedger:
             self._behind = [*behind, *self._behind]
             raise
 
-    def _later(self, work: Work[None]) -> None:
-        self._behind.append(work)
+    def _later(self, deed: Callable[[Books], None]) -> None:
+        self._behind.append(deed)
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(BEHIND, self._catch_up)
 
