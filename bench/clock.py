@@ -14,7 +14,8 @@ import json
 import sys
 import time
 
-TURNS = 20
+TURNS, BEYOND = 20, 30
+"""Of a run, and of one in which the twentieth turn is in the middle of its sort."""
 PARALLEL = (10, 5)
 RUNS, RUN_TURNS = 1_000, 2
 SHORT, LONG = 100, 1_000
@@ -89,14 +90,22 @@ async def _concurrent_runs(prepare) -> float:
     return RUNS * RUN_TURNS / await _timed(prepare, scripts)
 
 
+async def _costs(prepare, script: Script) -> list[float]:
+    """Of each turn of a run."""
+    await _timed(prepare, [script])
+    return [after - before for before, after in zip(script.stamps, script.stamps[1:], strict=False)]
+
+
+async def _turn_20(prepare) -> float:
+    from statistics import median
+
+    return median((await _costs(prepare, Script(BEYOND)))[15:25]) * 1e6
+
+
 async def _flatness(prepare, turns: int, whole: bool = True) -> float:
     from statistics import median
 
-    script = Script(turns, whole=whole)
-    await _timed(prepare, [script])
-    costs = [
-        after - before for before, after in zip(script.stamps, script.stamps[1:], strict=False)
-    ]
+    costs = await _costs(prepare, Script(turns, whole=whole))
     return median(costs[turns - 10 : turns]) / median(costs[15:25])
 
 
@@ -115,6 +124,7 @@ async def _flatness_1000_loop(prepare) -> float:
 ROWS = {
     # name: (measure, warm-ups, at most so many samples, within so many seconds)
     "turn": (_turn, 3, 200, 0.6),
+    "turn_20": (_turn_20, 3, 200, 0.6),
     "parallel_turn": (_parallel_turn, 2, 200, 0.6),
     "flatness_100": (_flatness_100, 0, 5, 0.6),
     "flatness_1000": (_flatness_1000, 0, 5, 0.6),
