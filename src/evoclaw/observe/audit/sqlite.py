@@ -57,8 +57,14 @@ class SqliteDatabase:
     def _open(self) -> sqlite3.Connection:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # Each number of records is a statement of its own, and one that is kept for the next time
+        # keeps its values: megabytes, for something that is done once in a while.
         opened = sqlite3.connect(
-            self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
+            self._path,
+            timeout=PATIENCE,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=0,
         )
         opened.execute("PRAGMA journal_mode = WAL")
         opened.execute("PRAGMA synchronous = FULL")
