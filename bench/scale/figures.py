@@ -56,8 +56,8 @@ SPEED = """
 (*streamed*) or in one (*short*); processor time of each process from /proc. Everything shares the
 cores of this machine, so three orchestrators cannot be three times as quick here: what counts is
 what a turn costs as orchestrators are added, and what is full first. *Time on the store*: how
-much of the time the one connection of an orchestrator to PostgreSQL was in use, or waited for its
-turn to write.
+much of the time the thread of an orchestrator that writes to PostgreSQL, one statement after the
+other, was at work or waited for its turn, by its own count.
 """
 REPEAT = """
 ## How to repeat
