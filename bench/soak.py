@@ -249,6 +249,13 @@ class Soak:
         return Counts.now(self._temporary)
 
 
+async def begin_all_threads() -> None:
+    """Those of the loop for what would block it are begun as they are needed, up to a number."""
+    most = min(32, (os.cpu_count() or 1) + 4)
+    together = threading.Barrier(most)
+    await asyncio.gather(*(asyncio.to_thread(together.wait, PATIENCE) for _ in range(most)))
+
+
 async def soak(options: argparse.Namespace, folder: Path, store: str) -> dict[str, Any]:
     """All of it."""
     (folder / "tmp").mkdir()
@@ -257,6 +264,7 @@ async def soak(options: argparse.Namespace, folder: Path, store: str) -> dict[st
     with model_server() as models:
         async with house(folder, models, store) as made:
             await made.go_on(options.warm_up)
+            await begin_all_threads()
             warm, (warm_mb, spare) = await made.rest(), held_mb()
             traced = tracemalloc.take_snapshot() if options.trace else None
             samples, spares = [round(warm_mb, 1)], [round(spare, 1)]

@@ -38,6 +38,8 @@ PATIENCE = 5.0
 """Seconds for a connection to be had."""
 STUCK = 10
 """Seconds after which a connection is given up that nothing comes over."""
+IDLE = 30.0
+"""Seconds after which a second connection that is not needed any more is closed."""
 NEVER = 86_400.0
 ALIVE = """
 SELECT procrastinate_update_heartbeat_v1(%(worker_id)s)::text,
@@ -245,6 +247,7 @@ class JobEngine:
             check=AsyncConnectionPool.check_connection,
             min_size=1,
             max_size=2,
+            max_idle=IDLE,
             timeout=PATIENCE,
             # Whoever asks next tries anew: a pool by itself would wait longer each time.
             reconnect_timeout=PAUSE,
