@@ -69,10 +69,12 @@ class LocalReceipts:
             ended_at=ended,
         )
         draft = describe(facts, payload, self._key.public_key)
+        # Made once: a transaction may be done again, and is to give the same receipt.
+        anew = Place(token_hex(8))
 
         def make(place: Place) -> tuple[Kept, Place]:
             key = self._key.public_key
-            at = place if place.chain and place.key == key else Place(token_hex(8))
+            at = place if place.chain and place.key == key else anew
             receipt = replace(draft, chain=at.chain, counter=at.counter + 1, prev=at.hash)
             signed = self._key.sign(receipt)
             kept = kept_as(receipt, signed, ended, tenant=call.context.principal.tenant)

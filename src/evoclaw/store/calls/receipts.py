@@ -222,12 +222,12 @@ class ReceiptStore:
             kept, place = make(_place(connection, self.database.name, head))
             if told and told != [kept]:
                 raise Conflict("another receipt took the place of one that was handed out")
-            told[:] = [kept]
             connection.execute(ADD, _values(kept))
             _keep_place(connection, place, head)
             return kept
 
-        return await self.database.write(work, wait=wait)
+        told.append(await self.database.write(work, wait=wait))
+        return told[0]
 
     async def at(self, agent_id: str, chain: str, counter: int) -> list[Kept]:
         """The sound receipts in one place of a chain and beside it."""
