@@ -98,6 +98,11 @@ async def waiting(made: Workflows, id_: str) -> WorkflowView:
     return await until(made, id_, lambda view: view.state == "waiting")
 
 
+async def parked(made: Workflows, id_: str) -> WorkflowView:
+    """One that waits, when nobody drives it any more; what is stored is so a moment earlier."""
+    return await until(made, id_, lambda view: view.state == "waiting" and made.live == 0)
+
+
 async def run(made: Workflows, name: str, inputs: dict[str, object] | None = None) -> WorkflowView:
     """Start one and await its end."""
     started = await made.start(ANNE, name, dict(inputs or {}))

@@ -45,6 +45,7 @@ from tests.workflows.support import (
     Clock,
     ended,
     house,
+    parked,
     run,
     states,
     step_of,
@@ -254,8 +255,8 @@ async def test_a_wait_keeps_its_time_and_costs_nothing_meanwhile(tmp_path: Path)
     tools = ScriptedTools({"t": "ok"})
     async with house(tmp_path, flow, tools=tools, clock=clock) as made:
         id_ = (await made.start(ANNE, "wait", {})).id
-        view = await waiting(made, id_)
-        assert made.live == 0 and step_of(view, "nap").due == clock.now + 3600
+        view = await parked(made, id_)
+        assert step_of(view, "nap").due == clock.now + 3600
     clock.now += 3000
     async with house(tmp_path, flow, tools=tools, clock=clock) as made:
         view = await waiting(made, id_)
@@ -510,9 +511,8 @@ async def test_a_run_that_waits_for_a_person_parks_the_workflow(tmp_path: Path) 
     flow = Workflow("w", (AgentStep("a", agent="a", message="x"),))
     async with house(tmp_path, flow, agents=agents) as made:
         id_ = (await made.start(ANNE, "w", {})).id
-        view = await waiting(made, id_)
+        view = await parked(made, id_)
         assert view.steps[0].state == "waiting" and view.steps[0].error == "asks for approval"
-        assert made.live == 0
         await made.wake("local", agents.calls[0].run_id)
         await waiting(made, id_)
         ready = True
