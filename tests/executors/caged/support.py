@@ -84,7 +84,8 @@ async def run(
 async def refusal(processes: LocalProcesses, command: str) -> ToolFailure:
     """The failure of a command, which must fail."""
     with pytest.raises(ToolFailure) as caught:
-        await run(processes, command)
+        done = await run(processes, command)
+        pytest.fail(f"it was let through: {done}")
     return caught.value
 
 
