@@ -38,7 +38,10 @@ class Books:
 
     def open(self, name: str, limits: Mapping[str, Limit], spent: Amounts, now: float) -> Account:
         """An account with these limits; what was spent counts if it is new."""
-        (account,) = self._changing((name,))
+        (account,) = self.on((name,))
+        if account.touched and account.limits == limits and not account.closed:
+            return account  # as nearly always that of a tenant or a user is
+        self._changed[0].add(name)
         account.limits, account.closed = dict(limits), False
         if not account.touched:
             account.spend(spent, now)

@@ -173,8 +173,10 @@ class StoredLedger:
         """Make sure an account is there, with these limits."""
         now = self._now()
 
-        opened = await self._write(lambda books: books.open(account, limits, spent, now))
-        self._seen[account] = opened
+        def deed(books: Books) -> Account:
+            return books.open(account, limits, spent, now)
+
+        self._seen[account] = await self._write(deed, wait=self._waits)
 
     async def reserve(
         self,
