@@ -237,7 +237,7 @@ async def test_what_cannot_be_counted_is_not_done() -> None:
 async def test_a_count_that_was_lost_and_whose_place_another_took_is_not_taken_for_made(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.LINGER", 60.0)
     place, limit = on_postgres(postgres_url), [("ann", 1, 0)]
     async with counting(place) as (_, other):
         database = await place.open(SCHEMA)

@@ -183,7 +183,7 @@ async def cut(database: Database, url: str) -> None:
 async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.LINGER", 60.0)
     place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)
@@ -202,7 +202,7 @@ async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
 async def test_a_run_that_lost_what_it_had_set_aside_stands_still_and_others_go_on(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.LINGER", 60.0)
     place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)

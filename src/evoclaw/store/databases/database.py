@@ -25,8 +25,6 @@ T = TypeVar("T")
 Dialect = Literal["sqlite", "postgres"]
 EVERY = (1 << 63) - 1
 """A limit that is none: not every database takes a negative one for that."""
-LINGER = 0.02
-"""Seconds at most before a write is committed that nobody waits for."""
 
 
 class StoreError(EvoClawError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from evoclaw.store.databases.database import Connection, StoreAway, StoreError, Work
 from evoclaw.store.databases.notices import Notice
@@ -12,6 +12,10 @@ from evoclaw.store.databases.strands import strand_here
 
 LARGEST_BATCH = 256
 """Writes that share one commit; more of them would make the first wait for the last."""
+
+
+Answer: TypeAlias = tuple[asyncio.Future[Any], Any, BaseException | None]
+"""Who asked, and what it is told: a result, or what went wrong."""
 
 
 class Order:
@@ -70,6 +74,12 @@ def resolve(answer: asyncio.Future[Any], result: Any, problem: BaseException | N
         answer.set_exception(RuntimeError("work raised StopIteration"))
     else:
         answer.set_exception(problem)
+
+
+def resolve_all(answers: Iterable[Answer]) -> None:
+    """Give each its result, in order."""
+    for answer in answers:
+        resolve(*answer)
 
 
 class Broken(StoreError):

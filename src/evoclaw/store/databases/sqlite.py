@@ -23,7 +23,6 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from evoclaw.store.databases.database import (
-    LINGER,
     DamagedStore,
     Dialect,
     Schema,
@@ -53,6 +52,8 @@ T = TypeVar("T")
 Step = Callable[[], None]
 Then = Callable[[sqlite3.Error | None], None]
 
+LINGER = 0.02
+"""Seconds at most before a write is committed that nobody waits for."""
 AGAIN = 1.0
 """Seconds before a commit that failed, and that nobody waits for, is tried again."""
 
