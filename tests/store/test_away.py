@@ -15,7 +15,16 @@ from evoclaw.store.databases.database import Conflict, StoreAway, StoreError
 pytest.importorskip("psycopg")
 
 
-@pytest.mark.parametrize("name", ["AdminShutdown", "CannotConnectNow", "ConnectionFailure"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AdminShutdown",
+        "CannotConnectNow",
+        "ConnectionFailure",
+        "IdleInTransactionSessionTimeout",
+        "TransactionTimeout",
+    ],
+)
 def test_a_server_that_cannot_be_reached_has_runs_stand_still(name: str) -> None:
     from psycopg import errors
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from evoclaw.core.errors import ConfigError
+from evoclaw.core.errors import ConfigError, Standstill
 from evoclaw.store.databases.database import Connection, Database, StoreError, Undecided
 from evoclaw.store.databases.parts import open_database
 from tests.ports import free_port
@@ -136,8 +137,9 @@ async def test_if_the_server_stays_away_nobody_claims_to_know(
         await database.write(add("promised"), wait=False)
         cable.away = True
         setattr(cable, f"cut_{when}", b"COMMIT")
-        with pytest.raises(Undecided, match="look before asking again"):
+        with pytest.raises(Undecided, match="look before asking again") as told:
             await database.write(add("unknown"))
+        assert isinstance(told.value, Standstill), "a run looks, and goes on from what it finds"
         with pytest.raises(StoreError):
             await database.write(add("not done"))
         cable.mend()
@@ -145,6 +147,22 @@ async def test_if_the_server_stays_away_nobody_claims_to_know(
         found = ["promised", "later"] if when == "before" else ["promised", "unknown", "later"]
         assert await database.read(names) == found
         assert await seen_by_others(place) == found
+
+
+async def test_who_was_stopped_itself_is_as_patient_as_others(postgres_server: Postgres) -> None:
+    async with cabled(postgres_server, 0.3) as (cable, database, place), asyncio.timeout(WAIT):
+        tries: list[float] = []
+
+        def stopped_once(connection: Connection) -> None:
+            tries.append(time.monotonic())
+            while time.monotonic() < tries[0] + 0.4:
+                pass  # as long as a stopped process stands still, and longer than it is patient
+            add("woken")(connection)
+
+        cable.cut_before = b"INSERT"
+        await database.write(stopped_once)
+        assert (cable.cuts, len(tries)) == (1, 2)
+        assert await seen_by_others(place) == ["woken"]
 
 
 async def test_a_connection_lost_in_the_middle_is_made_again(postgres_server: Postgres) -> None:

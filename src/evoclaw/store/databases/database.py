@@ -58,7 +58,7 @@ class DamagedStore(StoreError):
         self.place, self.problem = place, problem
 
 
-class Undecided(StoreError):
+class Undecided(StoreError, Standstill):
     """The database went away while it was told to commit, and did not come back in time."""
 
     def __init__(self, place: Path | str) -> None:

@@ -79,6 +79,7 @@ _GONE = (
     errors.CrashShutdown,
     errors.CannotConnectNow,
     errors.IdleInTransactionSessionTimeout,
+    errors.TransactionTimeout,
 )
 
 
@@ -269,7 +270,7 @@ def explained(problem: BaseException, name: str) -> BaseException:
             found = ConfigError(
                 f"cannot use {name}: {_words(problem)}; check [store] and who may do what there"
             )
-        case psycopg.OperationalError():
+        case psycopg.Error() if isinstance(problem, (psycopg.OperationalError, *_GONE)):
             found = StoreAway(f"{name}: {_words(problem)}")
         case psycopg.DataError() | psycopg.InternalError():
             found = StoreError(f"{name}: {_words(problem)}")

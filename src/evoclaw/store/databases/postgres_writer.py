@@ -138,7 +138,7 @@ class PostgresWriter:
 
     def _patiently(self, step: Callable[[list[Order]], None], orders: list[Order]) -> None:
         """Do a step; again, if the server went away meanwhile and comes back in time."""
-        end, pause = time.monotonic() + self._patience, 0.02
+        end, pause = 0.0, 0.02
         while self.broken is None:
             left = [order for order in orders if not order.promised and not order.answered]
             if orders and not left:
@@ -147,7 +147,8 @@ class PostgresWriter:
                 step(left)
                 return
             except (psycopg.Error, Broken) as problem:
-                gone = self._drop(problem)
+                # Counted from here: we may have been stopped ourselves, for longer than that.
+                gone, end = self._drop(problem), end or time.monotonic() + self._patience
                 if not gone or time.monotonic() + pause > end:
                     self._fail(left, problem)
                     return
