@@ -207,7 +207,8 @@ class JobQueue(RunQueue):
             live: How many of each go on here.
             per_tenant: How many of one may.
         """
-        rows = await self._database.read(lambda c: c.execute(WAITING).fetchall())
+        # Beside: jobs are fetched one by one, so each would wait for whatever is written just then.
+        rows = await self._database.read(lambda c: c.execute(WAITING).fetchall(), aside=True)
         groups: dict[int, list[str]] = {}
         for (tenant,) in rows:
             groups.setdefault(live.get(tenant, 0), []).append(tenant)
@@ -263,7 +264,7 @@ class JobQueue(RunQueue):
         # While the server was away nobody could say that it lives: they are given time to.
         knows = heard is not None and began >= heard + self._lease / 2
         patience = self._lease if knows else NEVER
-        left = await self._database.read(lambda c: self._left(c, is_gone, patience))
+        left = await self._database.read(lambda c: self._left(c, is_gone, patience), aside=True)
         now = time.monotonic()
         self._heard = heard if heard is not None and now < began + self._lease / 2 else now
         if self._heard == now:
