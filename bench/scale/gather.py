@@ -55,8 +55,9 @@ async def stored_runs(service: Service, admin: str, kept: Path) -> list[Stored]:
         key = KEY.search(view.get("asked", ""))
         told, calls = summed_up(records)
         stop, denied = view.get("stop") or "", sum(map(_is_denied, records))
+        why = records[-1].get("event", {}).get("reason", "") if records else ""
         return Stored(
-            view["run_id"], key[0] if key else "", view["state"], stop, told, calls, denied
+            view["run_id"], key[0] if key else "", view["state"], stop, told, calls, denied, why
         )
 
     return list(await asyncio.gather(*(one(view) for view in views)))

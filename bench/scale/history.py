@@ -67,6 +67,8 @@ class Stored:
     calls: tuple[Called, ...] = ()
     denied: int = 0
     """Calls that were refused before they began."""
+    why: str = ""
+    """What ended it, in words."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,8 @@ def unended(asked: Iterable[Asked], stored: Iterable[Stored]) -> list[str]:
             elif kept.state != "ended":
                 found.append(f"run {run} ({one.key}) is still {kept.state}")
             elif kept.stop in FAULTY:
-                found.append(f"run {run} ({one.key}) ended by a fault: {kept.stop or 'no reason'}")
+                why = f"{kept.stop or 'no reason'} {kept.why}".strip()
+                found.append(f"run {run} ({one.key}) ended by a fault: {why}")
     return found
 
 
