@@ -38,7 +38,7 @@ PATIENCE = 5.0
 """Seconds for a connection to be had."""
 STUCK = 10
 """Seconds after which a connection is given up that nothing comes over."""
-IDLE = 30.0
+IDLE = 8.0
 """Seconds after which a second connection that is not needed any more is closed."""
 NEVER = 86_400.0
 ALIVE = """
