@@ -22,7 +22,6 @@ pytest.importorskip("psycopg")
         "CannotConnectNow",
         "ConnectionFailure",
         "IdleInTransactionSessionTimeout",
-        "TransactionTimeout",
     ],
 )
 def test_a_server_that_cannot_be_reached_has_runs_stand_still(name: str) -> None:

@@ -79,7 +79,6 @@ _GONE = (
     errors.CrashShutdown,
     errors.CannotConnectNow,
     errors.IdleInTransactionSessionTimeout,
-    errors.TransactionTimeout,
 )
 
 

@@ -84,9 +84,9 @@ class StoredLedger:
         Args:
             database: Where it is.
             clock: The wall clock; of the server, if several machines share the ledger.
-            wait: Whether a reservation is committed when `reserve` returns. If not, it is with the
-                next write to the database that waits, as that of a command: whoever begins what
-                it pays for must have waited for one.
+            wait: Whether what was opened or reserved is committed when that returns. If not, it is
+                with the next write to the database that waits, as that of a command: whoever begins
+                what it pays for must have waited for one.
         """
         self.database, self._owns, self._waits = database, False, wait
         self._name, self._wall = database.name, clock
