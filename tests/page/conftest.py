@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page
+from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from tests.page.browsing import chromium
 from tests.page.house import House, page_house
 from tests.page.looking import Looker
 
 LOOP = "session"
+PATIENCE = 20_000
+"""Milliseconds; a first command on a busy machine takes more than the usual five seconds."""
 
 
 @pytest_asyncio.fixture(loop_scope=LOOP, scope="session")
@@ -25,6 +27,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Hous
 
 @pytest_asyncio.fixture(loop_scope=LOOP, scope="session")
 async def browser() -> AsyncGenerator[Browser]:
+    expect.set_options(timeout=PATIENCE)
     async with chromium() as browser:
         yield browser
 
@@ -32,7 +35,7 @@ async def browser() -> AsyncGenerator[Browser]:
 @pytest_asyncio.fixture(loop_scope=LOOP)
 async def context(browser: Browser) -> AsyncGenerator[BrowserContext]:
     context = await browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(PATIENCE)
     yield context
     await context.close()
 
