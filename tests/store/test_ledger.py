@@ -5,14 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evoclaw.core.ledgers import Limit, Refusal, Reservation
 from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.store.databases.database import Connection, Rows
 from evoclaw.store.databases.opening import DamagedStore
 from evoclaw.store.databases.sqlite import StoreError
+from evoclaw.store.governing.books import Books
 from evoclaw.store.governing.ledger import BEHIND, FORGOTTEN, KEPT, StoredLedger
 from tests.governance.budget.support import Clock, account
 from tests.store.places import Place
@@ -225,3 +229,35 @@ async def test_one_account_is_found_with_those_below_and_no_others(place: Place)
             assert [one.name for one in await books.accounts("run:1")] == ["run:1"]
             assert await books.accounts("run:2") == []
             assert len(await books.accounts()) == len(names)
+
+
+class Noting:
+    """A connection that counts the rows which are put over it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self.rows = connection, 0
+        self.execute = connection.execute
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows:
+        given = list(rows)
+        self.rows += len(given)
+        return self._connection.executemany(statement, given)
+
+
+async def test_an_account_is_written_only_if_opening_it_changes_it(place: Place) -> None:
+    async with opened(place, Clock()) as ledger:
+
+        async def written(most: int) -> int:
+            def work(connection: Connection) -> int:
+                noting = Noting(connection)
+                books = Books(noting, "test")
+                books.open("tenant", {"calls": Limit(most)}, {}, 1_000.0)
+                books.put()
+                return noting.rows
+
+            return await ledger.database.write(work)
+
+        assert [await written(most) for most in (1, 1, 2, 2)] == [1, 0, 1, 0]
+        ledger.close("tenant")
+        await ledger.flush()
+        assert [await written(2), await written(2)] == [1, 0], "opened again, it is open"

@@ -41,7 +41,7 @@ class Books:
         (account,) = self.on((name,))
         if account.touched and account.limits == limits and not account.closed:
             return account  # as nearly always that of a tenant or a user is
-        self._changed[0].add(name)
+        self._changing((name,))
         account.limits, account.closed = dict(limits), False
         if not account.touched:
             account.spend(spent, now)
