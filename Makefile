@@ -70,7 +70,7 @@ test-page: $(READY) ## look at the web page in a real Chromium
 	$(BIN)/pytest -m page tests/page
 
 test-bypass: $(READY) ## try 10,000 commands a rule to get around them; ends with one JSON object
-	$(BIN)/python -m tests.governance.effects.fuzz
+	$(BIN)/python -m tests.shell.fuzz
 
 test-llm: $(LOCAL) ## run the loop against a real local model
 	$(BIN)/pytest -m real_llm

@@ -14,12 +14,12 @@ import time
 from collections.abc import Awaitable, Callable
 from statistics import median
 
-from evoclaw.core.cages import Confines
-from evoclaw.executors.caged.cage import EngineCage
-from evoclaw.executors.caged.groups import find_groups
+from evoclaw.core.sandboxes import Confines
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.governance.sandbox.bubblewrap import Bubblewrap
-from evoclaw.governance.sandbox.canary import Canary
+from evoclaw.sandbox.cgroups import find_groups
+from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
+from evoclaw.sandbox.sandbox import EngineCage
+from evoclaw.sandbox.self_test import Canary
 
 TRUE = "/usr/bin/true"
 PAUSE = 0.03

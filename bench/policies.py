@@ -37,8 +37,8 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.governance.budget.policy import Budget
 from evoclaw.governance.budget.terms import Terms
 from evoclaw.governance.chain import Chain
-from evoclaw.governance.effects.kept import forget_commands
 from evoclaw.governance.flow.policy import Flow
+from evoclaw.shell.kept import forget_commands
 from evoclaw.tools.sets import named
 from evoclaw.wiring.budget import price_for
 from evoclaw.wiring.governing import Governance, open_governance

@@ -58,7 +58,6 @@ from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.permissions import Permissions
 from evoclaw.governance.rates import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
-from evoclaw.governance.sandbox.engines import SandboxSettings
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits
 from evoclaw.orchestrator.agents.memory import MemorySettings
@@ -69,6 +68,7 @@ from evoclaw.providers.http import Retry
 from evoclaw.providers.names import ENDPOINTS, Endpoint
 from evoclaw.providers.prices import Rate
 from evoclaw.providers.scripted import Scripted, calls, says
+from evoclaw.sandbox.engines.registry import SandboxSettings
 from evoclaw.skills.generated import write_desktop_tools
 from evoclaw.store.sessions.recordings import encode_record
 from evoclaw.store.settings import StoreSettings
@@ -83,7 +83,17 @@ SOURCE = PLACE.parent / "src" / "evoclaw"
 MADE = "<!-- Made by docs/generate.py from the code; change that, then run `make docs`. -->"
 BEGIN, END = "<!-- files: made by docs/generate.py -->\n", "<!-- end of files -->"
 ROOMS = (
-    *("core", "providers", "tools", "executors", "governance", "store"),
+    *(
+        "core",
+        "providers",
+        "tools",
+        "executors",
+        "sandbox",
+        "shell",
+        "governance",
+        "trust",
+        "store",
+    ),
     *("orchestrator", "workflows", "cli", "."),
 )
 """From the ground up; the roof last."""

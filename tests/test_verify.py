@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from evoclaw import verify
-from evoclaw.governance.receipts import DeviceKey, Facts, Receipt, Signed, describe
+from evoclaw.trust.receipts import DeviceKey, Facts, Receipt, Signed, describe
 
 Lines = list[dict[str, Any]]
 PI, HUB = DeviceKey(bytes(range(32))), DeviceKey(bytes(range(1, 33)))

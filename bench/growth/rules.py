@@ -12,7 +12,6 @@ from bench.growth.fitting import FLAT, LINEAR, Curve
 
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call
-from evoclaw.governance.effects.kept import forget_commands
 from evoclaw.governance.rules.document import Document, Rule, Then
 from evoclaw.governance.rules.policy import Rules
 from evoclaw.observe.audit.checkpoints import Key
@@ -21,6 +20,7 @@ from evoclaw.observe.audit.material import material_in
 from evoclaw.observe.audit.reading import search
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import Warm
+from evoclaw.shell.kept import forget_commands
 from evoclaw.tools.sets import named
 
 SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000)}

@@ -26,8 +26,8 @@ from tests.transport.brokers import Broker
 from tests.transport.certificates import make_certificates
 from tests.transport.proxy import FaultProxy
 
-from evoclaw.governance.grants import Signer
-from evoclaw.governance.pairing import Devices
+from evoclaw.trust.grants import Signer
+from evoclaw.trust.pairing import Devices
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ("one", "two", "three")

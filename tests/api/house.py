@@ -24,7 +24,6 @@ from evoclaw.executors.canvases import CanvasFolder
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.pairing import Devices
 from evoclaw.governance.shared_stops import StopBoard
 from evoclaw.governance.stops import StopFile
 from evoclaw.observe.audit.settings import AuditSettings
@@ -63,6 +62,7 @@ from evoclaw.store.workflows.workflows import WorkflowStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
+from evoclaw.trust.pairing import Devices
 from evoclaw.wiring.policies import ShownPolicies
 from evoclaw.wiring.showing import (
     ShownAudit,

@@ -18,9 +18,9 @@ from evoclaw.api.settings import ServerSettings
 from evoclaw.core.comparing import Difference
 from evoclaw.core.events import Record
 from evoclaw.core.labels import Principal
-from evoclaw.governance.pairing import Devices
 from evoclaw.orchestrator.people.access import Caller
 from evoclaw.providers.scripted import Scripted, calls, says
+from evoclaw.trust.pairing import Devices
 from tests.api.house import LIMIT, Client, served
 from tests.api.test_runs import begun, next_event, watching
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from evoclaw.core.tools import Effect, Tool
-from evoclaw.governance.pairing import Devices
 from evoclaw.transport.wire import Advert
+from evoclaw.trust.pairing import Devices
 from tests.api.house import served
 from tests.api.test_events import fleet_of
 

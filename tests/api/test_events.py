@@ -18,11 +18,11 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Policy, Provider
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.pairing import Devices
 from evoclaw.orchestrator.errands import Errand
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.transport.wire import Advert, Heartbeat
+from evoclaw.trust.pairing import Devices
 from tests.api.house import AGENT, LIMIT, Client, Served, built, served
 from tests.api.test_runs import QUESTION, begun, next_event, watching
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from evoclaw.core.labels import Principal
-from evoclaw.governance.pairing import Devices
 from evoclaw.observe.audit.sink import Who
 from evoclaw.orchestrator.agents.memory import EventType, Observation
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.sessions.sessions import Session
+from evoclaw.trust.pairing import Devices
 from tests.api.house import served
 
 

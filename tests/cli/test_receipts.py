@@ -16,10 +16,10 @@ from evoclaw.cli.receipts import receipts
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
-from evoclaw.governance.receipts import DeviceKey
 from evoclaw.orchestrator.proofs.archive import ReceiptArchive
 from evoclaw.orchestrator.proofs.signing import LocalReceipts
 from evoclaw.store.calls.receipts import Kept, ReceiptStore
+from evoclaw.trust.receipts import DeviceKey
 
 KEY = DeviceKey(bytes(range(32)))
 SWITCH = Tool("switch", "Switch it.", {"type": "object"})

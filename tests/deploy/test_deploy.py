@@ -20,9 +20,9 @@ from evoclaw.api.serving import hosts_of
 from evoclaw.cli.main import parser
 from evoclaw.config import read_evoclaw_toml
 from evoclaw.core.errors import ConfigError
-from evoclaw.governance.grants import Signer
 from evoclaw.providers import how_to_get_a_model
 from evoclaw.transport.accounts import Accounts, Role
+from evoclaw.trust.grants import Signer
 from tests.deploy.brokers import FILES, accounts
 
 ROOT = FILES.parents[1]

@@ -17,7 +17,6 @@ from evoclaw.edge.identity import Identity
 from evoclaw.edge.receipts import Receipts
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
-from evoclaw.governance.receipts import DeviceKey, Receipt, hash_of, read, result_hash
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.calls.journal import CallState, Entry, Journal
 from evoclaw.store.calls.receipts import Place
@@ -26,6 +25,7 @@ from evoclaw.tools.define import tool
 from evoclaw.transport.link import MAX_PAYLOAD
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.wire import Command, read_report, tool_hash
+from evoclaw.trust.receipts import DeviceKey, Receipt, hash_of, read, result_hash
 from tests.fleet.support import (
     EVERYTHING,
     TOLD_ONCE,

@@ -17,13 +17,13 @@ from msgspec import Struct
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call, Tool
-from evoclaw.governance.grants import Signer
 from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.tools.sets import everything
 from evoclaw.transport.address import Address
 from evoclaw.transport.mqtt import MqttLink
+from evoclaw.trust.grants import Signer
 
 
 class Setting(Struct, frozen=True):

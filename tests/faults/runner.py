@@ -28,7 +28,6 @@ from evoclaw.core.labels import LOCAL
 from evoclaw.core.messages import Reply, UserMessage
 from evoclaw.core.ports import AllowAll, Ports, Request
 from evoclaw.core.profile import Profile
-from evoclaw.governance.grants import Signer
 from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.runs.runs import Errand, Runs, RunSettings
@@ -46,6 +45,7 @@ from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.transport.address import Address
 from evoclaw.transport.mqtt import MqttLink
+from evoclaw.trust.grants import Signer
 from tests.faults.support import until
 
 SCHEMAS = (

@@ -18,12 +18,12 @@ from evoclaw.edge.assemble import assemble
 from evoclaw.edge.identity import Identity, Limits
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
-from evoclaw.governance.receipts import DeviceKey
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.topics import Kind, topic
 from evoclaw.transport.wire import Command, encode
+from evoclaw.trust.receipts import DeviceKey
 from tests.faults.light import marking
 from tests.faults.mortal import arm
 from tests.fleet.support import until

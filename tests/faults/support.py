@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evoclaw.core.messages import JSON, ToolResult
-from evoclaw.governance.grants import Signer
-from evoclaw.governance.pairing import Devices
 from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.calls import command_tables
@@ -24,6 +22,8 @@ from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.mqtt import MqttLink
 from evoclaw.transport.wire import tool_hash
+from evoclaw.trust.grants import Signer
+from evoclaw.trust.pairing import Devices
 from tests.faults.driver import Ask, Setting, ask
 from tests.faults.processes import GATE, PATIENCE, DriverProcess, EdgeProcess
 from tests.transport.proxy import FaultProxy

@@ -14,12 +14,12 @@ import pytest_asyncio
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.governance.sandbox.engines import engines
-from tests.executors.caged.support import MB, caged, confines, owner, refusal, run, said
-from tests.executors.caged.test_limits import FORKS
+from evoclaw.sandbox.engines.registry import engines
 from tests.executors.support import alive, cancelled_when_ready, token
-from tests.governance.sandbox.support import PYTHON, open_up, somebody
-from tests.governance.sandbox.test_canary import as_user, shared_folder
+from tests.sandbox.engines.support import PYTHON, open_up, somebody
+from tests.sandbox.engines.test_canary import as_user, shared_folder
+from tests.sandbox.workers.support import MB, caged, confines, owner, refusal, run, said
+from tests.sandbox.workers.test_limits import FORKS
 
 ENGINES = ["bubblewrap", "bubblewrap, cold", "firejail", "podman"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from evoclaw.config import write_agent_toml
-from evoclaw.governance.grants import Signer
+from evoclaw.trust.grants import Signer
 from tests.deploy.brokers import FILES, accounts, mosquitto
 from tests.deploy.test_deploy import compose, composed_env
 from tests.ports import free_port

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from evoclaw import verify
-from evoclaw.governance.receipts import DeviceKey
 from evoclaw.store.databases.sqlite import unsealed
+from evoclaw.trust.receipts import DeviceKey
 from tests.faults.processes import Process
 from tests.faults.support import until
 

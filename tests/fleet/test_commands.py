@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from evoclaw.core.messages import ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.granted import Granted
-from evoclaw.governance.grants import Signer, Verifier
 from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import BROADCAST
 from evoclaw.transport.wire import Command, encode
+from evoclaw.trust.grants import Signer, Verifier
 from tests.fleet.support import QUICK, Ear, house, new_id, tool_command, until
 
 

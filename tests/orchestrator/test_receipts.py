@@ -18,7 +18,6 @@ from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.receipted import Receipted
-from evoclaw.governance.receipts import DeviceKey, Receipt, Signed, read
 from evoclaw.orchestrator.proofs.archive import ReceiptArchive
 from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
 from evoclaw.orchestrator.proofs.signing import HERE, LocalReceipts, name_of
@@ -30,6 +29,7 @@ from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import Kind
 from evoclaw.transport.wire import Report, ReportType
+from evoclaw.trust.receipts import DeviceKey, Receipt, Signed, read
 from tests.edge.test_receipts import KEY, broken, sign
 from tests.fleet.support import Fault, House, house, new_id, until
 

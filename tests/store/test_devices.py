@@ -11,19 +11,19 @@ import pytest
 
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.tools import Tool
-from evoclaw.governance.pairing import (
+from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.permitted import Permitted, following_approvals
+from evoclaw.store.databases.database import Database
+from evoclaw.store.governing.devices import SCHEMA, DeviceStore
+from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
+from evoclaw.trust.pairing import (
     Change,
     Devices,
     DeviceState,
     PairingRefused,
     Surface,
 )
-from evoclaw.governance.shared_devices import SharedBook
-from evoclaw.orchestrator.fleet.fleet import Fleet
-from evoclaw.orchestrator.fleet.permitted import Permitted, following_approvals
-from evoclaw.store.databases.database import Database
-from evoclaw.store.governing.devices import SCHEMA, DeviceStore
-from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
+from evoclaw.trust.shared_devices import SharedBook
 from tests.fleet.support import until
 from tests.store.places import Place
 

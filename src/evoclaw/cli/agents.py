@@ -16,8 +16,8 @@ from evoclaw.cli.render import tell
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.edge.invitations import join_command, join_link, qr_lines, qr_rows
-from evoclaw.governance.pairing import Device
 from evoclaw.orchestrator.fleet.fleet import Member
+from evoclaw.trust.pairing import Device
 
 SETTLE = 3.0
 """Seconds at most in which everybody who is there says so."""

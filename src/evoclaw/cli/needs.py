@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from evoclaw.edge.edge import Edge
     from evoclaw.governance.approvals import ApprovalSettings
     from evoclaw.governance.autonomy import Level
-    from evoclaw.governance.pairing import Devices
     from evoclaw.governance.shared_stops import StopBoard
     from evoclaw.governance.stops import StopFile
     from evoclaw.observe.audit.settings import AuditSettings
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from evoclaw.skills.approvals import ApprovalFile
     from evoclaw.store.databases.moving import Manifest
     from evoclaw.tools.question import Person
+    from evoclaw.trust.pairing import Devices
 
 
 class Begun(Struct, frozen=True):

@@ -18,9 +18,9 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Replied
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
-from evoclaw.governance.effects.showing import shown_effects
 from evoclaw.governance.explaining import explain
 from evoclaw.governance.rules.document import CallExample, read_rules, shipped_rules
+from evoclaw.governance.rules.effect_views import shown_effects
 from evoclaw.governance.rules.examples import (
     SOMEBODY,
     SOMEWHERE,

@@ -25,8 +25,8 @@ from evoclaw.governance.flow.settings import FlowSettings
 from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.rates import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
-from evoclaw.governance.sandbox.engines import SandboxSettings
 from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.sandbox.engines.registry import SandboxSettings
 
 COMMANDS = (
     "tool", "prompt", "cancel", "ping", "tools_list", "execute", "update_strategy",

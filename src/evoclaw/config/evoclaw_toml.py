@@ -22,11 +22,11 @@ from evoclaw.governance.flow.settings import FlowSettings
 from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.rates import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
-from evoclaw.governance.sandbox.engines import SandboxSettings
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
 from evoclaw.orchestrator.errands import RunSettings
+from evoclaw.sandbox.engines.registry import SandboxSettings
 from evoclaw.store.settings import StoreSettings
 from evoclaw.workflows.supervising import WorkflowSettings
 

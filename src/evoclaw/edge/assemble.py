@@ -20,10 +20,10 @@ from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
 from evoclaw.edge.traced import traced
 from evoclaw.edge.tuned import Tuned
-from evoclaw.governance.receipts import DeviceKey
 from evoclaw.store.calls.artifacts import Artifacts
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.link import Link
+from evoclaw.trust.receipts import DeviceKey
 
 if TYPE_CHECKING:
     from evoclaw.observe.tracing.tracing import Tracing

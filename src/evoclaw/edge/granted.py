@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
-from evoclaw.governance.grants import GrantRefused, Refusal, Verifier
 from evoclaw.transport.wire import Command, digest
+from evoclaw.trust.grants import GrantRefused, Refusal, Verifier
 
 
 class Granted:

@@ -14,7 +14,6 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Executor
 from evoclaw.core.tools import Tool
 from evoclaw.edge.identity import Identity
-from evoclaw.governance.receipts import Facts, Receipt, describe, write
 from evoclaw.store.calls.receipts import Place
 from evoclaw.transport.wire import (
     Command,
@@ -24,9 +23,10 @@ from evoclaw.transport.wire import (
     encode,
     tool_hash,
 )
+from evoclaw.trust.receipts import Facts, Receipt, describe, write
 
 if TYPE_CHECKING:
-    from evoclaw.governance.receipts import DeviceKey, Signed
+    from evoclaw.trust.receipts import DeviceKey, Signed
 
 _LONGEST = Place("f" * 16, 2**53, "f" * 64)
 _SIGNATURE = 150

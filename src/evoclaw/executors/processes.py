@@ -13,12 +13,12 @@ from typing import Literal, Protocol
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed
-from evoclaw.executors.caged.limits import limits_met
-from evoclaw.executors.caged.vigil import Vigil
+from evoclaw.executors.command_limits import limits_met
 from evoclaw.executors.finishing import finish
 from evoclaw.executors.output import STDERR, STDOUT, Watch
 from evoclaw.executors.roots import Roots
 from evoclaw.executors.trees import Job, Namespace, Supervised, Tree, Unshare
+from evoclaw.executors.workspace_watch import Vigil
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 NAMESPACE, NONE = "pid-namespace", "none"

@@ -15,12 +15,12 @@ from evoclaw.core.ops import CLOSED
 from evoclaw.core.tools import Call
 
 if TYPE_CHECKING:
-    from evoclaw.core.cages import Confines, Engine
     from evoclaw.core.ops import ExecOps
-    from evoclaw.executors.caged.cages import LocalCages
-    from evoclaw.executors.egress.gateway import Passage
+    from evoclaw.core.sandboxes import Confines, Engine
     from evoclaw.governance.network import Domains
-    from evoclaw.governance.sandbox.engines import SandboxSettings
+    from evoclaw.sandbox.egress.gateway import Passage
+    from evoclaw.sandbox.engines.registry import SandboxSettings
+    from evoclaw.sandbox.sandboxes import LocalCages
 
 NONE = "none"
 GIT = "git_"
@@ -117,11 +117,11 @@ async def open_cages(
 
 
 def _built(confines: Confines, settings: SandboxSettings) -> LocalCages:
-    from evoclaw.executors.caged.cages import LocalCages
-    from evoclaw.executors.caged.guarded import guarded
-    from evoclaw.governance.sandbox.canary import Canary
-    from evoclaw.governance.sandbox.engines import choose, engines
-    from evoclaw.governance.sandbox.native.engine import Native
+    from evoclaw.executors.protected_paths import guarded
+    from evoclaw.sandbox.engines.native.engine import Native
+    from evoclaw.sandbox.engines.registry import choose, engines
+    from evoclaw.sandbox.sandboxes import LocalCages
+    from evoclaw.sandbox.self_test import Canary
 
     there = {**engines(), "native": Native()}
     return LocalCages(
@@ -152,8 +152,8 @@ def _place(workspace: Path, data: Path) -> tuple[str, tuple[str, ...]]:
 async def _gateway(
     domains: Domains, stack: AsyncExitStack, passed: Callable[[Passage], None] | None
 ) -> str:
-    from evoclaw.executors.egress.gateway import Gateway
     from evoclaw.executors.url_guard import Guard
+    from evoclaw.sandbox.egress.gateway import Gateway
 
     gateway = Gateway(
         domains.commands_may,

@@ -32,10 +32,10 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.clock import OrchestratorClock
     from evoclaw.edge.identity import Identity
-    from evoclaw.governance.receipts import DeviceKey
     from evoclaw.governance.stops import ended_by
     from evoclaw.store.calls.artifacts import Artifacts
     from evoclaw.transport.accounts import client_id
+    from evoclaw.trust.receipts import DeviceKey
     from evoclaw.wiring.device import open_device
     from evoclaw.wiring.tracing import open_tracing
 
@@ -110,7 +110,7 @@ def _check(config: EdgeConfig, clock: OrchestratorClock) -> GrantCheck:
     if not config.orchestrator_keys:
         return no_grants
     from evoclaw.edge.granted import Granted
-    from evoclaw.governance.grants import Verifier
+    from evoclaw.trust.grants import Verifier
 
     return Granted(config.agent_id, Verifier(*config.orchestrator_keys), clock)
 

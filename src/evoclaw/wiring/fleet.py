@@ -17,10 +17,10 @@ from evoclaw.core.ports import Approver, Executor, Ports
 if TYPE_CHECKING:
     from evoclaw.cli.needs import Begun
     from evoclaw.governance.autonomy import Level
-    from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.databases.database import Database
     from evoclaw.transport.address import Address
+    from evoclaw.trust.pairing import Devices
 
 HERE = "orchestrator.json"
 """Where `evoclaw up` says how its broker is reached: for whoever may read this user's files."""
@@ -48,7 +48,6 @@ async def open_fleet(
 ) -> AsyncGenerator[Orchestrator]:
     """An orchestrator, connected as long as the block runs."""
     from evoclaw.config import default_data_folder
-    from evoclaw.governance.grants import Signer
     from evoclaw.governance.shared_stops import following_board
     from evoclaw.governance.stops import Stops
     from evoclaw.orchestrator.fleet.granting import Granting
@@ -59,6 +58,7 @@ async def open_fleet(
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.governing import stops as stop_tables
     from evoclaw.transport.mqtt import MqttLink
+    from evoclaw.trust.grants import Signer
     from evoclaw.wiring.oversight import stop_board, stop_files
     from evoclaw.wiring.receipts import open_book
     from evoclaw.wiring.settings import orchestrator_settings

@@ -16,7 +16,7 @@ from evoclaw.core.messages import JSON
 
 if TYPE_CHECKING:
     from evoclaw.edge.joining import Joined
-    from evoclaw.governance.pairing import Devices
+    from evoclaw.trust.pairing import Devices
 
 SEPARATOR = "."
 """Between the agent's id and the secret of a token."""
@@ -32,9 +32,9 @@ class Invited(Struct, frozen=True):
 def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
     """Make an account that a token opens, once."""
     from evoclaw.config import default_data_folder
-    from evoclaw.governance.pairing import Pairings
     from evoclaw.transport.accounts import Accounts
     from evoclaw.transport.topics import ID_RULE, is_agent_id
+    from evoclaw.trust.pairing import Pairings
     from evoclaw.wiring.fleet import find_broker, is_ours
 
     home = default_data_folder(env)
@@ -66,11 +66,11 @@ async def join(
     """Join a fleet and write this edge's `agent.toml`; its id."""
     from evoclaw.config import default_data_folder, write_agent_toml
     from evoclaw.edge.joining import Guest
-    from evoclaw.governance.receipts import DeviceKey
     from evoclaw.transport.accounts import write_private
     from evoclaw.transport.address import TlsSettings, parse_url
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.transport.topics import is_agent_id
+    from evoclaw.trust.receipts import DeviceKey
 
     agent_id, _, secret = token.strip().partition(SEPARATOR)
     if not is_agent_id(agent_id) or not secret:
@@ -107,7 +107,7 @@ async def join(
 def public_key(env: Mapping[str, str], file: str | None = None) -> str:
     """What edges know this orchestrator by, or whoever has the secret key in a file."""
     from evoclaw.config import default_data_folder
-    from evoclaw.governance.grants import Signer
+    from evoclaw.trust.grants import Signer
 
     path = default_data_folder(env) / "orchestrator.key" if file is None else Path(file)
     if not path.is_file():

@@ -139,8 +139,8 @@ class ShownPolicies:
         return shipped_rules(), SHIPPED
 
     def _effects(self, call: Call) -> dict[str, JSON]:
-        from evoclaw.governance.effects.calls import read_call
-        from evoclaw.governance.effects.showing import shown_effects
+        from evoclaw.governance.rules.effect_views import shown_effects
+        from evoclaw.shell.calls import read_call
         from evoclaw.wiring.rules import ELSEWHERE
 
         passed = self.equipment.governance.passed

@@ -69,9 +69,9 @@ async def open_signer(
             waits for the disk, and its receipt need not.
     """
     from evoclaw.config.places import default_data_folder
-    from evoclaw.governance.receipts import DeviceKey
     from evoclaw.orchestrator.proofs.signing import LocalReceipts
     from evoclaw.store.calls.receipts import SCHEMA, ReceiptStore
+    from evoclaw.trust.receipts import DeviceKey
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import opened
 

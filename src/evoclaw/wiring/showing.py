@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from evoclaw.executors.canvases import CanvasFolder
-    from evoclaw.governance.pairing import Device, Devices
     from evoclaw.governance.shared_stops import StopBoard
     from evoclaw.observe.audit.cold import Cold, Query
     from evoclaw.observe.audit.settings import AuditSettings
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from evoclaw.skills.loading import Skill
     from evoclaw.skills.watching import Shelf
     from evoclaw.store.sessions.sheets import StoredCanvases
+    from evoclaw.trust.pairing import Device, Devices
 
 logger = logging.getLogger(__name__)
 

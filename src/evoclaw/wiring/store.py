@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Required, TypedDict
 
 if TYPE_CHECKING:
-    from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.overview.figures import Figures
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.calls.receipts import ReceiptStore
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from evoclaw.store.governing.approvals import ApprovalStore
     from evoclaw.store.governing.ledger import StoredLedger
     from evoclaw.store.sessions.sessions import SessionStore
+    from evoclaw.trust.pairing import Devices
 
 FILE = "evoclaw.db"
 """In the data folder."""
@@ -92,9 +92,9 @@ async def open_devices(
 ) -> AsyncGenerator[Devices]:
     """The edges that joined: in this machine's folder, or with all who share a PostgreSQL."""
     from evoclaw.config.places import default_data_folder
-    from evoclaw.governance.pairing import Devices
-    from evoclaw.governance.shared_devices import SharedBook
     from evoclaw.store.governing.devices import SCHEMA, DeviceStore
+    from evoclaw.trust.pairing import Devices
+    from evoclaw.trust.shared_devices import SharedBook
     from evoclaw.wiring.settings import orchestrator_settings
 
     folder = default_data_folder(env) / "pairing"

@@ -56,8 +56,8 @@ class Toolbox:
 
     async def sandbox(self) -> list[tuple[str, bool, str]]:
         """The sandbox engines: name, whether it can be relied on, and what there is to say."""
-        from evoclaw.governance.sandbox.engines import engines
-        from evoclaw.governance.sandbox.native.engine import Native
+        from evoclaw.sandbox.engines.native.engine import Native
+        from evoclaw.sandbox.engines.registry import engines
         from evoclaw.wiring.cages import Caged, tried_out
 
         caged = cast("Caged", self.given[Caged])

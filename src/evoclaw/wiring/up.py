@@ -22,10 +22,10 @@ from evoclaw.wiring.fleet import Door, leave_door, open_fleet
 from evoclaw.wiring.store import open_store
 
 if TYPE_CHECKING:
-    from evoclaw.governance.pairing import Devices
     from evoclaw.orchestrator.fleet.joining import Joining
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.transport.broker import EmbeddedBroker
+    from evoclaw.trust.pairing import Devices
     from evoclaw.wiring.brain import Brain
 
 logger = logging.getLogger(__name__)
@@ -186,8 +186,8 @@ async def _begin_edge(
 
 async def _pin(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
     """Know the edge of this machine by the key that it has here."""
-    from evoclaw.governance.receipts import DeviceKey
     from evoclaw.orchestrator.proofs.receipts import ReceiptBook
+    from evoclaw.trust.receipts import DeviceKey
 
     if isinstance(book := orchestrator.reception.receipts, ReceiptBook):
         await book.pin(agent_id, DeviceKey.load_or_create(folder / "device.key").public_key)
@@ -202,10 +202,10 @@ async def _let_in(devices: Devices, agent_id: str) -> None:
 def _joining(
     home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker, devices: Devices
 ) -> Joining:
-    from evoclaw.governance.grants import Signer
-    from evoclaw.governance.pairing import Pairings
     from evoclaw.orchestrator.fleet.joining import Joining
     from evoclaw.orchestrator.proofs.receipts import ReceiptBook
+    from evoclaw.trust.grants import Signer
+    from evoclaw.trust.pairing import Pairings
 
     key = Signer.load_or_create(home / "orchestrator.key").public_key
     pairings = Pairings(home / "pairing")
@@ -217,8 +217,8 @@ def _joining(
 async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroker) -> Path:
     """Write the local edge's `agent.toml`: a full edge, trusted with everything here."""
     from evoclaw.config import write_agent_toml
-    from evoclaw.governance.grants import Signer
     from evoclaw.transport.accounts import write_private
+    from evoclaw.trust.grants import Signer
 
     folder = home / "edge" / local.agent_id
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

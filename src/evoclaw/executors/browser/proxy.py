@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.egress import carrying
-from evoclaw.executors.egress.carrying import END, HEAD_SECONDS, LONGEST_HEAD
+from evoclaw.executors import tunnels as carrying
+from evoclaw.executors.tunnels import END, HEAD_SECONDS, LONGEST_HEAD
 from evoclaw.executors.url_guard import Guard, Target
 
 MayVisit: TypeAlias = Callable[[str], Awaitable[str | None]]

@@ -8,16 +8,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from evoclaw.core.tools import Call
-from evoclaw.governance.effects.calls import SHELL_TOOLS
-from evoclaw.governance.effects.shapes import (
-    Access,
-    Effects,
-    Host,
-    Place,
-    Program,
-    Setting,
-    escape,
-)
 from evoclaw.governance.rules.conditions import (
     Argument,
     Domains,
@@ -34,6 +24,16 @@ from evoclaw.governance.rules.conditions import (
 from evoclaw.governance.rules.disk import Disk
 from evoclaw.governance.rules.document import Reach, Rule, Then
 from evoclaw.governance.rules.patterns import is_plain, parts
+from evoclaw.shell.calls import SHELL_TOOLS
+from evoclaw.shell.shapes import (
+    Access,
+    Effects,
+    Host,
+    Place,
+    Program,
+    Setting,
+    escape,
+)
 
 _NO = (Hit.NO, "")
 

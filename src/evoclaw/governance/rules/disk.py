@@ -7,7 +7,7 @@ from glob import iglob
 from itertools import islice
 from typing import Protocol
 
-from evoclaw.governance.effects.shapes import unescape
+from evoclaw.shell.shapes import unescape
 
 MOST_FOUND = 256
 """Files that are looked up for one pattern; of more, nothing is claimed."""

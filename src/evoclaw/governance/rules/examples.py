@@ -7,7 +7,6 @@ from pathlib import Path
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Allow
 from evoclaw.core.tools import Call, Effect, Tool
-from evoclaw.governance.effects.shapes import names
 from evoclaw.governance.rules.conditions import Hit
 from evoclaw.governance.rules.disk import Disk
 from evoclaw.governance.rules.document import (
@@ -19,6 +18,7 @@ from evoclaw.governance.rules.document import (
     shipped_rules,
 )
 from evoclaw.governance.rules.policy import Judgement, Rules
+from evoclaw.shell.shapes import names
 
 SOMEBODY = "/home/somebody"
 SOMEWHERE = f"{SOMEBODY}/work"

@@ -6,12 +6,12 @@ from msgspec import Struct
 
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.governance.effects.calls import read_call
-from evoclaw.governance.effects.shapes import Effects
 from evoclaw.governance.rules.compiled import Compiled, Seen, Sieve, routes_of
 from evoclaw.governance.rules.conditions import Hit
 from evoclaw.governance.rules.disk import Disk
 from evoclaw.governance.rules.document import Document, Then
+from evoclaw.shell.calls import read_call
+from evoclaw.shell.shapes import Effects
 
 INSTEAD = "Do it in another way, or tell the user what you would do and why."
 

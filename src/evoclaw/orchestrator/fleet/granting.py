@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evoclaw.core.tools import Call
-from evoclaw.governance.grants import Grant, Signer
 from evoclaw.transport.clocks import steady_wall
 from evoclaw.transport.wire import Command, digest
+from evoclaw.trust.grants import Grant, Signer
 
 LIFE = 86_400.0
 """Seconds that a grant holds if the command does not say how long it may wait."""

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON
-from evoclaw.governance.pairing import Devices, PairingRefused, Pairings
 from evoclaw.transport.wire import Command, Report, WireError, convert
+from evoclaw.trust.pairing import Devices, PairingRefused, Pairings
 
 
 class Accounts(Protocol):

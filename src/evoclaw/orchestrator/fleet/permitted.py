@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.tools import Tool
-from evoclaw.governance.pairing import Change, Device, Devices, DeviceState
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.transport.wire import tool_hash
+from evoclaw.trust.pairing import Change, Device, Devices, DeviceState
 
 logger = logging.getLogger(__name__)
 LOOK = 1.0

@@ -20,17 +20,6 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import LOCAL
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.wording import receipt_refused
-from evoclaw.governance.receipts import (
-    Flaw,
-    Receipt,
-    ReceiptRefused,
-    Signed,
-    bounded,
-    hash_of,
-    read,
-    result_hash,
-    short_id,
-)
 from evoclaw.store.calls.receipts import Kept, Pin, ReceiptStore
 from evoclaw.transport.outbox import Kept as Asked
 from evoclaw.transport.wire import (
@@ -41,6 +30,17 @@ from evoclaw.transport.wire import (
     WireError,
     arguments_of,
     read_command,
+)
+from evoclaw.trust.receipts import (
+    Flaw,
+    Receipt,
+    ReceiptRefused,
+    Signed,
+    bounded,
+    hash_of,
+    read,
+    result_hash,
+    short_id,
 )
 
 UNREADABLE = Command("")

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call
-from evoclaw.governance.receipts import DeviceKey, Facts, describe, read
 from evoclaw.orchestrator.proofs.receipts import kept_as, seen
 from evoclaw.store.calls.receipts import Kept, Place, ReceiptStore
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import tool_hash
+from evoclaw.trust.receipts import DeviceKey, Facts, describe, read
 
 HERE = "here"
 """The agent id of this machine's own receipts, where no other machine keeps its own."""

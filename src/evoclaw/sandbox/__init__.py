@@ -1,0 +1,1 @@
+"""Where a command runs: sandbox engines, the workers inside them, egress to the network."""

@@ -1,0 +1,172 @@
+"""Builtins of the shell that run code, set variables, or change the folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from evoclaw.shell.shapes import ANYTHING, Word, literal
+from evoclaw.shell.state import Scene
+from evoclaw.shell.words import calculate
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def _eval(words: Sequence[Word], scene: Scene) -> None:
+    texts = [word.text for word in words]
+    if any(text is None for text in texts):
+        scene.doubt("what eval runs is only known when it runs")
+        return
+    scene.reparse(" ".join(text or "" for text in texts if text != "--"), scene.posix)
+
+
+def _trap(words: Sequence[Word], scene: Scene) -> None:
+    operands = [word for word in words if word.text not in ("--", "-p", "-l")]
+    if len(operands) < 2:
+        return
+    text = operands[0].text
+    if text is None:
+        scene.doubt("what trap runs is only known when it runs")
+    elif text != "-":
+        scene.repeated += 1
+        scene.reparse(text, scene.posix)
+        scene.repeated -= 1
+
+
+def _cd(words: Sequence[Word], scene: Scene) -> None:
+    operands = [word for word in words if word.text not in ("-P", "-L", "-e", "--")]
+    if not operands:
+        home = scene.value("HOME")
+        scene.go(ANYTHING if home is None else Word(home, home.replace("\\", "")))
+    elif operands[0].text is None or operands[0].text == "-" or len(operands) > 1:
+        scene.go(ANYTHING)
+    else:
+        scene.go(operands[0])
+
+
+def _lose(words: Sequence[Word], scene: Scene) -> None:
+    scene.go(ANYTHING)
+
+
+def _changes_meaning(words: Sequence[Word], scene: Scene) -> None:
+    if words:
+        scene.doubt("it changes what later words mean")
+
+
+def _names(values: str) -> Callable[[Sequence[Word], Scene], None]:
+    """A builtin that sets the variables it is given, with options that take these values."""
+
+    def assign(words: Sequence[Word], scene: Scene) -> None:
+        rest = iter(words)
+        for word in rest:
+            text = word.text
+            if text is None:
+                scene.doubt("which variable is set is only known when it runs")
+                return
+            if text.startswith("-"):
+                if re.match(r"-\w*[Cc]", text):
+                    scene.doubt("it calls back")
+                if text[-1] in values:
+                    value = next(rest, None)
+                    if text[-1] == "a" and value is not None:
+                        _set(value, scene)
+                elif "a" in text or "v" in text:
+                    scene.doubt("which variable is set is not clear")
+                continue
+            _set(word, scene)
+
+    return assign
+
+
+def _set(word: Word, scene: Scene) -> None:
+    if word.text is None or not _NAME.fullmatch(word.text):
+        scene.doubt("which variable is set is only known when it runs")
+    else:
+        scene.assign(word.text, None)
+
+
+def _printf(words: Sequence[Word], scene: Scene) -> None:
+    if not words:
+        return
+    text = words[0].text
+    if text is None:
+        if words[0].pattern[:1] in "\0-*?[":
+            scene.doubt("whether printf sets a variable is only known when it runs")
+    elif text.startswith("-v"):
+        _set(literal(text[2:]) if text[2:] else (words[1] if len(words) > 1 else ANYTHING), scene)
+
+
+def _declare(words: Sequence[Word], scene: Scene) -> None:
+    for word in words:
+        name, equals, value = (word.text or "\0").partition("=")
+        if name.startswith(("-", "+")):
+            if re.search(r"[niIaA]", name):
+                scene.doubt("a declaration is not looked into")
+        elif not _NAME.fullmatch(name.removesuffix("+")):
+            scene.doubt("which variable is set is only known when it runs")
+        elif value.startswith("("):
+            scene.doubt("a declaration is not looked into")
+        elif equals:
+            scene.assign(name.removesuffix("+"), literal(value))
+
+
+def _unset(words: Sequence[Word], scene: Scene) -> None:
+    for word in words:
+        if not (word.text or "").startswith("-"):
+            _set(word, scene)
+
+
+def _let(words: Sequence[Word], scene: Scene) -> None:
+    for word in words:
+        calculate("?" if word.text is None else word.text, scene)
+        if word.text is None:
+            scene.doubt("what let calculates is only known when it runs")
+
+
+def _test(words: Sequence[Word], scene: Scene) -> None:
+    for index, word in enumerate(words):
+        following = words[index + 1].text if index + 1 < len(words) else "x"
+        if word.text in ("-v", "-R") and not _NAME.fullmatch(following or ""):
+            scene.doubt("a test of a variable is only known when it runs")
+        if word.many or (word.text is None and len(words) == 2 and index == 0):
+            scene.doubt("a test is only known when it runs")
+
+
+def _switch(plain: str) -> Callable[[Sequence[Word], Scene], None]:
+    """Options of the shell itself, of which only some leave the meaning of words alone."""
+
+    def switch(words: Sequence[Word], scene: Scene) -> None:
+        texts = [word.text for word in words]
+        if "--" in texts:
+            texts = texts[: texts.index("--")]
+        if not all(text is not None and re.fullmatch(plain, text) for text in texts):
+            scene.doubt("options of the shell change what later words mean")
+
+    return switch
+
+
+BUILTINS: dict[str, Callable[[Sequence[Word], Scene], None]] = {
+    "eval": _eval,
+    "trap": _trap,
+    "cd": _cd,
+    **dict.fromkeys(("pushd", "popd"), _lose),
+    **dict.fromkeys(
+        ("alias", "hash", "enable", "bind", "complete", "compgen", "compopt", "fc", "coproc"),
+        _changes_meaning,
+    ),
+    "read": _names("adinNptu"),
+    **dict.fromkeys(("mapfile", "readarray"), _names("dnOsuCc")),
+    "getopts": lambda words, scene: _names("")(words[1:2], scene),
+    "printf": _printf,
+    **dict.fromkeys(("declare", "typeset", "export", "readonly", "local"), _declare),
+    "unset": _unset,
+    "let": _let,
+    "test": _test,
+    "set": _switch(r"[-+][euxvfCEh]*o?|pipefail|errexit|nounset|xtrace|noclobber|noglob"),
+    "shopt": _switch(r"-[squ]|nullglob|globstar|failglob|lastpipe|inherit_errexit|dotglob"),
+    "wait": lambda words, scene: (
+        scene.doubt("wait sets a variable")
+        if any((word.text or "-p").startswith("-p") for word in words)
+        else None
+    ),
+}

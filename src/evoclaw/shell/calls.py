@@ -1,0 +1,131 @@
+"""Any call to its effects: a command by reading it, another tool by its arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from itertools import islice
+from typing import cast
+
+from evoclaw.core.messages import JSON
+from evoclaw.core.tools import Call, Effect
+from evoclaw.shell.hosts import host_of
+from evoclaw.shell.shapes import Access, Effects, Host, Place, escape, names
+
+SHELL_TOOLS = frozenset({"bash", "shell"})
+_TREES = frozenset({"glob", "grep", "git_status", "git_diff", "git_log", "git_commit"})
+_NO_PLACES = names(
+    """websearch codesearch question todowrite todoread skill task sessions_list
+    sessions_history sessions_send sessions_spawn session_status agents_list"""
+)
+_PATH_NAMES = re.compile(
+    r"(.*_)?(path|paths|file|files|filename|dir|directory|folder|workdir|cwd|root|source|src|dst|dest"
+    r"|destination|target|output|input|repo)",
+    re.IGNORECASE,
+)
+_URL_NAMES = re.compile(
+    r"(.*_)?(url|urls|uri|href|link|endpoint|host|hostname|domain|server)", re.I
+)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
+_PATCHED = re.compile(
+    r"(?:\*\*\* (?:Add File|Update File|Delete File|Move to): |(?:\+\+\+|---) (?:[ab]/)?"
+    r"|(?:rename|copy) (?:from|to) |diff --git )(.+)"
+)
+MOST_STRINGS = 500
+LONGEST_NAME = 64
+"""Of an argument, for what it holds to be remembered."""
+
+
+def read_call(call: Call, workspace: str, home: str) -> Effects:
+    """What a call would do."""
+    name, arguments = call.tool.name, call.arguments
+    command = arguments.get("command")
+    if name in SHELL_TOOLS and isinstance(command, str):
+        workdir = arguments.get("workdir", ".")
+        here = workdir == "." or not isinstance(workdir, str)
+        cwd = workspace if here else _joined(workspace, workdir)
+        return _reader()(command, cwd, home)
+    if name in SHELL_TOOLS:
+        return Effects(unreadable="it holds no command")
+    if name in _NO_PLACES:
+        return Effects()
+    access = (Access.READ,) if call.tool.effect is Effect.READ else (Access.READ, Access.WRITE)
+    if name == "apply_patch":
+        return _patch(arguments.get("patch"), workspace)
+    if name in ("write", "edit"):
+        access = (Access.WRITE,)
+    return _guessed(name, arguments, access, workspace)
+
+
+@cache
+def _reader() -> Callable[[str, str, str], Effects]:
+    # Here, not above: most of this package is for commands, which a device may never be given.
+    from evoclaw.shell.kept import read_kept
+
+    return read_kept
+
+
+def _joined(workspace: str, path: str) -> str:
+    return path if path.startswith("/") else f"{workspace.rstrip('/')}/{path}"
+
+
+def _patch(patch: JSON, workspace: str) -> Effects:
+    if not isinstance(patch, str):
+        return Effects(unreadable="it holds no patch")
+    places: list[Place] = []
+    for line in patch.splitlines():
+        found = _PATCHED.match(line)
+        if found is None:
+            continue
+        pieces = found[1].split(" b/") if line.startswith("diff") else [found[1].split("\t")[0]]
+        for piece in pieces:
+            path = piece.removeprefix("a/").strip().strip('"')
+            if path != "/dev/null":
+                places.append(Place(_joined(escape(workspace), escape(path)), Access.WRITE))
+    return Effects(places=tuple(places))
+
+
+def _guessed(
+    name: str, arguments: dict[str, JSON], access: tuple[Access, ...], workspace: str
+) -> Effects:
+    places: list[Place] = []
+    hosts: list[Host] = []
+    tree = name in _TREES
+    if tree and not arguments.keys() & {"path", "workdir"}:
+        places += [Place(escape(workspace), one, tree=True) for one in access]
+    for key, text in _strings(arguments, ""):
+        named = _named(key) if len(key) <= LONGEST_NAME else _names(key)
+        if named == "url" or _URL.fullmatch(text):
+            host = host_of(text)
+            if host is not None:
+                hosts.append(Host(host))
+                continue
+            places += [Place("", one) for one in access]
+        elif named == "path" or text.startswith(("/", "../", "~/")):
+            # Tools take a path as it is: nothing in it is expanded.
+            pattern = escape(_joined(workspace, text))
+            places += [Place(pattern, one, tree=tree) for one in access]
+    return Effects(places=tuple(places), hosts=tuple(hosts))
+
+
+def _names(key: str) -> str:
+    """What an argument of this name holds: a `url`, a `path`, or neither that one could tell."""
+    if _URL_NAMES.fullmatch(key):
+        return "url"
+    return "path" if _PATH_NAMES.fullmatch(key) else ""
+
+
+_named = lru_cache(512)(_names)
+
+
+def _strings(value: JSON, key: str, left: int = MOST_STRINGS) -> Iterator[tuple[str, str]]:
+    """Every text in the arguments, with the name of the argument it is in."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, inner in islice(cast("dict[str, JSON]", value).items(), left):
+            yield from _strings(inner, name, left)
+    elif isinstance(value, list):
+        for inner in cast("list[JSON]", value)[:left]:
+            yield from _strings(inner, key, left)

@@ -1,0 +1,67 @@
+"""Shell text to a syntax tree, by tree-sitter's grammar for bash: known to this file alone."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
+from unicodedata import category
+
+from evoclaw.shell.shapes import Unreadable
+
+if TYPE_CHECKING:
+    from tree_sitter import Node as _Node
+    from tree_sitter import Parser
+
+    Node: TypeAlias = _Node
+else:
+    Node = object
+
+LONGEST = 16_384
+"""Bytes of a command that is looked into."""
+DEEPEST = 40
+"""Nested nodes, which bounds the recursion of those who walk the tree."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_JOINED = re.compile(r"\\\n")
+
+
+@cache
+def _parser() -> Parser:
+    # Here, not above: 4 MB and 20 ms, for processes that may never judge a command.
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def parse(text: str) -> tuple[Node, bytes]:
+    """The tree of a command and the bytes that it is about, or `Unreadable`."""
+    if len(text) > LONGEST:
+        raise Unreadable(f"the command has more than {LONGEST} characters")
+    if found := _CONTROL.search(text):
+        raise Unreadable(f"it holds the control character {ord(found[0]):#04x}")
+    if not text.isascii():
+        _check_letters(text)
+    if "\\\n" in text:
+        _check_joints(text)
+    data = text.encode()
+    root = _parser().parse(data).root_node
+    if root.has_error:
+        raise Unreadable("its shell syntax is not understood")
+    return root, data
+
+
+def _check_letters(text: str) -> None:
+    """Refuse what a shell, a grammar and a person may see differently."""
+    for sign in text:
+        if not sign.isascii() and category(sign)[0] in "CZ":
+            raise Unreadable(f"it holds the invisible character U+{ord(sign):04X}")
+
+
+def _check_joints(text: str) -> None:
+    r"""Refuse `\` at a line's end where it joins two halves of a word: the grammar parts them."""
+    for found in _JOINED.finditer(text):
+        before = text[max(0, found.start() - 2) : found.start()]
+        if before[-1:] not in (" ", "\t") or before[:1] == "\\":
+            raise Unreadable("a word goes on in the next line; write it in one line")

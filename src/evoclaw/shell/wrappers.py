@@ -1,0 +1,237 @@
+"""Programs that run another one: what is left when they are taken away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from evoclaw.shell.shapes import ANYTHING, Access, Unreadable, Word, escape, literal
+from evoclaw.shell.state import Scene
+
+_ASSIGNMENT = re.compile(r"([^=\s-][^=]*)=(.*)", re.DOTALL)
+
+
+class Wrapper(Struct, frozen=True):
+    """How a wrapper reads its words; an option that is not told here is not guessed at."""
+
+    flags: str = ""
+    values: str = ""
+    long: str = ""
+    """Long options that stand alone or carry their value after `=`."""
+    skip: int = 0
+    """Operands before the program."""
+    assigns: bool = False
+    """`NAME=value` may come before the program."""
+    adds: bool = False
+    """It adds words of its own at the end."""
+
+
+_BARE = Wrapper()
+WRAPPERS = {
+    "nohup": _BARE,
+    "busybox": _BARE,
+    "toybox": _BARE,
+    "builtin": _BARE,
+    "command": Wrapper("p"),
+    "exec": Wrapper("cl", "a"),
+    "nice": Wrapper("0123456789", "n", "adjustment"),
+    "ionice": Wrapper("t", "cn"),
+    "setsid": Wrapper("cfw", long="fork wait ctty"),
+    "stdbuf": Wrapper(values="ioe", long="input output error"),
+    "time": Wrapper("pvqa", "f"),
+    "timeout": Wrapper("v", "ks", "preserve-status foreground signal kill-after verbose", skip=1),
+    "env": Wrapper("i0v", "u", "ignore-environment null unset debug", assigns=True),
+    "sudo": Wrapper("EHnkSbAP", "ugpCT", "preserve-env non-interactive user group", assigns=True),
+    "doas": Wrapper("n", "u"),
+    "taskset": Wrapper("c", skip=1),
+    "chrt": Wrapper("bfior", skip=1),
+    "xargs": Wrapper(
+        "0prtx", "dELnPs", "null no-run-if-empty max-args max-procs max-lines verbose delimiter", 0,
+        adds=True,
+    ),
+}  # fmt: skip
+
+
+def unwrap(name: str, words: Sequence[Word], scene: Scene) -> list[Word]:
+    """The words that a wrapper runs; nothing if it runs nothing."""
+    if name == "xargs":
+        return _xargs(words, scene)
+    if name == "command" and any(word.text in ("-v", "-V") for word in words[:1]):
+        return []
+    wrapper = WRAPPERS[name]
+    return _after_options(name, wrapper, list(words), scene)
+
+
+def _after_options(name: str, wrapper: Wrapper, words: list[Word], scene: Scene) -> list[Word]:
+    index, skipped = 0, 0
+    while index < len(words):
+        text = words[index].text
+        if text is None:
+            break
+        if text.startswith("-") and len(text) > 1 and text != "--" and not skipped:
+            if name == "sudo" or (name == "env" and re.match(r"-\w*[iu]|--[iu]", text)):
+                scene.assign("HOME", None)
+            taken = _option(name, wrapper, text)
+            if any(word.many for word in words[index + 1 : index + taken]):
+                raise Unreadable(f"what {name} runs is only known when it runs")
+            index += taken
+        elif text == "--" and not skipped:
+            wrapper = Wrapper(skip=wrapper.skip, assigns=wrapper.assigns)
+            index += 1
+        elif wrapper.assigns and (found := _ASSIGNMENT.fullmatch(text)):
+            scene.assign(found[1], None)
+            index += 1
+        elif skipped < wrapper.skip:
+            skipped += 1
+            index += 1
+        else:
+            break
+    return words[index:]
+
+
+def _option(name: str, wrapper: Wrapper, text: str) -> int:
+    """How many words an option takes."""
+    if text.startswith("--"):
+        option, equals, _ = text[2:].partition("=")
+        if option not in wrapper.long.split():
+            raise Unreadable(f"{name} {text} is not looked into")
+        takes = option in ("adjustment", "signal", "kill-after", "user", "group", "unset") or (
+            option.startswith("max-") or option in ("delimiter", "input", "output", "error")
+        )
+        return 2 if takes and not equals else 1
+    for index, letter in enumerate(text[1:], 2):
+        if letter in wrapper.values:
+            return 1 if text[index:] else 2
+        if letter not in wrapper.flags:
+            raise Unreadable(f"{name} {text} is not looked into")
+    return 1
+
+
+def _xargs(words: Sequence[Word], scene: Scene) -> list[Word]:
+    rest, replaced = list(words), ""
+    kept: list[Word] = []
+    while rest and (text := rest[0].text) is not None and text.startswith("-"):
+        if text[:2] in ("-a", "-I"):
+            value = literal(text[2:]) if text[2:] else (rest[1] if len(rest) > 1 else ANYTHING)
+            del rest[: 1 if text[2:] else 2]
+            if text[1] == "a":
+                scene.place(value, Access.READ, "xargs")
+            elif value.text:
+                replaced = value.text
+            else:
+                raise Unreadable("xargs -I without a plain text is not looked into")
+            continue
+        count = _option("xargs", WRAPPERS["xargs"], text)
+        if any(word.many for word in rest[1:count]):
+            raise Unreadable("what xargs runs is only known when it runs")
+        kept, rest = [*kept, *rest[:count]], rest[count:]
+    if not rest:
+        return [literal("echo"), ANYTHING]
+    if replaced:
+        return [_replace(word, replaced) for word in rest]
+    return [*rest, ANYTHING]
+
+
+def _replace(word: Word, mark: str, by: str = "\0") -> Word:
+    escaped = escape(mark)
+    if escaped in word.pattern:
+        return Word(word.pattern.replace(escaped, by), None)
+    # Unquoted, braces that are no list stay as they are.
+    return Word(word.pattern.replace(mark, by), None) if mark in word.pattern else word
+
+
+_OPERANDS = {
+    **dict.fromkeys(("-name", "-iname", "-path", "-ipath", "-wholename", "-regex", "-iregex"), 1),
+    **dict.fromkeys(("-type", "-xtype", "-maxdepth", "-mindepth", "-mtime", "-mmin", "-size"), 1),
+    **dict.fromkeys(("-atime", "-ctime", "-amin", "-cmin", "-perm", "-user", "-group"), 1),
+    **dict.fromkeys(("-printf", "-newer", "-regextype", "-links", "-inum", "-uid", "-gid"), 1),
+    **dict.fromkeys(("-print", "-print0", "-prune", "-empty", "-not", "!", "-o", "-a", "-or"), 0),
+    **dict.fromkeys(("-and", "(", ")", "-depth", "-mount", "-xdev", "-ls", "-quit", ","), 0),
+    **dict.fromkeys(("-readable", "-writable", "-executable", "-true", "-false"), 0),
+}
+_RUNS = ("-exec", "-execdir", "-ok", "-okdir")
+_WRITES = {"-fprint": 1, "-fprint0": 1, "-fls": 1, "-fprintf": 2}
+
+
+def find_runs(words: Sequence[Word], scene: Scene) -> list[list[Word]]:
+    """What `find` runs on what it finds; also say what it looks through, removes and writes."""
+    if any(word.loose or (word.text is None and word.pattern[:1] in "*?[") for word in words):
+        raise Unreadable("what find is told is only known when it runs")
+    index, starts = 0, list[Word]()
+    while index < len(words) and not _begins_expression(words[index]):
+        starts.append(words[index])
+        index += 1
+    starts = starts or [literal(".")]
+    for start in starts:
+        # Names are seen on the way, not what is in the files.
+        scene.place(start, Access.READ, "find")
+    runs: list[list[Word]] = []
+    while index < len(words):
+        text = words[index].text
+        if text in _RUNS:
+            end = _end_of_run(words, index + 1)
+            found = words[index + 1 : end]
+            runs += _for_each(found, starts, anywhere="dir" in text)
+            index = end + 1
+        elif text == "-delete":
+            for start in starts:
+                _delete(start, words, scene)
+            index += 1
+        elif text in _WRITES and index + 1 < len(words):
+            scene.place(words[index + 1], Access.WRITE, "find")
+            index += 1 + _WRITES[text]
+        elif text in _OPERANDS:
+            index += 1 + _OPERANDS[text]
+        else:
+            raise Unreadable(f"find {words[index].shown} is not looked into")
+    return runs
+
+
+def _delete(start: Word, words: Sequence[Word], scene: Scene) -> None:
+    """Say what is removed: all, or what bears a name."""
+    texts = [word.text for word in words]
+    if texts.count("-name") == 1 and not {"-o", "-or", "-not", "!", ","} & set(texts):
+        name = words[texts.index("-name") + 1].text if texts[-1] != "-name" else None
+        if name and "/" not in name and start.text is not None:
+            found = Word(f"{start.pattern.rstrip('/')}/**/{name}", None)
+            scene.place(found, Access.WRITE, "find")
+            return
+    scene.place(start, Access.WRITE, "find", tree=True)
+
+
+def _begins_expression(word: Word) -> bool:
+    text = word.text
+    return text is not None and (text.startswith("-") or text in ("(", ")", "!", ","))
+
+
+def _end_of_run(words: Sequence[Word], start: int) -> int:
+    for index in range(start, len(words)):
+        text = words[index].text
+        if text == ";" or (text == "+" and (words[index - 1].pattern in ("{}", "\\{\\}"))):
+            return index
+        if words[index].many:
+            break
+    raise Unreadable("what find runs has no clear end")
+
+
+def _for_each(words: Sequence[Word], starts: Sequence[Word], *, anywhere: bool) -> list[list[Word]]:
+    if not any("{}" in word.pattern.replace("\\", "") for word in words):
+        return [list(words)]
+    made: list[list[Word]] = []
+    for start in starts:
+        pattern = start.pattern.rstrip("/")
+        within = "\0" if anywhere or start.text is None or not pattern else f"{pattern}/**"
+        # The file itself may also be the one that was begun with.
+        made.append([_replace(word, "{}", within) for word in words])
+        if within != "\0":
+            made.append([_replace_exactly(word, start) for word in words])
+    return made
+
+
+def _replace_exactly(word: Word, start: Word) -> Word:
+    found = _replace(word, "{}", start.pattern)
+    if found is word or start.text is None or word.text is None:
+        return found
+    return literal(word.text.replace("{}", start.text))

@@ -1,0 +1,1 @@
+"""Keys, grants, pairing, receipts: what one machine can prove to another."""

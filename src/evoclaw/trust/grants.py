@@ -1,0 +1,182 @@
+"""A grant: the orchestrator's signed word that one agent may do one thing, checked offline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.core.tools import ALL
+from evoclaw.trust.keys import from_text, load_or_create_seed, to_text
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+
+MAX_TEXT = 8192
+"""Letters of a grant; what is longer is not looked at."""
+_PURPOSE = b"evoclaw grant 1\n"
+"""Signed with it, so that nothing else this key may sign can pass for a grant."""
+
+
+class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who may do what, with which arguments, and until when.
+
+    What a command says of its run, epoch and tenant is only a claim; what its grant says is not.
+    """
+
+    agent: str
+    tenant: str = ""
+    request_id: str
+    run_id: str = ""
+    epoch: int = 0
+    tool: str
+    args_sha256: str
+    permissions: tuple[str, ...] = ()
+    sandbox: str = ""
+    """The least it must run in; empty leaves it to the agent."""
+    budget: dict[str, float] = {}
+    """What is left of each limit."""
+    issued_at: float
+    """Unix seconds by the orchestrator's clock."""
+    life_s: float
+
+
+class Refusal(StrEnum):
+    """Why a grant does not hold."""
+
+    MALFORMED = "malformed"
+    BAD_SIGNATURE = "bad_signature"
+    OTHER_AGENT = "other_agent"
+    OTHER_TOOL = "other_tool"
+    OTHER_ARGUMENTS = "other_arguments"
+    OTHER_REQUEST = "other_request"
+    NOT_PERMITTED = "not_permitted"
+    EXPIRED = "expired"
+
+
+class GrantRefused(EvoClawError):
+    """A grant that does not hold for what is asked; nothing may be run on it."""
+
+    def __init__(self, code: Refusal, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+class Signer:
+    """Gives grants, with a key that never leaves its file."""
+
+    def __init__(self, seed: bytes) -> None:
+        # Here, not above: most who import this room only want its rules.
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+
+        self._key: Ed25519PrivateKey = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
+        self.public_key = to_text(self._key.public_key().public_bytes_raw())
+        """What a `Verifier` is made with: 43 letters, no secret."""
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Signer:
+        """Read the key, or make one; of several processes that make one, all get the same."""
+        return cls(load_or_create_seed(path, " and give every edge the new public key"))
+
+    def sign(self, grant: Grant) -> str:
+        """The grant as text: two pieces of base64url with a dot between."""
+        payload = msgspec.json.encode(grant)
+        return f"{to_text(payload)}.{to_text(self._key.sign(_PURPOSE + payload))}"
+
+
+class Verifier:
+    """Checks grants by the public keys of those who may give them; needs no connection."""
+
+    def __init__(self, *public_keys: str) -> None:
+        """Trust these keys; more than one while a new one replaces an old one."""
+        if not public_keys:
+            raise ConfigError("no public key was given to check grants with")
+        try:
+            self._raw = [from_text(key) for key in public_keys]
+        except ValueError:
+            self._raw = [b""]
+        if any(len(raw) != 32 for raw in self._raw):
+            raise ConfigError(
+                "a public key for grants is not one: it has 43 letters, as the orchestrator says it"
+            )
+
+    @cached_property
+    def _keys(self) -> list[Ed25519PublicKey]:
+        # Loaded with the first grant: a device that only waits need not hold 7 MB for it.
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+
+        return [ed25519.Ed25519PublicKey.from_public_bytes(raw) for raw in self._raw]
+
+    def verify(
+        self,
+        text: str,
+        *,
+        agent: str,
+        tool: str,
+        args_sha256: str,
+        request_id: str,
+        permissions: Iterable[str],
+        now: float,
+    ) -> Grant:
+        """Return the grant if it is for exactly this, or raise `GrantRefused`.
+
+        Args:
+            text: The grant.
+            agent: Who is about to act.
+            tool: What with.
+            args_sha256: The hash of the arguments, made by whoever is about to use them.
+            request_id: Of the command.
+            permissions: What the tool needs, by the word of the one who has it.
+            now: The orchestrator's clock, as well as it is known here.
+        """
+        grant = self._read(text)
+        for asked, granted, code, what in (
+            (agent, grant.agent, Refusal.OTHER_AGENT, "agent"),
+            (tool, grant.tool, Refusal.OTHER_TOOL, "tool"),
+            (args_sha256, grant.args_sha256, Refusal.OTHER_ARGUMENTS, "arguments"),
+            (request_id, grant.request_id, Refusal.OTHER_REQUEST, "request"),
+        ):
+            if asked != granted:
+                raise GrantRefused(code, f"the grant is for another {what}")
+        missing = set[str]() if ALL in grant.permissions else {*permissions} - {*grant.permissions}
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise GrantRefused(Refusal.NOT_PERMITTED, f"the grant does not permit {names}")
+        # Written so that what is no number has expired.
+        if not now < grant.issued_at + grant.life_s:
+            raise GrantRefused(Refusal.EXPIRED, "the grant has expired; ask for a new one")
+        return grant
+
+    def _read(self, text: str) -> Grant:
+        from cryptography.exceptions import InvalidSignature
+
+        body, dot, tail = text.partition(".") if len(text) <= MAX_TEXT else ("", "", "")
+        try:
+            payload, signature = from_text(body), from_text(tail)
+        except ValueError:
+            dot, payload, signature = "", b"", b""
+        if not dot:
+            raise GrantRefused(Refusal.MALFORMED, "the grant cannot be read")
+        for key in self._keys:
+            try:
+                key.verify(signature, _PURPOSE + payload)
+                break
+            except InvalidSignature:
+                continue
+        else:
+            raise GrantRefused(
+                Refusal.BAD_SIGNATURE, "the grant was not signed by an orchestrator known here"
+            )
+        try:
+            return msgspec.json.decode(payload, type=Grant)
+        except msgspec.DecodeError as problem:
+            raise GrantRefused(Refusal.MALFORMED, f"the grant cannot be read: {problem}") from None

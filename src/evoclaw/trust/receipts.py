@@ -1,0 +1,344 @@
+"""A receipt: a device's signed word on how one call ended, chained to the one before it.
+
+Anyone can check one with the device's public key and `evoclaw/verify.py`, which shares no code with
+this file: what is signed here and cannot be verified there is a bug of one of the two.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from json.encoder import encode_basestring
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+from msgspec.json import encode
+
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.trust.keys import from_text, load_or_create_seed, to_text
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+
+PURPOSE = b"evoclaw receipt 1\n"
+"""Signed with it, so that nothing else this key may sign can pass for a receipt."""
+MAX_TEXT = 32_768
+"""Letters of a receipt's body; what is longer is not looked at."""
+LONGEST = 200
+"""Letters of a name in a receipt; a longer one is stood for by its hash."""
+LONG = 500
+"""Letters from which on a text is long."""
+BESIDE = ("receipt", "checked")
+"""What of a report's payload is no part of the result."""
+
+
+class Receipt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a device signs. Texts and whole numbers only, so that it is written in one way."""
+
+    v: int
+    agent_id: str
+    key: str
+    """The device's public key: who claims to sign."""
+    chain: str
+    """Names the chain; a device that lost its journal or its key begins another."""
+    counter: int
+    """Its place in the chain, from 1; 0 stands outside: a refusal that is nowhere written down."""
+    prev: str
+    """The hash of the receipt before it; empty for the first, and outside the chain."""
+    boot_id: str
+    request_id: str
+    run_id: str
+    tenant: str
+    epoch: int
+    tool: str
+    tool_hash: str
+    """Of the tool as the device had it; empty if it has no such tool."""
+    args_sha256: str
+    """Of the canonical arguments; empty if the call itself never came."""
+    result_sha256: str
+    """Of the canonical result; see `result_hash`."""
+    status: str
+    """`success` or `error`."""
+    exit_code: int | None
+    error_type: str
+    isolation: str
+    """What it ran in, if the device said so."""
+    started_at: int | None
+    """Milliseconds by the device's clock, as the next one; None if this process never began it."""
+    ended_at: int
+    grant_sha256: str
+    """Of the grant it was run on; empty if there was none."""
+
+
+class Signed(Struct, frozen=True):
+    """A receipt as it is sent and kept."""
+
+    body: str
+    """Canonical JSON: these very letters are signed."""
+    signature: str
+
+    @property
+    def hash(self) -> str:
+        """Names it, and is what the next one holds of it."""
+        return sha256(self.body.encode()).hexdigest()
+
+
+class Flaw(StrEnum):
+    """Why a receipt does not hold."""
+
+    ABSENT = "absent"
+    MALFORMED = "malformed"
+    OTHER_KEY = "other_key"
+    BAD_SIGNATURE = "bad_signature"
+    OTHER_AGENT = "other_agent"
+    OTHER_REQUEST = "other_request"
+    OTHER_ARGUMENTS = "other_arguments"
+    OTHER_RESULT = "other_result"
+    FORK = "fork"
+    """Two different receipts in one place of a chain, or two that do not follow each other."""
+
+
+class ReceiptRefused(EvoClawError):
+    """A receipt that does not prove what it is shown for."""
+
+    def __init__(self, flaw: Flaw, reason: str) -> None:
+        super().__init__(reason)
+        self.flaw, self.reason = flaw, reason
+
+
+def short_id(counter: int, hash: str) -> str:
+    """What people and models call a receipt."""
+    return f"r{counter}-{hash[:8]}"
+
+
+def canonical(value: JSON) -> bytes:
+    """JSON as RFC 8785 writes it, but whole numbers in full: one text for each value."""
+    try:
+        return _written(value).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text holds half a character") from None
+
+
+def _written(value: JSON) -> str:
+    if isinstance(value, str):
+        # Both write the same; each is the quicker one for its length.
+        return encode_basestring(value) if len(value) < LONG else encode(value).decode()
+    if value is None or value is True or value is False:
+        return "null" if value is None else "true" if value else "false"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return _number(value)
+    if is_object(value):
+        names = sorted(value)
+        if not "".join(names).isascii():
+            names.sort(key=_units)
+        return "{" + ",".join([f"{_written(name)}:{_written(value[name])}" for name in names]) + "}"
+    if is_array(value):
+        return "[" + ",".join(map(_written, value)) + "]"
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _units(name: str) -> bytes:
+    """In the order of UTF-16 code units, which for plain names is the usual one."""
+    return name.encode("utf-16-be")
+
+
+def _number(value: float) -> str:
+    """A number as JavaScript writes it: the fewest digits that mean just this one."""
+    if not isfinite(value):
+        return "null"
+    if value == 0:
+        return "0"
+    mantissa, _, exponent = f"{value!r}e0".partition("e")
+    sign, mantissa = ("-", mantissa[1:]) if mantissa.startswith("-") else ("", mantissa)
+    whole, _, part = mantissa.partition(".")
+    point = len(whole) + int(exponent.removesuffix("e0"))
+    digits = whole + part
+    point -= len(digits) - len(digits.lstrip("0"))
+    digits = digits.strip("0")
+    many = len(digits)
+    if many <= point <= 21:
+        return f"{sign}{digits}{'0' * (point - many)}"
+    if 0 < point <= 21:
+        return f"{sign}{digits[:point]}.{digits[point:]}"
+    if -6 < point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    rest = f".{digits[1:]}" if many > 1 else ""
+    return f"{sign}{digits[0]}{rest}e{'+' if point > 0 else '-'}{abs(point - 1)}"
+
+
+def hash_of(value: JSON) -> str:
+    """The SHA-256 of a value's canonical JSON."""
+    return sha256(canonical(value)).hexdigest()
+
+
+def result_hash(payload: dict[str, JSON]) -> str:
+    """The hash of a result as it was reported.
+
+    Of a report's payload, without the receipt itself, and without members that say nothing (null,
+    false, an empty text, list or object): so it can be had from what was sent and from what was
+    kept alike.
+    """
+    return hash_of(
+        {
+            name: value
+            for name, value in payload.items()
+            if name not in BESIDE and not (value is None or value is False or value in ("", [], {}))
+        }
+    )
+
+
+def bounded(text: str) -> str:
+    """A name as it may stand in a receipt, whoever chose it."""
+    if len(text) <= LONGEST:
+        return text
+    return "sha256:" + sha256(text.encode(errors="replace")).hexdigest()
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What a device knows of a call beside its result."""
+
+    agent_id: str
+    boot_id: str
+    request_id: str
+    run_id: str
+    tenant: str
+    epoch: int
+    tool: str
+    tool_hash: str
+    arguments: JSON
+    """None if the call itself never came."""
+    started_at: float | None
+    """Unix seconds, as the next one."""
+    ended_at: float
+    grant: str = ""
+
+
+def describe(facts: Facts, payload: dict[str, JSON], key: str) -> Receipt:
+    """A receipt without a place yet; raises what a payload that is no JSON raises."""
+    # As it will be read: what JSON makes of a value is what is signed.
+    told: dict[str, JSON] = msgspec.json.decode(encode(payload))
+    details: dict[str, JSON] = told.get("details") or {}
+    code = told.get("exit_code")
+    isolation = details.get("isolation") or ""
+    if not isinstance(isolation, str):
+        isolation = canonical(isolation).decode()
+    started = facts.started_at
+    return Receipt(
+        v=1,
+        agent_id=facts.agent_id,
+        key=key,
+        chain="",
+        counter=0,
+        prev="",
+        boot_id=facts.boot_id,
+        request_id=bounded(facts.request_id),
+        run_id=bounded(facts.run_id),
+        tenant=bounded(facts.tenant),
+        epoch=facts.epoch,
+        tool=bounded(facts.tool),
+        tool_hash=facts.tool_hash,
+        args_sha256=_hash_if_any(facts.arguments),
+        result_sha256=result_hash(told),
+        status=bounded(str(told.get("status", ""))),
+        exit_code=code if isinstance(code, int) and not isinstance(code, bool) else None,
+        error_type=bounded(str(told.get("error_type", ""))),
+        isolation=bounded(isolation),
+        started_at=None if started is None else round(started * 1000),
+        ended_at=round(facts.ended_at * 1000),
+        grant_sha256=sha256(facts.grant.encode()).hexdigest() if facts.grant else "",
+    )
+
+
+def _hash_if_any(arguments: JSON) -> str:
+    try:
+        return "" if arguments is None else hash_of(arguments)
+    except RecursionError:
+        return ""  # too deep for any tool to use, and so for anybody to prove
+
+
+class DeviceKey:
+    """The key that a device signs its receipts with; it never leaves its file."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._seed = seed
+
+    @cached_property
+    def _key(self) -> Ed25519PrivateKey:
+        # Loaded with the first receipt: a device that only waits need not hold 7 MB for it.
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+
+        return ed25519.Ed25519PrivateKey.from_private_bytes(self._seed)
+
+    @cached_property
+    def public_key(self) -> str:
+        """What its receipts are checked with: 43 letters, no secret."""
+        return to_text(self._key.public_key().public_bytes_raw())
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> DeviceKey:
+        """Read the key, or make one; of several processes that make one, all get the same."""
+        return cls(
+            load_or_create_seed(path, ": then a new chain of receipts begins, under a new key")
+        )
+
+    def sign(self, receipt: Receipt) -> Signed:
+        """Sign a receipt."""
+        body = write(receipt)
+        return Signed(body.decode(), to_text(self._key.sign(PURPOSE + body)))
+
+
+def write(receipt: Receipt) -> bytes:
+    """The letters that are signed. Texts and whole numbers: so this is its canonical form."""
+    return encode(receipt, order="sorted")
+
+
+def read(signed: JSON, *, key: str | None = None) -> tuple[Receipt, Signed]:
+    """A receipt, if it was signed by this key, or else by the one that it names.
+
+    Raises `ReceiptRefused`.
+    """
+    if signed is None:
+        raise ReceiptRefused(Flaw.ABSENT, "there is no receipt")
+    try:
+        found = msgspec.convert(signed, Signed)
+        body = found.body.encode() if len(found.body) <= MAX_TEXT else b""
+        receipt = msgspec.json.decode(body, type=Receipt)
+        signature = from_text(found.signature)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise ReceiptRefused(Flaw.MALFORMED, "the receipt cannot be read") from None
+    if receipt.v != 1 or write(receipt) != body:
+        raise ReceiptRefused(Flaw.MALFORMED, "the receipt is not written as receipts are")
+    if key is not None and receipt.key != key:
+        text = "the receipt was signed with another key than the one this device is known by"
+        raise ReceiptRefused(Flaw.OTHER_KEY, text)
+    if not _holds(receipt.key, signature, PURPOSE + body):
+        text = "the receipt was not signed with the key that it names"
+        raise ReceiptRefused(Flaw.BAD_SIGNATURE, text)
+    return receipt, found
+
+
+def _holds(key: str, signature: bytes, message: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        _public(key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _public(key: str) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    return ed25519.Ed25519PublicKey.from_public_bytes(from_text(key))

@@ -1,0 +1,274 @@
+"""The egress proxy: what it passes, what it refuses, what it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from evoclaw.sandbox.egress.gateway import EgressLimits
+from tests.sandbox.egress.sites import PATIENCE, Names, site, until, way_to
+
+
+def get(host: str, port: int, path: str = "/x?y=1") -> str:
+    return f"GET http://{host}:{port}{path} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
+
+
+async def test_an_allowed_host_is_reached_and_accounted_for() -> None:
+    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+        answer = await way.ask(get("good.test", server.port))
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert answer.endswith(b"\r\n\r\nhello")
+        assert server.requests[0].startswith(b"GET /x?y=1 HTTP/1.1\r\n")
+        (passage,) = await way.told()
+        assert (passage.host, passage.port, passage.refused) == ("good.test", server.port, "")
+        assert passage.sent == len(server.requests[0])
+        assert passage.received == len("hello")
+
+
+async def test_a_host_that_is_not_listed_is_refused_with_a_reason() -> None:
+    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+        answer = await way.ask(get("denied.test", server.port))
+        assert answer.startswith(b"HTTP/1.1 403 Forbidden\r\n")
+        assert b"'denied.test' was not contacted" in answer
+        assert way.names.asked == []
+        assert server.requests == []
+        (passage,) = await way.told()
+        assert (passage.host, passage.received) == ("denied.test", 0)
+        assert "not on the list" in passage.refused
+
+
+async def test_a_tunnel_carries_both_ways_to_an_allowed_host() -> None:
+    async with site(b"back") as server, way_to("good.test", ports=[server.port]) as way:
+        reader, writer = await asyncio.open_unix_connection(way.gateway.socket)
+        writer.write(f"CONNECT good.test:{server.port} HTTP/1.1\r\n\r\n".encode())
+        async with asyncio.timeout(PATIENCE):
+            assert await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"anything\r\n\r\n")
+            assert await reader.readexactly(4) == b"back"
+        writer.close()
+        (passage,) = await way.told()
+        assert (passage.sent, passage.received) == (12, 4)
+
+
+@pytest.mark.parametrize("method", ["GET http://denied.test:{0}/", "CONNECT denied.test:{0}"])
+async def test_a_tunnel_is_judged_like_a_request(method: str) -> None:
+    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+        answer = await way.ask(f"{method.format(server.port)} HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert server.requests == []
+
+
+async def test_a_port_that_is_not_open_is_refused() -> None:
+    async with site() as server, way_to("good.test", ports=[80, 443]) as way:
+        answer = await way.ask(f"CONNECT good.test:{server.port} HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert b"port is not open" in answer
+        assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.0.0.1",
+        "169.254.169.254",
+        "192.168.1.1",
+        "::1",
+        "fe80::1",
+        "fd00::1",
+        "::ffff:127.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+        "0.0.0.0",
+    ],
+)
+async def test_fault_61_an_allowed_name_does_not_open_private_addresses(address: str) -> None:
+    names = Names({"good.test": [[address]]})
+    async with (
+        site() as server,
+        way_to("good.test", ports=[server.port], names=names, loopback=False) as way,
+    ):
+        answer = await way.ask(get("good.test", server.port))
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert server.requests == []
+
+
+async def test_fault_61_a_name_that_changes_between_lookups_is_judged_each_time() -> None:
+    names = Names({"good.test": [["127.0.0.1"], ["169.254.169.254"], ["127.0.0.1", "10.0.0.1"]]})
+    async with site() as server, way_to("good.test", ports=[server.port], names=names) as way:
+        statuses = [(await way.ask(get("good.test", server.port)))[9:12] for _ in range(3)]
+        assert statuses == [b"200", b"403", b"403"]
+        assert len(names.asked) == 3
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.1", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]", "0"]
+)
+async def test_fault_61_spellings_of_the_loopback_are_refused(host: str) -> None:
+    def everything(_host: str) -> bool:
+        return True
+
+    async with site() as server, way_to(ports=[server.port], loopback=False) as way:
+        way.gateway._may = everything  # pyright: ignore[reportPrivateUsage]
+        for text in (f"GET http://{host}:{server.port}/", f"CONNECT {host}:{server.port}"):
+            answer = await way.ask(f"{text} HTTP/1.1\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 403 "), answer
+        assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET http://good.test:{0}/ HTTP/1.1\r\nHost: denied.test\r\n\r\n",
+        "GET http://good.test:{0}/ HTTP/1.1\r\nHost: good.test:{0}\r\nHost: denied.test\r\n\r\n",
+        "GET http://good.test:{0}/ HTTP/1.1\r\nHost: good.test:{0}\nX: y\r\n\r\n",
+        "GET http://good.test:{0}/ HTTP/1.1\r\nX: y\r\n Host: denied.test\r\n\r\n",
+        "GET http://good.test:{0}/ HTTP/1.1\r\nHost : denied.test\r\n\r\n",
+        "GET http://good.test:{0}/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        "GET http://good.test:{0}/ HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
+        "POST http://good.test:{0}/ HTTP/1.1\r\nContent-Length: 3\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST http://good.test:{0}/ HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n",
+        "GET http://good.test:{0}/ HTTP/1.1 HTTP/1.1\r\n\r\n",
+        "GET http://good.test:{0}/\tX HTTP/1.1\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: good.test:{0}\r\n\r\n",
+        "GET https://good.test:{0}/ HTTP/1.1\r\n\r\n",
+        "GET file:///etc/passwd HTTP/1.1\r\n\r\n",
+        "CONNECT good.test HTTP/1.1\r\n\r\n",
+        "CONNECT u@good.test:{0} HTTP/1.1\r\n\r\n",
+        "\r\n\r\n",
+        "\x05\x01\x00\r\n\r\n",
+    ],
+)
+async def test_what_could_be_read_in_two_ways_is_not_passed_on(head: str) -> None:
+    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+        answer = await way.ask(head.format(server.port))
+        assert answer.startswith(b"HTTP/1.1 400 "), answer
+        assert server.requests == []
+
+
+async def test_a_user_name_in_the_url_is_refused() -> None:
+    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+        answer = await way.ask(f"GET http://good.test@denied.test:{server.port}/ HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert server.requests == []
+
+
+async def test_a_second_request_behind_the_first_goes_nowhere() -> None:
+    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+        first = get("good.test", server.port)
+        second = "GET /secret HTTP/1.1\r\nHost: denied.test\r\n\r\n"
+        answer = await way.ask(first + second)
+        assert answer.count(b"HTTP/1.1 200") == 1
+        assert b"Connection: close" in answer
+        assert b"denied.test" not in server.requests[0]
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "passed"),
+    [
+        ("Content-Length: 8", "ab\r\n\r\ncd", "ab\r\n\r\ncd"),
+        (
+            "Transfer-Encoding: chunked",
+            "4;x=y\r\nab\r\n\r\n0\r\nX: y\r\n\r\n",
+            "4\r\nab\r\n\r\n0\r\n\r\n",
+        ),
+    ],
+)
+async def test_exactly_the_body_of_a_request_is_passed_on(
+    headers: str, body: str, passed: str
+) -> None:
+    async with site(b"") as server, way_to("good.test", ports=[server.port]) as way:
+        head = f"POST http://good.test:{server.port}/ HTTP/1.1\r\n{headers}\r\n\r\n"
+        _, writer = await asyncio.open_unix_connection(way.gateway.socket)
+        whole = passed.encode()
+        writer.write((head + body + "GET /secret HTTP/1.1\r\n\r\n").encode())
+        await until(lambda: server.requests[:1] != [] and server.requests[0].endswith(whole))
+        writer.close()
+        await way.told()
+        assert server.requests[0].partition(b"\r\n\r\n")[2] == whole
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (EgressLimits(connection_bytes=1 << 20), "in one connection"),
+        (EgressLimits(total_bytes=1 << 20), "in all"),
+    ],
+)
+async def test_bytes_are_capped(limits: EgressLimits, why: str) -> None:
+    async with (
+        site(endless=True) as server,
+        way_to("good.test", ports=[server.port], limits=limits) as way,
+    ):
+        reader, writer = await asyncio.open_unix_connection(way.gateway.socket)
+        writer.write(f"CONNECT good.test:{server.port} HTTP/1.1\r\n\r\ngo".encode())
+        received = 0
+        async with asyncio.timeout(PATIENCE):
+            with suppress(ConnectionError):
+                while piece := await reader.read(65536):
+                    received += len(piece)
+        writer.close()
+        assert received <= 1 << 20
+        (passage,) = await way.told()
+        assert why in passage.refused
+        if "all" in why:
+            assert b"403" in await way.ask(f"CONNECT good.test:{server.port} HTTP/1.1\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (EgressLimits(idle_seconds=0.05), "nothing came"),
+        (EgressLimits(seconds=0.05), "took too long"),
+    ],
+)
+async def test_time_is_capped(limits: EgressLimits, why: str) -> None:
+    async with (
+        site(b"") as server,
+        way_to("good.test", ports=[server.port], limits=limits) as way,
+    ):
+        assert b"200" not in await way.ask(get("good.test", server.port))
+        (passage,) = await way.told()
+        assert why in passage.refused
+
+
+async def test_connections_at_once_are_capped() -> None:
+    limits = EgressLimits(connections=1)
+    async with site(b"") as server, way_to("good.test", ports=[server.port], limits=limits) as way:
+        _, held = await asyncio.open_unix_connection(way.gateway.socket)
+        held.write(get("good.test", server.port).encode())
+        await until(lambda: server.requests != [])
+        assert (await way.ask(get("good.test", server.port))).startswith(b"HTTP/1.1 503 ")
+        held.close()
+
+
+async def test_closing_cuts_what_is_open_and_takes_the_socket_away() -> None:
+    async with site(b"") as server:
+        async with way_to("good.test", ports=[server.port]) as way:
+            reader, writer = await asyncio.open_unix_connection(way.gateway.socket)
+            writer.write(get("good.test", server.port).encode())
+            await until(lambda: server.requests != [])
+            folder = Path(way.gateway.socket).parent
+        async with asyncio.timeout(PATIENCE):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+        assert not folder.exists()
+
+
+async def test_nobody_else_can_get_at_the_socket() -> None:
+    async with way_to("good.test", ports=[80]) as way:
+        assert Path(way.gateway.socket).parent.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_server_that_is_not_there_is_a_bad_gateway() -> None:
+    async with site() as server:
+        port = server.port
+    async with way_to("good.test", ports=[port]) as way:
+        assert (await way.ask(get("good.test", port))).startswith(b"HTTP/1.1 502 ")

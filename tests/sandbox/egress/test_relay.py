@@ -1,0 +1,182 @@
+"""From inside a real cage: the egress proxy is the one way out, and it is a narrow one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.sandboxes import Confines
+from evoclaw.sandbox.egress.inside import relayed
+from evoclaw.sandbox.engines.native.engine import Native
+from evoclaw.sandbox.engines.native.seccomp import How
+from tests.sandbox.egress.sites import ANSWER, PATIENCE, site, until, way_to
+
+Caged = Callable[[Sequence[str], str], tuple[str, ...]]
+
+ASK = """
+import json, socket, sys, urllib.request
+found = {}
+for url in sys.argv[1:3]:
+    try:
+        found[url] = urllib.request.urlopen(url, timeout=30).read().decode()
+    except urllib.error.HTTPError as problem:
+        found[url] = f"{problem.code} {problem.read().decode()}"
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    for port in (int(sys.argv[3]), 53):
+        with socket.socket(socket.AF_INET, kind) as direct:
+            direct.settimeout(2)
+            try:
+                direct.connect(("127.0.0.1", port))
+                direct.send(b"out")
+                direct.recv(1)
+                found[f"{kind} {port}"] = "reached"
+            except OSError:
+                pass
+try:
+    found["name"] = str(socket.getaddrinfo("good.test", 80))
+except OSError:
+    pass
+with open("/proc/net/dev") as file:
+    found["devices"] = sorted(l.split(":")[0].strip() for l in file if ":" in l)
+print(json.dumps(found))
+"""
+
+
+def _bubblewrap(_folder: Path) -> Caged:
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        pytest.skip("needs bubblewrap (install bubblewrap)")
+
+    def caged(argv: Sequence[str], socket: str) -> tuple[str, ...]:
+        system = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp")
+        # The interpreter may lie in there.
+        python = ("--ro-bind", sys.prefix, sys.prefix)
+        alone = ("--unshare-all", "--die-with-parent")
+        return (bwrap, *system, *python, "--bind", socket, socket, *alone, *argv)
+
+    return caged
+
+
+def _native(folder: Path) -> Caged:
+    engine = Native(How.NAMESPACES)
+    if why := engine.missing():
+        pytest.skip(why)
+
+    def caged(argv: Sequence[str], socket: str) -> tuple[str, ...]:
+        return engine.command(Confines(str(folder), proxy=socket), argv, str(folder))
+
+    return caged
+
+
+@pytest.fixture(params=[_bubblewrap, _native], ids=["bubblewrap", "native"])
+def caged(request: pytest.FixtureRequest, tmp_path: Path) -> Caged:
+    return request.param(tmp_path)
+
+
+async def run(*argv: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd="/",
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    async with asyncio.timeout(3 * PATIENCE):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_fault_61_only_the_allowed_host_is_reached_and_only_by_the_proxy(
+    caged: Caged,
+) -> None:
+    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+        good, bad = f"http://good.test:{server.port}/", f"http://denied.test:{server.port}/"
+        ask = (sys.executable, "-I", "-S", "-c", ASK, good, bad, str(server.port))
+        code, out, err = await run(*caged(relayed(ask, way.gateway.socket), way.gateway.socket))
+        assert code == 0, err
+        found = json.loads(out)
+        assert found.pop(good) == "hello"
+        assert found.pop(bad).startswith("403 'denied.test' was not contacted")
+        assert found == {"devices": ["lo"]}
+        assert len(server.requests) == 1
+        hosts = {passage.host: passage.refused == "" for passage in await way.told(2)}
+        assert hosts == {"good.test": True, "denied.test": False}
+
+
+async def test_curl_finds_the_way_by_itself(caged: Caged) -> None:
+    if shutil.which("curl", path="/usr/bin:/bin") is None:
+        pytest.skip("needs curl (install curl)")
+    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+        script = (
+            f"curl -sS http://good.test:{server.port}/a; echo; "
+            f"curl -sSp http://good.test:{server.port}/b; echo; "
+            f"curl -sS http://denied.test:{server.port}/; "
+            f"curl -sS --noproxy '*' http://127.0.0.1:{server.port}/ || echo no direct way"
+        )
+        argv = relayed(("/bin/sh", "-c", script), way.gateway.socket)
+        _, out, _ = await run(*caged(argv, way.gateway.socket))
+        lines = out.splitlines()
+        assert lines[:2] == ["hello", "hello"]
+        assert "denied.test" in lines[2]
+        assert lines[3] == "no direct way"
+        assert [one.split(b" ")[1] for one in server.requests] == [b"/a", b"/b"]
+
+
+async def test_much_passes_whole_through_the_relay(caged: Caged) -> None:
+    body = bytes(range(256)) * 40_000
+    answer = ANSWER.replace(b"Content-Length: 5", f"Content-Length: {len(body)}".encode())
+    answer = answer.removesuffix(b"hello") + body
+    async with site(answer) as server, way_to("good.test", ports=[server.port]) as way:
+        code = (
+            "import hashlib, sys, urllib.request as u\n"
+            "from concurrent.futures import ThreadPoolExecutor as Pool\n"
+            "get = lambda _: hashlib.sha256(u.urlopen(sys.argv[1]).read()).hexdigest()\n"
+            "print(*set(Pool(4).map(get, range(8))))"
+        )
+        url = f"http://good.test:{server.port}/"
+        argv = relayed((sys.executable, "-I", "-S", "-c", code, url), way.gateway.socket)
+        _, out, err = await run(*caged(argv, way.gateway.socket))
+        assert out.strip() == hashlib.sha256(body).hexdigest(), err
+
+
+async def test_the_relay_ends_as_the_command_did() -> None:
+    assert (await run(*relayed(("/bin/sh", "-c", "exit 7"), "/nowhere")))[0] == 7
+    killed = await run(*relayed(("/bin/sh", "-c", "kill -SEGV $$"), "/nowhere"))
+    assert killed[0] == -signal.SIGSEGV
+    assert (await run(*relayed(("no-such-program",), "/nowhere")))[0] == 127
+
+
+async def test_the_relay_passes_on_that_it_should_end() -> None:
+    script = "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.01; done"
+    process = await asyncio.create_subprocess_exec(
+        *relayed(("/bin/sh", "-c", script), "/nowhere"), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE):
+        assert await process.stdout.readline() == b"ready\n"
+        await until(lambda: _catches(process.pid, signal.SIGTERM))
+        process.terminate()
+        assert await process.stdout.readline() == b"bye\n"
+        assert await process.wait() == 3
+
+
+def _catches(pid: int, number: int) -> bool:
+    caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+async def test_without_a_proxy_to_talk_to_a_program_is_refused_not_left_waiting() -> None:
+    code = "import urllib.request as u; u.urlopen('http://good.test/', timeout=30)"
+    done = await run(*relayed((sys.executable, "-I", "-S", "-c", code), "/nowhere"))
+    assert done[0] == 1
+    assert "timed out" not in done[2]

@@ -1,0 +1,403 @@
+"""What a native cage is good for, how it ends, and when it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.sandboxes import Confines
+from evoclaw.executors.processes import LocalProcesses
+from evoclaw.sandbox.engines.native.engine import PACKAGE, Native, refusal
+from evoclaw.sandbox.engines.native.program.kernel import REFUSED
+from evoclaw.sandbox.engines.native.seccomp import ARCHITECTURES, NUMBERS, How, call_filter
+from tests.sandbox.engines.native.cages import KINDS, Cage, make_cage
+
+PATIENCE = 10.0
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: "-".join(kind))
+def cage(request: pytest.FixtureRequest, tmp_path: Path) -> Cage:
+    who, how = request.param
+    return make_cage(who, how, tmp_path)
+
+
+@pytest.fixture(params=["root", "user"])
+def spaced(request: pytest.FixtureRequest, tmp_path: Path) -> Cage:
+    return make_cage(request.param, How.NAMESPACES, tmp_path)
+
+
+def test_a_command_works_in_its_workspace(cage: Cage) -> None:
+    script = "mkdir -p a/b && echo text > a/b/c && mv a/b/c a/d && cat a/d && rm -r a/b && pwd"
+    done = cage.shell(script)
+    assert done.stdout.splitlines() == ["text", str(cage.workspace)], done.stderr
+    assert (cage.workspace / "a" / "d").read_text() == "text\n"
+
+
+def test_what_it_makes_belongs_to_who_asked(cage: Cage) -> None:
+    assert cage.shell("echo text > made; mkdir folder").returncode == 0
+    assert {one.stat().st_uid for one in cage.workspace.iterdir()} == {cage.uid}
+
+
+def test_pipes_loops_and_temporary_files_work(cage: Cage) -> None:
+    script = (
+        'file=$(mktemp) && seq 3 | while read -r n; do echo "$n" >> "$file"; done; '
+        'sort -r "$file" | tr "\\n" " "; cat < /dev/null; head -c 4 /dev/urandom | wc -c'
+    )
+    assert cage.shell(script).stdout.split() == ["3", "2", "1", "4"]
+
+
+def test_temporary_files_are_gone_afterwards(cage: Cage) -> None:
+    done = cage.shell("mktemp")
+    assert done.returncode == 0
+    assert not Path(done.stdout.strip()).exists()
+
+
+def test_a_temporary_folder_is_removed_without_following_links(tmp_path: Path) -> None:
+    cage = make_cage("user", How.RULES, tmp_path)
+    kept = cage.workspace / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("stays")
+    cage.give(kept, kept / "file")
+    script = f'cd "$TMPDIR" && mkdir -p a/b && ln -s {kept} a/link && touch a/b/c && pwd'
+    done = cage.shell(script)
+    assert done.returncode == 0
+    assert not Path(done.stdout.strip()).exists()
+    assert (kept / "file").read_text() == "stays"
+
+
+def test_a_readable_folder_can_be_read_and_not_changed(cage: Cage) -> None:
+    folder = cage.place / "readable"
+    folder.mkdir()
+    (folder / "text").write_text("to be read")
+    folder.chmod(0o777)
+    (folder / "text").chmod(0o666)
+    script = f"cat {folder}/text; echo more >> {folder}/text; touch {folder}/new; rm {folder}/text"
+    done = cage.shell(script, readable=(str(folder),))
+    assert done.stdout == "to be read"
+    assert [one.name for one in folder.iterdir()] == ["text"]
+    assert (folder / "text").read_text() == "to be read"
+
+
+def test_a_further_writable_folder_can_be_changed(cage: Cage) -> None:
+    folder = cage.place / "further"
+    folder.mkdir()
+    cage.give(folder)
+    assert cage.shell(f"echo text > {folder}/new", writable=(str(folder),)).returncode == 0
+    assert (folder / "new").read_text() == "text\n"
+
+
+def test_the_environment_is_handed_on_as_it_is(cage: Cage) -> None:
+    done = cage.run("/usr/bin/env", env={"GIVEN": "as it is"})
+    names = {line.partition("=")[0] for line in done.stdout.splitlines()}
+    assert "GIVEN=as it is" in done.stdout
+    assert names <= {"GIVEN", "PATH", "TMPDIR", "LC_CTYPE"}
+
+
+def test_it_ends_as_the_command_ended(cage: Cage) -> None:
+    assert cage.shell("exit 7").returncode == 7
+    assert cage.shell("kill -SEGV $$").returncode == -signal.SIGSEGV
+    assert cage.shell("kill -KILL $$").returncode == -signal.SIGKILL
+    assert cage.run("no-such-program").returncode == 127
+
+
+def test_a_command_that_ignores_a_closed_pipe_is_ended_by_it(cage: Cage) -> None:
+    """Python ignores that signal; a command must not inherit it."""
+    done = cage.run("/bin/sh", "-c", "(yes; echo $? >&2) | head -n 1")
+    assert done.stderr.strip() == str(128 + signal.SIGPIPE)
+
+
+def test_limits_hold(cage: Cage) -> None:
+    code = (
+        "import json, os, errno\n"
+        "found = {}\n"
+        "try:\n    bytearray(200 << 20)\nexcept MemoryError:\n    found['memory'] = True\n"
+        "try:\n    open('big', 'wb').write(bytes(3 << 20))\n"
+        "except OSError as e:\n    found['size'] = e.errno == errno.EFBIG\n"
+        "files = []\n"
+        "try:\n    [files.append(open('/dev/null')) for _ in range(100)]\n"
+        "except OSError as e:\n    found['files'] = e.errno == errno.EMFILE\n"
+        "[f.close() for f in files]\n"
+        "children = []\n"
+        "try:\n"
+        "    for _ in range(60):\n"
+        "        pid = os.fork()\n"
+        "        if not pid:\n            os.read(r, 1) if (r := 0) else None; os._exit(0)\n"
+        "        children.append(pid)\n"
+        "except OSError as e:\n    found['processes'] = e.errno == errno.EAGAIN\n"
+        "print(json.dumps(found))\n"
+    )
+    done = cage.run(
+        cage.python,
+        *("-I", "-S", "-c", code),
+        memory=100 << 20,
+        file_size=1 << 20,
+        open_files=50,
+        processes=20,
+    )
+    assert json.loads(done.stdout) == {
+        "memory": True,
+        "size": True,
+        "files": True,
+        "processes": True,
+    }, done.stderr
+    assert (cage.workspace / "big").stat().st_size == 1 << 20
+
+
+def test_everything_dies_with_the_launcher(spaced: Cage) -> None:
+    name = f"31{os.getpid()}"
+    script = f"setsid sleep {name} & setsid sh -c 'sleep {name} & wait' & echo ready; wait"
+    process = subprocess.Popen(
+        spaced.command("/bin/sh", "-c", script), stdout=subprocess.PIPE, cwd="/"
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"ready\n"
+        _wait_until(lambda: len(_sleeping(name)) == 2)
+        process.kill()
+        process.wait(PATIENCE)
+    _wait_until(lambda: _sleeping(name) == [])
+
+
+def test_nothing_is_left_when_the_command_ends(spaced: Cage) -> None:
+    name = f"32{os.getpid()}"
+    assert spaced.shell(f"setsid sleep {name} > /dev/null 2>&1 & exit 0").returncode == 0
+    _wait_until(lambda: _sleeping(name) == [])
+
+
+def test_being_asked_to_end_is_passed_on(cage: Cage) -> None:
+    script = "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.01; done"
+    process = subprocess.Popen(
+        cage.command("/bin/sh", "-c", script), stdout=subprocess.PIPE, cwd="/"
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        assert process.stdout.readline() == b"bye\n"
+        assert process.wait(PATIENCE) == 3
+
+
+async def test_it_runs_below_our_own_processes_and_is_ended_with_them(spaced: Cage) -> None:
+    processes = LocalProcesses(spaced.workspace)
+    done = await processes.run(spaced.command("/bin/sh", "-c", "echo made > here; pwd"))
+    assert done.stdout.decode().strip() == str(spaced.workspace), done.stderr
+    assert (spaced.workspace / "here").read_text() == "made\n"
+    name = f"33{os.getpid()}"
+    command = spaced.command("/bin/sh", "-c", f"setsid sleep {name} & wait")
+    running = asyncio.create_task(processes.run(command))
+    await asyncio.to_thread(_wait_until, lambda: len(_sleeping(name)) == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert _sleeping(name) == []
+
+
+def test_protected_names_that_are_not_there_cannot_be_made(spaced: Cage) -> None:
+    protected = tuple(f"{spaced.workspace}/{one}" for one in (".envrc", ".config/fish/"))
+    script = (
+        "echo out > .envrc; mkdir -p .config/fish; echo out > .config/fish/config.fish; "
+        "mv .config away; rm -rf .config .envrc; ln -sf /bin/true .envrc; echo fine > new"
+    )
+    spaced.shell(script, protected=protected)
+    assert (spaced.workspace / ".envrc").read_text() == ""
+    assert not (spaced.workspace / ".envrc").is_symlink()
+    assert list((spaced.workspace / ".config" / "fish").iterdir()) == []
+    assert (spaced.workspace / "new").read_text() == "fine\n"
+
+
+def test_a_protected_name_that_is_a_link_is_refused(spaced: Cage) -> None:
+    (spaced.workspace / "real").mkdir()
+    (spaced.workspace / ".git").symlink_to("real")
+    done = spaced.shell("echo ran", protected=(f"{spaced.workspace}/.git",))
+    assert done.returncode == REFUSED
+    assert "link" in refusal(done.returncode, done.stderr.encode())
+    assert done.stdout == ""
+
+
+def test_without_namespaces_a_workspace_with_protected_paths_is_refused(tmp_path: Path) -> None:
+    cage = make_cage("user", How.RULES, tmp_path)
+    done = cage.shell("echo ran", protected=(f"{cage.workspace}/.git/hooks",))
+    assert done.returncode == REFUSED
+    assert "mount namespace" in refusal(done.returncode, done.stderr.encode())
+    assert done.stdout == ""
+    assert cage.shell("echo ran", protected=("/etc/passwd",)).stdout == "ran\n"
+
+
+def test_nothing_runs_when_the_cage_cannot_be_built(cage: Cage) -> None:
+    command = list(cage.command("/bin/sh", "-c", f"touch {cage.place}/ran"))
+    at = next(i for i, one in enumerate(command) if one.startswith("filter="))
+    command[at] = "filter=" + "00" * 8
+    done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE, cwd="/")
+    assert done.returncode == REFUSED
+    assert refusal(done.returncode, done.stderr).startswith("enter the seccomp filter")
+    assert not (cage.place / "ran").exists()
+
+
+def test_a_folder_that_is_not_there_is_refused(cage: Cage) -> None:
+    within = Confines(str(cage.place / "nowhere"))
+    command = cage.engine.command(within, ["/bin/true"], "/")
+    done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE, cwd="/")
+    assert done.returncode == REFUSED
+    assert "nowhere" in refusal(done.returncode, done.stderr)
+
+
+def test_a_workspace_of_roots_is_refused_where_its_owner_cannot_be_mapped(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv")
+    engine = Native(How.NAMESPACES)
+    if why := engine.missing():
+        pytest.skip(why)
+    command = engine.command(Confines(str(tmp_path)), ["/bin/true"], str(tmp_path))
+    without = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *command)
+    done = subprocess.run(without, capture_output=True, check=False, timeout=PATIENCE, cwd="/")
+    assert done.returncode == REFUSED
+    assert "chown" in refusal(done.returncode, done.stderr)
+
+
+def test_a_way_out_needs_a_network_namespace(tmp_path: Path) -> None:
+    cage = make_cage("user", How.RULES, tmp_path)
+    done = cage.shell("echo ran", proxy=str(tmp_path / "socket"))
+    assert done.returncode == REFUSED
+    assert "network namespace" in refusal(done.returncode, done.stderr.encode())
+
+
+def test_our_own_code_is_protected_in_a_workspace_that_holds_it() -> None:
+    engine = Native()
+    if why := engine.missing():
+        pytest.skip(why)
+    command = engine.command(Confines(str(PACKAGE.parent)), ["/bin/true"], str(PACKAGE.parent))
+    assert f"protect={PACKAGE}/" in command
+
+
+@pytest.mark.parametrize(
+    "confines",
+    [
+        Confines("relative"),
+        Confines("/a/../b"),
+        Confines("/"),
+        Confines("/a", writable=("/",)),
+        Confines("/a", readable=("/",)),
+        Confines(str(PACKAGE)),
+        Confines(str(PACKAGE / "core")),
+    ],
+)
+def test_paths_that_cannot_be_meant_are_refused(confines: Confines) -> None:
+    engine = Native()
+    if why := engine.missing():
+        pytest.skip(why)
+    with pytest.raises(ConfigError):
+        engine.command(confines, ["/bin/true"], confines.workspace)
+
+
+def test_the_launcher_loads_nothing_but_the_standard_library() -> None:
+    code = (
+        "import sys; sys.path.append(sys.argv[1]); "
+        "import evoclaw.sandbox.engines.native.program.launcher; "
+        "print(*(n for n in sys.modules if n.partition('.')[0] not in sys.stdlib_module_names))"
+    )
+    done = subprocess.run(
+        (sys.executable, "-I", "-S", "-c", code, str(PACKAGE.parent)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {name.partition(".")[0] for name in done.stdout.split()} <= {"evoclaw", "__main__"}
+    assert len(done.stdout.split()) < 16
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+@pytest.mark.parametrize("how", How)
+def test_a_filter_jumps_only_forward_and_always_ends(machine: str, how: How) -> None:
+    code = call_filter(how, network=False, machine=machine)
+    steps = [code[at : at + 8] for at in range(0, len(code), 8)]
+    assert len(steps) < 4096
+    for at, step in enumerate(steps):
+        kind, yes, no = int.from_bytes(step[:2], "little"), step[2], step[3]
+        if kind & 7 == 5:
+            assert at + 1 + max(yes, no) < len(steps)
+    assert steps[-1][:2] == b"\x06\x00"
+
+
+def test_call_numbers_are_those_of_the_kernels_headers() -> None:
+    checked = 0
+    for column, path in enumerate(
+        ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
+    ):
+        if not Path(path).exists():
+            continue
+        pairs = re.findall(r"#define\s+__NR(?:3264)?_(\w+)\s+(\d+)\b", Path(path).read_text())
+        known = {name: int(number) for name, number in pairs}
+        for name, numbers in NUMBERS.items():
+            if name in known:
+                assert numbers[column] == known[name], name
+                checked += 1
+    if not checked:
+        pytest.skip("needs the kernel's headers (install linux-libc-dev)")
+    assert checked > 80
+
+
+def test_an_unknown_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="riscv64"):
+        call_filter(How.RULES, network=False, machine="riscv64")
+
+
+def _sleeping(name: str) -> list[int]:
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes() == f"sleep\0{name}\0".encode():
+                found.append(int(path.parts[2]))
+        except OSError:
+            continue
+    return found
+
+
+def _wait_until(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_where_namespaces_are_forbidden_rules_alone_are_used(tmp_path: Path) -> None:
+    cage = make_cage("user", How.RULES, tmp_path)
+    # A user namespace in which no further one may be made, and nobody has any rights.
+    forbidden = (
+        ("unshare", "--user", "--map-current-user", "--keep-caps", "/bin/sh", "-c")
+        + ('echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh")
+        + ("setpriv", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all")
+    )
+    code = (
+        "import sys; from evoclaw.sandbox.engines.native.engine import Native; "
+        "print(Native(python=sys.argv[1]).how())"
+    )
+    done = subprocess.run(
+        (*cage.before, *forbidden, cage.python, "-S", "-c", code, cage.python),
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    if "max_user_namespaces" in done.stderr or "unshare" in done.stderr:
+        pytest.skip(f"user namespaces cannot be forbidden here: {done.stderr}")
+    assert done.stdout.strip() == How.RULES, done.stderr
+    command = cage.command("/bin/true")
+    spaced = [one.replace("how=rules", "how=namespaces") for one in command[len(cage.before) :]]
+    refused = subprocess.run(
+        (*cage.before, *forbidden, *spaced), capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert refusal(refused.returncode, refused.stderr).startswith("make namespaces")

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.sandboxes import Confines, Outliving, Warm
+from evoclaw.sandbox.engines import host_view as system
+from evoclaw.sandbox.engines import launcher_program as entry
+from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
+from evoclaw.sandbox.engines.firejail import Firejail
+from evoclaw.sandbox.engines.podman import Podman
+from evoclaw.sandbox.engines.registry import SandboxSettings, choose, engines
+
+
+def test_settings_have_a_toml_form_and_a_safe_default() -> None:
+    text = b"""
+    engine = "firejail"
+    memory = 1073741824
+    readable = ["/srv/models"]
+    [tools]
+    bash = "bubblewrap"
+    """
+    settings = msgspec.toml.decode(text, type=SandboxSettings)
+
+    bounds = settings.confines("/tmp", protected=("/tmp/.bashrc",), tenant="a", trusted=False)
+
+    assert (settings.engine, settings.tools) == ("firejail", {"bash": "bubblewrap"})
+    assert (bounds.memory, bounds.readable) == (1 << 30, ("/srv/models",))
+    assert (bounds.tenant, bounds.trusted, bounds.proxy) == ("a", False, "")
+    assert SandboxSettings().engine == "auto"
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        (SandboxSettings(engine="docker"), "no sandbox engine 'docker'"),
+        (SandboxSettings(tools={"bash": "nope"}), "no sandbox engine 'nope'"),
+        (SandboxSettings(memory=0), "sandbox.memory must be at least 1"),
+        (SandboxSettings(writable=("here",)), "absolute paths, not 'here'"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_named(settings: SandboxSettings, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        settings.confines("/tmp")
+
+
+@pytest.mark.parametrize("place", ["/", "/etc", "/usr/share", "/proc/self"])
+def test_a_workspace_that_is_the_system_itself_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError, match="Choose a folder"):
+        SandboxSettings().confines(place)
+
+
+def test_engines_are_found_by_the_names_that_results_state() -> None:
+    found = engines()
+
+    assert {name: engine.name for name, engine in found.items()} == {name: name for name in found}
+    assert isinstance(found["bubblewrap"], Warm) and not isinstance(found["firejail"], Warm)
+    assert isinstance(found["podman"], Outliving)
+
+
+def test_the_folders_above_what_is_protected_are_pinned_too(tmp_path: Path) -> None:
+    (tmp_path / "a/.git/hooks").mkdir(parents=True)
+    bounds = Confines(str(tmp_path), protected=(f"{tmp_path}/a/.git/hooks", f"{tmp_path}/gone"))
+
+    pins = [
+        (path, write) for path, write in system.pinned(bounds) if "hooks" in path or "/a" in path
+    ]
+
+    assert pins == [
+        (f"{tmp_path}/a", True),
+        (f"{tmp_path}/a/.git", True),
+        (f"{tmp_path}/a/.git/hooks", False),
+    ]
+
+
+def test_firejail_which_cannot_pin_a_folder_closes_the_whole_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a/.git/hooks").mkdir(parents=True)
+    bounds = Confines(str(tmp_path), protected=(f"{tmp_path}/a/.git/hooks",))
+
+    line = Firejail().command(bounds, ("true",), str(tmp_path))
+
+    assert f"--read-only={tmp_path}/a" in line
+    assert line.index("--read-only=/") < line.index(f"--read-write={tmp_path}")
+
+
+def test_a_container_is_ended_by_its_name() -> None:
+    podman = Podman()
+
+    line = podman.command(Confines("/tmp"), ("true",), "/tmp")
+
+    name = next(word for word in line if word.startswith("--name=")).removeprefix("--name=")
+    assert podman.ending(line)[-1] == name
+
+
+def test_owners_are_exchanged_and_nobody_else_is() -> None:
+    lines = [tuple(map(int, line.split())) for line in entry.mapping(0, 64001).splitlines()]
+
+    assert lines[:2] == [(0, 64001, 1), (64001, 0, 1)]
+    assert sorted((first, count) for first, _, count in lines) == [
+        (0, 1),
+        (1, 64000),
+        (64001, 1),
+        (64002, 65536 - 64002),
+    ]
+    assert entry.mapping(7, 7).splitlines()[0] == "7 7 1"
+
+
+def test_tenants_have_users_of_nobody() -> None:
+    uids = {system.tenant_uid(f"tenant-{number}") for number in range(50)}
+
+    assert all(64000 <= uid < 65000 for uid in uids) and len(uids) > 40
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another user")
+def test_as_root_everything_is_shown_through_the_staging_folder(tmp_path: Path) -> None:
+    line = Bubblewrap().command(Confines(str(tmp_path)), ("true",), str(tmp_path))
+
+    place = line.index(str(tmp_path))
+    assert line[place - 2 : place] == ("--bind", "/tmp/0")
+    assert stat.S_ISREG(Path(line[3]).stat().st_mode) and line[3].endswith("launcher_program.py")
+
+
+class Gone:
+    """An engine that is not installed."""
+
+    def __init__(self, name: str, missing: str = "") -> None:
+        self.name, self._missing = name, missing
+
+    def missing(self) -> str:
+        return self._missing
+
+    def command(self, confines: Confines, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
+        return tuple(argv)
+
+
+@pytest.mark.parametrize(
+    ("bubblewrap", "native", "chosen"),
+    [("", "", "bubblewrap"), ("gone", "", "native"), ("gone", "gone", "bubblewrap")],
+)
+def test_the_choice_is_bubblewrap_then_native_and_never_none(
+    bubblewrap: str, native: str, chosen: str
+) -> None:
+    there = {"bubblewrap": Gone("bubblewrap", bubblewrap), "native": Gone("native", native)}
+    assert choose("auto", {**there, "none": Gone("none")}) == chosen
+
+
+def test_an_engine_that_was_named_is_not_replaced() -> None:
+    assert choose("podman", {"native": Gone("native")}) == "podman"

@@ -1,0 +1,146 @@
+"""Fault 35: where an engine is missing, broken or nested, nothing is run, and never bare."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind
+from evoclaw.core.sandboxes import Confines, Engine
+from evoclaw.executors.processes import LocalProcesses
+from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
+from evoclaw.sandbox.engines.firejail import Firejail
+from evoclaw.sandbox.engines.podman import Podman
+from evoclaw.sandbox.engines.unconfined import NoCage
+from evoclaw.sandbox.sandbox import EngineCage
+from evoclaw.sandbox.self_test import Canary
+from tests.sandbox.engines.support import open_up, workspace
+from tests.sandbox.workers.support import may_cage
+
+ROOT = Path(__file__).parents[3]
+FAKE = """#!/bin/sh
+# Drops every option and runs the command as it is.
+while [ "$1" != -- ]; do shift; done
+shift
+exec "$@"
+"""
+LYING = "#!/bin/sh\nexit 0\n"
+BROKEN = "#!/bin/sh\necho 'no such feature' >&2\nexit 1\n"
+
+
+def names(folder: str) -> list[str]:
+    return [path.name for path in Path(folder).iterdir()]
+
+
+async def refused(engine: Engine, bounds: Confines, *, warm: bool = True) -> ToolFailure:
+    """The refusal of an engine, and that nothing was run."""
+    cage = EngineCage(engine, bounds, prover=Canary(), warm=warm)
+    mark = Path(bounds.workspace, "ran")
+    try:
+        async with asyncio.timeout(60):
+            with pytest.raises(ToolFailure) as caught:
+                await LocalProcesses(bounds.workspace, cage=cage).run(("touch", str(mark)))
+    finally:
+        await cage.close()
+    assert caught.value.kind is ErrorKind.SANDBOX_UNAVAILABLE
+    assert "Nothing was run" in caught.value.message
+    assert "ran" not in names(bounds.workspace)
+    return caught.value
+
+
+@pytest.mark.parametrize("engine", [Bubblewrap, Firejail, Podman])
+async def test_fault_35_a_missing_engine_says_what_to_install(
+    tmp_path: Path, engine: type[Bubblewrap] | type[Firejail] | type[Podman]
+) -> None:
+    failed = await refused(engine(program="no-such-program"), workspace(tmp_path))
+
+    assert f"install the package {engine.name}" in failed.message
+
+
+@pytest.mark.parametrize("script", [FAKE, LYING, BROKEN], ids=["fake", "lying", "broken"])
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+async def test_fault_35_a_program_that_only_looks_like_the_engine_is_refused(
+    tmp_path: Path, script: str, warm: bool
+) -> None:
+    program = tmp_path / "bwrap"
+    program.write_text(script)
+    program.chmod(0o755)
+    (open_up(tmp_path) / "work").mkdir()
+
+    await refused(Bubblewrap(str(program)), workspace(tmp_path / "work"), warm=warm)
+
+
+async def test_fault_35_a_fake_firejail_is_named_row_by_row(tmp_path: Path) -> None:
+    program = tmp_path / "firejail"
+    program.write_text(FAKE)
+    program.chmod(0o755)
+    (open_up(tmp_path) / "work").mkdir()
+
+    failed = await refused(Firejail(str(program)), workspace(tmp_path / "work"))
+
+    assert {"tcp", "udp", "setuid"} <= set(failed.details["escapes"])
+
+
+async def test_fault_35_no_cage_does_not_pass_for_one(tmp_path: Path) -> None:
+    await refused(NoCage(), workspace(tmp_path))
+
+
+NESTED = """
+import asyncio, sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from evoclaw.core.errors import ToolFailure
+from evoclaw.sandbox.engines.{engine} import {kind}
+from tests.sandbox.engines.test_refusals import refused
+from tests.sandbox.engines.support import workspace
+
+print(asyncio.run(refused({kind}(), workspace(Path(sys.argv[1])))))
+"""
+
+
+@pytest.mark.skipif(shutil.which("firejail") is None, reason="firejail is not installed")
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="there is no unshare")
+def test_fault_35_firejail_that_sets_itself_aside_in_a_container_is_refused(
+    tmp_path: Path,
+) -> None:
+    if not may_cage():
+        pytest.skip("no namespaces are allowed here")
+    script = NESTED.format(path=[str(ROOT / "src"), str(ROOT)], engine="firejail", kind="Firejail")
+    around = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+
+    done = subprocess.run(
+        [*around, sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"Nothing was run" in done.stdout
+
+
+def test_fault_35_bubblewrap_where_nothing_can_be_nested_is_refused(tmp_path: Path) -> None:
+    if not may_cage() or Bubblewrap().missing():
+        pytest.skip("no cage can be built here")
+    script = NESTED.format(
+        path=[str(ROOT / "src"), str(ROOT)], engine="bubblewrap", kind="Bubblewrap"
+    )
+    around = ["bwrap", "--bind", "/", "/", "--dev", "/dev", "--unshare-user", "--disable-userns"]
+
+    done = subprocess.run(
+        [*around, sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"Nothing was run" in done.stdout

@@ -1,0 +1,182 @@
+"""The bypass fuzzer: what the rules let pass is really run, and nothing they deny may happen.
+
+`EVOCLAW_FUZZ=10000` says how many examples each rule gets; the quick run gives a few hundred. The
+long run is `python -m tests.shell.fuzz`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evoclaw.core.ports import Allow
+from evoclaw.core.tools import Call
+from evoclaw.governance.rules.disk import ThisDisk
+from evoclaw.governance.rules.document import CallExample, parse_rules
+from evoclaw.governance.rules.examples import example_call
+from evoclaw.governance.rules.policy import Rules
+from tests.shell import attacks
+from tests.shell.cage import Cage, why_not
+
+FUZZ = int(os.environ.get("EVOCLAW_FUZZ", "0"))
+EXAMPLES = FUZZ or 200
+RULES = {
+    "program": 'programs = ["marker"]\ndenies = ["marker"]',
+    "write": 'paths = ["forbidden"]\naccess = "write"\ndenies = ["> forbidden"]',
+    "read": 'paths = ["secret"]\naccess = "read"\ndenies = ["cat secret"]',
+    "domain": 'domains = ["localhost", "ip6-localhost", "127.0.0.0/8", "0.0.0.0/8", "::1"]\n'
+    'denies = ["curl localhost"]',
+}
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+MARKS = {"program": "ran", "write": "forbidden", "read": "secret", "domain": "connected"}
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+class Attempts:
+    """Tries to get around one rule, and counts."""
+
+    def __init__(self, cage: Cage, kind: str) -> None:
+        self.cage, self.kind = cage, kind
+        text = f'[[rules]]\nname = "{kind}"\nthen = "deny"\n{RULES[kind]}\n'
+        self.workspace = str(cage.workspace)
+        self.rules = Rules(
+            parse_rules(text, kind),
+            workspace=self.workspace,
+            home=self.workspace,
+            disk=ThisDisk(),
+        )
+        self.examples = self.ran = 0
+        self.escapes: list[str] = []
+
+    def allows(self, call: Call) -> bool:
+        """Whether the rules let it pass."""
+        return isinstance(self.rules.look(call).verdict, Allow)
+
+    def command(self, command: str, *, judged: bool = True) -> bool:
+        """Try a command; True if it got through."""
+        self.examples += 1
+        if judged and not self.allows(example_call(command)):
+            return False
+        self.ran += 1
+        return self._note(self.cage.run(command), command)
+
+    def tool(self, name: str, key: str, argument: str) -> bool:
+        """Try a call of another tool."""
+        self.examples += 1
+        if not self.allows(example_call(CallExample(name, {key: argument}))):
+            return False
+        self.ran += 1
+        return self._note(self.cage.tool(name, argument), f"{name} {argument!r}")
+
+    def _note(self, seen: dict[str, Any], what: str) -> bool:
+        escaped = bool(seen[MARKS[self.kind]])
+        if escaped:
+            self.escapes.append(what)
+        return escaped
+
+    def compose(self, draw: Callable[..., Any]) -> str:
+        """Make up a command."""
+        match self.kind:
+            case "program":
+                command = attacks.program_attack(draw, str(self.cage.bin))
+            case "write":
+                command = attacks.write_attack(draw, self.workspace)
+            case "read":
+                command = attacks.read_attack(draw, self.workspace)
+            case _:
+                command = attacks.host_attack(draw, self.cage.port)
+        for _ in range(draw(st.sampled_from((0, 0, 1, 1, 2, 3)))):
+            command = attacks.wrap(draw, command)
+        return attacks.mutate(draw, command)
+
+
+@pytest.fixture(scope="module")
+def cage(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cage]:
+    made = Cage(tmp_path_factory.mktemp("cage"))
+    yield made
+    made.close()
+
+
+TALLY: dict[str, dict[str, int]] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tally() -> Generator[None]:
+    yield
+    if path := os.environ.get("EVOCLAW_FUZZ_TALLY"):
+        Path(path).write_text(json.dumps(TALLY))
+
+
+def fuzz(attempts: Attempts, attempt: Callable[[Callable[..., Any]], bool], examples: int) -> None:
+    """Try many times, and say what came of it."""
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=not FUZZ,
+        suppress_health_check=CHECKS,
+        report_multiple_bugs=False,
+    )
+    @given(st.data())
+    def run(data: st.DataObject) -> None:
+        escaped = attempt(data.draw)
+        # The big run goes on, to find them all.
+        assert FUZZ or not escaped, f"got through: {attempts.escapes[-1]!r}"
+
+    run()
+    told = TALLY.setdefault(attempts.kind, {"examples": 0, "run": 0, "escapes": 0})
+    told["examples"] += attempts.examples
+    told["run"] += attempts.ran
+    told["escapes"] += len(attempts.escapes)
+    assert not attempts.escapes, "\n".join(map(repr, attempts.escapes[:20]))
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_no_command_gets_around_a_deny_rule(cage: Cage, kind: str) -> None:
+    attempts = Attempts(cage, kind)
+    fuzz(attempts, lambda draw: attempts.command(attempts.compose(draw)), EXAMPLES)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("read", "read"), ("write", "write")])
+def test_no_path_of_a_tool_gets_around_a_deny_rule(cage: Cage, kind: str, name: str) -> None:
+    attempts = Attempts(cage, kind)
+    target = {"read": "secret", "write": "forbidden"}[kind]
+
+    def attempt(draw: Callable[..., Any]) -> bool:
+        path = attacks.path_ways(draw, target, attempts.workspace)
+        return attempts.tool(name, "path", attacks.mutate(draw, path))
+
+    fuzz(attempts, attempt, EXAMPLES // 4)
+
+
+def test_no_url_of_a_tool_gets_around_a_deny_rule(cage: Cage) -> None:
+    attempts = Attempts(cage, "domain")
+
+    def attempt(draw: Callable[..., Any]) -> bool:
+        return attempts.tool("webfetch", "url", attacks.url_attack(draw, cage.port))
+
+    fuzz(attempts, attempt, EXAMPLES // 4)
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_the_same_commands_get_through_where_nothing_judges_them(cage: Cage, kind: str) -> None:
+    attempts = Attempts(cage, kind)
+    found: list[bool] = []
+
+    @settings(max_examples=25, deadline=None, database=None, derandomize=True,
+              suppress_health_check=CHECKS)  # fmt: skip
+    @given(st.data())
+    def run(data: st.DataObject) -> None:
+        found.append(attempts.command(attempts.compose(data.draw), judged=False))
+
+    run()
+    assert sum(found) >= 3, "the fuzzer's commands do nothing"

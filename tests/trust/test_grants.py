@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import multiprocessing
+import stat
+import subprocess
+import sys
+from base64 import urlsafe_b64encode
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.trust.grants import (
+    MAX_TEXT,
+    Grant,
+    GrantRefused,
+    Refusal,
+    Signer,
+    Verifier,
+)
+
+NOW = 1_000_000.0
+SIGNER = Signer(b"s" * 32)
+GRANT = Grant(
+    agent="pi",
+    tenant="home",
+    request_id="r.1.0.1",
+    run_id="r",
+    epoch=3,
+    tool="bash",
+    args_sha256="ab" * 32,
+    permissions=("shell", "network"),
+    sandbox="bubblewrap",
+    budget={"calls": 7, "seconds": 12.5},
+    issued_at=NOW,
+    life_s=60,
+)
+TEXT = SIGNER.sign(GRANT)
+
+
+def verify(
+    text: str = TEXT,
+    *,
+    verifier: Verifier | None = None,
+    agent: str = "pi",
+    tool: str = "bash",
+    args_sha256: str = "ab" * 32,
+    request_id: str = "r.1.0.1",
+    permissions: frozenset[str] = frozenset({"shell"}),
+    now: float = NOW + 1,
+) -> Grant:
+    return (verifier or Verifier(SIGNER.public_key)).verify(
+        text,
+        agent=agent,
+        tool=tool,
+        args_sha256=args_sha256,
+        request_id=request_id,
+        permissions=permissions,
+        now=now,
+    )
+
+
+def refusal(text: str = TEXT, **asked: Any) -> Refusal:
+    with pytest.raises(GrantRefused) as refused:
+        verify(text, **asked)
+    assert str(refused.value) == refused.value.reason
+    return refused.value.code
+
+
+def test_a_grant_holds_for_exactly_what_it_names() -> None:
+    assert verify() == GRANT
+    assert verify(permissions=frozenset({"shell", "network"})) == GRANT
+    assert verify(permissions=frozenset()) == GRANT
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"agent": "desktop"}, Refusal.OTHER_AGENT),
+        ({"tool": "write"}, Refusal.OTHER_TOOL),
+        ({"args_sha256": "cd" * 32}, Refusal.OTHER_ARGUMENTS),
+        ({"args_sha256": ""}, Refusal.OTHER_ARGUMENTS),
+        ({"request_id": "r.1.0.2"}, Refusal.OTHER_REQUEST),
+        ({"permissions": frozenset({"shell", "git"})}, Refusal.NOT_PERMITTED),
+        ({"now": NOW + 60}, Refusal.EXPIRED),
+        ({"now": NOW + 3 * 86_400}, Refusal.EXPIRED),
+        ({"now": float("nan")}, Refusal.EXPIRED),
+    ],
+)
+def test_a_grant_holds_for_nothing_else(asked: dict[str, Any], code: Refusal) -> None:
+    assert refusal(**asked) is code
+
+
+def test_a_clock_that_is_a_little_behind_does_no_harm() -> None:
+    assert verify(now=NOW - 5) == GRANT
+
+
+def test_a_refusal_says_what_is_missing() -> None:
+    with pytest.raises(GrantRefused, match="does not permit device, git"):
+        verify(permissions=frozenset({"git", "shell", "device"}))
+
+
+@given(st.integers(0, len(TEXT) - 1), st.characters(codec="utf-8"))
+def test_a_grant_with_any_other_letter_is_refused(place: int, letter: str) -> None:
+    changed = TEXT[:place] + letter + TEXT[place + 1 :]
+
+    if changed != TEXT:
+        assert refusal(changed) in (Refusal.MALFORMED, Refusal.BAD_SIGNATURE)
+
+
+def test_every_single_bit_counts() -> None:
+    for place, letter in enumerate(TEXT):
+        for bit in range(7):
+            changed = TEXT[:place] + chr(ord(letter) ^ 1 << bit) + TEXT[place + 1 :]
+            assert refusal(changed) in (Refusal.MALFORMED, Refusal.BAD_SIGNATURE), changed
+
+
+@given(st.text() | st.binary().map(lambda data: urlsafe_b64encode(data).decode()))
+def test_rubbish_is_refused_and_never_breaks_anything(text: str) -> None:
+    assert refusal(text) in (Refusal.MALFORMED, Refusal.BAD_SIGNATURE)
+
+
+def test_what_is_cut_doubled_or_too_long_is_refused() -> None:
+    payload, _, signature = TEXT.partition(".")
+    longer = SIGNER.sign(msgspec.structs.replace(GRANT, sandbox="x" * MAX_TEXT))
+    texts = ("", ".", payload, f"{payload}.", f".{signature}", f"{TEXT}.{signature}", f"{TEXT}=")
+
+    assert {refusal(text) for text in texts} <= {Refusal.MALFORMED, Refusal.BAD_SIGNATURE}
+    assert refusal(longer) is Refusal.MALFORMED
+
+
+def test_another_key_is_refused_unless_it_is_trusted_too() -> None:
+    old, new = Signer(b"o" * 32), Signer(b"n" * 32)
+    both = Verifier(new.public_key, old.public_key)
+
+    assert verify(old.sign(GRANT), verifier=both) == GRANT
+    assert verify(new.sign(GRANT), verifier=both) == GRANT
+    assert refusal(SIGNER.sign(GRANT), verifier=both) is Refusal.BAD_SIGNATURE
+
+
+def test_a_signature_over_the_bare_payload_is_none() -> None:
+    """The same key may sign other things: none of them passes for a grant."""
+    payload = msgspec.json.encode(GRANT)
+    key = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
+    bare = urlsafe_b64encode(key.sign(payload)).rstrip(b"=").decode()
+
+    assert refusal(f"{TEXT.partition('.')[0]}.{bare}") is Refusal.BAD_SIGNATURE
+
+
+def test_a_newer_orchestrators_grant_is_understood() -> None:
+    class Newer(Grant, frozen=True, kw_only=True):
+        colour: str = "?"
+
+    newer = msgspec.convert({**msgspec.to_builtins(GRANT), "colour": "blue"}, Newer)
+
+    assert verify(SIGNER.sign(newer)) == GRANT
+
+
+def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "grants.key"
+
+    made = Signer.load_or_create(path)
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Signer.load_or_create(path).public_key == made.public_key
+    assert len(made.public_key) == 43
+    assert list(path.parent.iterdir()) == [path]
+
+
+def _public_key(path: Path) -> str:
+    return Signer.load_or_create(path).public_key
+
+
+def test_processes_that_make_a_key_at_once_get_the_same(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(4) as pool:
+        for number in range(5):
+            path = tmp_path / f"{number}.key"
+            assert len(set(pool.map(_public_key, [path] * 4, chunksize=1))) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff\xfe", b"=" * 43, b"A" * 44])
+def test_a_damaged_key_is_never_replaced_in_silence(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+
+    with pytest.raises(ConfigError, match="put a copy back"):
+        Signer.load_or_create(path)
+    assert path.read_bytes() == content
+
+
+def test_a_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    Signer.load_or_create(path)
+    path.chmod(0o640)
+
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Signer.load_or_create(path)
+
+
+def test_a_key_that_cannot_be_made_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigError, match="file/key cannot be used"):
+        Signer.load_or_create(tmp_path / "file" / "key")
+
+
+@pytest.mark.parametrize("key", ["", "no key", "A" * 42, "A" * 44, SIGNER.public_key + "="])
+def test_what_is_no_public_key_is_refused_at_once(key: str) -> None:
+    with pytest.raises(ConfigError, match="43 letters"):
+        Verifier(key)
+    with pytest.raises(ConfigError, match="no public key"):
+        Verifier()
+
+
+def test_the_library_is_loaded_only_by_who_signs_or_checks() -> None:
+    code = (
+        "import sys, evoclaw.trust.grants as grants\n"
+        "assert 'cryptography' not in sys.modules\n"
+        f"verifier = grants.Verifier({SIGNER.public_key!r})\n"
+        "assert 'cryptography' not in sys.modules\n"
+        "asked = dict(agent='', tool='', args_sha256='', request_id='', permissions=(), now=0)\n"
+        "try: verifier.verify('YQ.YQ', **asked)\n"
+        "except grants.GrantRefused as refusal: assert refusal.code == 'bad_signature'\n"
+        "assert 'cryptography' in sys.modules\n"
+        "assert 'cryptography.x509' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,201 @@
+"""Receipts as such: written in one way, signed for one purpose, refused for a named reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evoclaw import verify
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON
+from evoclaw.trust.grants import Grant, Signer
+from evoclaw.trust.receipts import (
+    PURPOSE,
+    DeviceKey,
+    Facts,
+    Flaw,
+    Receipt,
+    ReceiptRefused,
+    bounded,
+    canonical,
+    describe,
+    hash_of,
+    read,
+    result_hash,
+    short_id,
+    write,
+)
+
+SEED = bytes(range(32))
+PAYLOAD: dict[str, JSON] = {
+    "status": "success",
+    "tool": "bash",
+    "result": "done",
+    "stderr": "",
+    "exit_code": 0,
+    "elapsed_ms": 1.5,
+    "request_id": "run.1.0.1",
+    "details": {"isolation": "bubblewrap"},
+}
+
+
+def facts(**other: JSON) -> Facts:
+    usual: dict[str, JSON] = {
+        "agent_id": "pi",
+        "boot_id": "b1",
+        "request_id": "run.1.0.1",
+        "run_id": "run",
+        "tenant": "",
+        "epoch": 1,
+        "tool": "bash",
+        "tool_hash": "00ff",
+        "arguments": {"command": "ls"},
+        "started_at": 1.0,
+        "ended_at": 2.5,
+    }
+    return Facts(**(usual | other))
+
+
+def receipt(**other: JSON) -> Receipt:
+    return describe(facts(**other), PAYLOAD, DeviceKey(SEED).public_key)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(json_values)
+@settings(max_examples=300, deadline=None)
+def test_the_verifier_writes_json_just_as_the_device_does(value: JSON) -> None:
+    assert canonical(value).decode() == verify.canonical(value)
+    told = json.loads(msgspec.json.encode(value))
+    assert hash_of(told) == verify.digest(value), "also after a journey over the wire"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.0, "1"), (-0.0, "0"), (1e16, "10000000000000000"), (1e21, "1e+21"), (1.5e-7, "1.5e-7"),
+        (1e-6, "0.000001"), (1.2345678901234568e20, "123456789012345680000"), (5e-324, "5e-324"),
+        (2**64, "18446744073709551616"), (float("nan"), "null"), (True, "true"),
+        ({"b": 1, "a": [None, "é\n"]}, '{"a":[null,"é\\n"],"b":1}'),
+        ({"\U0001f600": 1, "\ufb33": 2}, '{"\U0001f600":1,"\ufb33":2}'),
+    ],
+)  # fmt: skip
+def test_canonical_json_is_that_of_the_standard(value: JSON, text: str) -> None:
+    assert canonical(value).decode() == text
+
+
+@given(st.text(min_size=1), st.integers(1, 400))
+@settings(max_examples=100, deadline=None)
+def test_a_long_text_is_written_as_a_short_one_is(text: str, many: int) -> None:
+    assert canonical(text * many).decode() == verify.canonical(text * many)
+
+
+def test_what_is_no_json_is_not_signed() -> None:
+    with pytest.raises(TypeError, match="object is no JSON"):
+        canonical({"a": object()})
+    with pytest.raises(ValueError, match="half a character"):
+        canonical("\ud800")
+    with pytest.raises(ValueError, match="half a character"):
+        canonical("\ud800" * 1000)
+
+
+def test_a_result_has_one_hash_whether_empty_members_are_said_or_left_out() -> None:
+    assert result_hash(PAYLOAD) == result_hash({**PAYLOAD, "blocks": None, "truncated": False})
+    assert result_hash(PAYLOAD) == result_hash({**PAYLOAD, "receipt": {"body": "x"}})
+    assert result_hash(PAYLOAD) != result_hash({**PAYLOAD, "exit_code": None})
+    assert result_hash(PAYLOAD) == verify.result_digest(PAYLOAD)
+
+
+def test_a_receipt_holds_what_the_result_says() -> None:
+    found = receipt()
+    assert (found.status, found.exit_code, found.isolation) == ("success", 0, "bubblewrap")
+    assert (found.started_at, found.ended_at) == (1000, 2500)
+    assert found.args_sha256 == hash_of({"command": "ls"})
+    assert receipt(arguments=None).args_sha256 == ""
+    assert receipt(grant="g").grant_sha256 and not found.grant_sha256
+
+
+def test_a_long_name_is_stood_for_by_its_hash() -> None:
+    assert bounded("a" * 200) == "a" * 200
+    assert bounded("a" * 201).startswith("sha256:")
+    assert len(receipt(tool="x" * 10_000, run_id="y" * 10_000).tool) == 71
+
+
+def test_a_receipt_that_was_signed_reads_back() -> None:
+    key = DeviceKey(SEED)
+    signed = key.sign(receipt())
+    found, again = read({"body": signed.body, "signature": signed.signature}, key=key.public_key)
+    assert found == receipt()
+    assert again.hash == signed.hash
+    assert short_id(3, signed.hash) == f"r3-{signed.hash[:8]}"
+    assert canonical(json.loads(signed.body)).decode() == signed.body
+
+
+def flaw(signed: JSON, key: str | None = None) -> Flaw:
+    with pytest.raises(ReceiptRefused) as refused:
+        read(signed, key=key)
+    return refused.value.flaw
+
+
+def test_each_way_a_receipt_can_be_wrong_has_its_name() -> None:
+    key, other = DeviceKey(SEED), DeviceKey(bytes(32))
+    signed = key.sign(receipt())
+    good: dict[str, JSON] = {"body": signed.body, "signature": signed.signature}
+    assert flaw(None) is Flaw.ABSENT
+    assert flaw("text") is Flaw.MALFORMED
+    assert flaw({**good, "body": "{}"}) is Flaw.MALFORMED
+    assert flaw({**good, "body": " " + signed.body}) is Flaw.MALFORMED
+    assert flaw({**good, "body": signed.body.replace('"v":1', '"v":2')}) is Flaw.MALFORMED
+    assert flaw({**good, "body": "x" * 40_000}) is Flaw.MALFORMED
+    assert flaw(good, other.public_key) is Flaw.OTHER_KEY
+    assert flaw({**good, "body": signed.body.replace("bash", "bush")}) is Flaw.BAD_SIGNATURE
+    foreign = other.sign(receipt())
+    assert flaw({**good, "signature": foreign.signature}) is Flaw.BAD_SIGNATURE
+    assert flaw({**good, "signature": "!"}) is Flaw.MALFORMED
+
+
+def test_a_key_for_grants_signs_nothing_that_passes_for_a_receipt() -> None:
+    grant = Grant(agent="pi", request_id="r", tool="t", args_sha256="", issued_at=0.0, life_s=1.0)
+    _, _, signature = Signer(SEED).sign(grant).partition(".")
+    body = write(receipt()).decode()
+    assert flaw({"body": body, "signature": signature}) is Flaw.BAD_SIGNATURE
+    assert PURPOSE != b"evoclaw grant 1\n"
+
+
+def test_the_key_is_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "device.key"
+    first = DeviceKey.load_or_create(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert DeviceKey.load_or_create(path).public_key == first.public_key
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "device.key"
+    DeviceKey.load_or_create(path)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        DeviceKey.load_or_create(path)
+
+
+@pytest.mark.parametrize("content", ["", "short", "*" * 43])
+def test_a_damaged_key_says_what_to_do(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "device.key"
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="put a copy back"):
+        DeviceKey.load_or_create(path)
