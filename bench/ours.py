@@ -66,8 +66,8 @@ def local_executor():
 
 
 def policies():
+    from evoclaw.core.chain import Chain
     from evoclaw.governance.autonomy import Autonomy, Level
-    from evoclaw.governance.chain import Chain
     from evoclaw.governance.permissions import Permissions
 
     return Chain((Permissions(frozenset({"file_read"})), Autonomy(Level.SUPERVISED)))
@@ -111,8 +111,9 @@ async def stored(folder: str):
     from pathlib import Path
 
     from evoclaw.core.agent import Agent, LoopSettings
+    from evoclaw.core.pipeline import Pipeline
     from evoclaw.core.ports import Ports
-    from evoclaw.executors.settled import Settled
+    from evoclaw.core.routes import Route
     from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.providers.settled import Settled as SettledProvider
     from evoclaw.store.sessions.sessions import SessionStore
@@ -128,7 +129,7 @@ async def stored(folder: str):
 
         def equip(agent, session, given) -> Ports:
             provider = SettledProvider(Fake(scripts[session.id]), settle)
-            return Ports(provider, Settled(executor, settle), policy)
+            return Ports(provider, Pipeline([Route(executor, ready=settle)]), policy)
 
         talks = Conversations(store, {"bench": agent}, equip, together=True)
 

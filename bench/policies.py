@@ -1,6 +1,6 @@
 """What a verdict costs: every policy of a governed run, and all of them; ends with one JSON object.
 
-The chain is the one that `wiring/governing.py` builds, with the budget behind it. Each figure is
+The chain is the one that `wiring/governance.py` builds, with the budget behind it. Each figure is
 the processor time of one verdict: the median of a round, and of several rounds the least, for
 other work on the machine can only add to it. `fresh` judges a command whose text was never read
 before; `again` one that was. `floor` is a chain of as many policies that allow at once.
@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from evoclaw.core.chain import Chain
 from evoclaw.core.history import History
 from evoclaw.core.labels import Label
 from evoclaw.core.messages import (
@@ -36,12 +37,11 @@ from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.budget.policy import Budget
 from evoclaw.governance.budget.terms import Terms
-from evoclaw.governance.chain import Chain
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.shell.kept import forget_commands
 from evoclaw.tools.sets import named
 from evoclaw.wiring.budget import price_for
-from evoclaw.wiring.governing import Governance, open_governance
+from evoclaw.wiring.governance import Governance, open_governance
 
 ROUNDS, TIMES = 16, 60
 ENOUGH = 500

@@ -21,6 +21,7 @@ import msgspec
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.calls import Turn, judge, perform, prepare
+from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import CallFinished
 from evoclaw.core.messages import ToolCall, ToolResult
@@ -30,7 +31,6 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.chain import Chain
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers.scripted import Scripted
 from evoclaw.tools.define import tool

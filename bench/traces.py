@@ -25,10 +25,11 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import user
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import AllowAll, Ports, Sink
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect
-from evoclaw.executors.traced import Traced
+from evoclaw.executors.trace_step import TraceCall
 from evoclaw.observe.tracing.words import Who
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.wiring.tracing import open_tracing
@@ -64,7 +65,7 @@ async def alone(env: dict[str, str]) -> dict[str, float]:
 async def _one(run_id: str, sink: Sink | None) -> None:
     inner = Table((tool("echo", effect=Effect.READ, resources=()), echo))
     script = Scripted(*(calls(("echo", {"number": n})) for n in range(TURNS)), says("done"))
-    ports = Ports(script, inner if sink is None else Traced(inner), AllowAll())
+    ports = Ports(script, inner if sink is None else Pipeline([inner], [TraceCall()]), AllowAll())
     settings = LoopSettings(max_turns=TURNS + 5)
     bus = Bus(run_id, () if sink is None else (sink,))
     state = new_run((user("do it"),), run_id)

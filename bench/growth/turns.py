@@ -12,6 +12,7 @@ from bench.policies import governed
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
+from evoclaw.core.chain import Chain
 from evoclaw.core.labels import Principal
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import user
@@ -19,7 +20,6 @@ from evoclaw.core.ports import AllowAll, Policy, Ports
 from evoclaw.core.state import new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.autonomy import Level
-from evoclaw.governance.chain import Chain
 from evoclaw.orchestrator.errands import Errand
 
 SIZES = {True: (10, 30, 100, 300), False: (10, 30, 100, 300, 1_000)}

@@ -20,7 +20,7 @@ _NAMES = {
     "core.tools": "Call Effect Tool",
     "executors.local": "LocalExecutor",
     "governance.autonomy": "Autonomy Level",
-    "governance.chain": "Chain",
+    "core.chain": "Chain",
     "governance.permissions": "Permissions",
     "providers": "provider_for",
     "providers.scripted": "Scripted calls says",

@@ -1,6 +1,7 @@
 """The public names with their types; `__init__.py` loads each when it is first used."""
 
 from evoclaw.core.agent import Agent, LoopSettings
+from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ConfigError, EvoClawError, ProviderError, ToolFailure
 from evoclaw.core.events import Event, Record, StopReason
@@ -26,7 +27,6 @@ from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.chain import Chain
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers import provider_for
 from evoclaw.providers.scripted import Scripted, calls, says

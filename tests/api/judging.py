@@ -14,7 +14,7 @@ from evoclaw.observe.audit.policy import Recordable
 from evoclaw.observe.audit.writer import Audit
 from evoclaw.orchestrator.agents.definitions import level_of
 from evoclaw.tools.sets import named
-from evoclaw.wiring.governing import Governance
+from evoclaw.wiring.governance import Governance
 from evoclaw.wiring.oversight import guards
 from evoclaw.wiring.settings import orchestrator_settings
 
@@ -24,16 +24,16 @@ class Judged:
     """What runs are judged by."""
 
     governance: Governance
-    chains: dict[str, Policy] = field(default_factory=dict[str, Policy])
+    made: dict[str, tuple[Policy, ...]] = field(default_factory=dict[str, tuple[Policy, ...]])
 
     def tools(self, agent: Agent) -> Sequence[Tool]:
         return [bound.tool for bound in named(("read", "canvas"))]
 
-    def chain(self, agent: Agent) -> Policy:
-        if agent.name not in self.chains:
-            made = self.governance.chain(level_of(agent), agent.capabilities, None, list)
-            self.chains[agent.name] = made
-        return self.chains[agent.name]
+    def policies(self, agent: Agent) -> tuple[Policy, ...]:
+        if agent.name not in self.made:
+            made = self.governance.rules(level_of(agent), agent.capabilities, None, list)
+            self.made[agent.name] = made
+        return self.made[agent.name]
 
 
 def judged_by(folder: Path, ledger: Ledger, audit: Audit) -> Judged:

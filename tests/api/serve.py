@@ -12,15 +12,15 @@ from evoclaw.api.mcp_server import McpTools
 from evoclaw.api.mcp_stdio import serve_stdio
 from evoclaw.cli.main import parser
 from evoclaw.cli.mcp import Door, Wanted, mcp
+from evoclaw.core.chain import Chain
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import ALL
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.mcp.pins import PinFile
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.executors.wrapped import Filtered
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.chain import Chain
-from evoclaw.governance.permissions import Permissions
+from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.tools.define import tool
 from evoclaw.tools.sets import coding
 
@@ -55,7 +55,8 @@ class Local:
 def offered(wanted: Wanted) -> McpTools:
     held = frozenset({"file_read"} if wanted.level is Level.READ_ONLY else {ALL})
     files, processes = LocalFiles(wanted.workspace), LocalProcesses(wanted.workspace)
-    executor = Filtered(LocalExecutor([*coding(), shout], files=files, exec=processes), held)
+    local = LocalExecutor([*coding(), shout], files=files, exec=processes)
+    executor = Pipeline([local], [PermittedTools(held)])
     policy = Chain((Permissions(held), Autonomy(wanted.level)))
     return McpTools(executor, policy, wanted.approver, capabilities=held)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from evoclaw.core.chain import Chain
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call
 from evoclaw.governance.rates import OwnWindows, Rates
@@ -49,7 +50,11 @@ async def test_a_verdict_is_explained_by_the_owners_own_rules(tmp_path: Path) ->
         (rule,) = (await root.get("/v1/policy")).json["rules"]
         assert (rule["name"], rule["source"]) == ("no-curl", "own.toml")
         curl = await explained(root, "bash", command="curl http://x/ > out")
-        assert (curl["verdict"], curl["code"], curl["by"]) == ("deny", "rule:no-curl", "Rules")
+        assert (curl["verdict"], curl["code"], curl["by"]) == (
+            "deny",
+            "rule:no-curl",
+            "CommandRules",
+        )
         assert curl["reason"] == "curl is forbidden here"
         assert curl["reason_for_model"].startswith("curl is not for you")
         assert curl["effects"]["programs"] and curl["effects"]["writes"] == ["/workspace/out"]
@@ -69,7 +74,8 @@ async def test_the_steps_are_those_of_the_chain_that_runs_have_but_for_rates(
     async with served(tmp_path) as up:
         found = await explained(await up.as_("tools:read"), "read", path="a.txt")
     assert [one["policy"] for one in found["steps"]] == [
-        "Stops", "ToolStatus", "Recordable", "Autonomy", "Permissions", "Rules", "Domains", "Flow",
+        "Stops", "ToolStatus", "Recordable", "Autonomy", "Permissions", "CommandRules", "Domains",
+        "Flow",
     ]  # fmt: skip
     assert found["verdict"] == "allow"
 
@@ -99,7 +105,7 @@ async def test_an_explanation_leaves_no_trace(tmp_path: Path) -> None:
         records = await (await up.as_("audit:read")).get("/v1/audit")
         assert records.json["items"] == []
         call = Call("1", named(("read",))[0].tool, {"path": "a"}, "r.1.0.1", 1.0)
-        await judged.chain(AGENT).judge(call)
+        await Chain(judged.policies(AGENT)).judge(call)
         assert len(windows) == 1, "the same rates count what runs do"
 
 

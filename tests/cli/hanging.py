@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import RunFinished
 from evoclaw.core.ports import Ports
@@ -14,7 +15,6 @@ from evoclaw.core.run import watch
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.governance.chain import Chain
 from evoclaw.governance.stops import StopFile, Stops, ended_by
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.sets import named

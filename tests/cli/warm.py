@@ -41,7 +41,7 @@ MODULES = (
     "evoclaw.cli.stream",
     "evoclaw.governance.budget.telling",
     "evoclaw.governance.flow",
-    "evoclaw.wiring.governing",
+    "evoclaw.wiring.governance",
     "evoclaw.wiring.local",
     "evoclaw.wiring.toolbox",
 )

@@ -10,8 +10,9 @@ import pytest
 from evoclaw.cli.clean import clean
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
+from evoclaw.core.pipeline import Pipeline
+from evoclaw.executors.hidden_text import MarkHiddenText, hidden_kinds
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.unseen import Flagged, unseen
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
 from tests.core.support import run
@@ -46,7 +47,7 @@ def fail(text: str) -> str:
 @pytest.mark.parametrize("text", HIDDEN.values(), ids=HIDDEN)
 async def test_fault_52_a_result_that_hides_something_is_flagged_and_stays_exact(text: str) -> None:
     script = Scripted(calls(("show", {"text": text}), ("fail", {"text": text})), says("ok"))
-    ran = await run(script, Flagged(LocalExecutor([show, fail])))
+    ran = await run(script, Pipeline([LocalExecutor([show, fail])], [MarkHiddenText()]))
     shown, failed = ran.results
     assert shown.blocks[0].text == text  # type: ignore[union-attr]
     assert "hides something" in shown.text
@@ -56,7 +57,7 @@ async def test_fault_52_a_result_that_hides_something_is_flagged_and_stays_exact
 
 @pytest.mark.parametrize("text", HIDDEN.values(), ids=HIDDEN)
 def test_fault_52_none_of_it_reaches_a_terminal(text: str) -> None:
-    assert not unseen(clean(text))
+    assert not hidden_kinds(clean(text))
     assert "\x1b" not in clean(text)
 
 
@@ -66,7 +67,7 @@ def test_fault_52_none_of_it_reaches_a_terminal(text: str) -> None:
 )
 async def test_fault_52_ordinary_text_is_not_flagged(text: str) -> None:
     script = Scripted(calls(("show", {"text": text})), says("ok"))
-    ran = await run(script, Flagged(LocalExecutor([show])))
+    ran = await run(script, Pipeline([LocalExecutor([show])], [MarkHiddenText()]))
     assert ran.results[0].text == text
 
 
@@ -74,7 +75,7 @@ def test_fault_52_naughty_strings_are_clean_on_a_terminal_and_whole_in_a_record(
     assert len(STRINGS) > 100
     for text in STRINGS:
         assert "\x1b" not in clean(text)
-        assert not unseen(clean(text))
+        assert not hidden_kinds(clean(text))
         line = msgspec.json.encode({"text": text})
         assert b"\n" not in line
         assert msgspec.json.decode(line)["text"] == text

@@ -7,11 +7,12 @@ import pytest
 
 from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Executor, Progress
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.routed import Routed
-from evoclaw.executors.wrapped import Filtered, WithRetry, WithTimeouts, Wrapper
+from evoclaw.executors.wrapped import ToolTimeouts, WithRetry, Wrapper
+from evoclaw.governance.permissions import PermittedTools
 from evoclaw.tools.define import tool
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import read, write
@@ -123,33 +124,33 @@ async def test_wrong_arguments_that_got_this_far_are_told_to_the_model() -> None
         assert failure.value.kind is ErrorKind.INVALID_PARAMS
 
 
-async def test_routed_sends_each_call_to_the_executor_that_has_the_tool() -> None:
+async def test_a_pipeline_sends_each_call_to_the_executor_that_has_the_tool() -> None:
     first, second = Scripted(simple("a")), Scripted(simple("b"), simple("c"))
-    routed = Routed([first, second])
+    pipeline = Pipeline([first, second])
 
-    assert names(routed) == ["a", "b", "c"]
-    assert await outcome(routed, simple("c")) == "ran"
+    assert names(pipeline) == ["a", "b", "c"]
+    assert await outcome(pipeline, simple("c")) == "ran"
     assert (first.asked, second.asked) == ([], ["c run.1.0.1"])
-    assert await outcome(routed, simple("d")) == ErrorKind.NOT_FOUND
+    assert await outcome(pipeline, simple("d")) == ErrorKind.NOT_FOUND
 
 
-async def test_routed_follows_changes_and_else_keeps_its_list() -> None:
+async def test_a_pipeline_follows_changes_and_else_keeps_its_list() -> None:
     first, second = Scripted(simple("a")), Scripted(simple("b"))
-    routed = Routed([first, second])
+    pipeline = Pipeline([first, second])
 
-    before = routed.tools()
-    assert routed.tools() is before
+    before = pipeline.tools()
+    assert pipeline.tools() is before
     second.offered = (simple("x"),)
-    assert names(routed) == ["a", "x"]
-    assert await outcome(routed, simple("b")) == ErrorKind.NOT_FOUND
+    assert names(pipeline) == ["a", "x"]
+    assert await outcome(pipeline, simple("b")) == ErrorKind.NOT_FOUND
     second.offered = (simple("a"),)
     with pytest.raises(DuplicateTool):
-        routed.tools()
+        pipeline.tools()
 
 
-def test_routed_refuses_two_tools_of_one_name() -> None:
+def test_a_pipeline_refuses_two_tools_of_one_name() -> None:
     with pytest.raises(DuplicateTool):
-        Routed([Scripted(simple("a")), Scripted(simple("a"))])
+        Pipeline([Scripted(simple("a")), Scripted(simple("a"))])
 
 
 @pytest.mark.parametrize(
@@ -162,38 +163,31 @@ def test_routed_refuses_two_tools_of_one_name() -> None:
         (["*"], ["bash", "commit", "free"]),
     ],
 )
-async def test_filtered_offers_and_runs_only_what_is_held(
+async def test_only_permitted_tools_are_offered_and_run(
     capabilities: list[str], offered: list[str]
 ) -> None:
     tools = (simple("bash", "shell"), simple("commit", "git", "file_write"), simple("free"))
-    filtered = Filtered(Scripted(*tools), capabilities)
+    filtered = Pipeline([Scripted(*tools)], [PermittedTools(frozenset(capabilities))])
 
     assert names(filtered) == offered
     for one in tools:
         # A forged call that claims to need nothing is judged by the real tool.
         forged = simple(one.name)
-        expected = "ran" if one.name in offered else ErrorKind.PERMISSION_DENIED
+        expected = "ran" if one.name in offered else ErrorKind.NOT_FOUND
         assert await outcome(filtered, forged) == expected
     assert await outcome(filtered, simple("other")) == ErrorKind.NOT_FOUND
     assert filtered.tools() is filtered.tools()
 
 
-async def test_filtered_says_what_is_missing() -> None:
-    filtered = Filtered(Scripted(simple("bash", "shell")), ["git"])
-
-    with pytest.raises(ToolFailure, match=r"Permission denied for tool 'bash' \(requires: shell\)"):
-        await filtered.execute(asking(simple("bash")), silent)
-
-
 def test_timeouts_are_configured_but_never_above_the_maximum() -> None:
     tool = Tool("a", "a", EMPTY, timeout=10, max_timeout=60)
     inner = Scripted(tool, simple("b"))
-    wrapped = WithTimeouts(inner, {"a": 500, "absent": 3})
+    changed = Pipeline([inner], [ToolTimeouts({"a": 500, "absent": 3})])
 
-    assert [one.timeout for one in wrapped.tools()] == [60, 10]
-    assert WithTimeouts(inner, {"a": 2}).tools()[0].timeout == 2
+    assert [one.timeout for one in changed.tools()] == [60, 10]
+    assert ToolTimeouts({"a": 2}).offer([tool])[0].timeout == 2
     with pytest.raises(ConfigError):
-        WithTimeouts(inner, {"a": 0})
+        ToolTimeouts({"a": 0})
 
 
 @pytest.mark.parametrize(
@@ -224,7 +218,7 @@ def test_retrying_needs_an_attempt() -> None:
 
 async def test_wrappers_stack_and_a_bare_one_changes_nothing() -> None:
     inner = Scripted(simple("bash", "shell"), simple("free"))
-    stack = Filtered(WithTimeouts(WithRetry(inner), {}), ["shell"])
+    stack = Pipeline([WithRetry(inner)], [PermittedTools(frozenset({"shell"}))])
 
     assert names(stack) == ["bash", "free"]
     assert await outcome(stack, simple("bash")) == "ran"

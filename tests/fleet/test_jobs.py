@@ -15,11 +15,11 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import CallFinished, Event
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult, user
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Executor, Ports, Progress
 from evoclaw.core.state import new_run
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.routed import Routed
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.fleet.jobs import Job, NoJob
 from evoclaw.orchestrator.fleet.tidying import MARGIN, Tidying, last_moment
@@ -224,7 +224,7 @@ def tools_of(here: House) -> Executor:
     """What the model of an orchestrator is offered."""
     given: dict[type, object] = {Jobs: here.orchestrator.jobs()}
     asking = here.orchestrator.edge_call(frozenset({"*"}))
-    return Routed([asking, LocalExecutor([jobs], given=given)])
+    return Pipeline([asking, LocalExecutor([jobs], given=given)])
 
 
 async def use(here: House, name: str, request_id: str = "", **arguments: JSON) -> ToolResult:

@@ -15,9 +15,11 @@ import pytest
 from evoclaw.core.bound import BoundTool, Output
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock, ToolResult
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call
-from evoclaw.edge.outputs import Outputs
+from evoclaw.edge.artifact_tool import artifact_tool
+from evoclaw.edge.outputs import KeepLargeOutput
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.orchestrator.fleet.fetching import FetchFailed
@@ -53,15 +55,17 @@ async def draw(size: int) -> Output:
     return Output((TextBlock("Here:"), ImageBlock("image/png", data)), {"diff": "d" * 100_000})
 
 
-def executor(folder: Path, *bound: BoundTool) -> Outputs:
+def executor(folder: Path, *bound: BoundTool) -> Pipeline:
     inner = LocalExecutor(
         [say, stream, draw, bash, *bound], exec=LocalProcesses(folder, isolation="none")
     )
-    return Outputs(inner, Artifacts(folder / "artifacts"), limit=LIMIT)
+    artifacts = Artifacts(folder / "artifacts")
+    reading = LocalExecutor([artifact_tool(artifacts)])
+    return Pipeline([inner, reading], [KeepLargeOutput(artifacts, limit=LIMIT)])
 
 
 async def run(
-    outputs: Outputs, name: str, said: list[str] | None = None, **given: JSON
+    outputs: Pipeline, name: str, said: list[str] | None = None, **given: JSON
 ) -> ToolResult:
     found = next(one for one in outputs.tools() if one.name == name)
     call = Call("c1", found, given, "run.1.0.1", 30)
@@ -182,7 +186,7 @@ async def test_a_call_that_is_cut_off_leaves_nothing_half_kept(tmp_path: Path) -
     assert list(folder.iterdir()) == []
 
 
-async def read(outputs: Outputs, handle: JSON, **given: JSON) -> ToolResult:
+async def read(outputs: Pipeline, handle: JSON, **given: JSON) -> ToolResult:
     try:
         return await run(outputs, "artifact", handle=handle, **given)
     except ToolFailure as problem:

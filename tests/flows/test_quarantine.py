@@ -9,11 +9,12 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import Record
 from evoclaw.core.labels import CLEAN
 from evoclaw.core.messages import ErrorKind, Reply, ToolResult, label_of, user
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import AllowAll, Executor, Ports
+from evoclaw.core.routes import Place, Route
 from evoclaw.core.state import fold, new_run
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.quarantined import Quarantined
-from evoclaw.executors.routed import Routed
+from evoclaw.executors.quarantine import Quarantine
 from evoclaw.orchestrator.agents.reading import ModelReader
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from evoclaw.tools.define import tool
@@ -42,9 +43,9 @@ def clock() -> str:
 
 
 def hands(reader: Scripted) -> Executor:
-    outside = Quarantined(LocalExecutor([page, broken, clock]), KEPT)
+    outside = LocalExecutor([page, broken, clock])
     asking = LocalExecutor([read_untrusted], given={Reader: ModelReader(reader)})
-    return Routed([outside, asking])
+    return Pipeline([outside, Route(asking, Place.MODEL)], [Quarantine(KEPT)])
 
 
 def ask(handle: str, **fields: object) -> Reply:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from evoclaw.core.chain import Chain
 from evoclaw.core.ports import ALLOW, Approval, Ask, Decision, Deny, Policy, Verdict
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.governance.approvals import Remembered
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.chain import Chain
 from evoclaw.governance.permissions import Permissions
 
 READ = Tool("read", "", {}, permissions=frozenset({"file_read"}), effect=Effect.READ)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import CallFinished, RunFinished, StopReason
@@ -19,7 +20,6 @@ from evoclaw.core.run import run, watch
 from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.governance.chain import Chain
 from evoclaw.governance.stops import FILE, Kind, Stop, StopFile, Stops, UnsoundStops, ended_by
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool

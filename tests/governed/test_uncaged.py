@@ -9,7 +9,7 @@ import pytest
 from evoclaw.core.ports import Ask, Deny, Verdict
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.autonomy import Level
-from evoclaw.wiring.rules import command_rules
+from evoclaw.governance.rules.command_rules import command_rules
 from tests.governed.support import hidden
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 from evoclaw.core.agent import Agent
 from evoclaw.core.bound import BoundTool
+from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ops import ExecOps, FileOps
@@ -35,7 +36,6 @@ from evoclaw.executors.ssh.processes import SshProcesses
 from evoclaw.executors.url_guard import Guard
 from evoclaw.executors.wrapped import Wrapper
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.chain import Chain
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.fleet.nodes import FleetNodes
 from evoclaw.orchestrator.people.questions import Questions

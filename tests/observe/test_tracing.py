@@ -26,6 +26,7 @@ from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import CallStarted, Record, ReplyRetried, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Reply, Usage, user
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import AllowAll, Policy, Ports, Progress, Provider
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
@@ -41,7 +42,7 @@ from evoclaw.core.tracing import (
     trace_id_of,
     traceparent,
 )
-from evoclaw.executors.traced import Traced
+from evoclaw.executors.trace_step import TraceCall
 from evoclaw.observe.tracing import content, spans, words
 from evoclaw.observe.tracing.tracing import CAPTURE, Tracing, asked_for
 from evoclaw.observe.tracing.words import Who
@@ -86,7 +87,8 @@ async def drive(
 ) -> list[Record]:
     """Run to the end, or until something happened."""
     state = state or new_run((user("do it"),), run_id)
-    executor = Traced(table or Table((tool("echo", effect=Effect.READ, resources=()), echo)))
+    echoing = Table((tool("echo", effect=Effect.READ, resources=()), echo))
+    executor = Pipeline([table or echoing], [TraceCall()])
     ports = Ports(provider, executor, policy or AllowAll())
     bus = Bus(state.run_id, [tracing.listener(COOK, before)], seq=before[-1].seq if before else 0)
     records: list[Record] = []
@@ -377,7 +379,7 @@ def test_an_orchestrator_and_an_edge_that_nobody_traces_load_nothing_of_it(tmp_p
 import asyncio, pathlib, sys
 from evoclaw.config import write_agent_toml
 from evoclaw.wiring.edge import open_edge
-from evoclaw.wiring.governing import open_governance
+from evoclaw.wiring.governance import open_governance
 home = pathlib.Path(sys.argv[1])
 env = {"HOME": str(home), "EVOCLAW_HOME": str(home / "brain")}
 values = {"agent_id": "pi", "workspace": str(home / "work"), "data": str(home / "pi"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.bus import Bus, recorded
+from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.loop import run_loop
@@ -20,7 +21,6 @@ from evoclaw.core.state import fold, new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.chain import Chain
 from evoclaw.governance.stops import StopFile, Stops, ended_by
 from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.providers.scripted import Scripted, calls, says

@@ -10,10 +10,12 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.calls import prepare
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolCall
+from evoclaw.core.pipeline import Pipeline, Step
 from evoclaw.core.tools import Call
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.agents.offering import offered
+from evoclaw.governance.permissions import PermittedTools
+from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
 from evoclaw.skills.watching import Shelf
 from evoclaw.tools.define import tool
 from tests.skills.support import guide, put
@@ -46,8 +48,15 @@ async def ask() -> str:
 ALL = LocalExecutor((look, stare, act, ask))
 
 
+def offered(agent: Agent, *more: Step) -> Pipeline:
+    steps: list[Step] = [PermittedTools(agent.capabilities), *more]
+    if agent.tools is not None:
+        steps.append(AgentTools(agent.tools))
+    return Pipeline([ALL], steps)
+
+
 def names(agent: Agent) -> list[str]:
-    return [one.name for one in offered(ALL, agent).tools()]
+    return [one.name for one in offered(agent).tools()]
 
 
 def test_capabilities_and_the_list_of_names_both_narrow() -> None:
@@ -60,7 +69,7 @@ def test_capabilities_and_the_list_of_names_both_narrow() -> None:
 
 async def test_what_is_not_offered_is_not_run() -> None:
     agent = Agent("a", "", capabilities=frozenset({"*"}), tools=frozenset({"look"}))
-    executor = offered(ALL, agent)
+    executor = offered(agent)
     every = Toolset.of(ALL.tools())
 
     def called(name: str) -> Call:
@@ -75,15 +84,15 @@ async def test_what_is_not_offered_is_not_run() -> None:
 
 
 def test_the_usual_time_holds_up_to_a_tools_maximum_and_not_for_people() -> None:
-    executor = offered(ALL, Agent("a", "", capabilities=frozenset({"*"})), seconds=60)
+    executor = offered(Agent("a", "", capabilities=frozenset({"*"})), DefaultTimeout(60))
     times = {one.name: one.timeout for one in executor.tools()}
     assert times == {"look": 30, "stare": 60, "act": 60, "ask": 300}
     with pytest.raises(ConfigError):
-        offered(ALL, Agent("a", ""), seconds=0)
+        DefaultTimeout(0)
 
 
 def test_the_tools_are_the_same_object_while_nothing_changed() -> None:
-    executor = offered(ALL, Agent("a", "", capabilities=frozenset({"*"})), seconds=60)
+    executor = offered(Agent("a", "", capabilities=frozenset({"*"})), DefaultTimeout(60))
     assert executor.tools() is executor.tools()
 
 
@@ -91,4 +100,4 @@ def test_active_skills_leave_only_what_they_work_with(tmp_path: Path) -> None:
     put(tmp_path, "seeing", SKILL_md=guide("seeing", allowed_tools="look"))
     (skill,) = Shelf([tmp_path]).skills()
     agent = Agent("a", "", capabilities=frozenset({"*"}))
-    assert [one.name for one in offered(ALL, agent, active=[skill]).tools()] == ["look"]
+    assert [one.name for one in offered(agent, AgentSkills((skill,))).tools()] == ["look"]

@@ -15,9 +15,10 @@ import pytest
 from evoclaw import verify
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.receipted import Receipted
+from evoclaw.executors.receipt_step import SignReceipt
 from evoclaw.orchestrator.proofs.archive import ReceiptArchive
 from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
 from evoclaw.orchestrator.proofs.signing import HERE, LocalReceipts, name_of
@@ -401,7 +402,9 @@ async def test_local_calls_are_signed_by_this_machine_in_one_chain_for_all_proce
         await ReceiptStore.open(path, durable=False) as other,
     ):
         signers = [LocalReceipts(KEY, store, "boot") for store in (one, other)]
-        executors = [Receipted(LocalExecutor([mark, broken]), each.sign) for each in signers]
+        executors = [
+            Pipeline([LocalExecutor([mark, broken])], [SignReceipt(each.sign)]) for each in signers
+        ]
         (offered, failing) = executors[0].tools()
         calls: list[JSON] = []
         for n in range(10):
@@ -428,7 +431,9 @@ async def test_machines_that_share_a_store_have_a_chain_and_a_key_each(tmp_path:
     keys = (KEY, OTHER)
     async with await ReceiptStore.open(tmp_path / "receipts.db", durable=False) as store:
         signers = [LocalReceipts(key, store, "boot", shared=True, wait=False) for key in keys]
-        executors = [Receipted(LocalExecutor([mark]), each.sign) for each in signers]
+        executors = [
+            Pipeline([LocalExecutor([mark])], [SignReceipt(each.sign)]) for each in signers
+        ]
         for n in range(6):
             call = _call(executors[0].tools()[0], f"run.{n}.0.1")
             call = msgspec.structs.replace(call, arguments={"text": "a"})
@@ -561,7 +566,9 @@ async def test_fault_56_a_device_cannot_put_a_receipt_into_another_tenants_book(
 
 async def test_what_ran_on_this_machine_is_in_the_book_of_who_asked(tmp_path: Path) -> None:
     async with await ReceiptStore.open(tmp_path / "r.db", durable=False) as store:
-        executor = Receipted(LocalExecutor([marks]), LocalReceipts(KEY, store, "boot").sign)
+        executor = Pipeline(
+            [LocalExecutor([marks])], [SignReceipt(LocalReceipts(KEY, store, "boot").sign)]
+        )
         call = _call(executor.tools()[0], "run.1.0.1")
         for tenant in ("acme", "local", "acme"):
             context = msgspec.structs.replace(call.context, principal=Principal(tenant))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from evoclaw.core.chain import Chain
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.tools import Call, Tool
-from evoclaw.governance.chain import Chain
 from evoclaw.governance.stops import FILE, Kind, Stop, StopFile, Stops, ended_by
 from evoclaw.orchestrator.stopping import Stopping, following
 from evoclaw.transport.wire import Command

@@ -11,10 +11,11 @@ import pytest
 
 from evoclaw.core.agent import Agent
 from evoclaw.core.events import CallStarted, Replied, ReplyEvent
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import AllowAll, Ports, Request
 from evoclaw.core.profile import Profile
+from evoclaw.core.routes import Route
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.settled import Settled as SettledExecutor
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import calls, says
 from evoclaw.providers.settled import Settled as SettledProvider
@@ -80,7 +81,7 @@ async def test_a_reply_and_all_that_follows_from_it_is_one_commit(
             await database.write(lambda connection: None)
 
         def equip(agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
-            here = SettledExecutor(LocalExecutor([work]), settle)
+            here = Pipeline([Route(LocalExecutor([work]), ready=settle)])
             return Ports(SettledProvider(model, settle), here, AllowAll())
 
         talks = Conversations(

@@ -8,10 +8,11 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.skills.disclosure import Disclosure
-from evoclaw.skills.narrowing import Narrowed
+from evoclaw.skills.skill_tools import SkillsInUse
 from evoclaw.skills.watching import Shelf
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import read, write
@@ -20,18 +21,19 @@ from evoclaw.tools.skill import SkillTexts, skill
 from tests.skills.support import guide, put
 
 
-def narrowed(root: Path) -> Narrowed:
+def narrowed(root: Path) -> Pipeline:
     shelf = Shelf([root])
     given: dict[type, object] = {SkillTexts: Disclosure(shelf)}
     machine = FakeOps({"a.txt": "hello"})
-    return Narrowed(LocalExecutor([read, write, grep, skill], files=machine, given=given), shelf)
+    tools = LocalExecutor([read, write, grep, skill], files=machine, given=given)
+    return Pipeline([tools], [SkillsInUse(shelf)])
 
 
-def names(executor: Narrowed) -> list[str]:
+def names(executor: Pipeline) -> list[str]:
     return [tool.name for tool in executor.tools()]
 
 
-async def use(executor: Narrowed, which: str, /, **arguments: JSON) -> str:
+async def use(executor: Pipeline, which: str, /, **arguments: JSON) -> str:
     tool = next(one.tool for one in (read, write, grep, skill) if one.name == which)
     call = Call("c", tool, arguments, "r.1.0.1", 5)
     return (await executor.execute(call, lambda text: None)).text
@@ -61,7 +63,9 @@ async def test_two_active_skills_leave_what_both_work_with(tmp_path: Path) -> No
     for name in ("one", "two", "one"):
         await use(executor, "skill", name=name)
     assert names(executor) == ["read", "skill"]
-    assert [one.name for one in executor.active] == ["one", "two"]
+    (step,) = executor.offer
+    assert isinstance(step, SkillsInUse)
+    assert [skill.name for skill in step.active] == ["one", "two"]
 
 
 async def test_a_skill_that_names_no_tools_narrows_nothing(tmp_path: Path) -> None:

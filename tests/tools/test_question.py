@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.agent import LoopSettings
+from evoclaw.core.chain import Chain
 from evoclaw.core.conflicts import conflict
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import ApprovalAnswered, CallFinished, CallStarted, Event, RunFinished
@@ -15,7 +16,6 @@ from evoclaw.core.ports import ALLOW, Ask, NobodyThere, Policy, Ports, Verdict
 from evoclaw.core.state import RunState, new_run
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.governance.chain import Chain
 from evoclaw.orchestrator.people.questions import Parking, Questions
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.sessions.sessions import SessionStore

@@ -69,8 +69,8 @@ async def _explain(options: Namespace, judges: Judges) -> int:
     rules = next((one for one in judges.policies if isinstance(one, Rules)), None)
     if rules is None:
         rules = load_rules(judges.rules, workspace=str(judges.workspace), home=str(judges.home))
-        unused = (await explain([rules], call, lambda _: "Rules (not in use)")).steps
-        told += [msgspec.to_builtins(one) for one in unused]
+        unused = (await explain([rules], call)).steps
+        told += [{**msgspec.to_builtins(step), "policy": "Rules (not in use)"} for step in unused]
     judged = rules.look(call)
     effects = shown_effects(judged.effects)
     if options.json:

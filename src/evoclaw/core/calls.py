@@ -26,6 +26,7 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.labels import CLEAN
 from evoclaw.core.messages import (
+    JSON,
     ErrorBlock,
     ErrorKind,
     Finish,
@@ -137,25 +138,50 @@ def prepare(
 
     What was begun did fit: a schema that lists who is there may be another by now.
     """
-    found = tools.find(asked.name)
-    if found is None:
-        text = tool_not_found(asked.name, tools.names)
-        return failure(asked.id, asked.name, ErrorKind.NOT_FOUND, text)
-    tool, validator = found
     try:
-        arguments = parse_arguments(asked.arguments)
-        fits = resumed or validator.is_valid(arguments)
-        problem = "" if fits else describe_problems(validator, arguments)
+        arguments: dict[str, JSON] | BadArguments = parse_arguments(asked.arguments)
     except BadArguments as error:
-        arguments, problem = {}, f"the arguments are {error}"
-    if problem:
-        text = invalid_parameters(tool, problem)
-        return failure(asked.id, asked.name, ErrorKind.INVALID_PARAMS, text)
+        arguments = error
+    return prepare_parsed(
+        asked.id,
+        asked.name,
+        arguments,
+        tools,
+        request_id=request_id,
+        resumed=resumed,
+        epoch=epoch,
+        context=context,
+    )
+
+
+def prepare_parsed(
+    call_id: str,
+    name: str,
+    arguments: dict[str, JSON] | BadArguments,
+    tools: Toolset,
+    *,
+    request_id: str,
+    resumed: bool = False,
+    epoch: int = 1,
+    context: Context = NOTHING_SEEN,
+) -> Call | ToolResult:
+    """The same for arguments that were read already, such as those of a command on the wire."""
+    found = tools.find(name)
+    if found is None:
+        text = tool_not_found(name, tools.names)
+        return failure(call_id, name, ErrorKind.NOT_FOUND, text)
+    tool, validator = found
+    if isinstance(arguments, BadArguments):
+        text = invalid_parameters(tool, f"the arguments are {arguments}")
+        return failure(call_id, name, ErrorKind.INVALID_PARAMS, text)
+    if not resumed and not validator.is_valid(arguments):
+        text = invalid_parameters(tool, describe_problems(validator, arguments))
+        return failure(call_id, name, ErrorKind.INVALID_PARAMS, text)
     timeout = tool.timeout
     wanted = arguments.get("timeout_ms")
     if wanted is not None and isinstance(wanted, (int, float)) and wanted > 0:
         timeout = min(wanted / 1000, tool.max_timeout)
-    return Call(asked.id, tool, arguments, request_id, timeout, resumed, epoch, context)
+    return Call(call_id, tool, arguments, request_id, timeout, resumed, epoch, context)
 
 
 async def judge(call: Call, turn: Turn) -> Verdict:

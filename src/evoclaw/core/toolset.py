@@ -24,18 +24,27 @@ class Toolset(Sequence[Tool]):
     __slots__ = ("_by_name", "_size", "_tools", "names")
 
     def __init__(
-        self, tools: Iterable[Tool] = (), *, like: Sequence[Tool] = (), sound: bool = False
+        self,
+        tools: Iterable[Tool] = (),
+        *,
+        like: Sequence[Tool] = (),
+        sources: Iterable[Sequence[Tool]] = (),
+        sound: bool = False,
     ) -> None:
         """Check the tools, and make their validators.
 
         Args:
             tools: The tools.
             like: Others; what is known of their schemas is taken over.
+            sources: The same of several others.
             sound: The schemas are our own work: they are compiled when a call first needs them.
         """
         self._tools = tuple(tools)
         self._by_name: dict[str, tuple[Tool, Validator | None]] = {}
-        known = like.validators() if isinstance(like, Toolset) else {}
+        known: dict[int, Validator | None] = {}
+        for other in (like, *sources):
+            if isinstance(other, Toolset):
+                known |= other.validators()
         for tool in self._tools:
             if not _NAME.fullmatch(tool.name):
                 raise SchemaError(tool.name, "a name is letters, digits and _ . @ -, at most 64")

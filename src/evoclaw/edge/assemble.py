@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from evoclaw.core.ports import Executor, Ports
+from evoclaw.core.pipeline import Pipeline
+from evoclaw.core.ports import Ports
+from evoclaw.edge.artifact_tool import artifact_tool
 from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
+from evoclaw.edge.genome_limits import GenomeTimeouts
 from evoclaw.edge.identity import Identity, Limits
 from evoclaw.edge.noting import CallNotes
-from evoclaw.edge.outputs import Outputs
+from evoclaw.edge.outputs import KeepLargeOutput
 from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, no_grants
 from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
 from evoclaw.edge.traced import traced
-from evoclaw.edge.tuned import Tuned
+from evoclaw.executors.local import LocalExecutor
 from evoclaw.store.calls.artifacts import Artifacts
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.link import Link
@@ -54,10 +57,13 @@ async def assemble(
     """
     genomes, outcomes = Genomes(journal), Outcomes()
     await genomes.load()
-    executor: Executor = Tuned(ports.executor, genomes.current)
+    pipeline = Pipeline.of(ports.executor).with_steps(GenomeTimeouts(genomes.current))
     if artifacts is not None:
-        executor = Outputs(executor, artifacts, limit=limits.output_bytes)
-    ports = replace(ports, executor=executor)
+        pipeline = pipeline.with_steps(
+            KeepLargeOutput(artifacts, limit=limits.output_bytes),
+            routes=[LocalExecutor([artifact_tool(artifacts)], sound=True)],
+        )
+    ports = replace(ports, executor=pipeline)
     run: Planner = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes).plan
     model = ports if has_model else None
     prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes)

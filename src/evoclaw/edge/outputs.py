@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from base64 import b64decode
 from binascii import Error as NotBase64
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import msgspec
 from msgspec.structs import replace
 
-from evoclaw.core.bound import Machine
-from evoclaw.core.errors import EvoClawError, ToolFailure
+from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import (
     JSON,
     Block,
@@ -25,13 +25,10 @@ from evoclaw.core.messages import (
     join_text,
     label_of,
 )
-from evoclaw.core.ports import Executor, Progress
-from evoclaw.core.tools import Call, Tool
-from evoclaw.core.toolset import Toolset
+from evoclaw.core.pipeline import AroundStep, Execution
 from evoclaw.core.truncate import head_and_tail
-from evoclaw.edge.artifact_tool import NAME, artifact_tool
+from evoclaw.edge.artifact_tool import NAME
 from evoclaw.edge.tee import TEXT, Tee
-from evoclaw.executors.wrapped import Wrapper
 from evoclaw.store.calls.artifacts import Artifact, Artifacts
 
 EACH = 24 * 1024
@@ -44,31 +41,25 @@ LEAD = 300
 """Characters of what a tool says of its failure."""
 
 
-class Outputs(Wrapper):
-    """An executor whose results can always be sent."""
+class KeepLargeOutput(AroundStep):
+    """Keeps output that is too large to send as an artifact, and sends its ends and a handle."""
 
-    def __init__(self, inner: Executor, artifacts: Artifacts, *, limit: int = 65_536) -> None:
+    def __init__(self, artifacts: Artifacts, *, limit: int = 65_536) -> None:
         """Send so many bytes of a result."""
-        super().__init__(inner)
         self._artifacts, self._limit = artifacts, limit
-        self._tool = artifact_tool(artifacts)
 
-    def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Add the tool to read on with."""
-        # Those before were checked where they came from, and this one is ours.
-        return Toolset((*tools, self._tool.tool), like=tools, sound=True)
-
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Run one call, and keep here what is too much."""
-        if call.name == NAME:
-            return await self._tool.run(call, Machine({}, progress))
-        tee = Tee(self._artifacts, progress, long=self._limit)
+    @asynccontextmanager
+    async def around(self, execution: Execution) -> AsyncGenerator[None]:
+        """Copy the output while the call runs, and make its result fit."""
+        if execution.call.name == NAME:
+            yield
+            return
+        tee = Tee(self._artifacts, execution.progress, long=self._limit)
+        execution.progress = tee
         try:
-            try:
-                result = await super().execute(call, tee)
-            except ToolFailure as failure:
-                result = call.failed(failure.kind, failure.message, **failure.details)
-            return await self._fitting(result, tee)
+            yield
+            if execution.result is not None:
+                execution.result = await self._fitting(execution.result, tee)
         finally:
             await tee.close()
 

@@ -6,17 +6,16 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.calls import Turn, judge, perform, prepare
+from evoclaw.core.calls import Turn, judge, perform, prepare_parsed
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import CallOutput, Event
 from evoclaw.core.labels import LOCAL
-from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
+from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ports import Allow, Ask, Deny, Ports, Progress
 from evoclaw.core.tools import Call, Context, failure
 from evoclaw.core.toolset import NO_TOOLS, Toolset
@@ -115,11 +114,11 @@ class ToolPlans:
         if command.args_sha256 and command.args_sha256 != digest(asked.parameters):
             raise ToolFailure(ErrorKind.CONFLICT, "The arguments are not those that were hashed.")
         self._check(command, asked.tool, asked.parameters, needed)
-        text = msgspec.json.encode(asked.parameters).decode()
-        wanted = ToolCall(command.request_id, asked.tool, text)
         principal = replace(self._ports.principal, tenant=command.tenant or LOCAL.tenant)
-        call = prepare(
-            wanted,
+        call = prepare_parsed(
+            command.request_id,
+            asked.tool,
+            asked.parameters,
             tools,
             request_id=command.request_id,
             epoch=command.epoch,

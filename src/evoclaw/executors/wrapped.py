@@ -1,17 +1,17 @@
-"""Executors around an executor: one concern each, the loop untouched."""
+"""Retries around an executor, and other timeouts for its tools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.ports import Executor, Progress
-from evoclaw.core.tools import Call, Tool, missing_permissions
+from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
-from evoclaw.core.wording import permission_denied, tool_not_found
 
 PASSING = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN, ErrorKind.AGENT_OFFLINE})
 """Failures that another try may not meet."""
@@ -44,40 +44,16 @@ class Wrapper:
         return await self.inner.execute(call, progress)
 
 
-class Filtered(Wrapper):
-    """Offers and runs only the tools whose permissions are all held; no capabilities, no tools."""
-
-    def __init__(self, inner: Executor, capabilities: Iterable[str]) -> None:
-        super().__init__(inner)
-        self._capabilities = frozenset(capabilities)
-
-    def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Leave out what may not be used."""
-        held = self._capabilities
-        return tuple(tool for tool in tools if not missing_permissions(tool, held))
-
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Hand the call on if it may be used, judged by the tool the executor really has."""
-        real = next((tool for tool in self.inner.tools() if tool.name == call.name), None)
-        if real is None:
-            names = [tool.name for tool in self.tools()]
-            raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, names))
-        if missing := missing_permissions(real, self._capabilities):
-            raise ToolFailure(ErrorKind.PERMISSION_DENIED, permission_denied(real, missing))
-        return await super().execute(call, progress)
-
-
-class WithTimeouts(Wrapper):
+class ToolTimeouts(OfferStep):
     """Gives tools other timeouts than their own, never above their maximum."""
 
-    def __init__(self, inner: Executor, seconds: Mapping[str, float]) -> None:
-        super().__init__(inner)
+    def __init__(self, seconds: Mapping[str, float]) -> None:
         for name, timeout in seconds.items():
             if timeout <= 0:
                 raise ConfigError(f"the timeout of {name!r} must be above 0 seconds")
         self._seconds = dict(seconds)
 
-    def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """Replace the timeouts that are configured."""
         return tuple(
             replace(tool, timeout=min(self._seconds[tool.name], tool.max_timeout))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evoclaw.core.pipeline import kind_of
 from evoclaw.core.ports import Allow, Ask, Policy, Verdict
 from evoclaw.core.tools import Call
 
@@ -18,6 +19,11 @@ class InAdvance(Policy):
 
     rule: Policy
     codes: frozenset[str] = UNCLEAR
+
+    @property
+    def kind(self) -> type:
+        """It stands where the rule stands."""
+        return kind_of(self.rule)
 
     async def judge(self, call: Call) -> Verdict:
         """Judge as the rule does, and say whose word it was."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec import Struct
 
+from evoclaw.core.pipeline import kind_of
 from evoclaw.core.ports import Allow, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.governance.advance import InAdvance
 
 
 class Step(Struct, frozen=True, omit_defaults=True):
@@ -35,14 +35,12 @@ class Explained(Struct, frozen=True):
     """The rule that decides; empty when nothing speaks against the call."""
 
 
-def kind_of(policy: Policy) -> str:
-    """What people call a rule."""
-    return kind_of(policy.rule) if isinstance(policy, InAdvance) else type(policy).__name__
+def name_of(policy: Policy) -> str:
+    """The name of the step that a policy is."""
+    return kind_of(policy).__name__
 
 
-async def explain(
-    policies: Iterable[Policy], call: Call, name: Callable[[Policy], str] = kind_of
-) -> Explained:
+async def explain(policies: Iterable[Policy], call: Call) -> Explained:
     """Ask every rule, also those that a chain would not reach; decided as the chain decides.
 
     Give it none that counts what it is asked.
@@ -50,9 +48,8 @@ async def explain(
     Args:
         policies: In the order of the chain.
         call: It is judged, never run.
-        name: What a rule is called.
     """
-    said = [(name(one), await one.judge(call)) for one in policies]
+    said = [(name_of(one), await one.judge(call)) for one in policies]
     steps = tuple(_step(who, verdict) for who, verdict in said)
     for kind in (Deny, Ask):
         for who, verdict in said:

@@ -1,12 +1,26 @@
-"""A call needs every permission of its tool."""
+"""Permissions: what an agent holds decides what it is offered and what it may call."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
-from evoclaw.core.tools import Call, missing_permissions
+from evoclaw.core.tools import Call, Tool, missing_permissions
 from evoclaw.core.wording import permission_denied
+
+
+@dataclass(frozen=True, slots=True)
+class PermittedTools(OfferStep):
+    """Offers only the tools whose permissions the agent holds."""
+
+    capabilities: frozenset[str]
+    """`"*"` holds all; nothing holds none."""
+
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """Leave out what would be denied."""
+        return [tool for tool in tools if not missing_permissions(tool, self.capabilities)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from evoclaw.store.databases.database import Database
     from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.store.sessions.sheets import StoredCanvases
-    from evoclaw.wiring.equipping import Equipment
     from evoclaw.wiring.gauging import Gauging
-    from evoclaw.wiring.governing import Governance
+    from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.providing import Providers, Settle
+    from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.store import Stored
     from evoclaw.workflows.workflows import Workflows
 
@@ -62,7 +62,7 @@ class Brain:
     """Changed in place when the settings are read again; runs that go on keep theirs."""
     governance: Governance
     providers: Providers
-    equipment: Equipment
+    equipment: RunFactory
     approvals: Approvals
     talks: Conversations
     runs: Runs
@@ -133,17 +133,17 @@ async def _put_together(
     from evoclaw.config.places import default_data_folder
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.definitions import agents_of
+    from evoclaw.orchestrator.fleet.forwarding import forwarded_calls
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.wiring.gauging import Gauging
-    from evoclaw.wiring.governing import open_governance
-    from evoclaw.wiring.passing import passed_on
+    from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.settings import orchestrator_settings
 
     settings, home = orchestrator_settings(env), default_data_folder(env)
     governance = await stack.enter_async_context(
         open_governance(env, keeps_on=True, ledger=stored.ledger, database=stored.database)
     )
-    governance = replace(governance, passed=passed_on(orchestrator.fleet))
+    governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
     agents = dict(agents_of(settings))
     approvals = _approvals(settings, stored, env)
     settle = _settling(stored.database)
@@ -218,10 +218,10 @@ async def _equipment(
     settle: Settle,
     env: Mapping[str, str],
     stack: AsyncExitStack,
-) -> Equipment:
+) -> RunFactory:
     from evoclaw.config.places import default_data_folder
-    from evoclaw.wiring.equipping import Equipment
     from evoclaw.wiring.receipts import open_signer
+    from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.toolbox import open_toolbox
 
     home = default_data_folder(env)
@@ -229,7 +229,7 @@ async def _equipment(
     desk.mkdir(parents=True, exist_ok=True, mode=0o700)
     box = await stack.enter_async_context(open_toolbox(desk, env, key="up"))
     signer = await stack.enter_async_context(open_signer(env, database=database))
-    return Equipment(
+    return RunFactory(
         orchestrator, providers, governance, approvals.approver, box, signer, settle,
         _canvases(database, env),
     )  # fmt: skip
@@ -249,7 +249,7 @@ def _memory(settings: EvoClawConfig, stored: Stored, env: Mapping[str, str]) -> 
 class _Ears:
     """Who listens to runs, and what is remembered for them."""
 
-    equipment: Equipment
+    equipment: RunFactory
     memory: Memory | None
     metrics: Metrics
 
@@ -268,7 +268,7 @@ class _Ears:
 async def _conversations(
     stored: Stored,
     agents: Mapping[str, Agent],
-    equipment: Equipment,
+    equipment: RunFactory,
     ears: _Ears,
     stack: AsyncExitStack,
     env: Mapping[str, str],
@@ -309,7 +309,7 @@ def _workflows(
     stored: Stored,
     runs: Runs,
     talks: Conversations,
-    equipment: Equipment,
+    equipment: RunFactory,
 ) -> Workflows:
     from evoclaw.store.workflows.workflows import WorkflowStore
     from evoclaw.wiring.steps import AgentSteps, ToolSteps

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TypedDict, cast
 from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.history import History
 from evoclaw.core.labels import Principal
-from evoclaw.core.ports import Approver, Executor, Policy, Ports, Provider, Sink
+from evoclaw.core.pipeline import Pipeline, Step
+from evoclaw.core.ports import Approver, Policy, Ports, Provider, Sink
 from evoclaw.tools.question import Person
-from evoclaw.wiring.local import box_executor, capabilities_at
+from evoclaw.wiring.local import box_routes, capabilities_at
 from evoclaw.wiring.models import choose_model, eyes, for_model, open_provider
 from evoclaw.wiring.toolbox import open_toolbox, refilled
 
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from evoclaw.core.events import Record
     from evoclaw.core.ledgers import Ledger
     from evoclaw.executors.canvases import CanvasFolder
-    from evoclaw.executors.receipted import Sign
+    from evoclaw.executors.receipt_step import Sign
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.budget.foresight import Price
     from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.orchestrator.sessions.subruns import Limits
     from evoclaw.store.sessions.sessions import Session
-    from evoclaw.wiring.governing import Governance
+    from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.toolbox import Toolbox
 
 AGENT = "evoclaw"
@@ -53,7 +54,7 @@ async def open_conversations(
     from evoclaw.orchestrator.people.questions import Questions
     from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.skills.disclosure import catalogue
-    from evoclaw.wiring.governing import open_governance
+    from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.store import open_sessions
 
@@ -68,16 +69,16 @@ async def open_conversations(
             open_toolbox(workspace, env, key=session, given=eyes(provider))
         )
         signer = await stack.enter_async_context(open_signer(env))
-        every = governance.around(box_executor(box, capabilities, None)).tools
-        rules = governance.chain(level, capabilities, workspace, every)
-        equipment = _Equipment(
-            provider, governance.around, signer, rules, approver, box, for_model(name, tools),
+        every = _pipeline(box, None, capabilities, governance.steps()).tools
+        rules = governance.rules(level, capabilities, workspace, every)
+        factory = _RunFactory(
+            provider, governance.steps(), signer, rules, approver, box, for_model(name, tools),
             has_person=person is not None, canvases=canvas_folder(env),
         )  # fmt: skip
         talks = Conversations(
             store,
             {AGENT: agent},
-            equipment.ports,
+            factory.ports,
             questions=Questions(store.questions, face=person),
             prompt=lambda _: system_prompt(workspace, catalogue(box.shelf.skills())),
             **await _governed(governance, name, env, stack, attended=attended),
@@ -128,15 +129,24 @@ async def _governed(
     )
 
 
+def _pipeline(
+    box: Toolbox, names: Sequence[str] | None, held: frozenset[str], steps: Sequence[Step]
+) -> Pipeline:
+    from evoclaw.governance.permissions import PermittedTools
+    from evoclaw.wiring.pipelines import local_pipeline
+
+    return local_pipeline().build(box_routes(box, names), [PermittedTools(held), *steps])
+
+
 @dataclass(frozen=True, slots=True)
-class _Equipment:
-    """What the runs of all sessions are given."""
+class _RunFactory:
+    """Builds the parts of the runs of all sessions."""
 
     provider: Provider
-    around: Callable[[Executor], Executor]
+    steps: Sequence[Step]
     sign: Sign
-    rules: Policy
-    """One for all: what is counted in it is counted for all sessions together."""
+    rules: tuple[Policy, ...]
+    """The same for all: what is counted in them is counted for all sessions together."""
     approver: Callable[[str], Approver]
     box: Toolbox
     tools: Sequence[str] | None
@@ -144,17 +154,19 @@ class _Equipment:
     canvases: CanvasFolder
 
     def ports(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
-        """What one run is given."""
-        from evoclaw.executors.receipted import Receipted
+        """The parts of one run."""
+        from evoclaw.executors.receipt_step import SignReceipt
+        from evoclaw.skills.skill_tools import SkillsInUse
         from evoclaw.tools.canvas import Canvas
 
-        handed = dict(given)
-        handed[Canvas] = self.canvases.of(session.tenant, session.id)
-        history = cast("History", handed.pop(History))
+        injected = dict(given)
+        injected[Canvas] = self.canvases.of(session.tenant, session.id)
+        history = cast("History", injected.pop(History))
         if not self.has_person:
-            handed.pop(Person)  # a question that nobody answers is not offered
-        box = refilled(self.box, handed)
-        executor = Receipted(box_executor(box, agent.capabilities, self.tools, history), self.sign)
+            injected.pop(Person)  # a question that nobody answers is not offered
+        box = refilled(self.box, injected)
+        own = [SkillsInUse(box.shelf, history), SignReceipt(self.sign), *self.steps, *self.rules]
+        pipeline = _pipeline(box, self.tools, agent.capabilities, own)
         principal = Principal(agent=agent.name)
         approver = self.approver(session.id)
-        return Ports(self.provider, self.around(executor), self.rules, approver, principal)
+        return Ports(self.provider, pipeline, pipeline.policy, approver, principal)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
+from evoclaw.core.pipeline import Step
 from evoclaw.core.ports import Executor, Policy, Ports
 
 if TYPE_CHECKING:
@@ -72,20 +73,23 @@ def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:
 async def _ports(
     config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack, guards: tuple[Policy, ...]
 ) -> tuple[Ports, bool]:
-    from evoclaw.governance.chain import Chain
+    from evoclaw.governance.flow.flags import FlowFlags
+    from evoclaw.governance.permissions import PermittedTools
     from evoclaw.providers.scripted import Scripted
     from evoclaw.wiring.models import open_provider
+    from evoclaw.wiring.pipelines import edge_pipeline
 
     config.workspace.mkdir(parents=True, exist_ok=True)
-    executor = await _executor(config, stack)
-    rules: Policy = Chain((*guards, *_rules(config)))
+    steps: list[Step] = [PermittedTools(config.capabilities), FlowFlags(config.flow)]
+    steps += [*guards, *_rules(config)]
     if config.budget is not None:
-        executor, rules = await _budgeted(config, config.budget, executor, rules, stack)
+        steps += await _budgeted(config, config.budget, stack)
+    pipeline = edge_pipeline().build([await _executor(config, stack)], steps)
     if not config.model.name:
         # Tools need no model; the one that is never asked stands where a port must be.
-        return Ports(Scripted(), executor, rules), False
+        return Ports(Scripted(), pipeline, pipeline.policy), False
     provider = await stack.enter_async_context(open_provider(config.model.name, env))
-    return Ports(provider, executor, rules), True
+    return Ports(provider, pipeline, pipeline.policy), True
 
 
 async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
@@ -95,8 +99,6 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
     from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.url_guard import Guard
-    from evoclaw.executors.wrapped import Filtered
-    from evoclaw.governance.flow.flags import Flagged
     from evoclaw.governance.network import Domains
     from evoclaw.tools.device import Device as DeviceOps
     from evoclaw.tools.device import Notifier
@@ -112,7 +114,7 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
         DeviceOps: device,
         Notifier: person,
     }
-    executor = LocalExecutor(
+    return LocalExecutor(
         _tools(config, notifies=person.works),
         files=LocalFiles(config.workspace),
         exec=caged.plain,
@@ -120,7 +122,6 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
         exec_for=caged.exec_for,
         sound=True,
     )
-    return Filtered(Flagged(executor, config.flow), config.capabilities)
 
 
 def _tools(config: EdgeConfig, *, notifies: bool) -> tuple[BoundTool, ...]:
@@ -145,8 +146,8 @@ def _rules(config: EdgeConfig) -> tuple[Policy, ...]:
     from evoclaw.governance.flow.edge import EdgeFlow
     from evoclaw.governance.network import Domains
     from evoclaw.governance.permissions import Permissions
+    from evoclaw.governance.rules.command_rules import command_rules
     from evoclaw.governance.rules.status import ToolStatus
-    from evoclaw.wiring.rules import command_rules
 
     return (
         ToolStatus(config.policy.off),
@@ -159,19 +160,15 @@ def _rules(config: EdgeConfig) -> tuple[Policy, ...]:
 
 
 async def _budgeted(
-    config: EdgeConfig,
-    settings: BudgetSettings,
-    executor: Executor,
-    rules: Policy,
-    stack: AsyncExitStack,
-) -> tuple[Executor, Policy]:
-    """The same, bounded by what this device may do, whoever asks and however often it restarts."""
-    from evoclaw.governance.budget.device import DeviceBudget, Metered
-    from evoclaw.governance.chain import Chain
+    config: EdgeConfig, settings: BudgetSettings, stack: AsyncExitStack
+) -> list[Step]:
+    """Bounds what this device may do, whoever asks and however often it restarts."""
+    from evoclaw.edge.artifact_tool import NAME
+    from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
     from evoclaw.store.governing.ledger import StoredLedger
 
     opened = StoredLedger.open_file(
         config.data / "budget.db", durable=bool(settings.actions), alone=True
     )
     budget = DeviceBudget(await stack.enter_async_context(await opened), settings)
-    return Metered(executor, budget), Chain((rules, budget))
+    return [budget, MeterDevice(budget, free=frozenset({NAME}))]

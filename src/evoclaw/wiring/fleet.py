@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.ports import Approver, Executor, Ports
+from evoclaw.core.ports import Approver, Ports
+from evoclaw.core.routes import Place, Route
 
 if TYPE_CHECKING:
     from evoclaw.cli.needs import Begun
@@ -104,10 +105,10 @@ async def fleet_ports(
     wait: float,
 ) -> AsyncGenerator[Ports]:
     """What a run is given whose calls go to edges: to one, to whichever has the tool, or asked."""
-    from evoclaw.wiring.governing import governed_ports, open_governance
+    from evoclaw.orchestrator.fleet.forwarding import forwarded_calls
+    from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local import capabilities_at
     from evoclaw.wiring.models import choose_model, open_provider
-    from evoclaw.wiring.passing import passed_on
 
     name = await choose_model(model, env)
     capabilities = capabilities_at(level, env)
@@ -115,14 +116,14 @@ async def fleet_ports(
         governance = await stack.enter_async_context(open_governance(env))
         orchestrator = await stack.enter_async_context(open_fleet(env))
         provider = await stack.enter_async_context(open_provider(name, env))
-        executor = await fleet_executor(orchestrator, on, capabilities, wait)
-        governance = replace(governance, passed=passed_on(orchestrator.fleet))
+        routes = await fleet_routes(orchestrator, on, capabilities, wait)
+        governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
         yield await stack.enter_async_context(
             governed_ports(
                 governance,
                 provider=provider,
                 model=name,
-                executor=executor,
+                routes=routes,
                 approver=approver,
                 level=level,
                 capabilities=capabilities,
@@ -133,29 +134,30 @@ async def fleet_ports(
         )
 
 
-async def fleet_executor(
+async def fleet_routes(
     orchestrator: Orchestrator, on: str, capabilities: frozenset[str], wait: float
-) -> Executor:
+) -> list[Route]:
     """The tools of one edge, of whichever has them, or of the fleet as a whole."""
     if on not in (ANY, EACH):
         await orchestrator.wait_for(on, wait)
-        return orchestrator.edge(on)
+        return [Route(orchestrator.edge(on), Place.EDGE)]
     await orchestrator.settle(wait)
-    return fleet_tools(orchestrator, capabilities) if on == EACH else orchestrator.delegated()
+    if on == EACH:
+        return fleet_tools(orchestrator, capabilities)
+    return [Route(orchestrator.delegated(), Place.EDGE)]
 
 
-def fleet_tools(orchestrator: Orchestrator, capabilities: frozenset[str]) -> Executor:
+def fleet_tools(orchestrator: Orchestrator, capabilities: frozenset[str]) -> list[Route]:
     """The fleet as tools: to ask any edge anything, and to see what devices there are."""
     from evoclaw.executors.local import LocalExecutor
-    from evoclaw.executors.routed import Routed
-    from evoclaw.executors.wrapped import Filtered
     from evoclaw.orchestrator.fleet.nodes import FleetNodes
     from evoclaw.tools.jobs import Jobs, jobs
     from evoclaw.tools.nodes import Nodes, nodes
 
     asking = orchestrator.edge_call(capabilities)
     seen = {Nodes: FleetNodes(orchestrator.fleet, asking), Jobs: orchestrator.jobs()}
-    return Filtered(Routed([asking, LocalExecutor([nodes, jobs], given=seen)]), capabilities)
+    devices = LocalExecutor([nodes, jobs], given=seen)
+    return [Route(asking, Place.EDGE), Route(devices, Place.EDGE)]
 
 
 def find_broker(home: Path, env: Mapping[str, str]) -> Address:

@@ -30,11 +30,11 @@ def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
     from evoclaw.governance.flow.policy import Flow
     from evoclaw.governance.network import Domains
     from evoclaw.governance.permissions import Permissions
+    from evoclaw.governance.rules.command_rules import loaded_rules, rules_file
     from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.tools.sets import everything
     from evoclaw.wiring.oversight import stop_files
-    from evoclaw.wiring.rules import loaded_rules, rules_file
     from evoclaw.wiring.settings import orchestrator_settings
 
     settings = orchestrator_settings(env)

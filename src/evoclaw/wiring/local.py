@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,7 +13,6 @@ from evoclaw.core.tools import ALL
 
 if TYPE_CHECKING:
     from evoclaw.cli.needs import Begun
-    from evoclaw.core.messages import Message
     from evoclaw.governance.autonomy import Level
     from evoclaw.wiring.toolbox import Toolbox
 
@@ -31,8 +30,9 @@ async def local_ports(
     given: Mapping[type, object] | None = None,
 ) -> AsyncGenerator[Ports]:
     """What a run on this machine is given; closed, with all it started, when the block ends."""
-    from evoclaw.executors.receipted import Receipted
-    from evoclaw.wiring.governing import governed_ports, open_governance
+    from evoclaw.executors.receipt_step import SignReceipt
+    from evoclaw.skills.skill_tools import SkillsInUse
+    from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.models import choose_model, eyes, for_model, open_provider
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.toolbox import open_toolbox
@@ -47,14 +47,14 @@ async def local_ports(
         box = await stack.enter_async_context(open_toolbox(workspace, env, given=more))
         state = run.state
         said = state.history if state.started else state.opening
-        executor = box_executor(box, capabilities, tools, said)
         signer = await stack.enter_async_context(open_signer(env))
         yield await stack.enter_async_context(
             governed_ports(
                 governance,
                 provider=provider,
                 model=name,
-                executor=Receipted(executor, signer),
+                routes=box_routes(box, tools),
+                steps=[SkillsInUse(box.shelf, said), SignReceipt(signer)],
                 approver=approver,
                 level=level,
                 capabilities=capabilities,
@@ -82,23 +82,15 @@ def capabilities_at(level: Level, env: Mapping[str, str]) -> frozenset[str]:
     return held if granted is None else narrowed(held, granted)
 
 
-def box_executor(
-    box: Toolbox,
-    capabilities: frozenset[str],
-    names: Sequence[str] | None,
-    history: Iterable[Message] = (),
-) -> Executor:
-    """The tools of a toolbox and of the skills: those that may be used, or the named ones.
+def box_routes(box: Toolbox, names: Sequence[str] | None) -> Sequence[Executor]:
+    """The executors of a toolbox: its built-in tools, skills, own tools and MCP servers.
 
-    Skills whose instructions are in the history are still followed.
+    With names, only the built-in tools of these names.
     """
     from evoclaw.core.ops import ExecOps
     from evoclaw.executors.local import LocalExecutor
-    from evoclaw.executors.routed import Routed
-    from evoclaw.executors.wrapped import Filtered
     from evoclaw.skills.binary import Cages
     from evoclaw.skills.executing import SkillExecutor
-    from evoclaw.skills.narrowing import Narrowed
     from evoclaw.wiring.cages import Caged
 
     tools = box.tools
@@ -113,11 +105,11 @@ def box_executor(
                 raise ConfigError(f"no tool {name!r}; there are: {there}")
         tools = tuple(tool for tool in tools if tool.name in names)
     caged = cast("Caged", box.given[Caged])
-    executor: Executor = LocalExecutor(tools, given=box.given, exec_for=caged.exec_for)
-    if names is None:
-        processes = cast("ExecOps", box.given[ExecOps])
-        skills = SkillExecutor(
-            box.shelf, processes, given={Cages: caged.cages}, exec_for=caged.exec_for
-        )
-        executor = Routed([executor, skills, box.own, *box.servers])
-    return Narrowed(Filtered(executor, capabilities), box.shelf, history)
+    built_in = LocalExecutor(tools, given=box.given, exec_for=caged.exec_for)
+    if names is not None:
+        return [built_in]
+    processes = cast("ExecOps", box.given[ExecOps])
+    skills = SkillExecutor(
+        box.shelf, processes, given={Cages: caged.cages}, exec_for=caged.exec_for
+    )
+    return [built_in, skills, box.own, *box.servers]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from evoclaw.api.mcp_server import McpTools
     from evoclaw.cli.mcp import Door, Wanted
+    from evoclaw.core.pipeline import Step
+    from evoclaw.core.ports import Executor
+    from evoclaw.core.routes import Route
 
 CLIENT = "mcp"
 """As whom calls of MCP clients are counted and written down."""
@@ -40,33 +43,39 @@ async def mcp_over_http(wanted: Wanted, door: Door, env: Mapping[str, str]) -> A
 @asynccontextmanager
 async def _tools(wanted: Wanted, env: Mapping[str, str]) -> AsyncGenerator[McpTools]:
     from evoclaw.api.mcp_server import McpTools
-    from evoclaw.governance.chain import Chain
+    from evoclaw.governance.client_calls import CancelOnStop, EachCall
+    from evoclaw.governance.permissions import PermittedTools
     from evoclaw.governance.stops import ended_by
-    from evoclaw.wiring.clients import EachCall, Endable
-    from evoclaw.wiring.fleet import fleet_executor, open_fleet
-    from evoclaw.wiring.governing import open_governance
-    from evoclaw.wiring.local import box_executor, capabilities_at
-    from evoclaw.wiring.passing import passed_on
+    from evoclaw.orchestrator.fleet.forwarding import forwarded_calls
+    from evoclaw.skills.skill_tools import SkillsInUse
+    from evoclaw.wiring.fleet import fleet_routes, open_fleet
+    from evoclaw.wiring.governance import open_governance
+    from evoclaw.wiring.local import box_routes, capabilities_at
+    from evoclaw.wiring.pipelines import local_pipeline
     from evoclaw.wiring.toolbox import open_toolbox
 
     held = capabilities_at(wanted.level, env)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env, CLIENT, keeps_on=True))
+        steps: list[Step] = [PermittedTools(held)]
+        routes: Sequence[Executor | Route]
         if wanted.on is not None:
             orchestrator = await stack.enter_async_context(open_fleet(env))
-            executor = await fleet_executor(orchestrator, wanted.on, held, wanted.wait)
-            governance = replace(governance, passed=passed_on(orchestrator.fleet))
+            routes = await fleet_routes(orchestrator, wanted.on, held, wanted.wait)
+            governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
             workspace = None
         else:
             box = await stack.enter_async_context(open_toolbox(wanted.workspace, env))
-            executor, workspace = box_executor(box, held, wanted.tools), wanted.workspace
-        around = Endable(governance.around(executor))
-        budgets = EachCall(governance.budget_of)
-        rules = governance.rules(wanted.level, held, workspace, around.tools)
-        await stack.enter_async_context(ended_by(governance.stops, around.end))
+            routes, workspace = box_routes(box, wanted.tools), wanted.workspace
+            steps.append(SkillsInUse(box.shelf))
+        stopping, budgets = CancelOnStop(), EachCall(governance.budget_of)
+        pipeline = local_pipeline().build(routes, [*steps, *governance.steps(), stopping])
+        rules = governance.rules(wanted.level, held, workspace, pipeline.tools)
+        pipeline = pipeline.with_steps(*rules, governance.counted(budgets))
+        await stack.enter_async_context(ended_by(governance.stops, stopping.end))
         yield McpTools(
-            around,
-            Chain((*rules, governance.counted(budgets))),
+            pipeline,
+            pipeline.policy,
             wanted.approver,
             capabilities=held,
             sinks=(budgets, *governance.every_run()),

@@ -21,7 +21,7 @@ from evoclaw.core.tools import Call, Context, Tool
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
     from evoclaw.governance.rules.document import Document, Rule
-    from evoclaw.wiring.governing import Governance
+    from evoclaw.wiring.governance import Governance
 
 SHIPPED = "shipped"
 
@@ -38,7 +38,7 @@ class Judged(Protocol):
         """What a run of an agent would be offered now."""
         ...
 
-    def chain(self, agent: Agent) -> Policy:
+    def policies(self, agent: Agent) -> tuple[Policy, ...]:
         """The rules of an agent's runs."""
         ...
 
@@ -87,7 +87,7 @@ class ShownPolicies:
             return None
         context = Context(principal=Principal(agent=agent.name))
         call = Call("explained", tool, question.arguments, "explained.1.0.1", 1.0, context=context)
-        found = await explain(self._policies(agent, question.level), call, _called)
+        found = await explain(self._policies(agent, question.level), call)
         answer: dict[str, JSON] = {**msgspec.to_builtins(found), "effects": self._effects(call)}
         return msgspec.convert(answer, PolicyAnswer)
 
@@ -118,7 +118,7 @@ class ShownPolicies:
         if level:
             rules = governance.rules(Level(level), agent.capabilities, None, tools)
         else:
-            rules = _members(self.equipment.chain(agent))
+            rules = self.equipment.policies(agent)
         # The rule about flow remembers the tools that it saw: those of runs must stay theirs.
         return [
             Flow(governance.settings.flow, tools) if isinstance(one, Flow) else one
@@ -129,44 +129,29 @@ class ShownPolicies:
     def _rules(self, agent: Agent) -> tuple[Document, str]:
         """The rules about what calls do, and where they are from."""
         from evoclaw.governance.advance import InAdvance
+        from evoclaw.governance.rules.command_rules import CommandRules
         from evoclaw.governance.rules.document import shipped_rules
-        from evoclaw.governance.rules.policy import Rules
 
-        for one in _members(self.equipment.chain(agent)):
-            inner = one.rule if isinstance(one, InAdvance) else one
-            if isinstance(inner, Rules):
-                return inner.document, self.equipment.governance.settings.policy.rules or SHIPPED
+        for policy in self.equipment.policies(agent):
+            inner = policy.rule if isinstance(policy, InAdvance) else policy
+            if isinstance(inner, CommandRules) and inner.file is not None:
+                configured = self.equipment.governance.settings.policy.rules
+                return inner.load().document, configured or SHIPPED
         return shipped_rules(), SHIPPED
 
     def _effects(self, call: Call) -> dict[str, JSON]:
+        from evoclaw.governance.rules.command_rules import ELSEWHERE
         from evoclaw.governance.rules.effect_views import shown_effects
         from evoclaw.shell.calls import read_call
-        from evoclaw.wiring.rules import ELSEWHERE
 
-        passed = self.equipment.governance.passed
-        inner = () if passed is None else passed(call)
+        forwarded = self.equipment.governance.forwarded
+        inner = () if forwarded is None else forwarded(call)
         home = os.environ.get("HOME", "/")
         return shown_effects(read_call(inner[0] if inner else call, ELSEWHERE, home))
 
 
 _DEFAULTS = ("default", "other_tools", "unreadable", "code", "environment")
 """What becomes of calls that no rule speaks about."""
-
-
-def _members(chain: Policy) -> tuple[Policy, ...]:
-    from evoclaw.governance.chain import Chain
-
-    return chain.policies if isinstance(chain, Chain) else (chain,)
-
-
-def _called(policy: Policy) -> str:
-    """What people call a rule; those we ship are read when they are needed, and are rules too."""
-    from evoclaw.governance.advance import InAdvance
-    from evoclaw.governance.explaining import kind_of
-    from evoclaw.wiring.rules import WhenNeeded
-
-    inner = policy.rule if isinstance(policy, InAdvance) else policy
-    return "Rules" if isinstance(inner, WhenNeeded) else kind_of(inner)
 
 
 def _summary(rule: Rule) -> str:

@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evoclaw.executors.receipted import Sign
+    from evoclaw.executors.receipt_step import Sign
     from evoclaw.orchestrator.proofs.archive import ReceiptArchive
     from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
     from evoclaw.store.calls.commands import CommandStore

@@ -12,7 +12,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from evoclaw.config import EvoClawConfig
     from evoclaw.wiring.brain import Brain
-    from evoclaw.wiring.governing import Governance
+    from evoclaw.wiring.governance import Governance
 
 LIVE = (
     "agents",
@@ -51,7 +51,7 @@ def reload(brain: Brain, env: Mapping[str, str]) -> Reloaded:
     governance = _governance(brain, settings)
     for agent in agents.values():
         # Made as its runs will make them: what is wrong with the rules is told now.
-        governance.chain(level_of(agent), agent.capabilities, None, tuple)
+        governance.rules(level_of(agent), agent.capabilities, None, tuple)
     brain.equipment.changed(governance)
     brain.agents.clear()
     brain.agents.update(agents)

@@ -30,9 +30,8 @@ async def ssh_ports(
     from evoclaw.executors.ssh.connection import SshConnection, parse_ssh_url
     from evoclaw.executors.ssh.files import SshFiles
     from evoclaw.executors.ssh.processes import SshProcesses
-    from evoclaw.executors.wrapped import Filtered
     from evoclaw.tools.sets import remote
-    from evoclaw.wiring.governing import governed_ports, open_governance
+    from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local import capabilities_at
     from evoclaw.wiring.models import choose_model, open_provider
 
@@ -54,7 +53,7 @@ async def ssh_ports(
                     governance,
                     provider=provider,
                     model=name,
-                    executor=Filtered(executor, capabilities),
+                    routes=[executor],
                     approver=approver,
                     level=level,
                     capabilities=capabilities,

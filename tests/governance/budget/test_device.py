@@ -10,10 +10,11 @@ import pytest
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Allow, Deny, Ports, Progress
 from evoclaw.core.tools import Call
 from evoclaw.edge.plans import Plan, ToolPlans
-from evoclaw.governance.budget.device import DEVICE, MOST_RUNS, DeviceBudget, Metered
+from evoclaw.governance.budget.device import DEVICE, MOST_RUNS, DeviceBudget, MeterDevice
 from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.governance.budget.settings import ActionLimit, Allowed, BudgetSettings, Kinds
 from evoclaw.providers.scripted import Scripted
@@ -41,7 +42,7 @@ def silent(text: str) -> None:
     """Nobody listens."""
 
 
-async def toggle(metered: Metered, number: int, run: str = "r", tenant: str = "local") -> bool:
+async def toggle(metered: Pipeline, number: int, run: str = "r", tenant: str = "local") -> bool:
     try:
         await metered.execute(call(RELAY, number, run=run, tenant=tenant, action="toggle"), silent)
     except ToolFailure as refused:
@@ -56,19 +57,21 @@ async def test_actions_an_hour_hold_for_all_who_ask_and_across_restarts(tmp_path
     ran: list[bool] = []
     for boot, (run, tenant) in enumerate([("r1", "a"), ("r2", "b"), ("r1", "a"), ("r3", "c")]):
         async with await StoredLedger.open_file(path, alone=True, clock=clock) as ledger:
-            metered = Metered(everything(), DeviceBudget(ledger, TOGGLES))
+            metered = Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
             ran.append(await toggle(metered, boot, run, tenant))
         clock.now += 60
     assert ran == [True, True, True, False]
     async with await StoredLedger.open_file(path, alone=True, clock=clock) as ledger:
         clock.now += 3_600
-        assert await toggle(Metered(everything(), DeviceBudget(ledger, TOGGLES)), 9)
+        assert await toggle(
+            Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, TOGGLES))]), 9
+        )
 
 
 async def test_two_orchestrators_at_once_get_no_more_than_one_would(tmp_path: Path) -> None:
     async with await StoredLedger.open_file(tmp_path / "budget.db") as ledger:
         table = everything()
-        metered = Metered(table, DeviceBudget(ledger, TOGGLES))
+        metered = Pipeline([table], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
         racing = [toggle(metered, n, f"run{n % 2}", f"tenant{n % 2}") for n in range(20)]
         assert sum(await asyncio.gather(*racing)) == 3
         assert len(table.started) == 3
@@ -77,7 +80,8 @@ async def test_two_orchestrators_at_once_get_no_more_than_one_would(tmp_path: Pa
 DYING = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from evoclaw.governance.budget.device import DeviceBudget, Metered
+from evoclaw.core.pipeline import Pipeline
+from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
 from evoclaw.store.governing.ledger import StoredLedger
 from tests.governance.budget.support import RELAY, call
 from tests.governance.budget.test_device import TOGGLES
@@ -88,7 +92,7 @@ async def die(call, progress):
 
 async def main():
     ledger = await StoredLedger.open_file(Path(sys.argv[1]), alone=True, durable=True)
-    metered = Metered(Table((RELAY, die)), DeviceBudget(ledger, TOGGLES))
+    metered = Pipeline([Table((RELAY, die))], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
     await metered.execute(call(RELAY, int(sys.argv[2]), action="toggle"), print)
 
 asyncio.run(main())
@@ -104,13 +108,13 @@ async def test_an_action_during_which_the_device_dies_counts(tmp_path: Path) -> 
         async with asyncio.timeout(30):
             assert await dying.wait() == -signal.SIGKILL
     async with await StoredLedger.open_file(path, alone=True) as ledger:
-        metered = Metered(everything(), DeviceBudget(ledger, TOGGLES))
+        metered = Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
         assert [await toggle(metered, n) for n in (3, 4)] == [True, False]
 
 
 async def test_a_call_that_is_asked_for_again_is_counted_once() -> None:
     ledger = MemoryLedger()
-    metered = Metered(everything(), DeviceBudget(ledger, TOGGLES))
+    metered = Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
     assert [await toggle(metered, 1) for _ in range(5)] == [True] * 5
     assert (await account(ledger, DEVICE)).spent["action.relay"] == 1
 
@@ -118,7 +122,7 @@ async def test_a_call_that_is_asked_for_again_is_counted_once() -> None:
 async def test_what_cannot_be_paid_is_refused_before_it_is_queued() -> None:
     ledger = MemoryLedger()
     budget = DeviceBudget(ledger, TOGGLES)
-    metered = Metered(everything(), budget)
+    metered = Pipeline([everything()], [MeterDevice(budget)])
     wanted = call(RELAY, 9, action="toggle")
     assert isinstance(await budget.judge(wanted), Allow)
     for number in range(3):
@@ -131,7 +135,7 @@ async def test_what_cannot_be_paid_is_refused_before_it_is_queued() -> None:
 async def test_a_run_of_a_tenant_has_the_usual_budget_here_too_and_others_have_theirs() -> None:
     ledger = MemoryLedger()
     settings = BudgetSettings(calls=2, tenant=Kinds(calls=3, per="1h"))
-    metered = Metered(everything(), DeviceBudget(ledger, settings))
+    metered = Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, settings))])
 
     async def works(number: int, run: str, tenant: str) -> bool:
         try:
@@ -154,9 +158,11 @@ async def test_what_a_call_that_failed_or_was_cut_off_took_is_counted() -> None:
                 raise ToolFailure(ErrorKind.NOT_FOUND, "no such folder")
             raise asyncio.CancelledError
 
-    metered = Metered(Odd((WRITE, answered), (RELAY, answered)), DeviceBudget(ledger, TOGGLES))
-    with pytest.raises(ToolFailure):
-        await metered.execute(call(WRITE, 1, path="a", content="x\n"), silent)
+    metered = Pipeline(
+        [Odd((WRITE, answered), (RELAY, answered))], [MeterDevice(DeviceBudget(ledger, TOGGLES))]
+    )
+    refused = await metered.execute(call(WRITE, 1, path="a", content="x\n"), silent)
+    assert refused.error is ErrorKind.NOT_FOUND
     with pytest.raises(asyncio.CancelledError):
         await metered.execute(call(RELAY, 2, action="toggle"), silent)
     found = await account(ledger, DEVICE)
@@ -167,7 +173,7 @@ async def test_what_a_call_that_failed_or_was_cut_off_took_is_counted() -> None:
 
 async def test_old_runs_are_let_go_and_the_device_and_its_tenants_never() -> None:
     ledger = MemoryLedger()
-    metered = Metered(everything(), DeviceBudget(ledger, TOGGLES))
+    metered = Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
     for number in range(2 * MOST_RUNS + 2):
         await metered.execute(call(READ, 1, run=f"r{number}", path="x"), silent)
     names = [one.name for one in await ledger.accounts()]
@@ -179,7 +185,7 @@ async def test_the_edge_refuses_a_command_that_its_own_budget_does_not_allow() -
     ledger = MemoryLedger()
     settings = BudgetSettings(actions=TOGGLES.actions, allowed=Allowed(read=("data/**",)))
     budget = DeviceBudget(ledger, settings)
-    plans = ToolPlans(Ports(Scripted(), Metered(everything(), budget), budget))
+    plans = ToolPlans(Ports(Scripted(), Pipeline([everything()], [MeterDevice(budget)]), budget))
 
     async def ask(number: int, tool: str, **parameters: str) -> ToolResult:
         payload: dict[str, JSON] = {"tool": tool, "parameters": parameters}

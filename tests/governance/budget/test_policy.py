@@ -13,15 +13,16 @@ from evoclaw.core.events import CallJudged, CallStarted, StopReason, TurnStarted
 from evoclaw.core.labels import Principal
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import JSON, ErrorKind, Reply, ToolResult, Usage, user
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Allow, Ask, Decision, Deny, Ports, Progress
 from evoclaw.core.profile import Profile
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget.foresight import Price, dearest
 from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.notices import BudgetNotice
 from evoclaw.governance.budget.policy import Budget
 from evoclaw.governance.budget.settings import ActionLimit, BudgetSettings, Kinds
-from evoclaw.governance.budget.telling import Telling
 from evoclaw.governance.budget.terms import Terms
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from tests.core.support import Table
@@ -320,7 +321,7 @@ async def test_where_nobody_is_there_a_setting_decides_and_the_limit_holds() -> 
 
 async def test_the_model_is_told_what_is_left_once_for_each_threshold() -> None:
     budget = Budget(MemoryLedger(), "r", BudgetSettings(calls=20))
-    executor = Telling(everything(), budget)
+    executor = Pipeline([everything()], [BudgetNotice(budget)])
     records = await go(Scripted(*[endless] * 20, says("ok")), budget, executor)
     told = [
         (number, result.text.splitlines()[-1])

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from evoclaw.core.agent import Agent
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import UserMessage, label_of
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports
-from evoclaw.governance.flow.flags import Flagged
+from evoclaw.governance.flow.flags import FlowFlags
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.governance.flow.settings import FlowSettings
 from evoclaw.orchestrator.sessions.subruns import Limits
@@ -28,7 +29,7 @@ class Flagging(House):
 
     def equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         ports = super().equip(agent, session, given)
-        executor = Flagged(ports.executor, SETTINGS)
+        executor = Pipeline([ports.executor], [FlowFlags(SETTINGS)])
         return replace(ports, executor=executor, policy=Flow(SETTINGS, executor.tools))
 
 

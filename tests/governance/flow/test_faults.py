@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evoclaw.core.chain import Chain
 from evoclaw.core.history import History
 from evoclaw.core.labels import Label
 from evoclaw.core.messages import (
@@ -25,7 +26,6 @@ from evoclaw.core.ports import Ports, Progress, Request
 from evoclaw.core.run import run
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.core.toolset import Toolset
-from evoclaw.governance.chain import Chain
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.governance.flow.settings import FlowSettings, Preset
 from evoclaw.governance.permissions import Permissions

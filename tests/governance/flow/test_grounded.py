@@ -216,7 +216,7 @@ async def test_integrators_say_what_their_tools_are() -> None:
     said = "Hello."
     trusting = FlowSettings(trusted=("read_*",))
     world, _ = await obey(said, MAIL, send("x@evil.io", "Hello"), settings=trusting)
-    assert not world.did("send_mail")  # flags of results are the executor's: see Flagged
+    assert not world.did("send_mail")  # flags of results are the executor's: see FlowFlags
     harmless = FlowSettings(harmless=("send_*",))
     world, _ = await obey(said, MAIL, send("x@evil.io", "Hello"), settings=harmless)
     assert world.did("send_mail")

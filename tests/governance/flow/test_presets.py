@@ -8,11 +8,12 @@ import pytest
 from evoclaw.core.history import History
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import ToolResult, UserMessage, label_of, user
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import ALLOW, Ask, Deny, NobodyThere, Ports, Verdict
 from evoclaw.core.run import run
 from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.governance.flow.edge import EdgeFlow
-from evoclaw.governance.flow.flags import Flagged, reflagged
+from evoclaw.governance.flow.flags import FlowFlags, reflagged
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.governance.flow.settings import EdgeRule, FlowSettings, Preset
 from evoclaw.providers.scripted import Scripted, calls, says
@@ -116,7 +117,8 @@ def test_flags_are_given_by_name_and_the_rest_stays_as_it_is() -> None:
 
 async def test_results_of_a_tool_that_integrators_flag_are_labelled_so() -> None:
     world = World()
-    flagged = Flagged(world, FlowSettings(outside=("look",), trusted=("read_mail",)))
+    settings = FlowSettings(outside=("look",), trusted=("read_mail",))
+    flagged = Pipeline([world], [FlowFlags(settings)])
     assert flagged.tools() is flagged.tools()
     script = Scripted(calls(("look", {"what": "x"})), calls(("read_mail", {})), says("Done."))
     ports = Ports(script, flagged, Flow(FlowSettings(preset=Preset.STRICT)), NobodyThere())

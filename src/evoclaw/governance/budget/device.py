@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -10,8 +11,9 @@ from msgspec import Struct
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.ledgers import FILES, NOTHING, Ledger, Limit, Path, Refusal
 from evoclaw.core.messages import ErrorKind, ToolResult
-from evoclaw.core.ports import Deny, Executor, Policy, Progress, Verdict
-from evoclaw.core.tools import Call, Tool
+from evoclaw.core.pipeline import AroundStep, Execution
+from evoclaw.core.ports import Deny, Policy, Verdict
+from evoclaw.core.tools import Call
 from evoclaw.core.wording import denied
 from evoclaw.governance.budget import wordings
 from evoclaw.governance.budget.boundaries import Boundaries, CommandCheck, verdict_of
@@ -36,7 +38,7 @@ class Reserved(Struct, frozen=True):
 
 
 class DeviceBudget(Policy):
-    """Refuses early what cannot be paid; `Metered` counts what really runs."""
+    """Refuses early what cannot be paid; `MeterDevice` counts what really runs."""
 
     def __init__(
         self,
@@ -122,28 +124,24 @@ class DeviceBudget(Policy):
                 self._ledger.close(name)
 
 
-class Metered:
-    """Runs calls that the device's budget has enough for, and counts what they took."""
+class MeterDevice(AroundStep):
+    """Reserves what the call takes from the device's budget, and settles what it really took."""
 
-    def __init__(self, inner: Executor, budget: DeviceBudget) -> None:
-        self._inner, self._budget = inner, budget
+    def __init__(self, budget: DeviceBudget, free: frozenset[str] = frozenset()) -> None:
+        """`free` are tools that take nothing: reading on in an output that was paid for."""
+        self._budget, self._free = budget, free
 
-    def tools(self) -> Sequence[Tool]:
-        """Those of the executor inside."""
-        return self._inner.tools()
-
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Set aside, run, settle."""
-        reserved = await self._budget.reserve(call)
-        result: ToolResult | None = None
+    @asynccontextmanager
+    async def around(self, execution: Execution) -> AsyncGenerator[None]:
+        """Reserve, run, settle; all of the reservation if nobody knows how the call ended."""
+        if execution.call.name in self._free:
+            yield
+            return
+        reserved = await self._budget.reserve(execution.call)
         try:
-            result = await self._inner.execute(call, progress)
-            return result
-        except ToolFailure as failure:
-            result = call.failed(failure.kind, failure.message)
-            raise
+            yield
         finally:
-            self._budget.settle(reserved, result)
+            self._budget.settle(reserved, execution.result)
 
 
 def _id(call: Call) -> str:

@@ -1,16 +1,15 @@
-"""What integrators say of tools, put onto the tools themselves."""
+"""The flags of tools, as the settings about information flow change them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from msgspec.structs import replace
 
-from evoclaw.core.messages import ToolResult
-from evoclaw.core.ports import Executor, Progress
-from evoclaw.core.tools import Call, Tool
-from evoclaw.core.toolset import Toolset
+from evoclaw.core.pipeline import OfferStep
+from evoclaw.core.tools import Tool
 from evoclaw.governance.flow.settings import FlowSettings
 
 
@@ -36,23 +35,12 @@ def _is(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-class Flagged:
-    """An executor whose tools bear the flags of the settings, so that results are labelled so."""
+@dataclass(frozen=True, slots=True)
+class FlowFlags(OfferStep):
+    """Sets the flags that the settings give a tool: outside, private, acts, sends."""
 
-    def __init__(self, inner: Executor, settings: FlowSettings) -> None:
-        self._inner, self._settings = inner, settings
-        self._seen: Sequence[Tool] | None = None
-        self._tools = Toolset()
+    settings: FlowSettings
 
-    def tools(self) -> Sequence[Tool]:
-        """The same tools, flagged anew; the same object while nothing changed."""
-        inner = self._inner.tools()
-        if inner is not self._seen:
-            flagged = [reflagged(tool, self._settings) for tool in inner]
-            self._tools = Toolset(flagged, like=inner)
-            self._seen = inner
-        return self._tools
-
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Hand the call on."""
-        return await self._inner.execute(call, progress)
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """The same tools with their flags."""
+        return [reflagged(tool, self.settings) for tool in tools]

@@ -25,7 +25,7 @@ def name_of(key: DeviceKey) -> str:
 
 
 class LocalReceipts:
-    """Signs the results of calls that ran on this machine; for `executors.receipted.Receipted`."""
+    """Signs the results of calls that ran on this machine; for `SignReceipt`."""
 
     def __init__(
         self,

@@ -22,10 +22,11 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, Message, SystemMessage, user
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports
 from evoclaw.core.result import Meter, RunResult, result_of
 from evoclaw.core.run import run
-from evoclaw.executors.wrapped import Filtered
+from evoclaw.governance.permissions import PermittedTools
 from evoclaw.orchestrator.agents.definitions import iterative, require_inputs
 from evoclaw.orchestrator.errands import Errand, RunView
 
@@ -79,9 +80,7 @@ class Invoker:
     async def invoke(self, name: str, inputs: dict[str, JSON]) -> InvokeResponse:
         """Ask once, without tools."""
         agent = self._agent(name)
-        without = Ports(
-            self._ports.provider, Filtered(self._ports.executor, frozenset()), self._ports.policy
-        )
+        without = Ports(self._ports.provider, Pipeline([]), self._ports.policy)
         result = await run(_messages(agent, inputs), without, agent.settings)
         return InvokeResponse(name, result.output, _tokens(result), self._ports.provider.model)
 
@@ -102,7 +101,8 @@ class Invoker:
 
     def _narrowed(self, agent: Agent) -> Ports:
         """Offer only what the agent's capabilities hold."""
-        executor = Filtered(self._ports.executor, agent.capabilities)
+        offered = PermittedTools(agent.capabilities)
+        executor = Pipeline([self._ports.executor], [offered])
         return Ports(self._ports.provider, executor, self._ports.policy, self._ports.approver)
 
 

@@ -15,20 +15,22 @@ from msgspec.structs import replace
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, Block, TextBlock, ToolResult
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import (
+    ALLOW,
     Approval,
     Approver,
     Ask,
     Decision,
-    Executor,
     Policy,
     Ports,
     Progress,
     Verdict,
 )
+from evoclaw.core.routes import Place as RoutePlace
+from evoclaw.core.routes import Route
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.core.toolset import Toolset
-from evoclaw.executors.wrapped import Wrapper
 from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.store.sessions.questions import QuestionStore, StoredQuestion
 
@@ -254,67 +256,44 @@ def with_callers(
     """
     if not tools:
         return ports
-    names = frozenset(tool.name for tool in tools)
-    waiting = _Waiting(callers, session_id, names, ports.policy, counted, ports.approver)
-    executor = _Beside(ports.executor, tools, callers, session_id)
-    return replace(ports, executor=executor, policy=waiting, approver=waiting)
+    own = CallerTools(callers, session_id, tools, ports.approver)
+    route = Route(own, RoutePlace.CALLER, before=(own, counted))
+    pipeline = Pipeline.of(ports.executor).with_steps(routes=[route])
+    return replace(ports, executor=pipeline, policy=pipeline.policy, approver=own)
 
 
-class _Beside(Wrapper):
-    """Offers the caller's tools too, and answers their calls with what he gave."""
+class CallerTools(Policy):
+    """The caller's tools: a call waits until the caller gave its result, which answers it.
+
+    An executor, the policy that stops the run, and the approver that says what it waits for.
+    """
 
     def __init__(
-        self, inner: Executor, tools: Sequence[Tool], callers: Callers, session_id: str
+        self, callers: Callers, session_id: str, tools: Sequence[Tool], approver: Approver
     ) -> None:
-        super().__init__(inner)
-        self._own = tuple(tools)
-        self._names = frozenset(tool.name for tool in tools)
-        self._callers, self._session_id = callers, session_id
+        self._callers, self._session_id, self._approver = callers, session_id, approver
+        self._tools = Toolset(tools)
 
-    def change(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Add them; a tool of ours that came later under such a name is not offered."""
-        return (*(tool for tool in tools if tool.name not in self._names), *self._own)
+    def tools(self) -> Sequence[Tool]:
+        """The tools that the caller brought."""
+        return self._tools
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Give back what the caller gave; hand other calls on."""
-        if call.name not in self._names:
-            return await super().execute(call, progress)
+        """Answer with what the caller gave."""
         given = await self._callers.given(self._session_id, call)
         if given is None:
-            # Nobody gets here: a call is allowed only when its result is there.
+            # Unreachable: a call is allowed only when its result is there.
             raise RuntimeError(f"the caller has not run {call.name!r} yet")
         return ToolResult(call.id, call.name, given.content())
 
-
-class _Waiting(Policy):
-    """Stops a run whose caller has not run a tool yet; resumed, it asks the same again."""
-
-    def __init__(
-        self,
-        callers: Callers,
-        session_id: str,
-        names: frozenset[str],
-        rules: Policy,
-        counted: Policy,
-        approver: Approver,
-    ) -> None:
-        self._callers, self._session_id, self._names = callers, session_id, names
-        self._rules, self._counted, self._approver = rules, counted, approver
-
     async def judge(self, call: Call) -> Verdict:
-        """Allow a call of the caller's when it has its result."""
-        if call.name not in self._names:
-            return await self._rules.judge(call)
+        """Allow a call when its result is there; a resumed run asks the same again."""
         if await self._callers.given(self._session_id, call) is None:
             return Ask(CODE, f"{call.name} is to be run by the caller")
-        return await self._counted.judge(call)
-
-    async def admit(self, turn: int) -> Verdict:
-        """What the rules say."""
-        return await self._rules.admit(turn)
+        return ALLOW
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
-        """Say that the result is still to come; leave the rest to the one who is asked."""
-        if ask.code == CODE and call.name in self._names:
+        """Say that the result is still to come; leave the rest to the run's approver."""
+        if ask.code == CODE and call.name in self._tools.names:
             return Approval(Decision.PENDING, ask.reason)
         return await self._approver.approve(call, ask)

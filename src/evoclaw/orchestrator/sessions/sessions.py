@@ -11,23 +11,23 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from evoclaw.core.agent import Agent, LoopSettings, narrowed
+from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import AgentNotFound
 from evoclaw.core.events import Record, RunStarted
 from evoclaw.core.history import History
 from evoclaw.core.ledgers import Amounts, Ledger
 from evoclaw.core.messages import Message, SystemMessage, TextBlock, UserMessage
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Policy, Ports, Provider, Sink
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tracing import enter
-from evoclaw.executors.wrapped import Filtered
 from evoclaw.governance.budget.foresight import Price
 from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.notices import BudgetNotice
 from evoclaw.governance.budget.policy import Budget
-from evoclaw.governance.budget.telling import Telling
 from evoclaw.governance.budget.terms import Terms
-from evoclaw.governance.chain import Chain
-from evoclaw.governance.permissions import Permissions
+from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.orchestrator.agents.definitions import budget_of
 from evoclaw.orchestrator.cleaning import one_line
 from evoclaw.orchestrator.errands import LONGEST_TITLE, Busy, Errand, NoSession, errand_of
@@ -36,16 +36,15 @@ from evoclaw.orchestrator.people.questions import Parking, Questions
 from evoclaw.orchestrator.sessions.callers import Callers, with_callers
 from evoclaw.orchestrator.sessions.delegates import ABOUT_SESSIONS, STARTERS, Delegates
 from evoclaw.orchestrator.sessions.equipping import Equip, Recall, StoredTodos, nothing_recalled
+from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
 from evoclaw.orchestrator.sessions.subruns import (
     ALONE,
     Child,
     Family,
-    Heard,
     Hold,
     Key,
     Limits,
     LiveRun,
-    Within,
     heard_in,
     run_id_of,
     seq_after,
@@ -305,7 +304,7 @@ class Conversations:
             hold=hold, together=self._together, approvals=self.approvals,
             places=asyncio.Semaphore(self.limits.side_by_side),
         )  # fmt: skip
-        run.ports, run.rules = self._ports(agent, run, above, spent, errand)
+        run.ports = self._ports(agent, run, above, spent, errand)
         run.budget.recall(records)
         run.sinks = self.listeners(session, records)
         return run
@@ -336,7 +335,7 @@ class Conversations:
         above: LiveRun | None,
         spent: Amounts,
         errand: Errand,
-    ) -> tuple[Ports, tuple[Policy, ...]]:
+    ) -> Ports:
         session = run.session
         given: dict[type, object] = {
             Todos: StoredTodos(self.store, session.id),
@@ -356,25 +355,52 @@ class Conversations:
             above=None if above is None else above.budget,
             spent=spent,
         )
-        deepest = session.depth >= self.limits.depth
-        executor = Within(
-            Heard(Filtered(ports.executor, run.capabilities), self.store, ABOUT_SESSIONS),
-            None if above is None else above.ports.executor,
-            frozenset() if errand.single else session.tools,
-            STARTERS if deepest else frozenset(),
-        )
-        rules: tuple[Policy, ...] = (Permissions(run.capabilities),)
-        inherited = () if above is None else above.rules
-        if not any(rule is ports.policy for rule in inherited):
-            rules = (*rules, ports.policy)
-        rules = (*rules, *inherited)
         parking = Parking(self.questions, session.id, ports.approver)
-        policy = Chain((*rules, parking, run.budget))
-        told = Telling(executor, run.budget)
+        pipeline = self._pipeline(run, above, ports, errand)
+        pipeline = pipeline.with_steps(parking, run.budget, BudgetNotice(run.budget))
+        run.pipeline = pipeline
         provider = Thrifty(ports.provider, run.budget.share, self.cheaper)
-        made = Ports(provider, told, policy, parking, principal, steering=run.hold.steering)
+        steering = run.hold.steering
+        made = Ports(provider, pipeline, pipeline.policy, parking, principal, steering=steering)
         callers = Callers(self.store.questions)
-        return with_callers(made, errand.tools, callers, session.id, run.budget), rules
+        return with_callers(made, errand.tools, callers, session.id, run.budget)
+
+    def _pipeline(
+        self, run: LiveRun, above: LiveRun | None, ports: Ports, errand: Errand
+    ) -> Pipeline:
+        """What the agent's calls pass through, narrowed to this run."""
+        session = run.session
+        deepest = session.depth >= self.limits.depth
+        pipeline = Pipeline.of(ports.executor)
+        if not pipeline.before:
+            pipeline = pipeline.with_steps(Permissions(run.capabilities), ports.policy)
+        pipeline = pipeline.with_steps(
+            PermittedTools(run.capabilities),
+            Permissions(run.capabilities),
+            SessionLabels(self.store, ABOUT_SESSIONS),
+            RunTools(
+                None if above is None else above.pipeline,
+                frozenset() if errand.single else session.tools,
+                STARTERS if deepest else frozenset(),
+            ),
+        )
+        inherited = () if above is None else _inherited(above.pipeline, pipeline)
+        return pipeline.with_steps(ParentRules(Chain(inherited))) if inherited else pipeline
+
+
+def _inherited(above: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
+    """The rules of the runs above that are not this run's own already, each of them once.
+
+    Permissions are narrowed from run to run, and questions, budgets and the caller's tools are each
+    run's own.
+    """
+    found: list[Policy] = []
+    for policy in above.before:
+        if isinstance(policy, ParentRules):
+            found += policy.chain.policies
+        elif not isinstance(policy, Permissions | Parking | Budget):
+            found.append(policy)
+    return tuple(rule for rule in found if not any(rule is other for other in own.before))
 
 
 def _asked_for(agent: Agent, errand: Errand) -> Agent:

@@ -12,12 +12,10 @@ from hashlib import sha256
 from typing import TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import (
     CallJudged,
     CallOutput,
@@ -33,23 +31,18 @@ from evoclaw.core.events import (
     ToolsChanged,
     TurnStarted,
 )
-from evoclaw.core.labels import LOCAL, joined
+from evoclaw.core.labels import LOCAL
 from evoclaw.core.ledgers import CALLS, DOLLARS, TOKENS, TURNS
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import (
-    ErrorKind,
     Message,
     Reply,
     ToolResult,
     UserMessage,
-    label_of,
-    labelled,
 )
-from evoclaw.core.ports import Executor, Policy, Ports, Progress, Sink, nothing_said
+from evoclaw.core.pipeline import Pipeline
+from evoclaw.core.ports import Ports, Sink, nothing_said
 from evoclaw.core.state import RunState
-from evoclaw.core.tools import Call, Tool
-from evoclaw.core.toolset import Toolset
-from evoclaw.core.wording import tool_not_found
 from evoclaw.governance.budget.foresight import micros
 from evoclaw.governance.budget.policy import Budget
 from evoclaw.governance.budget.settings import BudgetSettings
@@ -118,71 +111,6 @@ def spent_before(spent: Spent, settings: BudgetSettings) -> dict[str, int]:
         # A reply had no known price: nobody can say that anything is left.
         found[DOLLARS] = micros(settings.dollars)
     return found
-
-
-class Within:
-    """Offers and runs only tools that the run above may use too, and of them the named ones."""
-
-    def __init__(
-        self,
-        inner: Executor,
-        above: Executor | None,
-        names: frozenset[str] | None,
-        besides: frozenset[str] = frozenset(),
-    ) -> None:
-        """Narrow an executor; `besides` are never offered."""
-        self._inner, self._above, self._names, self._besides = inner, above, names, besides
-        self._seen: tuple[Sequence[Tool], Sequence[Tool] | None] | None = None
-        self._tools = Toolset()
-
-    def tools(self) -> Sequence[Tool]:
-        """What is left; the same object while nothing changed."""
-        inner = self._inner.tools()
-        above = None if self._above is None else self._above.tools()
-        if self._seen is None or self._seen[0] is not inner or self._seen[1] is not above:
-            held = None if above is None else {tool.name for tool in above}
-            left = [tool for tool in inner if self._may(tool.name, held)]
-            self._tools = Toolset(left, like=inner)
-            self._seen = inner, above
-        return self._tools
-
-    def _may(self, name: str, held: set[str] | None) -> bool:
-        named = self._names is None or name in self._names
-        return named and name not in self._besides and (held is None or name in held)
-
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Hand the call on if it may be used."""
-        names = [tool.name for tool in self.tools()]
-        if call.name not in names:
-            raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, names))
-        return await self._inner.execute(call, progress)
-
-
-class Heard:
-    """Results about a session bear the label of all that was said there."""
-
-    def __init__(self, inner: Executor, store: SessionStore, names: frozenset[str]) -> None:
-        """`names` are the tools whose results say in their details which session it is."""
-        self._inner, self._store, self._names = inner, store, names
-
-    def tools(self) -> Sequence[Tool]:
-        """The same tools."""
-        return self._inner.tools()
-
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Hand the call on."""
-        if call.name not in self._names:
-            return await self._inner.execute(call, progress)
-        try:
-            result = await self._inner.execute(call, progress)
-        except ToolFailure as error:
-            result = call.failed(error.kind, error.message, **error.details)
-        session_id = result.details.get("session_id")
-        if not isinstance(session_id, str):
-            return result
-        messages = await self._store.messages(session_id)
-        label = joined(label_of(message) for _, message in messages)
-        return replace(result, blocks=labelled(result.blocks, label))
 
 
 @dataclass(eq=False, slots=True)
@@ -280,8 +208,8 @@ class LiveRun:
     """Given last: its tools are handed this run."""
     budget: Budget = field(init=False)
     """Out of which it is paid, as is everything that it begins."""
-    rules: tuple[Policy, ...] = ()
-    """What judges it; judges its sub-runs too."""
+    pipeline: Pipeline = field(init=False)
+    """What its calls pass through; its policies judge its sub-runs too."""
     sinks: tuple[Sink, ...] = ()
     """Who listens to it, whoever runs it."""
     left: asyncio.Event = field(default_factory=asyncio.Event)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Policy, Verdict
 from evoclaw.core.tools import Call
+from evoclaw.governance.advance import InAdvance
+from evoclaw.governance.autonomy import Level
 
 if TYPE_CHECKING:
-    from evoclaw.governance.autonomy import Level
     from evoclaw.governance.rules.document import Document
     from evoclaw.governance.rules.policy import Rules
 
@@ -47,29 +48,33 @@ def command_rules(
         folder: Where it is looked for.
         level: An agent that may act by itself has a person's word for what cannot be seen through.
         workspace: Where calls run, if that is here.
-        caged: Whether a cage bounds what cannot be seen through; else that is always asked.
+        caged: Whether a sandbox bounds what cannot be seen through; else that is always asked.
     """
-    from evoclaw.governance.advance import InAdvance
-    from evoclaw.governance.autonomy import Level
-
     file = rules_file(name, folder)
-    # Those of the owner are read at once: what is wrong with them must be told at once.
-    rules = WhenNeeded(workspace) if file is None else loaded_rules(file, workspace)
+    rules = CommandRules(file, workspace)
+    if file is not None:
+        # The owner's rules are read at once: what is wrong with them must be reported at once.
+        rules.load()
     return InAdvance(rules) if caged and level is Level.FULL else rules
 
 
-class WhenNeeded(Policy):
-    """The rules we ship, read when the first call is judged: an idle device does without."""
+class CommandRules(Policy):
+    """Judges the commands, paths and hosts of a call by the file of rules."""
 
-    def __init__(self, workspace: Path | None) -> None:
-        self._workspace = workspace
+    def __init__(self, file: Path | None, workspace: Path | None) -> None:
+        """The shipped rules, without a file, are read when the first call is judged."""
+        self.file, self._workspace = file, workspace
         self._rules: Rules | None = None
 
-    async def judge(self, call: Call) -> Verdict:
-        """Judge as they do."""
+    def load(self) -> Rules:
+        """The rules, read if that has not happened yet."""
         if self._rules is None:
-            self._rules = loaded_rules(None, self._workspace)
-        return await self._rules.judge(call)
+            self._rules = loaded_rules(self.file, self._workspace)
+        return self._rules
+
+    async def judge(self, call: Call) -> Verdict:
+        """Judge as the rules do."""
+        return await (self._rules or self.load()).judge(call)
 
 
 def loaded_rules(file: Path | None, workspace: Path | None) -> Rules:

@@ -1,4 +1,4 @@
-"""What every run of this machine is governed by: the rules in their order, a budget, an audit."""
+"""Governance of this machine: the policies of the call pipelines, the budget, the audit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.core.labels import Principal
+from evoclaw.core.pipeline import Step
 from evoclaw.core.ports import Approver, Executor, Policy, Ports, Provider, Sink
+from evoclaw.core.routes import Place, Route
 from evoclaw.core.tools import Tool
 
 if TYPE_CHECKING:
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
     from evoclaw.core.ledgers import Ledger
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.budget.policy import Budget
+    from evoclaw.governance.forwarded import Forwarded
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.observe.tracing.tracing import Tracing
     from evoclaw.store.databases.database import Database
-    from evoclaw.wiring.passing import Passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class Governance:
     ledger: Ledger
     audit: Audit | None
     agent: str = ""
-    passed: Passed | None = None
-    """What calls pass on to devices, where they can."""
+    forwarded: Forwarded | None = None
+    """The calls that a call forwards to edges, where it can."""
     caged: bool = True
     """Whether commands run in a cage, wherever that is."""
     tracing: Tracing | None = None
@@ -68,8 +70,8 @@ class Governance:
         from evoclaw.governance.flow.policy import Flow
         from evoclaw.governance.network import Domains
         from evoclaw.governance.permissions import Permissions
+        from evoclaw.governance.rules.command_rules import command_rules
         from evoclaw.governance.rules.status import ToolStatus
-        from evoclaw.wiring.rules import command_rules
 
         settings = self.settings
         status, domains = ToolStatus(settings.policy.off), Domains(settings.network)
@@ -84,50 +86,38 @@ class Governance:
             Permissions(capabilities),
             commands,
             domains,
-            *self._passed_on(status, commands, domains),
+            *self._forwarded_rules(status, commands, domains),
             Flow(settings.flow, tools),
         )
 
-    def _passed_on(self, *rules: Policy) -> tuple[Policy, ...]:
-        """The same rules for what a call passes on to a device."""
-        if self.passed is None:
+    def _forwarded_rules(self, *rules: Policy) -> tuple[Policy, ...]:
+        """The same rules for what a call forwards to an edge."""
+        if self.forwarded is None:
             return ()
-        from evoclaw.governance.chain import Chain
-        from evoclaw.wiring.passing import PassedOn
+        from evoclaw.core.chain import Chain
+        from evoclaw.governance.forwarded import ForwardedCalls
 
-        return (PassedOn(Chain(rules), self.passed),)
+        return (ForwardedCalls(Chain(rules), self.forwarded),)
 
     def counted(self, budget: Policy) -> Policy:
-        """A budget that counts what a call passes on, not that it does."""
-        if self.passed is None:
+        """A budget that counts what a call forwards, not the call that forwards it."""
+        if self.forwarded is None:
             return budget
-        from evoclaw.wiring.passing import CountedAs
+        from evoclaw.governance.forwarded import ForwardedBudget
 
-        return CountedAs(budget, self.passed)
+        return ForwardedBudget(budget, self.forwarded)
 
-    def chain(
-        self,
-        level: Level,
-        capabilities: frozenset[str],
-        workspace: Path | None,
-        tools: Callable[[], Sequence[Tool]],
-    ) -> Policy:
-        """The same as one rule."""
-        from evoclaw.governance.chain import Chain
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of every pipeline here that are not policies."""
+        from evoclaw.executors.hidden_text import MarkHiddenText
+        from evoclaw.governance.flow.flags import FlowFlags
 
-        return Chain(self.rules(level, capabilities, workspace, tools))
-
-    def around(self, executor: Executor) -> Executor:
-        """The same with the flags that were configured, and with an eye on what results hide."""
-        from evoclaw.executors.unseen import Flagged as LookedThrough
-        from evoclaw.governance.flow.flags import Flagged
-
-        around = Flagged(LookedThrough(executor), self.settings.flow)
+        usual = (FlowFlags(self.settings.flow), MarkHiddenText())
         if self.tracing is None:
-            return around
-        from evoclaw.executors.traced import Traced
+            return usual
+        from evoclaw.executors.trace_step import TraceCall
 
-        return Traced(around)
+        return (*usual, TraceCall())
 
     def sinks(
         self,
@@ -226,16 +216,15 @@ async def open_governance(
         )
 
 
-def quarantined(executor: Executor, provider: Provider) -> Executor:
-    """The same, with what outsiders wrote behind handles, and a model without tools to ask."""
+def quarantine(provider: Provider) -> tuple[Step, Route]:
+    """The step that hides text from outside, and the tool that asks a model about it."""
     from evoclaw.executors.local import LocalExecutor
-    from evoclaw.executors.quarantined import Quarantined
-    from evoclaw.executors.routed import Routed
+    from evoclaw.executors.quarantine import Quarantine
     from evoclaw.orchestrator.agents.reading import ModelReader
     from evoclaw.tools.untrusted import KEPT, Reader, read_untrusted
 
     asking = LocalExecutor([read_untrusted], given={Reader: ModelReader(provider)})
-    return Routed([Quarantined(executor, KEPT), asking])
+    return Quarantine(KEPT), Route(asking, Place.MODEL)
 
 
 @asynccontextmanager
@@ -244,7 +233,8 @@ async def governed_ports(
     *,
     provider: Provider,
     model: str,
-    executor: Executor,
+    routes: Sequence[Executor | Route],
+    steps: Sequence[Step] = (),
     approver: Approver,
     level: Level,
     capabilities: frozenset[str],
@@ -253,23 +243,29 @@ async def governed_ports(
     env: Mapping[str, str],
 ) -> AsyncGenerator[Ports]:
     """What one run is given, everything around it in its place."""
-    from evoclaw.governance.budget.telling import Telling
-    from evoclaw.governance.chain import Chain
+    from evoclaw.governance.budget.notices import BudgetNotice
+    from evoclaw.governance.permissions import PermittedTools
     from evoclaw.providers.thrifty import Thrifty
     from evoclaw.wiring.models import open_provider
+    from evoclaw.wiring.pipelines import local_pipeline
 
     async with AsyncExitStack() as stack:
         budget = governance.budget(model, run)
         names = governance.settings.orchestrator.cheaper_models
         cheaper = [await stack.enter_async_context(open_provider(one, env)) for one in names]
-        around = governance.around(executor)
+        own = [PermittedTools(capabilities), *steps, *governance.steps()]
+        ways = list(routes)
         if run.quarantine:
-            around = quarantined(around, provider)
-        rules = governance.rules(level, capabilities, workspace, around.tools)
+            step, asking = quarantine(provider)
+            own.append(step)
+            ways.append(asking)
+        pipeline = local_pipeline().build(ways, own)
+        rules = governance.rules(level, capabilities, workspace, pipeline.tools)
+        pipeline = pipeline.with_steps(*rules, governance.counted(budget), BudgetNotice(budget))
         yield Ports(
             Thrifty(provider, budget.share, cheaper),
-            Telling(around, budget),
-            Chain((*rules, governance.counted(budget))),
+            pipeline,
+            pipeline.policy,
             approver,
             governance.principal,
             (budget, *governance.sinks(before=run.records)),

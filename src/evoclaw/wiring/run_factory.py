@@ -1,4 +1,4 @@
-"""What the runs of `evoclaw up` are given: the fleet's tools, and the few that are here."""
+"""The run factory of `evoclaw up`: provider, call pipeline and approver of each run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from msgspec.structs import replace
 
 from evoclaw.core.history import History
 from evoclaw.core.labels import Principal
-from evoclaw.core.ports import Approver, Executor, Policy, Ports
+from evoclaw.core.pipeline import Pipeline, Step
+from evoclaw.core.ports import Approver, Policy, Ports
+from evoclaw.core.routes import Place, Route
 from evoclaw.core.tools import Tool
 from evoclaw.wiring.fleet import ANY, EACH, fleet_tools
 from evoclaw.wiring.toolbox import refilled
@@ -20,12 +22,12 @@ from evoclaw.wiring.toolbox import refilled
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
     from evoclaw.executors.canvases import CanvasFolder
-    from evoclaw.executors.receipted import Sign
+    from evoclaw.executors.receipt_step import Sign
     from evoclaw.orchestrator.fleet.delegation import Delegated, Stay
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.sessions.sessions import Session
     from evoclaw.store.sessions.sheets import StoredCanvases
-    from evoclaw.wiring.governing import Governance
+    from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.providing import Providers, Settle
     from evoclaw.wiring.toolbox import Toolbox
 
@@ -51,8 +53,8 @@ STICKY = 10_000
 
 
 @dataclass(slots=True)
-class Equipment:
-    """Gives each run its parts, by the definition of its agent."""
+class RunFactory:
+    """Builds the parts of each run by the definition of its agent."""
 
     orchestrator: Orchestrator
     providers: Providers
@@ -64,36 +66,37 @@ class Equipment:
     """Waits for the disk, before anything is done here."""
     canvases: CanvasFolder | StoredCanvases
     """What sessions show."""
-    _rules: dict[str, Policy] = field(default_factory=dict[str, Policy])
+    _policies: dict[str, tuple[Policy, ...]] = field(
+        default_factory=dict[str, "tuple[Policy, ...]"]
+    )
     _sticky: OrderedDict[str, Stay] = field(default_factory=OrderedDict[str, "Stay"])
 
     def ports(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
-        """What one run is given."""
+        """The parts of one run."""
         from evoclaw.tools.canvas import Canvas
 
         agent = self._able(agent)
-        handed = dict(given)
-        history = cast("History", handed.pop(History))
-        handed[Canvas] = self.canvases.of(session.tenant, session.id)
-        executor = self._executor(agent, f"{session.tenant}/{session.id}", handed, history)
-        around = self.governance.around(executor)
+        injected = dict(given)
+        history = cast("History", injected.pop(History))
+        injected[Canvas] = self.canvases.of(session.tenant, session.id)
+        pipeline = self._pipeline(agent, f"{session.tenant}/{session.id}", injected, history)
+        pipeline = pipeline.with_steps(*self.policies(agent))
         return Ports(
             self.providers.of(agent.model),
-            around,
-            self.chain(agent),
+            pipeline,
+            pipeline.policy,
             self.approver(session.id),
             Principal(agent=agent.name),
         )
 
     def changed(self, governance: Governance) -> None:
-        """Go by other settings from now on; runs that go on keep what they have."""
+        """Use other settings from now on; runs under way keep what they have."""
         self.governance = governance
-        self._rules.clear()
+        self._policies.clear()
 
     def tools(self, agent: Agent) -> Sequence[Tool]:
         """What a run of an agent would be offered now."""
-        executor = self._executor(self._able(agent), "", {}, History())
-        return self.governance.around(executor).tools()
+        return self._pipeline(self._able(agent), "", {}, History()).tools()
 
     def _able(self, agent: Agent) -> Agent:
         """An agent as its model can cope with: a small one is confused by many tools."""
@@ -104,49 +107,65 @@ class Equipment:
             return agent
         return replace(agent, tools=frozenset(few))
 
-    def chain(self, agent: Agent) -> Policy:
-        """One for all runs of an agent: what is counted in it is counted for all of them."""
+    def policies(self, agent: Agent) -> tuple[Policy, ...]:
+        """One set for all runs of an agent: what is counted in it is counted for all of them."""
         from evoclaw.orchestrator.agents.definitions import level_of
 
-        if agent.name not in self._rules:
+        if agent.name not in self._policies:
             level = level_of(agent)
-            # Not those of the run that comes first: it may be narrowed, and is to be let go of.
+            # Not the tools of the run that comes first: it may be narrowed, and is released.
             tools = partial(self.tools, agent)
-            self._rules[agent.name] = self.governance.chain(level, agent.capabilities, None, tools)
-        return self._rules[agent.name]
+            self._policies[agent.name] = self.governance.rules(
+                level, agent.capabilities, None, tools
+            )
+        return self._policies[agent.name]
 
-    def _executor(
-        self, agent: Agent, session: str, handed: Mapping[type, object], history: History
-    ) -> Executor:
+    def _pipeline(
+        self, agent: Agent, session: str, injected: Mapping[type, object], history: History
+    ) -> Pipeline:
         from evoclaw.executors.local import LocalExecutor
-        from evoclaw.executors.receipted import Receipted
-        from evoclaw.executors.routed import Routed
-        from evoclaw.executors.settled import Settled
-        from evoclaw.orchestrator.agents.offering import offered
-        from evoclaw.orchestrator.agents.prompt import active_skills
-        from evoclaw.skills.narrowing import Narrowed
+        from evoclaw.executors.receipt_step import SignReceipt
+        from evoclaw.skills.skill_tools import SkillsInUse
+        from evoclaw.wiring.pipelines import service_pipeline
 
-        box = refilled(self.box, handed)
+        box = refilled(self.box, injected)
         tools = [bound for bound in box.tools if bound.name in HERE]
-        here = Receipted(LocalExecutor(tools, given=box.given), self.sign)
-        settled = [Settled(one, self.settle) for one in (here, *box.servers)]
-        every = Routed([*settled, *self._there(agent, session)])
-        active = active_skills(agent, box.shelf.skills())
-        own = offered(every, agent, active=active, seconds=self._seconds())
-        return Narrowed(own, box.shelf, history)
+        here = [LocalExecutor(tools, given=box.given), *box.servers]
+        routes = [Route(executor, ready=self.settle) for executor in here]
+        routes += self._fleet_routes(agent, session)
+        steps = [
+            *self._offers(agent, box),
+            SkillsInUse(box.shelf, history),
+            SignReceipt(self.sign),
+            *self.governance.steps(),
+        ]
+        return service_pipeline().build(routes, steps)
 
-    def _seconds(self) -> float | None:
-        """How long a call may take that names no time."""
-        said = self.governance.settings.orchestrator.default_tool_timeout_ms
-        return None if said is None else said / 1000
+    def _offers(self, agent: Agent, box: Toolbox) -> list[Step]:
+        """What the agent's definition and the settings offer."""
+        from evoclaw.governance.permissions import PermittedTools
+        from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
+        from evoclaw.orchestrator.agents.prompt import active_skills
 
-    def _there(self, agent: Agent, session: str) -> Sequence[Executor]:
+        steps: list[Step] = [PermittedTools(agent.capabilities)]
+        if agent.tools is not None:
+            steps.append(AgentTools(agent.tools))
+        if active := active_skills(agent, box.shelf.skills()):
+            steps.append(AgentSkills(tuple(active)))
+        timeout_ms = self.governance.settings.orchestrator.default_tool_timeout_ms
+        if timeout_ms is not None:
+            steps.append(DefaultTimeout(timeout_ms / 1000))
+        return steps
+
+    def _fleet_routes(self, agent: Agent, session: str) -> list[Route]:
         """The fleet, as far as the agent is meant to work on it."""
         place = agent.on or ANY
         if place not in (ANY, EACH):
-            return [self.orchestrator.edge(place)]
+            return [Route(self.orchestrator.edge(place), Place.EDGE)]
         asking = fleet_tools(self.orchestrator, agent.capabilities)
-        return [asking] if place == EACH else [asking, self._delegated(session)]
+        if place == EACH:
+            return asking
+        return [*asking, Route(self._delegated(session), Place.EDGE)]
 
     def _delegated(self, session: str) -> Delegated:
         """All runs of a session stay with the edges they chose; the tools are each run's own."""

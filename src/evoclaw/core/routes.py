@@ -1,0 +1,81 @@
+"""Routes: which executor runs the calls of which tool."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from evoclaw.core.ports import Executor, Policy
+from evoclaw.core.tools import Tool
+from evoclaw.core.toolset import NO_TOOLS, Toolset
+
+
+class Place(StrEnum):
+    """Where the calls of a route run."""
+
+    HERE = "here"
+    """In this process, or on this machine."""
+    EDGE = "edge"
+    """On another machine, which records and signs for itself."""
+    CALLER = "caller"
+    """At whoever asked for the run."""
+    MODEL = "model"
+    """Nowhere: a model is asked."""
+
+
+class Route(Struct, frozen=True, eq=False):
+    """An executor, and what is particular about the way there."""
+
+    executor: Executor
+    place: Place = Place.HERE
+    ready: Callable[[], Awaitable[None]] | None = None
+    """Awaited before each call: returns when all that led to the call is on the disk."""
+    before: tuple[Policy, ...] | None = None
+    """Rules of its own, instead of the pipeline's. Its tools pass by the offer steps, and win over
+    tools of the same name."""
+
+
+class Routes:
+    """The tools of several executors, each with the route to the one that has it."""
+
+    def __init__(self, routes: Iterable[Executor | Route]) -> None:
+        every = tuple(one if isinstance(one, Route) else Route(one) for one in routes)
+        self._usual = tuple(route for route in every if route.before is None)
+        self.direct = tuple(route for route in every if route.before is not None)
+        self._seen: list[Sequence[Tool]] = []
+        self._tools, self._direct_tools = NO_TOOLS, NO_TOOLS
+        self._owners: dict[str, Route] = {}
+        self.tools()
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter((*self._usual, *self.direct))
+
+    def tools(self) -> tuple[Toolset, Toolset]:
+        """The tools of all routes: those with the pipeline's rules, and those with their own.
+
+        `DuplicateTool` if two executors claim one name.
+        """
+        now = [route.executor.tools() for route in self]
+        if len(now) == len(self._seen) and all(
+            new is old for new, old in zip(now, self._seen, strict=True)
+        ):
+            return self._tools, self._direct_tools
+        usual, direct = now[: len(self._usual)], now[len(self._usual) :]
+        self._tools, self._direct_tools = _merged(usual), _merged(direct)
+        self._owners = {
+            tool.name: route for route, tools in zip(self, now, strict=True) for tool in tools
+        }
+        self._seen = now
+        return self._tools, self._direct_tools
+
+    def find(self, name: str) -> Route | None:
+        """The route to the executor that has a tool."""
+        return self._owners.get(name)
+
+
+def _merged(sets: Sequence[Sequence[Tool]]) -> Toolset:
+    if len(sets) == 1:
+        return Toolset.of(sets[0])
+    return Toolset((tool for tools in sets for tool in tools), sources=sets)

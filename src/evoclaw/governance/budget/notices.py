@@ -1,0 +1,23 @@
+"""Budget notices: the model is told when little of its budget is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from evoclaw.core.messages import TextBlock, ToolResult
+from evoclaw.core.pipeline import Execution, ResultStep
+from evoclaw.governance.budget.policy import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetNotice(ResultStep):
+    """Appends a line to the result when the budget passes a threshold, once for each."""
+
+    budget: Budget
+
+    async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
+        """Say what is left, if the model should know."""
+        news = self.budget.news()
+        return replace(result, blocks=(*result.blocks, TextBlock(news))) if news else result

@@ -1,0 +1,55 @@
+"""Calls that forward a call to an edge: the forwarded call is judged and counted like our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
+from evoclaw.core.tools import Call
+from evoclaw.governance.budget.policy import Budget
+
+Forwarded: TypeAlias = Callable[[Call], Sequence[Call]]
+"""The calls that one call becomes on edges: none for most, several if the edges differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedCalls(Policy):
+    """Judges the call that `edge_call` or `nodes` forwards by the same rules."""
+
+    rules: Policy
+    forwarded: Forwarded
+
+    async def judge(self, call: Call) -> Verdict:
+        """Deny or ask as soon as one of the forwarded calls is denied or asked about."""
+        first: Ask | None = None
+        for inner in self.forwarded(call):
+            verdict = await self.rules.judge(inner)
+            if isinstance(verdict, Deny):
+                return verdict
+            if isinstance(verdict, Ask) and first is None:
+                first = verdict
+        return first or ALLOW
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedBudget(Policy):
+    """Has a budget count the forwarded call: the lines of a file, the toggles of a relay."""
+
+    budget: Policy
+    forwarded: Forwarded
+
+    @property
+    def kind(self) -> type:
+        """It stands where the budget stands."""
+        return Budget
+
+    async def judge(self, call: Call) -> Verdict:
+        """Reserve what the call on the edge will use."""
+        inner = self.forwarded(call)
+        return await self.budget.judge(inner[0] if inner else call)
+
+    async def admit(self, turn: int) -> Verdict:
+        """Judge a turn as the budget does."""
+        return await self.budget.admit(turn)

@@ -1,0 +1,76 @@
+"""The steps of the call pipeline that belong to one run of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from evoclaw.core.chain import Chain
+from evoclaw.core.labels import joined
+from evoclaw.core.messages import ToolResult, label_of, labelled
+from evoclaw.core.pipeline import Execution, OfferStep, Pipeline, ResultStep
+from evoclaw.core.ports import Policy, Verdict
+from evoclaw.core.tools import Call, Tool
+from evoclaw.store.sessions.sessions import SessionStore
+
+
+class RunTools(OfferStep):
+    """Offers a run only the tools that its parent run has, and of them those its session names."""
+
+    def __init__(
+        self,
+        above: Pipeline | None,
+        names: frozenset[str] | None,
+        besides: frozenset[str] = frozenset(),
+    ) -> None:
+        """`besides` are never offered: a run at the deepest level starts no others."""
+        self._above, self._names, self._besides = above, names, besides
+
+    def version(self) -> object:
+        """Changes with the tools of the parent run."""
+        return None if self._above is None else self._above.tools()
+
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """What remains."""
+        held = None if self._above is None else {tool.name for tool in self._above.tools()}
+        return [tool for tool in tools if self._may(tool.name, held)]
+
+    def _may(self, name: str, held: set[str] | None) -> bool:
+        named = self._names is None or name in self._names
+        return named and name not in self._besides and (held is None or name in held)
+
+
+class SessionLabels(ResultStep):
+    """Labels a result about another session with the labels of all that was said there."""
+
+    def __init__(self, store: SessionStore, names: frozenset[str]) -> None:
+        """`names` are the tools whose results name the session in their details."""
+        self._store, self._names = store, names
+
+    async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
+        """Join the labels of that session's messages."""
+        if execution.call.name not in self._names:
+            return result
+        session_id = result.details.get("session_id")
+        if not isinstance(session_id, str):
+            return result
+        messages = await self._store.messages(session_id)
+        label = joined(label_of(message) for _, message in messages)
+        return replace(result, blocks=labelled(result.blocks, label))
+
+
+@dataclass(frozen=True, slots=True)
+class ParentRules(Policy):
+    """Denies a sub-run what the rules of the runs above it deny."""
+
+    chain: Chain
+
+    async def judge(self, call: Call) -> Verdict:
+        """Judge by the rules of the parent run that are not this run's own already."""
+        return await self.chain.judge(call)
+
+    async def admit(self, turn: int) -> Verdict:
+        """Judge another turn the same way."""
+        return await self.chain.admit(turn)

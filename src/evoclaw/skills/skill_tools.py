@@ -1,0 +1,45 @@
+"""Skills in use narrow the tools: once a skill's instructions are loaded, only its tools remain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from evoclaw.core.messages import Message, ToolResult
+from evoclaw.core.pipeline import Execution, OfferStep, ResultStep
+from evoclaw.core.tools import Tool
+from evoclaw.skills.disclosure import TOOL, Skills, narrow
+from evoclaw.skills.loading import Skill
+
+
+class SkillsInUse(OfferStep, ResultStep):
+    """Offers only the tools of the skills whose instructions the model has read."""
+
+    def __init__(self, skills: Skills, history: Iterable[Message] = ()) -> None:
+        """Continue with the skills whose instructions are in the history already."""
+        self._skills = skills
+        self.active: tuple[Skill, ...] = ()
+        """The skills whose instructions the model has read."""
+        for message in history:
+            if isinstance(message, ToolResult) and message.name == TOOL and message.error is None:
+                told = message.details
+                self._activate("" if told.get("reference") else told.get("skill"))
+
+    def version(self) -> object:
+        """Changes with the skills in use."""
+        return self.active
+
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """What all of them work with."""
+        return narrow(tools, self.active) if self.active else tools
+
+    async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
+        """Reading a skill's instructions makes it active."""
+        call = execution.call
+        if call.name == TOOL and result.error is None and not call.arguments.get("reference"):
+            self._activate(call.arguments.get("name"))
+        return result
+
+    def _activate(self, name: object) -> None:
+        skill = self._skills.find(name) if isinstance(name, str) and name else None
+        if skill is not None and skill not in self.active:
+            self.active = (*self.active, skill)

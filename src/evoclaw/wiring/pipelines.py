@@ -1,0 +1,110 @@
+"""The call pipelines, step by step: of a run on this machine, of the service, and of an edge.
+
+`evoclaw policy explain`, `GET /v1/policy` and the guide on governance print these lists. Each step
+is a class; its docstring says what it does. Imports are local: an edge loads only its own steps.
+"""
+
+from __future__ import annotations
+
+from evoclaw.core.pipeline import PipelineSpec
+
+
+def local_pipeline() -> PipelineSpec:
+    """Calls of `evoclaw run`, `evoclaw chat` without a service, and MCP clients."""
+    from evoclaw.executors.hidden_text import MarkHiddenText
+    from evoclaw.executors.quarantine import Quarantine
+    from evoclaw.executors.receipt_step import SignReceipt
+    from evoclaw.executors.trace_step import TraceCall
+    from evoclaw.governance.autonomy import Autonomy
+    from evoclaw.governance.budget.notices import BudgetNotice
+    from evoclaw.governance.budget.policy import Budget
+    from evoclaw.governance.client_calls import CancelOnStop
+    from evoclaw.governance.flow.flags import FlowFlags
+    from evoclaw.governance.flow.policy import Flow
+    from evoclaw.governance.forwarded import ForwardedCalls
+    from evoclaw.governance.network import Domains
+    from evoclaw.governance.permissions import Permissions, PermittedTools
+    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.rules.command_rules import CommandRules
+    from evoclaw.governance.rules.status import ToolStatus
+    from evoclaw.governance.stops import Stops
+    from evoclaw.observe.audit.policy import Recordable
+    from evoclaw.orchestrator.people.questions import Parking
+    from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
+    from evoclaw.skills.skill_tools import SkillsInUse
+
+    return PipelineSpec(
+        "local",
+        offer=(PermittedTools, SkillsInUse, FlowFlags, Quarantine, RunTools),
+        before=(
+            Stops, ToolStatus, Rates, Recordable, Autonomy, Permissions, CommandRules, Domains,
+            ForwardedCalls, Flow, ParentRules, Parking, Budget,
+        ),
+        around=(CancelOnStop, TraceCall, Quarantine),
+        after=(SignReceipt, SkillsInUse, MarkHiddenText, Quarantine, SessionLabels, BudgetNotice),
+    )  # fmt: skip
+
+
+def service_pipeline() -> PipelineSpec:
+    """Calls of runs in `evoclaw up`: chat, API, channels, workflows."""
+    from evoclaw.executors.hidden_text import MarkHiddenText
+    from evoclaw.executors.receipt_step import SignReceipt
+    from evoclaw.executors.trace_step import TraceCall
+    from evoclaw.governance.autonomy import Autonomy
+    from evoclaw.governance.budget.notices import BudgetNotice
+    from evoclaw.governance.budget.policy import Budget
+    from evoclaw.governance.flow.flags import FlowFlags
+    from evoclaw.governance.flow.policy import Flow
+    from evoclaw.governance.forwarded import ForwardedCalls
+    from evoclaw.governance.network import Domains
+    from evoclaw.governance.permissions import Permissions, PermittedTools
+    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.rules.command_rules import CommandRules
+    from evoclaw.governance.rules.status import ToolStatus
+    from evoclaw.governance.stops import Stops
+    from evoclaw.observe.audit.policy import Recordable
+    from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
+    from evoclaw.orchestrator.people.questions import Parking
+    from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
+    from evoclaw.skills.skill_tools import SkillsInUse
+
+    return PipelineSpec(
+        "service",
+        offer=(
+            PermittedTools, AgentTools, AgentSkills, DefaultTimeout, SkillsInUse, FlowFlags,
+            RunTools,
+        ),
+        before=(
+            Stops, ToolStatus, Rates, Recordable, Autonomy, Permissions, CommandRules, Domains,
+            ForwardedCalls, Flow, ParentRules, Parking, Budget,
+        ),
+        around=(TraceCall,),
+        after=(SignReceipt, SkillsInUse, MarkHiddenText, SessionLabels, BudgetNotice),
+    )  # fmt: skip
+
+
+def edge_pipeline() -> PipelineSpec:
+    """Calls that come to an edge: judged again there, whatever the orchestrator decided."""
+    from evoclaw.edge.genome_limits import GenomeTimeouts
+    from evoclaw.edge.outputs import KeepLargeOutput
+    from evoclaw.governance.autonomy import Autonomy
+    from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
+    from evoclaw.governance.flow.edge import EdgeFlow
+    from evoclaw.governance.flow.flags import FlowFlags
+    from evoclaw.governance.network import Domains
+    from evoclaw.governance.permissions import Permissions, PermittedTools
+    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.rules.command_rules import CommandRules
+    from evoclaw.governance.rules.status import ToolStatus
+    from evoclaw.governance.stops import Stops
+    from evoclaw.observe.audit.policy import Recordable
+
+    return PipelineSpec(
+        "edge",
+        offer=(PermittedTools, FlowFlags, GenomeTimeouts),
+        before=(
+            Stops, Rates, Recordable, ToolStatus, Autonomy, Permissions, CommandRules, Domains,
+            EdgeFlow, DeviceBudget,
+        ),
+        around=(KeepLargeOutput, MeterDevice),
+    )  # fmt: skip
