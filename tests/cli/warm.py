@@ -39,7 +39,7 @@ MODULES = (
     "aiohttp",
     "cryptography.hazmat.primitives.asymmetric.ed25519",
     "evoclaw.cli.stream",
-    "evoclaw.governance.budget.telling",
+    "evoclaw.wiring.pipelines",
     "evoclaw.governance.flow",
     "evoclaw.wiring.governance",
     "evoclaw.wiring.local",

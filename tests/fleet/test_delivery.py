@@ -675,7 +675,7 @@ async def test_more_results_than_fit_into_a_hello_are_acknowledged_all_the_same(
         await here.pi.stop()
         await here.pi.start()
         await here.there()
-        await asyncio.gather(*(here.ask("mark", text=str(n), queue=20) for n in range(700)))
+        await asyncio.gather(*(here.ask("mark", text=str(n), queue=300) for n in range(700)))
         edge = here.pi.edge
         assert edge is not None
         assert len(edge.reports.untold) == 700
