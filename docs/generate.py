@@ -76,12 +76,15 @@ from evoclaw.tools.device import device, notify
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.jobs import jobs
 from evoclaw.tools.sets import coding, everything, read_only
+from evoclaw.wiring.pipelines import edge_pipeline, local_pipeline, service_pipeline
 from evoclaw.workflows.supervising import WorkflowSettings
 
 PLACE = Path(__file__).parent
 SOURCE = PLACE.parent / "src" / "evoclaw"
 MADE = "<!-- Made by docs/generate.py from the code; change that, then run `make docs`. -->"
 BEGIN, END = "<!-- files: made by docs/generate.py -->\n", "<!-- end of files -->"
+PIPELINES_BEGIN = "<!-- pipelines: made by docs/generate.py -->\n"
+PIPELINES_END = "<!-- end of pipelines -->"
 ROOMS = (
     *(
         "core",
@@ -113,7 +116,25 @@ def pages() -> dict[str, str]:
     """Every page that is made, whole or in part, by its path below docs/."""
     made = {"events": events(), "tools": tools(), "cli": cli(), "settings": settings()}
     whole = {f"reference/{name}.md": f"{MADE}\n\n{text.strip()}\n" for name, text in made.items()}
-    return {**whole, "architecture.md": architecture()}
+    guide = "guides/governance.md"
+    return {**whole, "architecture.md": architecture(), guide: governance()}
+
+
+def governance() -> str:
+    """The guide as it is, with the steps of the call pipelines as the code declares them."""
+    text = (PLACE / "guides" / "governance.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(PIPELINES_BEGIN)
+    _, _, after = rest.partition(PIPELINES_END)
+    parts = [
+        f"**{title}**\n\n{_table(('stage', 'step', 'what it does'), rows)}\n"
+        for title, spec in (
+            ("`evoclaw run`, MCP clients: `local`", local_pipeline()),
+            ("`evoclaw up`: `service`", service_pipeline()),
+            ("`evoclaw edge`: `edge`", edge_pipeline()),
+        )
+        for rows in [[(step.stage, f"`{step.name}`", step.does) for step in spec.describe()]]
+    ]
+    return before + PIPELINES_BEGIN + "\n".join(parts) + PIPELINES_END + after
 
 
 def architecture() -> str:

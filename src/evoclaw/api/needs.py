@@ -13,6 +13,7 @@ from evoclaw.api.errors import NotGiven
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
+from evoclaw.core.pipeline import DeclaredStep
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.figures import Figures
@@ -244,6 +245,8 @@ class PolicyView(Struct, frozen=True):
     """The rules about information flow that there are; `settings` says which one holds."""
     rules: tuple[RuleView, ...]
     settings: dict[str, JSON]
+    pipelines: dict[str, tuple[DeclaredStep, ...]] = {}
+    """The steps that a call passes through, in order: on the orchestrator, and on an edge."""
 
 
 class PolicyQuestion(Struct, frozen=True):

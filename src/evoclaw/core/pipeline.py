@@ -76,7 +76,7 @@ def kind_of(step: Step) -> type:
     return named if isinstance(named, type) else type(step)
 
 
-class StepView(Struct, frozen=True):
+class DeclaredStep(Struct, frozen=True):
     """A declared step, for people."""
 
     stage: str
@@ -97,12 +97,12 @@ class PipelineSpec(Struct, frozen=True):
         """A pipeline of these steps, put into the declared order."""
         return Pipeline(routes, steps, spec=self)
 
-    def describe(self) -> tuple[StepView, ...]:
+    def describe(self) -> tuple[DeclaredStep, ...]:
         """Every step with its stage and what it does: the first line of its docstring."""
         stages = {"offer": self.offer, "before": self.before, "around": self.around}
         stages["after"] = self.after
         return tuple(
-            StepView(stage, kind.__name__, (kind.__doc__ or "").partition("\n")[0])
+            DeclaredStep(stage, kind.__name__, (kind.__doc__ or "").partition("\n")[0])
             for stage, kinds in stages.items()
             for kind in kinds
         )

@@ -64,7 +64,7 @@ class Hosts:
 
 
 class Domains(Policy):
-    """Judge calls by the hosts in their arguments, and hosts for whoever connects to them.
+    """Denies calls and connections to hosts that may not be reached.
 
     An argument tells only where a call sets out to: executors ask `may` again at every redirect,
     and the egress proxy asks `commands_may` at every connection.

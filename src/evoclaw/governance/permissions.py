@@ -25,7 +25,7 @@ class PermittedTools(OfferStep):
 
 @dataclass(frozen=True, slots=True)
 class Permissions(Policy):
-    """Allow a call only if the agent holds every permission the tool needs."""
+    """Denies a call whose tool needs a permission that the agent does not hold."""
 
     capabilities: frozenset[str]
     """`"*"` holds all; nothing holds none."""

@@ -194,7 +194,7 @@ class StoredWindows:
 
 
 class Rates(Policy):
-    """Counts calls for each tenant, user and agent; what was denied here does not count."""
+    """Denies calls beyond the rate of a tenant, user or agent; denied calls do not count."""
 
     def __init__(
         self,

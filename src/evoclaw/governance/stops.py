@@ -259,7 +259,7 @@ class _Standing:
 
 
 class Stops(Policy):
-    """Denies what a person has stopped. Comes first in a chain, on every side of the link."""
+    """Denies what a person has stopped; the first rule on every side of the link."""
 
     def __init__(
         self,

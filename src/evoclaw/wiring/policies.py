@@ -54,6 +54,7 @@ class ShownPolicies:
         """The rules and settings that hold now."""
         from evoclaw.governance.flow.settings import Preset
         from evoclaw.orchestrator.agents.definitions import level_of
+        from evoclaw.wiring.pipelines import edge_pipeline, service_pipeline
 
         settings = self.equipment.governance.settings
         agent = self._agent("")
@@ -75,6 +76,7 @@ class ShownPolicies:
                 RuleView(one.name, str(one.then), _summary(one), source) for one in document.rules
             ),
             told,
+            {spec.name: spec.describe() for spec in (service_pipeline(), edge_pipeline())},
         )
 
     async def explain(self, question: PolicyQuestion) -> PolicyAnswer | None:

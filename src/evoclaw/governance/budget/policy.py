@@ -75,7 +75,10 @@ class _Open(Struct):
 
 
 class Budget(Policy):
-    """What one run may use, with all runs above it. Also a sink: it must see the run's records."""
+    """Reserves what a call or reply takes, and denies what the budget of the run has no room for.
+
+    Also a sink: it must see the run's records, to settle what was really used.
+    """
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class Problem(NamedTuple):
 
 
 class Flow(Policy):
-    """Judges acting and sending calls by what was in the context when they were asked for."""
+    """Asks about calls that act or send once the model has read untrusted text."""
 
     def __init__(
         self,

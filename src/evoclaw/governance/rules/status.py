@@ -10,7 +10,7 @@ from evoclaw.core.tools import Call
 
 
 class ToolStatus(Policy):
-    """Tools that the operator switched off."""
+    """Denies tools that the operator switched off."""
 
     def __init__(self, off: Mapping[str, str]) -> None:
         """Switch tools off.
