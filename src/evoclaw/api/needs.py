@@ -14,7 +14,7 @@ from evoclaw.api.settings import ServerSettings
 from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
 from evoclaw.core.pipeline import DeclaredStep
-from evoclaw.core.tools import Tool
+from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.figures import Figures
 from evoclaw.orchestrator.people.access import Access
@@ -106,20 +106,6 @@ class AuditBook(Protocol):
         ...
 
 
-class Absent(Protocol):
-    """A tool that is not offered."""
-
-    @property
-    def name(self) -> str:
-        """The tool's name."""
-        ...
-
-    @property
-    def why(self) -> str:
-        """Why, and what to do about it."""
-        ...
-
-
 class Tools(Protocol):
     """The tools of this machine."""
 
@@ -127,7 +113,7 @@ class Tools(Protocol):
         """Those that can be used."""
         ...
 
-    def absent(self) -> Sequence[Absent]:
+    def absent(self) -> Sequence[UnavailableTool]:
         """Those that cannot."""
         ...
 

@@ -73,6 +73,19 @@ class Tool(Struct, frozen=True, omit_defaults=True):
         return self.effect is Effect.WRITE if self.acts is None else self.acts
 
 
+class UnavailableTool(Struct, frozen=True):
+    """A tool that cannot be used here and now."""
+
+    tool: Tool
+    why: str
+    """The reason, and what to do about it."""
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.tool.name
+
+
 class Context(Struct, frozen=True):
     """What the model had seen when it asked, and on whose behalf it asks."""
 

@@ -26,7 +26,7 @@ class Writes(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Autonomy(Policy):
-    """Denies, asks about or allows what changes something, by the level of the run; looking is free.
+    """Denies, asks about or allows what changes something, by the run's level; looking is free.
 
     A tool that acts (`Tool.presses`) has consequences beyond the conversation and the workspace.
     One that writes without acting changes the workspace alone: a supervised run asks for that

@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 
 from evoclaw.core.bound import BoundTool
+from evoclaw.tools.catalogue import CATALOGUE, load
 
-_WHERE: Mapping[str, str] = {
-    name: file
-    for file, names in {
-        "files": "read write edit",
-        "search": "glob grep",
-        "patch.applying": "apply_patch",
-        "shell": "bash",
-        "git.reading": "git_status git_diff git_log",
-        "git.writing": "git_commit git_branch",
-        "web": "webfetch websearch codesearch",
-        "question": "question",
-        "notes": "todowrite todoread",
-        "skill": "skill",
-        "sessions": "task sessions_list sessions_history sessions_send sessions_spawn "
-        "session_status agents_list",
-        "browser": "browser",
-        "canvas": "canvas",
-        "nodes": "nodes",
-        "image": "image",
-    }.items()
-    for name in names.split()
-}
-NAMES = tuple(_WHERE)
+NAMES = tuple(CATALOGUE)
 """Every tool there is."""
 _READ_ONLY = ("read", "glob", "grep")
 _CODING = ("read", "write", "edit", "glob", "grep", "apply_patch", "bash")
@@ -38,7 +16,7 @@ _GIT = ("git_status", "git_diff", "git_log", "git_commit", "git_branch")
 
 def named(names: Sequence[str]) -> tuple[BoundTool, ...]:
     """The tools of these names; `KeyError` for one that there is not."""
-    return tuple(getattr(import_module(f"evoclaw.tools.{_WHERE[name]}"), name) for name in names)
+    return load(names)
 
 
 def read_only() -> tuple[BoundTool, ...]:

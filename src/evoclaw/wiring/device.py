@@ -125,12 +125,11 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
 
 
 def _tools(config: EdgeConfig, *, notifies: bool) -> tuple[BoundTool, ...]:
+    from evoclaw.tools.catalogue import RunsOn, entries_on, with_program
     from evoclaw.tools.device import device, notify
-    from evoclaw.tools.sets import named, remote
-    from evoclaw.wiring.toolbox import with_program
 
-    others = (*named(("webfetch",)), device, *((notify,) if notifies else ()))
-    tools = (*with_program(remote()), *others)
+    built_in = with_program(entry.load() for entry in entries_on(RunsOn.EDGE))
+    tools = (*built_in, device, *((notify,) if notifies else ()))
     names = config.tools.only
     if names is None:
         return tools

@@ -31,23 +31,8 @@ if TYPE_CHECKING:
     from evoclaw.wiring.providing import Providers, Settle
     from evoclaw.wiring.toolbox import Toolbox
 
-HERE = frozenset(
-    {
-        "agents_list",
-        "canvas",
-        "question",
-        "session_status",
-        "sessions_history",
-        "sessions_list",
-        "sessions_send",
-        "sessions_spawn",
-        "skill",
-        "task",
-        "todoread",
-        "todowrite",
-    }
-)
-"""Tools that need the orchestrator's own stores; all others run on edges."""
+FLEET_NAMES = ("edge_call", "jobs", "nodes")
+"""Tools of the orchestrator about the fleet as a whole."""
 STICKY = 10_000
 """Sessions whose edges are remembered."""
 
@@ -129,7 +114,7 @@ class RunFactory:
         from evoclaw.wiring.pipelines import service_pipeline
 
         box = refilled(self.box, injected)
-        tools = [bound for bound in box.tools if bound.name in HERE]
+        tools = [bound for bound in box.tools if bound.name in self._own_names()]
         here = [LocalExecutor(tools, given=box.given), *box.servers]
         routes = [Route(executor, ready=self.settle) for executor in here]
         routes += self._fleet_routes(agent, session)
@@ -167,9 +152,17 @@ class RunFactory:
             return asking
         return [*asking, Route(self._delegated(session), Place.EDGE)]
 
+    @staticmethod
+    def _own_names() -> frozenset[str]:
+        """Tools that need the orchestrator's own stores; all others run on edges."""
+        from evoclaw.tools.catalogue import RunsOn, entries_on
+
+        names = (entry.name for entry in entries_on(RunsOn.ORCHESTRATOR))
+        return frozenset(names) - {*FLEET_NAMES}
+
     def _delegated(self, session: str) -> Delegated:
         """All runs of a session stay with the edges they chose; the tools are each run's own."""
-        found = self.orchestrator.delegated([*HERE, "edge_call", "jobs", "nodes"])
+        found = self.orchestrator.delegated([*self._own_names(), *FLEET_NAMES])
         found.stay = self._sticky.pop(session, found.stay)
         self._sticky[session] = found.stay
         while len(self._sticky) > STICKY:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from evoclaw.api.needs import Absent, Refusal, SheetView, SkillProblem, SkillView, StopView
+from evoclaw.api.needs import Refusal, SheetView, SkillProblem, SkillView, StopView
 from evoclaw.core.messages import JSON
-from evoclaw.core.tools import Tool
+from evoclaw.core.tools import Tool, UnavailableTool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,13 +123,13 @@ class ShownTools:
     """The tools that the default agent is offered now."""
 
     tools: Callable[[], Sequence[Tool]]
-    missing: Callable[[], Sequence[Absent]]
+    missing: Callable[[], Sequence[UnavailableTool]]
 
     def offered(self) -> Sequence[Tool]:
         """Those that can be used."""
         return self.tools()
 
-    def absent(self) -> Sequence[Absent]:
+    def absent(self) -> Sequence[UnavailableTool]:
         """Those that cannot."""
         return self.missing()
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from msgspec import Struct
-
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.ops import ExecOps, FileOps
-from evoclaw.core.tools import Tool
+from evoclaw.core.tools import Tool, UnavailableTool
 
 if TYPE_CHECKING:
     from evoclaw.executors.mcp.executor import McpExecutor
@@ -25,14 +22,6 @@ BROWSER = "EVOCLAW_BROWSER"
 """Names another Chromium than the one that would be found."""
 
 
-class Absent(Struct, frozen=True):
-    """A tool that is not offered."""
-
-    name: str
-    why: str
-    """And what to do about it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Toolbox:
     """What is at hand on this machine."""
@@ -40,7 +29,7 @@ class Toolbox:
     tools: tuple[BoundTool, ...]
     given: dict[type, object]
     """What the tools are handed, by Protocol."""
-    absent: tuple[Absent, ...]
+    absent: tuple[UnavailableTool, ...]
     shelf: Shelf
     """The skills, whose tools come and go."""
     servers: Sequence[McpExecutor]
@@ -129,6 +118,7 @@ def _filled(
     folder: Path,
 ) -> Toolbox:
     from evoclaw.executors.own_tools import OwnTools
+    from evoclaw.tools.catalogue import with_program
     from evoclaw.tools.sets import NAMES, everything, usable
 
     tools = everything()
@@ -137,17 +127,6 @@ def _filled(
     taken = {*NAMES, *(bound.name for bound in shelf.tools())}
     own = OwnTools(folder, given=found, reserved=taken)
     return Toolbox(offered, found, tuple(absent), shelf, servers, own)
-
-
-def with_program(tools: tuple[BoundTool, ...]) -> tuple[BoundTool, ...]:
-    """Of some tools, those whose program is on this machine."""
-    here = {program: shutil.which(program) is not None for program in ("bash", "git")}
-    return tuple(tool for tool in tools if here.get(_program(tool.name), True))
-
-
-def _program(name: str) -> str:
-    """The program that a tool needs, if any."""
-    return "git" if name.startswith("git_") else name if name == "bash" else ""
 
 
 def _found(
@@ -213,9 +192,14 @@ def _vision() -> dict[type, object | str]:
     return {Vision: why_unavailable() or "the model of this run is shown no pictures"}
 
 
-def _absent(bound: BoundTool, found: Mapping[type, object], reasons: Mapping[type, str]) -> Absent:
-    program = _program(bound.name)
-    if program and shutil.which(program) is None:
-        return Absent(bound.name, f"there is no `{program}`: install your system's package of it")
+def _absent(
+    bound: BoundTool, found: Mapping[type, object], reasons: Mapping[type, str]
+) -> UnavailableTool:
+    from evoclaw.tools.catalogue import CATALOGUE
+
+    if program := CATALOGUE[bound.name].missing_program():
+        why = f"there is no `{program}`: install your system's package of it"
+        return UnavailableTool(bound.tool, why)
     missing = sorted(bound.needs - found.keys(), key=lambda kind: kind.__name__)
-    return Absent(bound.name, "; ".join(reasons.get(kind, kind.__name__) for kind in missing))
+    why = "; ".join(reasons.get(kind, kind.__name__) for kind in missing)
+    return UnavailableTool(bound.tool, why)

@@ -40,6 +40,11 @@ class AbsentTool(Struct, frozen=True):
 
     name: str
     why: str
+    description: str
+    parameters: dict[str, JSON]
+    """The JSON Schema of its arguments."""
+    permissions: tuple[str, ...]
+    """What an agent must hold to use it."""
 
 
 class ToolList(Struct, frozen=True):
@@ -81,7 +86,12 @@ def tool_view(tool: Tool) -> ToolView:
 async def list_tools(parts: Need, caller: Who) -> ToolList:
     """The tools of this machine, and why others cannot be used."""
     tools = given(parts.tools, "tools")
-    absent = tuple(AbsentTool(one.name, one.why) for one in tools.absent())
+    absent = tuple(
+        AbsentTool(
+            tool.name, reason, tool.description, tool.parameters, tuple(sorted(tool.permissions))
+        )
+        for tool, reason in ((found.tool, found.why) for found in tools.absent())
+    )
     return ToolList(tuple(tool_view(tool) for tool in tools.offered()), absent)
 
 

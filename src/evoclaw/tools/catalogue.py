@@ -1,0 +1,109 @@
+"""The tool catalogue: every built-in tool, where it can run and what it needs there.
+
+`evoclaw run`, the service, edges, MCP and `evoclaw tools --all` all ask this table. A tool's module
+is imported when the tool is loaded.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from importlib import import_module
+
+from msgspec import Struct
+
+from evoclaw.core.bound import BoundTool
+
+
+class RunsOn(StrEnum):
+    """The host processes that can run a tool."""
+
+    ORCHESTRATOR = "orchestrator"
+    """In the orchestrator: the tool works on its stores, its people or the fleet."""
+    EDGE = "edge"
+    """On an edge, over its files, processes and devices."""
+    LOCAL = "local"
+    """In `evoclaw run` and `evoclaw chat`, on the machine where they are started."""
+
+
+class CatalogueEntry(Struct, frozen=True):
+    """One built-in tool."""
+
+    name: str
+    module: str
+    """Below `evoclaw.tools`."""
+    runs_on: frozenset[RunsOn]
+    program: str = ""
+    """The program that must be on the PATH of the machine that runs it."""
+
+    def load(self) -> BoundTool:
+        """The tool itself."""
+        return getattr(import_module(f"evoclaw.tools.{self.module}"), self.name)
+
+    def missing_program(self) -> str:
+        """The program it needs and this machine has not; empty if nothing is missing."""
+        return self.program if self.program and shutil.which(self.program) is None else ""
+
+
+_MACHINE = frozenset({RunsOn.LOCAL, RunsOn.EDGE})
+_SERVICE = frozenset({RunsOn.LOCAL, RunsOn.ORCHESTRATOR})
+_LOCAL = frozenset({RunsOn.LOCAL})
+_EDGE = frozenset({RunsOn.EDGE})
+_FLEET = frozenset({RunsOn.ORCHESTRATOR})
+_ROWS: tuple[tuple[str, str, frozenset[RunsOn], str], ...] = (
+    ("read write edit", "files", _MACHINE, ""),
+    ("glob grep", "search", _MACHINE, ""),
+    ("apply_patch", "patch.applying", _MACHINE, ""),
+    ("bash", "shell", _MACHINE, "bash"),
+    ("git_status git_diff git_log", "git.reading", _MACHINE, "git"),
+    ("git_commit git_branch", "git.writing", _MACHINE, "git"),
+    ("webfetch", "web", _MACHINE, ""),
+    ("websearch codesearch", "web", _LOCAL, ""),
+    ("question", "question", _SERVICE, ""),
+    ("todowrite todoread", "notes", _SERVICE, ""),
+    ("skill", "skill", _SERVICE, ""),
+    (
+        "task sessions_list sessions_history sessions_send sessions_spawn session_status "
+        "agents_list",
+        "sessions",
+        _SERVICE,
+        "",
+    ),
+    ("browser", "browser", _LOCAL, ""),
+    ("canvas", "canvas", _SERVICE, ""),
+    ("nodes", "nodes", _SERVICE, ""),
+    ("image", "image", _LOCAL, ""),
+)
+CATALOGUE: Mapping[str, CatalogueEntry] = {
+    name: CatalogueEntry(name, module, runs_on, program)
+    for names, module, runs_on, program in _ROWS
+    for name in names.split()
+}
+"""By name, in the order in which tools are listed."""
+FLEET_TOOLS: Mapping[str, CatalogueEntry] = {
+    "jobs": CatalogueEntry("jobs", "jobs", _FLEET),
+    "device": CatalogueEntry("device", "device", _EDGE),
+    "notify": CatalogueEntry("notify", "device", _EDGE),
+}
+"""Tools that exist only with a fleet: they act on edges or are an edge's own."""
+
+
+def entries_on(host: RunsOn) -> tuple[CatalogueEntry, ...]:
+    """The tools that a host can run, in the order of the catalogue."""
+    return tuple(entry for entry in CATALOGUE.values() if host in entry.runs_on)
+
+
+def load(names: Iterable[str]) -> tuple[BoundTool, ...]:
+    """The tools of these names; `KeyError` for a name that the catalogue does not have."""
+    return tuple(CATALOGUE[name].load() for name in names)
+
+
+def with_program(tools: Iterable[BoundTool]) -> tuple[BoundTool, ...]:
+    """Of some tools, those whose program this machine has."""
+    entries = {**CATALOGUE, **FLEET_TOOLS}
+    return tuple(
+        tool
+        for tool in tools
+        if tool.name not in entries or not entries[tool.name].missing_program()
+    )
