@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from evoclaw.api.app import create_app
-from evoclaw.api.needs import Absent, Parts
+from evoclaw.api.needs import Parts
 from evoclaw.api.serving import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.agent import Agent, Field, FieldType, LoopSettings
@@ -19,7 +19,7 @@ from evoclaw.core.events import Replied, ReplyEvent, TextDelta
 from evoclaw.core.messages import Reply, Usage
 from evoclaw.core.ports import AllowAll, Approver, NobodyThere, Policy, Ports, Provider, Request
 from evoclaw.core.profile import Profile
-from evoclaw.core.tools import Tool
+from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.people.access import Access
 from evoclaw.orchestrator.runs.runs import Runs
@@ -114,7 +114,7 @@ class House:
     def offered(self) -> Sequence[Tool]:
         return self.executor().tools()
 
-    def absent(self) -> Sequence[Absent]:
+    def absent(self) -> Sequence[UnavailableTool]:
         return ()
 
 
