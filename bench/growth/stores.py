@@ -13,8 +13,8 @@ from bench.growth.places import Filling, House, house, places
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.labels import Principal
 from evoclaw.orchestrator.errands import Errand
-from evoclaw.store.figures.backlog import backlog_of
-from evoclaw.store.figures.figures import FigureStore, Window
+from evoclaw.store.metrics.backlog import backlog_of
+from evoclaw.store.metrics.store import FigureStore, Window
 from evoclaw.store.runs.inbox import Inbox
 from evoclaw.store.runs.queue import RunQueue
 from evoclaw.store.sessions.retention import forget_sessions

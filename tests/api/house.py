@@ -30,7 +30,7 @@ from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.observe.audit.writer import open_audit
 from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.orchestrator.overview.figures import Figures
+from evoclaw.orchestrator.overview.metrics import Figures
 from evoclaw.orchestrator.people.access import Access, Bearers
 from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.orchestrator.people.questions import Questions
@@ -45,8 +45,6 @@ from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.receipts import ReceiptStore
 from evoclaw.store.databases.database import Database
 from evoclaw.store.databases.parts import open_database
-from evoclaw.store.figures import tables as figure_store
-from evoclaw.store.figures.figures import FigureStore
 from evoclaw.store.governing import approvals as approval_store
 from evoclaw.store.governing import ledger as ledger_store
 from evoclaw.store.governing import tokens as token_store
@@ -54,6 +52,8 @@ from evoclaw.store.governing.approvals import ApprovalStore
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.store.governing.tokens import TokenStore
 from evoclaw.store.memory import MemoryStore
+from evoclaw.store.metrics import tables as figure_store
+from evoclaw.store.metrics.store import FigureStore
 from evoclaw.store.runs import queue as queue_store
 from evoclaw.store.sessions import tables as session_store
 from evoclaw.store.sessions.sessions import Session, SessionStore

@@ -15,7 +15,7 @@ from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.orchestrator.overview.figures import Figures
+from evoclaw.orchestrator.overview.metrics import Figures
 from evoclaw.orchestrator.people.access import Access
 from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.orchestrator.proofs.archive import ReceiptArchive

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.stops import StopFile
     from evoclaw.observe.audit.settings import AuditSettings
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.orchestrator.overview.figures import Figures
+    from evoclaw.orchestrator.overview.metrics import Figures
     from evoclaw.orchestrator.people.access import Access
     from evoclaw.orchestrator.people.approvals import Approvals
     from evoclaw.orchestrator.proofs.archive import ReceiptArchive

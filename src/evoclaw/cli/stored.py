@@ -18,8 +18,8 @@ from evoclaw.cli.tables import show_rows
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import LOCAL
 from evoclaw.governance.budget.settings import seconds_of
-from evoclaw.orchestrator.overview.figures import Figures, FiguresView
-from evoclaw.orchestrator.overview.tallying import RequestFigures, Spread, ToolFigures
+from evoclaw.orchestrator.overview.aggregation import RequestFigures, Spread, ToolFigures
+from evoclaw.orchestrator.overview.metrics import Figures, FiguresView
 
 LONGEST_NAME = 30
 """Characters of a tool's name in the table."""

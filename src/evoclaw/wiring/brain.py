@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.store.sessions.sheets import StoredCanvases
     from evoclaw.wiring.equipping import Equipment
-    from evoclaw.wiring.gauging import Gauging
+    from evoclaw.wiring.gauges import Gauging
     from evoclaw.wiring.governing import Governance
     from evoclaw.wiring.providing import Providers, Settle
     from evoclaw.wiring.store import Stored
@@ -134,7 +134,7 @@ async def _put_together(
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.definitions import agents_of
     from evoclaw.orchestrator.runs.runs import Runs
-    from evoclaw.wiring.gauging import Gauging
+    from evoclaw.wiring.gauges import Gauging
     from evoclaw.wiring.governing import open_governance
     from evoclaw.wiring.passing import passed_on
     from evoclaw.wiring.settings import orchestrator_settings

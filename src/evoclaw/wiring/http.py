@@ -96,9 +96,9 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
     from evoclaw.api.webhooks import channel_routes
     from evoclaw.dashboard.files import page_routes
     from evoclaw.orchestrator.channels.webhooks import Webhook
-    from evoclaw.orchestrator.overview.figures import Figures
+    from evoclaw.orchestrator.overview.metrics import Figures
     from evoclaw.orchestrator.proofs.archive import ReceiptArchive
-    from evoclaw.store.figures.figures import FigureStore
+    from evoclaw.store.metrics.store import FigureStore
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.policies import ShownPolicies
     from evoclaw.wiring.showing import (

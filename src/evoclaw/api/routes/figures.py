@@ -12,7 +12,7 @@ from msgspec import Struct
 from evoclaw.api.auth import Need, Who
 from evoclaw.api.errors import Refused, given
 from evoclaw.api.routes.shapes import IdOrNone
-from evoclaw.orchestrator.overview.figures import BadWindow, Delegation, FiguresView
+from evoclaw.orchestrator.overview.metrics import BadWindow, Delegation, FiguresView
 from evoclaw.orchestrator.people.access import Caller, Scope
 
 Since = Annotated[

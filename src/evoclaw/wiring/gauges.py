@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evoclaw.observe.tallies import EdgeFigures, Gauges
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.databases.database import Database
-    from evoclaw.store.figures.backlog import Backlog
+    from evoclaw.store.metrics.backlog import Backlog
 
 PATIENCE = 2.0
 """Seconds that a part has to say that it works."""
@@ -78,7 +78,7 @@ class Gauging:
             return False  # which part it is stands in the figures; why, in what it logs
 
     async def _waits(self) -> Backlog | None:
-        from evoclaw.store.figures.backlog import backlog_of
+        from evoclaw.store.metrics.backlog import backlog_of
 
         try:
             async with asyncio.timeout(PATIENCE):

@@ -19,11 +19,11 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.messages import ErrorBlock, ErrorKind, Reply, TextBlock, ToolResult, Usage
-from evoclaw.orchestrator.overview.figures import BadWindow, Delegation, Figures, chosen_step
-from evoclaw.orchestrator.overview.tallying import Line, percentile, spread
+from evoclaw.orchestrator.overview.aggregation import Line, percentile, spread
+from evoclaw.orchestrator.overview.metrics import BadWindow, Delegation, Figures, chosen_step
 from evoclaw.store.databases.parts import open_database
-from evoclaw.store.figures import tables as figure_tables
-from evoclaw.store.figures.figures import FigureStore
+from evoclaw.store.metrics import tables as figure_tables
+from evoclaw.store.metrics.store import FigureStore
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
 

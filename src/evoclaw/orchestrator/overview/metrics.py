@@ -11,15 +11,15 @@ from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import StopReason
-from evoclaw.orchestrator.overview import tallying
-from evoclaw.orchestrator.overview.tallying import (
+from evoclaw.orchestrator.overview import aggregation as tallying
+from evoclaw.orchestrator.overview.aggregation import (
     FigurePoint,
     RequestFigures,
     ToolFigures,
     ToolPoint,
 )
-from evoclaw.store.figures.figures import RUNNING, FigureStore, Window
-from evoclaw.store.figures.tables import CallFigures, RunFigures
+from evoclaw.store.metrics.store import RUNNING, FigureStore, Window
+from evoclaw.store.metrics.tables import CallFigures, RunFigures
 
 DAY = 86_400.0
 """Seconds that are looked back when nobody says how far."""

@@ -22,7 +22,7 @@ from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.databases.database import StoreError
 from evoclaw.transport.wire import Heartbeat, Status
-from evoclaw.wiring.gauging import Gauging
+from evoclaw.wiring.gauges import Gauging
 from tests.api.house import AGENT, Client, House, Served, built, served
 from tests.api.test_events import parts_of
 from tests.api.test_runs import begun

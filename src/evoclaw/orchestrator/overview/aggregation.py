@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec import Struct
 
 from evoclaw.core.messages import ErrorKind
-from evoclaw.store.figures.figures import RUNNING
-from evoclaw.store.figures.tables import CallFigures, RunFigures
+from evoclaw.store.metrics.store import RUNNING
+from evoclaw.store.metrics.tables import CallFigures, RunFigures
 
 MOST_TOOLS = 12
 """Tools that have a series of their own."""

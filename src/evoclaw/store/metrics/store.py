@@ -16,8 +16,8 @@ from msgspec.structs import astuple
 
 from evoclaw.core.events import StopReason
 from evoclaw.store.databases.database import Connection, Database
-from evoclaw.store.figures.folding import Fold
-from evoclaw.store.figures.tables import CALLS, HOPS, RUNS, TABLES, CallFigures, Hop, RunFigures
+from evoclaw.store.metrics.fold import Fold
+from evoclaw.store.metrics.tables import CALLS, HOPS, RUNS, TABLES, CallFigures, Hop, RunFigures
 from evoclaw.store.sessions.sessions import SessionStore
 
 AT_ONCE = 2_000

@@ -31,10 +31,10 @@ from evoclaw.store.databases.moving import export_to, import_from
 from evoclaw.store.databases.opening import Held, inspect_file
 from evoclaw.store.databases.parts import Parts, open_database
 from evoclaw.store.databases.tables import tables_of
-from evoclaw.store.figures import tables as figure_tables
-from evoclaw.store.figures.figures import FigureStore, Window
-from evoclaw.store.figures.folding import Fold, plain
-from evoclaw.store.figures.tables import CallFigures
+from evoclaw.store.metrics import tables as figure_tables
+from evoclaw.store.metrics.fold import Fold, plain
+from evoclaw.store.metrics.store import FigureStore, Window
+from evoclaw.store.metrics.tables import CallFigures
 from evoclaw.store.runs import queue
 from evoclaw.store.runs.queue import Bounds, Entry, RunQueue
 from evoclaw.store.sessions import changes as session_changes
@@ -262,7 +262,7 @@ async def test_calls_of_a_window_count_though_their_run_ended_after_it(place: Pl
 async def test_more_than_a_page_of_runs_and_calls_is_read_whole(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.figures.figures.AT_ONCE", 7)
+    monkeypatch.setattr("evoclaw.store.metrics.store.AT_ONCE", 7)
     async with opened(place) as house:
         for number in range(60):
             talk = await house.talk(f"r{number}")
