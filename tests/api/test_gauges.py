@@ -22,7 +22,7 @@ from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.databases.database import StoreError
 from evoclaw.transport.wire import Heartbeat, Status
-from evoclaw.wiring.gauges import Gauging
+from evoclaw.wiring.gauges import GaugeReader
 from tests.api.house import AGENT, Client, House, Served, built, served
 from tests.api.test_events import parts_of
 from tests.api.test_runs import begun
@@ -37,10 +37,10 @@ class Asked:
         self.house: House = up.house
         self.fleet: Fleet = orchestrator.fleet
         self.now = 0.0
-        self.gauging = Gauging(
+        self.gauges = GaugeReader(
             orchestrator, up.house.database, up.house.folder, lambda: 7, lambda: self.now
         )
-        self.metrics = Metrics(self.gauging.gauges())
+        self.metrics = Metrics(self.gauges.gauges())
         self.problem = ""
 
     async def told(self) -> dict[str, float]:
@@ -49,7 +49,7 @@ class Asked:
                 raise StoreError("away")
             return self.problem
 
-        await self.gauging.refresh({"store": check})
+        await self.gauges.refresh({"store": check})
         return {
             " ".join((sample.name, *sample.labels.values())): sample.value
             for family in families(self.metrics.render().decode())

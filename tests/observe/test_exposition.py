@@ -8,13 +8,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from evoclaw.observe import exposition
+from evoclaw.observe.counters import EdgeGauges, Gauges
 from evoclaw.observe.metrics import Metrics
-from evoclaw.observe.tallies import EdgeFigures, Gauges
 
-LAMP = EdgeFigures("lamp", True, 2, 3, 12.5, 64e6, 99.0, 1_700_000_000.5)
+LAMP = EdgeGauges("lamp", True, 2, 3, 12.5, 64e6, 99.0, 1_700_000_000.5)
 
 
-def told(*edges: EdgeFigures) -> dict[str, float]:
+def told(*edges: EdgeGauges) -> dict[str, float]:
     return samples(Metrics(Gauges(edges=lambda: edges)))
 
 
@@ -33,7 +33,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 
 def test_an_edge_is_told_by_its_last_heartbeat() -> None:
-    found = told(LAMP, EdgeFigures("gone", last_seen=5.0))
+    found = told(LAMP, EdgeGauges("gone", last_seen=5.0))
     assert found["evoclaw_edge_online{edge=lamp}"] == 1
     assert found["evoclaw_edge_in_flight{edge=lamp}"] == 2
     assert found["evoclaw_edge_queued{edge=lamp}"] == 3
@@ -46,9 +46,9 @@ def test_an_edge_is_told_by_its_last_heartbeat() -> None:
 
 
 def test_edges_beyond_those_told_apart_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "MOST_EDGES", 2)
-    edges: list[EdgeFigures] = [EdgeFigures(f"edge-{one}", True, 1, one) for one in range(5)]
-    edges.append(EdgeFigures("away"))
+    monkeypatch.setattr(exposition, "MAX_EDGES", 2)
+    edges: list[EdgeGauges] = [EdgeGauges(f"edge-{one}", True, 1, one) for one in range(5)]
+    edges.append(EdgeGauges("away"))
     metrics = Metrics(Gauges(edges=lambda: edges))
     found = samples(metrics)
     names = sorted(key for key in found if key.startswith("evoclaw_edge_online{"))
@@ -60,22 +60,22 @@ def test_edges_beyond_those_told_apart_are_added_up(monkeypatch: pytest.MonkeyPa
     assert found["evoclaw_edge_online{edge=other}"] == 3
     assert found["evoclaw_edge_queued{edge=other}"] == 2 + 3 + 4
     assert "evoclaw_edge_last_seen_timestamp_seconds{edge=other}" not in found
-    edges[0] = EdgeFigures("edge-0")
-    edges.insert(0, EdgeFigures("a-new-one", True))
+    edges[0] = EdgeGauges("edge-0")
+    edges.insert(0, EdgeGauges("a-new-one", True))
     assert "evoclaw_edge_online{edge=a-new-one}" not in samples(metrics), "who is told apart stays"
 
 
 @pytest.mark.parametrize("name", ["other", 'a"} 1\nevil 2', "\\", ""])
 def test_whatever_an_edge_is_called_the_text_is_sound(name: str) -> None:
-    found = told(LAMP, EdgeFigures(name, True))
+    found = told(LAMP, EdgeGauges(name, True))
     assert sum(key.startswith("evoclaw_edge_online{") for key in found) == 2
 
 
 def test_a_thousand_edges_are_told_in_bounded_space() -> None:
-    edges: Sequence[EdgeFigures] = [EdgeFigures(f"edge-{one}", True, 1) for one in range(1_000)]
+    edges: Sequence[EdgeGauges] = [EdgeGauges(f"edge-{one}", True, 1) for one in range(1_000)]
     metrics = Metrics(Gauges(edges=lambda: edges))
     found = samples(metrics)
-    apart = exposition.MOST_EDGES
+    apart = exposition.MAX_EDGES
     assert found["evoclaw_edge_in_flight{edge=other}"] == 1_000 - apart
     assert sum(key.startswith("evoclaw_edge_") for key in found) == 5 * (apart + 1) + 2 * apart
 

@@ -31,10 +31,10 @@ from evoclaw.store.databases.moving import export_to, import_from
 from evoclaw.store.databases.opening import Held, inspect_file
 from evoclaw.store.databases.parts import Parts, open_database
 from evoclaw.store.databases.tables import tables_of
-from evoclaw.store.metrics import tables as figure_tables
-from evoclaw.store.metrics.fold import Fold, plain
-from evoclaw.store.metrics.store import FigureStore, Window
-from evoclaw.store.metrics.tables import CallFigures
+from evoclaw.store.metrics import tables as metrics_tables
+from evoclaw.store.metrics.fold import RunFold, plain
+from evoclaw.store.metrics.store import MetricsStore, MetricsWindow
+from evoclaw.store.metrics.tables import CallRow
 from evoclaw.store.runs import queue
 from evoclaw.store.runs.queue import Bounds, Entry, RunQueue
 from evoclaw.store.sessions import changes as session_changes
@@ -44,8 +44,8 @@ from evoclaw.store.sessions.retention import forget_sessions
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent, StoredRun
 from tests.store.places import Place
 
-SCHEMAS = (session_tables.SCHEMA, queue.SCHEMA, figure_tables.SCHEMA)
-EVER = Window("local", 0.0, 10_000.0)
+SCHEMAS = (session_tables.SCHEMA, queue.SCHEMA, metrics_tables.SCHEMA)
+EVER = MetricsWindow("local", 0.0, 10_000.0)
 
 
 def started(call_id: str, tool: str = "read", **arguments: JSON) -> CallStarted:
@@ -90,7 +90,7 @@ class House:
 
     database: Database
     clock: list[float]
-    figures: FigureStore
+    figures: MetricsStore
 
     async def talk(
         self, run_id: str = "r1", *, owner: str = "", agent: str = "helper", at: float = 100.0,
@@ -103,7 +103,7 @@ class House:
         run = await store.begin(run_id, f"s-{run_id}", "hi", parent_run=parent, root_run=parent)
         return Talk(store, self.clock, run)
 
-    async def calls(self, window: Window = EVER) -> list[CallFigures]:
+    async def calls(self, window: MetricsWindow = EVER) -> list[CallRow]:
         return (await self.figures.find(window)).calls
 
     async def count(self, table: str) -> int:
@@ -115,7 +115,7 @@ class House:
 async def opened(place: Place) -> AsyncGenerator[House]:
     database = await place.open(*SCHEMAS)
     try:
-        yield House(database, [0.0], FigureStore(database))
+        yield House(database, [0.0], MetricsStore(database))
     finally:
         await database.close()
 
@@ -171,13 +171,13 @@ async def test_a_failed_call_is_recovered_by_a_later_turn_unless_the_run_ends_ba
         started("d"),
         finished("d", error=ErrorKind.INTERNAL),
     )
-    fold = Fold()
+    fold = RunFold()
     for number, event in enumerate(events[:5], 1):
-        fold.take(Record("r", number, float(number), event))
+        fold.receive(Record("r", number, float(number), event))
     (failed, _) = fold.calls
     assert not fold.recovered(failed, None), "what went on beside it is no recovery"
     for number, event in enumerate(events[5:], 6):
-        fold.take(Record("r", number, float(number), event))
+        fold.receive(Record("r", number, float(number), event))
     first, beside, later, last = fold.calls
     assert fold.recovered(first, StopReason.COMPLETED) and fold.recovered(first, None)
     assert not fold.recovered(first, StopReason.MAX_ITERATIONS)
@@ -238,31 +238,31 @@ async def test_a_window_is_narrowed_by_time_owner_agent_and_tenant(place: Place)
             if name != "c":
                 await talk.tell((at + 20, ended()))
 
-        async def tools(window: Window) -> list[str]:
+        async def tools(window: MetricsWindow) -> list[str]:
             return sorted(call.tool for call in await house.calls(window))
 
         assert await tools(EVER) == ["a", "b", "c"]
-        assert await tools(Window("local", 0, 9_000, owner="ann")) == ["a", "c"]
-        assert await tools(Window("local", 0, 9_000, agent="helper")) == ["a", "b"]
-        assert await tools(Window("local", 0, 9_000, "ann", "coder")) == ["c"]
-        assert await tools(Window("local", 110, 210)) == ["a"], "the end is not in it"
-        assert await tools(Window("local", 110.5, 210.5)) == ["b"]
-        assert await tools(Window("acme", 0, 9_000)) == ["d"]
-        assert await tools(Window("nobody", 0, 9_000)) == []
+        assert await tools(MetricsWindow("local", 0, 9_000, owner="ann")) == ["a", "c"]
+        assert await tools(MetricsWindow("local", 0, 9_000, agent="helper")) == ["a", "b"]
+        assert await tools(MetricsWindow("local", 0, 9_000, "ann", "coder")) == ["c"]
+        assert await tools(MetricsWindow("local", 110, 210)) == ["a"], "the end is not in it"
+        assert await tools(MetricsWindow("local", 110.5, 210.5)) == ["b"]
+        assert await tools(MetricsWindow("acme", 0, 9_000)) == ["d"]
+        assert await tools(MetricsWindow("nobody", 0, 9_000)) == []
 
 
 async def test_calls_of_a_window_count_though_their_run_ended_after_it(place: Place) -> None:
     async with opened(place) as house:
         talk = await house.talk()
         await talk.tell((150, started("x")), (160, finished("x")), (900, ended()))
-        found = await house.figures.find(Window("local", 155, 200))
+        found = await house.figures.find(MetricsWindow("local", 155, 200))
         assert (found.runs, len(found.calls)) == ([], 1)
 
 
 async def test_more_than_a_page_of_runs_and_calls_is_read_whole(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.metrics.store.AT_ONCE", 7)
+    monkeypatch.setattr("evoclaw.store.metrics.store.PAGE_ROWS", 7)
     async with opened(place) as house:
         for number in range(60):
             talk = await house.talk(f"r{number}")
@@ -294,7 +294,7 @@ async def test_edges_and_agents_that_were_asked_are_known(place: Place) -> None:
         below = await house.talk("sub", agent="coder", parent="r1")
         await below.tell((130, ended(StopReason.ERROR)))
         for _ in range(2):
-            runs, hops = await house.figures.hops(EVER)
+            runs, hops = await house.figures.edge_calls(EVER)
             told = [(hop.agent, hop.edge, hop.error) for hop in hops]
             assert told == [
                 ("boss", "pi", ""),
@@ -380,7 +380,7 @@ async def test_figures_are_not_moved_and_are_there_after_an_import(
         file = tmp_path / "all.zip"
         manifest = await export_to(file, house.database, SCHEMAS)
         moved = {table.name for part in manifest.parts for table in part.tables}
-        assert "runs" in moved and not moved & set(figure_tables.TABLES)
+        assert "runs" in moved and not moved & set(metrics_tables.TABLES)
         await session_changes.forget(talk.store, "s-r1")
         await import_from(file, house.database, SCHEMAS)
         assert await house.figures.find(EVER) == found

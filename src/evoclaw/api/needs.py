@@ -15,7 +15,7 @@ from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.orchestrator.overview.metrics import Figures
+from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.people.access import Access
 from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.orchestrator.proofs.archive import ReceiptArchive
@@ -358,7 +358,7 @@ class Parts:
     """All figures, as Prometheus reads them."""
     counted: Callable[[str, str, int, float], None] = uncounted
     """Told of each answer: method, route, status, and the seconds until it began."""
-    figures: Figures | None = None
+    figures: MetricsReader | None = None
     """Those that stored records tell of."""
     checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
     """By name, the parts without which nothing can be done: store, broker, provider."""

@@ -1,26 +1,23 @@
-"""Runs and calls, counted: per tool, per request, per stretch of time. Pure functions.
-
-Percentiles are exact: the value that this share of all, by nearest rank, does not exceed.
-"""
+"""Aggregates of stored runs and calls: by tool, by request, by interval. Pure functions."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from evoclaw.core.messages import ErrorKind
+from evoclaw.core.metrics import CallCounters, Distribution, Spending, distribution, percentile
 from evoclaw.store.metrics.store import RUNNING
-from evoclaw.store.metrics.tables import CallFigures, RunFigures
+from evoclaw.store.metrics.tables import CallRow, RunRow
 
-MOST_TOOLS = 12
-"""Tools that have a series of their own."""
-_GOES_ON = (RUNNING, "waiting")
+MAX_TOOL_SERIES = 12
+"""Tools with a series of their own."""
+_NOT_ENDED = (RUNNING, "waiting")
 
 
-class ToolFigures(Struct, frozen=True):
+class ToolSummary(Struct, frozen=True):
     """How the calls of one tool went."""
 
     tool: str
@@ -29,9 +26,9 @@ class ToolFigures(Struct, frozen=True):
     failed: int
     """Those that did not succeed, whatever the reason."""
     denied: int
-    """Of them, those that a policy or a person did not let run."""
+    """Of them, those that a policy or a person denied."""
     timeouts: int
-    """Of them, those that took too long."""
+    """Of them, those that timed out."""
     success_rate: float
     """From 0 to 1."""
     avg_ms: float | None
@@ -42,41 +39,32 @@ class ToolFigures(Struct, frozen=True):
     errors: dict[str, int]
     """By kind."""
     result_bytes: int
-    """Of all that they gave back to the model."""
+    """Of all results that the model got."""
     last_error: str = ""
-    """The beginning of what was said about the last failure."""
+    """The first characters of the last error text."""
     last_error_at: float | None = None
     """Unix seconds."""
 
 
-class Spread(Struct, frozen=True):
-    """Many numbers in four; null if there are none."""
-
-    avg: float | None
-    p50: float | None
-    p95: float | None
-    max: float | None
-
-
-class RequestFigures(Struct, frozen=True):
-    """How requests went, and what they took."""
+class RequestSummary(Struct, frozen=True):
+    """How requests went, and what they cost."""
 
     count: int
     stops: dict[str, int]
     """Why they ended; `waiting` for a person, or `running`."""
-    iterations: Spread
+    iterations: Distribution
     """Turns of the requests that ended."""
-    seconds: Spread
-    """From asking to the final response, without the time that people were waited for."""
+    seconds: Distribution
+    """From the request to the final response, without the time spent waiting for people."""
     tokens_in: int
     tokens_out: int
     cost: float
     """In US dollars, as far as prices are known."""
     unpriced: int
-    """Replies that have no known price: with any, the cost is higher."""
+    """Replies without a known price: with any, the real cost is higher."""
     failed_calls: int
     recovered_calls: int
-    """Of them, those after which a call of a later turn succeeded, in a run without a bad end."""
+    """Of them, those after which a call of a later turn succeeded, in a run that ended well."""
     recovery_rate: float | None
     """From 0 to 1; null if nothing failed."""
     saved_seconds: float
@@ -85,11 +73,11 @@ class RequestFigures(Struct, frozen=True):
     """Of calls, by kind."""
 
 
-class FigurePoint(Struct, frozen=True):
-    """Everything of one stretch of time."""
+class MetricsPoint(Struct, frozen=True):
+    """Everything of one interval."""
 
     at: float
-    """When it begins, in Unix seconds."""
+    """When the interval starts, in Unix seconds."""
     runs: int
     """Requests."""
     calls: int
@@ -104,7 +92,7 @@ class FigurePoint(Struct, frozen=True):
 
 
 class ToolPoint(Struct, frozen=True):
-    """One tool in one stretch of time."""
+    """One tool in one interval."""
 
     at: float
     calls: int
@@ -113,8 +101,8 @@ class ToolPoint(Struct, frozen=True):
     p95_ms: float | None
 
 
-class Line(Struct, frozen=True):
-    """A time, cut into even stretches that begin at whole multiples of their length."""
+class Intervals(Struct, frozen=True):
+    """A time, divided into intervals of equal length that start at multiples of that length."""
 
     since: float
     until: float
@@ -122,136 +110,99 @@ class Line(Struct, frozen=True):
 
     @property
     def first(self) -> int:
-        """The number of the first one."""
+        """The number of the first interval."""
         return math.floor(self.since / self.step)
 
     @property
-    def points(self) -> range:
-        """The numbers of all."""
+    def numbers(self) -> range:
+        """The numbers of all intervals."""
         return range(self.first, max(self.first + 1, math.ceil(self.until / self.step)))
 
-    def place(self, at: float) -> int:
-        """The number of the one that a moment is in."""
+    def number_of(self, at: float) -> int:
+        """The number of the interval that a moment is in."""
         return math.floor(at / self.step)
 
 
-def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest of the numbers, in order, that at least this share does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
-
-
-def spread(numbers: Iterable[float]) -> Spread:
-    """Many numbers in four."""
-    ordered = sorted(numbers)
-    if not ordered:
-        return Spread(None, None, None, None)
-    return Spread(
-        sum(ordered) / len(ordered),
-        percentile(ordered, 0.5),
-        percentile(ordered, 0.95),
-        ordered[-1],
-    )
-
-
-def of_tools(calls: Iterable[CallFigures]) -> tuple[ToolFigures, ...]:
-    """The figures of each tool, those first that were called most."""
-    found: defaultdict[str, list[CallFigures]] = defaultdict(list)
+def summarize_tools(calls: Iterable[CallRow]) -> tuple[ToolSummary, ...]:
+    """A summary of each tool, the most called first."""
+    found: defaultdict[str, list[CallRow]] = defaultdict(list)
     for call in calls:
         found[call.tool].append(call)
-    figures = (_tool(tool, some) for tool, some in found.items())
-    return tuple(sorted(figures, key=lambda one: (-one.calls, one.tool)))
+    summaries = (_summarize_tool(tool, some) for tool, some in found.items())
+    return tuple(sorted(summaries, key=lambda summary: (-summary.calls, summary.tool)))
 
 
-def _tool(tool: str, calls: Sequence[CallFigures]) -> ToolFigures:
-    errors = Counter(call.error for call in calls if call.error)
-    failed = errors.total()
-    times = spread(call.ms for call in calls if call.ms is not None)
-    last = max((call for call in calls if call.error), key=lambda one: one.at, default=None)
-    return ToolFigures(
+def _summarize_tool(tool: str, calls: Sequence[CallRow]) -> ToolSummary:
+    counters = CallCounters()
+    for call in sorted(calls, key=lambda call: call.at):
+        counters.add(call.error, at=call.at, message=call.said)
+    times = distribution(call.ms for call in calls if call.ms is not None)
+    return ToolSummary(
         tool,
-        len(calls),
-        len(calls) - failed,
-        failed,
+        counters.calls,
+        counters.succeeded,
+        counters.failed,
         sum(call.denied for call in calls),
-        errors[ErrorKind.TIMEOUT],
-        (len(calls) - failed) / len(calls),
+        counters.timeouts,
+        counters.succeeded / counters.calls,
         times.avg,
         times.p50,
         times.p95,
         times.max,
-        dict(errors.most_common()),
+        dict(Counter(counters.errors).most_common()),
         sum(call.bytes for call in calls),
-        "" if last is None else last.said or last.error,
-        None if last is None else last.at,
+        counters.last_error,
+        counters.last_error_time if counters.failed else None,
     )
 
 
-def of_requests(
-    requests: Sequence[RunFigures], runs: Iterable[RunFigures], calls: Iterable[CallFigures]
-) -> RequestFigures:
-    """The figures of requests.
+def summarize_requests(
+    requests: Sequence[RunRow], runs: Iterable[RunRow], calls: Iterable[CallRow]
+) -> RequestSummary:
+    """A summary of requests.
 
     Args:
-        requests: What was asked for.
-        runs: These, and those that were begun for them: all that was spent.
-        calls: Of all of them.
+        requests: The runs that were requested.
+        runs: These, and all runs that were started for them: all that was spent.
+        calls: Of all runs.
     """
-    ended = [run for run in requests if run.stop not in _GOES_ON]
-    spent, errors, recovered = _Spent(), Counter[str](), 0
+    ended = [run for run in requests if run.stop not in _NOT_ENDED]
+    spending, saved, counters, recovered = Spending(), 0.0, CallCounters(), 0
     for run in runs:
-        spent.add(run)
+        spending.include(run.spending)
+        saved += run.saved
     for call in calls:
-        if call.error:
-            errors[call.error] += 1
-            recovered += call.recovered
-    failed = errors.total()
-    return RequestFigures(
+        counters.add(call.error)
+        recovered += bool(call.error) and call.recovered
+    return RequestSummary(
         len(requests),
         dict(Counter(run.stop for run in requests).most_common()),
-        spread(run.turns for run in ended),
-        spread(run.seconds for run in ended),
-        spent.tokens_in,
-        spent.tokens_out,
-        spent.cost,
-        spent.unpriced,
-        failed,
+        distribution(run.turns for run in ended),
+        distribution(run.seconds for run in ended),
+        spending.tokens_in,
+        spending.tokens_out,
+        spending.cost,
+        spending.unpriced,
+        counters.failed,
         recovered,
-        recovered / failed if failed else None,
-        spent.saved,
-        dict(errors.most_common()),
+        recovered / counters.failed if counters.failed else None,
+        saved,
+        dict(Counter(counters.errors).most_common()),
     )
 
 
-class _Spent:
-    """What runs took together."""
+class _Interval:
+    """What happened in one interval."""
 
-    __slots__ = ("cost", "saved", "tokens_in", "tokens_out", "unpriced")
-
-    def __init__(self) -> None:
-        self.tokens_in = self.tokens_out = self.unpriced = 0
-        self.cost = self.saved = 0.0
-
-    def add(self, run: RunFigures) -> None:
-        """Count one."""
-        self.tokens_in += run.tokens_in
-        self.tokens_out += run.tokens_out
-        self.unpriced += run.unpriced
-        self.cost += run.cost
-        self.saved += run.saved
-
-
-class _Stretch:
-    """What happened in one stretch of time."""
-
-    __slots__ = ("calls", "errors", "requests", "spent", "times", "turns")
+    __slots__ = ("calls", "errors", "requests", "saved", "spending", "times", "turns")
 
     def __init__(self) -> None:
         self.calls = self.errors = self.requests = 0
         self.times: list[float] = []
         self.turns: list[int] = []
-        self.spent = _Spent()
+        self.spending, self.saved = Spending(), 0.0
 
-    def called(self, call: CallFigures) -> None:
+    def add_call(self, call: CallRow) -> None:
         """Count a call."""
         self.calls += 1
         self.errors += bool(call.error)
@@ -259,60 +210,62 @@ class _Stretch:
             self.times.append(call.ms)
 
     def percentiles(self) -> tuple[float | None, float | None]:
-        """Of how long calls ran."""
+        """The 50th and 95th percentile of how long calls ran."""
         ordered = sorted(self.times)
         return percentile(ordered, 0.5), percentile(ordered, 0.95)
 
 
-def of_time(
-    line: Line,
-    requests: Iterable[RunFigures],
-    runs: Iterable[RunFigures],
-    calls: Iterable[CallFigures],
-) -> tuple[FigurePoint, ...]:
-    """How everything changed; a run counts when it ended, a call when it had its answer."""
-    found: defaultdict[int, _Stretch] = defaultdict(_Stretch)
+def series(
+    intervals: Intervals,
+    requests: Iterable[RunRow],
+    runs: Iterable[RunRow],
+    calls: Iterable[CallRow],
+) -> tuple[MetricsPoint, ...]:
+    """Everything by interval; a run and a call count in the interval in which they ended."""
+    found: defaultdict[int, _Interval] = defaultdict(_Interval)
     for run in requests:
-        stretch = found[line.place(run.at)]
-        stretch.requests += 1
-        if run.stop not in _GOES_ON:
-            stretch.turns.append(run.turns)
+        interval = found[intervals.number_of(run.at)]
+        interval.requests += 1
+        if run.stop not in _NOT_ENDED:
+            interval.turns.append(run.turns)
     for run in runs:
-        found[line.place(run.at)].spent.add(run)
+        interval = found[intervals.number_of(run.at)]
+        interval.spending.include(run.spending)
+        interval.saved += run.saved
     for call in calls:
-        found[line.place(call.at)].called(call)
-    return tuple(_point(number * line.step, found[number]) for number in line.points)
+        found[intervals.number_of(call.at)].add_call(call)
+    return tuple(_point(number * intervals.step, found[number]) for number in intervals.numbers)
 
 
-def _point(at: float, here: _Stretch) -> FigurePoint:
-    spent = here.spent
-    return FigurePoint(
+def _point(at: float, interval: _Interval) -> MetricsPoint:
+    spending, turns = interval.spending, interval.turns
+    return MetricsPoint(
         at,
-        here.requests,
-        here.calls,
-        here.errors,
-        spent.cost,
-        spent.tokens_in + spent.tokens_out,
-        *here.percentiles(),
-        sum(here.turns) / len(here.turns) if here.turns else None,
-        spent.saved,
+        interval.requests,
+        interval.calls,
+        interval.errors,
+        spending.cost,
+        spending.tokens_in + spending.tokens_out,
+        *interval.percentiles(),
+        sum(turns) / len(turns) if turns else None,
+        interval.saved,
     )
 
 
-def of_tools_in_time(
-    line: Line, tools: Sequence[str], calls: Iterable[CallFigures]
+def tool_series(
+    intervals: Intervals, tools: Sequence[str], calls: Iterable[CallRow]
 ) -> dict[str, tuple[ToolPoint, ...]]:
-    """How the first of some tools changed."""
-    wanted: Collection[str] = frozenset(tools[:MOST_TOOLS])
-    found: defaultdict[tuple[str, int], _Stretch] = defaultdict(_Stretch)
+    """The first of some tools, by interval."""
+    wanted: Collection[str] = frozenset(tools[:MAX_TOOL_SERIES])
+    found: defaultdict[tuple[str, int], _Interval] = defaultdict(_Interval)
     for call in calls:
         if call.tool in wanted:
-            found[call.tool, line.place(call.at)].called(call)
-    return {
-        tool: tuple(_tool_point(number * line.step, found[tool, number]) for number in line.points)
-        for tool in tools[:MOST_TOOLS]
-    }
+            found[call.tool, intervals.number_of(call.at)].add_call(call)
 
+    def points(tool: str) -> Iterator[ToolPoint]:
+        for number in intervals.numbers:
+            interval = found[tool, number]
+            at, percentiles = number * intervals.step, interval.percentiles()
+            yield ToolPoint(at, interval.calls, interval.errors, *percentiles)
 
-def _tool_point(at: float, here: _Stretch) -> ToolPoint:
-    return ToolPoint(at, here.calls, here.errors, *here.percentiles())
+    return {tool: tuple(points(tool)) for tool in tools[:MAX_TOOL_SERIES]}

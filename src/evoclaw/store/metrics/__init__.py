@@ -1,1 +1,1 @@
-"""Figures: what runs and calls come to, folded from their records."""
+"""Metrics of stored runs and calls, folded from their records."""
