@@ -29,7 +29,7 @@ from evoclaw.core.ports import AllowAll, Ports, Sink
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect
 from evoclaw.executors.traced import Traced
-from evoclaw.observe.tracing.words import Who
+from evoclaw.observe.tracing.attributes import Who
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.wiring.tracing import open_tracing
 

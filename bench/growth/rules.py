@@ -17,7 +17,7 @@ from evoclaw.governance.rules.policy import Rules
 from evoclaw.observe.audit.checkpoints import Key
 from evoclaw.observe.audit.cold import Query
 from evoclaw.observe.audit.material import material_in
-from evoclaw.observe.audit.reading import search
+from evoclaw.observe.audit.reader import search
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import Warm
 from evoclaw.shell.kept import forget_commands

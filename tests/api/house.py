@@ -34,7 +34,7 @@ from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.people.access import Access, Bearers
 from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.orchestrator.people.questions import Questions
-from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import Scripted, says

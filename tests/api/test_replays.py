@@ -13,7 +13,7 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, TextBlock, ToolResult
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.orchestrator.proofs.signing import LocalReceipts
+from evoclaw.orchestrator.receipts.signer import LocalReceipts
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.databases.database import Connection, sealed
 from evoclaw.trust.receipts import DeviceKey

@@ -16,8 +16,8 @@ from evoclaw.cli.receipts import receipts
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
-from evoclaw.orchestrator.proofs.archive import ReceiptArchive
-from evoclaw.orchestrator.proofs.signing import LocalReceipts
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
+from evoclaw.orchestrator.receipts.signer import LocalReceipts
 from evoclaw.store.calls.receipts import Kept, ReceiptStore
 from evoclaw.trust.receipts import DeviceKey
 

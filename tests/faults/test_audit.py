@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from evoclaw.observe.audit.cold import SqlCold
 from evoclaw.observe.audit.libsql import LibsqlDatabase
-from evoclaw.observe.audit.reading import stored
+from evoclaw.observe.audit.reader import stored
 from evoclaw.observe.audit.settings import AuditError
-from evoclaw.observe.audit.shipping import Shipper
+from evoclaw.observe.audit.shipper import Shipper
 from evoclaw.observe.audit.warm import day_files, read_head, read_shipped
 from tests.observe.servers import Sqld, free_port, install_sqld, sqld_program
 from tests.observe.support import DAY, Clock, audit_in, check, draft, fields, lines_in, warm_in

@@ -240,8 +240,8 @@ async def test_fault_66_a_planted_secret_is_in_no_file(tmp_path: Path) -> None:
     from base64 import b64encode
 
     from evoclaw.observe.audit.cold import Query, SqlCold
-    from evoclaw.observe.audit.reading import export
-    from evoclaw.observe.audit.shipping import Shipper
+    from evoclaw.observe.audit.reader import export
+    from evoclaw.observe.audit.shipper import Shipper
     from evoclaw.observe.audit.sqlite import SqliteDatabase
     from tests.observe.support import warm_in
 

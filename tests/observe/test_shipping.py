@@ -15,10 +15,10 @@ from evoclaw.core.labels import LOCAL
 from evoclaw.observe.audit.cold import Query, SqlCold
 from evoclaw.observe.audit.material import exported
 from evoclaw.observe.audit.opening import open_cold
-from evoclaw.observe.audit.reading import export, search, stored
+from evoclaw.observe.audit.reader import export, search, stored
 from evoclaw.observe.audit.records import unseal
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
-from evoclaw.observe.audit.shipping import Delivery, Shipper
+from evoclaw.observe.audit.shipper import Delivery, Shipper
 from evoclaw.observe.audit.sink import Who
 from evoclaw.observe.audit.sqlite import SqliteDatabase
 from evoclaw.observe.audit.verify import verify

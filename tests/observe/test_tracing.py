@@ -42,9 +42,10 @@ from evoclaw.core.tracing import (
     traceparent,
 )
 from evoclaw.executors.traced import Traced
-from evoclaw.observe.tracing import content, spans, words
+from evoclaw.observe.tracing import attributes as words
+from evoclaw.observe.tracing import content, spans
+from evoclaw.observe.tracing.attributes import Who
 from evoclaw.observe.tracing.tracing import CAPTURE, Tracing, asked_for
-from evoclaw.observe.tracing.words import Who
 from evoclaw.orchestrator.errands import Errand
 from evoclaw.providers.names import ENDPOINTS
 from evoclaw.providers.scripted import Scripted, calls, says

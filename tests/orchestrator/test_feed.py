@@ -17,9 +17,9 @@ from evoclaw.governance.approvals import Asking, Scope
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.overview import feed as feeds
-from evoclaw.orchestrator.overview import news
+from evoclaw.orchestrator.overview import sources as news
 from evoclaw.orchestrator.overview.feed import Feed, Item, Told
-from evoclaw.orchestrator.overview.news import ApprovalNews, FleetNews, RunNews
+from evoclaw.orchestrator.overview.sources import ApprovalNews, FleetNews, RunNews
 from evoclaw.orchestrator.people.approvals import Approvals, Case
 from evoclaw.orchestrator.runs.runs import Errand
 from evoclaw.orchestrator.seldom import Seldom, times

@@ -18,9 +18,9 @@ from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.receipted import Receipted
-from evoclaw.orchestrator.proofs.archive import ReceiptArchive
-from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
-from evoclaw.orchestrator.proofs.signing import HERE, LocalReceipts, name_of
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
+from evoclaw.orchestrator.receipts.signer import HERE, LocalReceipts, name_of
+from evoclaw.orchestrator.receipts.verifier import Breach, ReceiptBook
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.receipts import SCHEMA, Kept, Place, ReceiptStore
 from evoclaw.store.databases.database import Connection

@@ -22,7 +22,7 @@ from evoclaw.core.ledgers import Limit
 from evoclaw.core.messages import Reply, user
 from evoclaw.governance.budget.terms import path_of
 from evoclaw.observe.audit.cold import Query
-from evoclaw.observe.audit.reading import search
+from evoclaw.observe.audit.reader import search
 from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.store.calls import command_tables, receipts
 from evoclaw.store.calls.command_values import QueueFull

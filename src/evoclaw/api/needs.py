@@ -18,7 +18,7 @@ from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.people.access import Access
 from evoclaw.orchestrator.people.approvals import Approvals
-from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.workflows.workflows import Workflows

@@ -24,10 +24,10 @@ from evoclaw.observe.audit.checkpoints import KIND, Checkpoint, Key, check_key, 
 from evoclaw.observe.audit.cold import Cold, Query
 from evoclaw.observe.audit.material import Stored, exported, material_in
 from evoclaw.observe.audit.opening import open_cold
-from evoclaw.observe.audit.reading import LAST, export, search
+from evoclaw.observe.audit.reader import LAST, export, search
 from evoclaw.observe.audit.records import Fields
 from evoclaw.observe.audit.settings import AuditSettings
-from evoclaw.observe.audit.shipping import Shipper
+from evoclaw.observe.audit.shipper import Shipper
 from evoclaw.observe.audit.verify import Report, verify
 from evoclaw.observe.audit.warm import Warm, read_head, read_shipped
 

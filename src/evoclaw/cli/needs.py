@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.orchestrator.people.access import Access
     from evoclaw.orchestrator.people.approvals import Approvals
-    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+    from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.skills.approvals import ApprovalFile
     from evoclaw.store.databases.moving import Manifest

@@ -152,7 +152,7 @@ class Governance:
     def _traced(self, session: str, before: Sequence[Record], asker: Principal) -> tuple[Sink, ...]:
         if self.tracing is None:
             return ()
-        from evoclaw.observe.tracing.words import Who
+        from evoclaw.observe.tracing.attributes import Who
 
         return (self.tracing.listener(Who(asker.agent, session, asker.tenant), before),)
 

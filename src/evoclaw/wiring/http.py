@@ -97,7 +97,7 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
     from evoclaw.dashboard.files import page_routes
     from evoclaw.orchestrator.channels.webhooks import Webhook
     from evoclaw.orchestrator.overview.metrics import MetricsReader
-    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+    from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.policies import ShownPolicies

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.executors.receipted import Sign
-    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
-    from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
+    from evoclaw.orchestrator.receipts.archive import ReceiptArchive
+    from evoclaw.orchestrator.receipts.verifier import Breach, ReceiptBook
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.databases.database import Database
 
@@ -27,7 +27,7 @@ async def open_receipts(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[ReceiptArchive]:
     """The receipts of this machine, and the commands that they are of."""
-    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+    from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.wiring.store import opened
@@ -45,7 +45,7 @@ async def open_book(
     noted: Callable[[Breach], None] | None = None,
 ) -> AsyncGenerator[ReceiptBook]:
     """The book of receipts beside the commands, with what a crash kept out of it put in."""
-    from evoclaw.orchestrator.proofs.receipts import ReceiptBook
+    from evoclaw.orchestrator.receipts.verifier import ReceiptBook
     from evoclaw.store.calls.receipts import ReceiptStore
 
     store = ReceiptStore(commands.database)
@@ -69,7 +69,7 @@ async def open_signer(
             waits for the disk, and its receipt need not.
     """
     from evoclaw.config.places import default_data_folder
-    from evoclaw.orchestrator.proofs.signing import LocalReceipts
+    from evoclaw.orchestrator.receipts.signer import LocalReceipts
     from evoclaw.store.calls.receipts import SCHEMA, ReceiptStore
     from evoclaw.trust.receipts import DeviceKey
     from evoclaw.wiring.settings import orchestrator_settings

@@ -86,7 +86,7 @@ class ShownAudit:
         return await asyncio.to_thread(lambda: asyncio.run(self._found(wanted)))
 
     async def _found(self, query: Query) -> Sequence[dict[str, JSON]]:
-        from evoclaw.observe.audit.reading import search
+        from evoclaw.observe.audit.reader import search
 
         cold = self._cold()
         try:

@@ -186,7 +186,7 @@ async def _begin_edge(
 
 async def _pin(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
     """Know the edge of this machine by the key that it has here."""
-    from evoclaw.orchestrator.proofs.receipts import ReceiptBook
+    from evoclaw.orchestrator.receipts.verifier import ReceiptBook
     from evoclaw.trust.receipts import DeviceKey
 
     if isinstance(book := orchestrator.reception.receipts, ReceiptBook):
@@ -203,7 +203,7 @@ def _joining(
     home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker, devices: Devices
 ) -> Joining:
     from evoclaw.orchestrator.fleet.joining import Joining
-    from evoclaw.orchestrator.proofs.receipts import ReceiptBook
+    from evoclaw.orchestrator.receipts.verifier import ReceiptBook
     from evoclaw.trust.grants import Signer
     from evoclaw.trust.pairing import Pairings
 

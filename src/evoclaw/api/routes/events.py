@@ -18,7 +18,7 @@ from evoclaw.api.routes.answers import asked, shown
 from evoclaw.api.routes.fleet import edge_view, joined
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame, streams
 from evoclaw.orchestrator.overview.feed import LOOK, PACE, Change, Feed, Source, Told
-from evoclaw.orchestrator.overview.news import (
+from evoclaw.orchestrator.overview.sources import (
     ApprovalNews,
     FleetNews,
     QuestionNews,

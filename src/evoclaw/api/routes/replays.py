@@ -26,7 +26,7 @@ from evoclaw.core.messages import JSON, SystemMessage
 from evoclaw.core.replaying import Played, play
 from evoclaw.orchestrator.errands import Errand, RunView, State
 from evoclaw.orchestrator.people.access import Caller, Scope
-from evoclaw.orchestrator.proofs.archive import Proof
+from evoclaw.orchestrator.receipts.archive import Proof
 
 TAGS = ["runs"]
 MOST = 100_000

@@ -13,7 +13,7 @@ from evoclaw.core.redaction import Marks, marks_of
 if TYPE_CHECKING:
     from evoclaw.core.redaction import Redactor
     from evoclaw.core.tools import Tool
-    from evoclaw.observe.tracing.words import Said
+    from evoclaw.observe.tracing.attributes import Said
 
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 INSTRUCTIONS = "gen_ai.system_instructions"

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from evoclaw.core.messages import ToolResult
     from evoclaw.core.redaction import Redactor
     from evoclaw.observe.audit.sink import EveryRun
-    from evoclaw.observe.tracing.runs import RunTracer
+    from evoclaw.observe.tracing.attributes import Who
+    from evoclaw.observe.tracing.run_tracer import RunTracer
     from evoclaw.observe.tracing.spans import Begun, Spans
-    from evoclaw.observe.tracing.words import Who
 
 KINDS = ("otlp", "console")
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
@@ -82,14 +82,14 @@ class Tracing:
 
     def listener(self, who: Who, before: Iterable[Record] = ()) -> RunTracer:
         """A sink for one run, in which this happened before."""
-        from evoclaw.observe.tracing.runs import RunTracer
+        from evoclaw.observe.tracing.run_tracer import RunTracer
 
         return RunTracer(self, who, before)
 
     def every_run(self, agent: str) -> EveryRun:
         """A sink for runs that come and go, of one agent."""
         from evoclaw.observe.audit.sink import EveryRun
-        from evoclaw.observe.tracing.words import Who
+        from evoclaw.observe.tracing.attributes import Who
 
         return EveryRun(lambda: self.listener(Who(agent)))
 
@@ -109,7 +109,7 @@ class Tracing:
         self, agent_id: str, tool: str, *, request_id: str, run_id: str, traceparent: str
     ) -> DeviceCall:
         """Begin the span of what a device was asked to do."""
-        from evoclaw.observe.tracing import words
+        from evoclaw.observe.tracing import attributes as words
 
         parent = read_traceparent(traceparent) or Place(trace_id_of(run_id or request_id))
         name, attributes = words.on_device(agent_id, tool, request_id)
@@ -143,7 +143,7 @@ class DeviceCall:
 
     def ended(self, result: ToolResult | None) -> None:
         """Say what became of it; None if it was cut off."""
-        from evoclaw.observe.tracing import words
+        from evoclaw.observe.tracing import attributes as words
 
         if result is None:
             self._begun.set({words.OUTCOME: words.CUT})

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call
-from evoclaw.orchestrator.proofs.receipts import kept_as, seen
+from evoclaw.orchestrator.receipts.verifier import kept_as, seen
 from evoclaw.store.calls.receipts import Kept, Place, ReceiptStore
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import tool_hash

@@ -27,14 +27,14 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.tracing import Place, call_span, here, span_id_of, stand, trace_id_of
-from evoclaw.observe.tracing import words
+from evoclaw.observe.tracing import attributes as words
 from evoclaw.observe.tracing.content import Content
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import LoopSettings
     from evoclaw.core.redaction import Redactor
+    from evoclaw.observe.tracing.attributes import Who
     from evoclaw.observe.tracing.spans import Begun, Spans
-    from evoclaw.observe.tracing.words import Who
 
 
 class Traces(Protocol):
