@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evoclaw.core.labels import Principal
-from evoclaw.observe.audit.sink import Who
+from evoclaw.observe.audit.sink import AuditContext
 from evoclaw.orchestrator.agents.memory import EventType, Observation
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.sessions.sessions import Session
@@ -171,8 +171,8 @@ async def test_what_is_at_hand_and_what_was_spent_is_shown(tmp_path: Path) -> No
         assert (await ann.get("/v1/memory?query=go")).json == {"items": []}
 
 
-def _who(tenant: str) -> Who:
-    return Who(principal=Principal(tenant), agent_id="")
+def _who(tenant: str) -> AuditContext:
+    return AuditContext(principal=Principal(tenant), agent_id="")
 
 
 async def test_a_parameter_that_is_spelled_wrong_is_not_passed_over(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ async def _ship_the_rest(audit: Audit, folder: Path, env: Mapping[str, str]) -> 
 async def _shipper(
     audit: Audit, folder: Path, env: Mapping[str, str]
 ) -> AsyncGenerator[Shipper | None]:
-    from evoclaw.observe.audit.opening import open_cold
+    from evoclaw.observe.audit.cold import open_cold
     from evoclaw.observe.audit.shipper import Shipper
 
     cold = open_cold(folder, audit.settings, env)

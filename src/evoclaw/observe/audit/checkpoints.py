@@ -17,7 +17,7 @@ from evoclaw.core.errors import ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-FIRST = ""
+NO_CHECKPOINT = ""
 """What the first checkpoint follows."""
 _PURPOSE = b"evoclaw audit checkpoint 1\n"
 """Signed with it, so that nothing else this key may sign can pass for a checkpoint."""
@@ -67,11 +67,11 @@ def decode(line: bytes) -> Checkpoint | None:
     return found if encode(found) == line else None
 
 
-KIND = "ed25519:"
+KEY_PREFIX = "ed25519:"
 """Before a key that people copy: a bare one may begin with a dash, and be taken for an option."""
 
 
-class Key:
+class AuditKey:
     """Signs checkpoints; made on first use, and never leaves its file."""
 
     def __init__(self, seed: bytes) -> None:
@@ -79,11 +79,11 @@ class Key:
         self._key: Ed25519PrivateKey | None = None
 
     @classmethod
-    def load_or_create(cls, path: Path) -> Key:
+    def load_or_create(cls, path: Path) -> AuditKey:
         """Read the key, or make one; of several processes that make one, all get the same."""
         try:
             if not path.exists():
-                _make(path)
+                _create_key(path)
             if path.stat().st_mode & 0o077:
                 raise ConfigError(f"others may read the key {path}; say chmod 600 {path}")
             seed = _from_text(path.read_text("ascii").strip())
@@ -135,7 +135,7 @@ def is_signed(checkpoint: Checkpoint) -> bool:
 
 def check_key(text: str) -> str:
     """A public key as it was typed; `ConfigError` if it is none."""
-    key = text.strip().removeprefix(KIND)
+    key = text.strip().removeprefix(KEY_PREFIX)
     try:
         data = _from_text(key)
     except ValueError:
@@ -147,7 +147,7 @@ def check_key(text: str) -> str:
     return key
 
 
-def _make(path: Path) -> None:
+def _create_key(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

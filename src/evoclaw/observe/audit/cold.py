@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
 
+from evoclaw.core.errors import ConfigError
 from evoclaw.observe.audit.checkpoints import Checkpoint, decode, encode
-from evoclaw.observe.audit.records import Sealed, canonical
-from evoclaw.observe.audit.settings import AuditError
+from evoclaw.observe.audit.cold_databases import (
+    ColdDatabase,
+    LibsqlColdDatabase,
+    PostgresColdDatabase,
+    SqliteColdDatabase,
+    Value,
+)
+from evoclaw.observe.audit.records import SealedRecord, canonical
+from evoclaw.observe.audit.settings import AuditError, AuditSettings
 
-Value: TypeAlias = str | int | float | None
-ROWS = 100
+INSERT_BATCH_ROWS = 100
 """Records in one statement, which is taken whole or not at all."""
-PAGE = 200
+TOKEN_VARIABLE = "EVOCLAW_AUDIT_TOKEN"
+PAGE_ROWS = 200
 """Records read at once."""
 
 _TABLES = (
@@ -31,7 +40,7 @@ _COLUMNS = "chain, seq, hash, at, kind, tenant, person, agent, run, tool, verdic
 _NAMES = ("kind", "tenant", "user", "agent_id", "run_id", "tool", "verdict")
 
 
-class Query(Struct, frozen=True, kw_only=True):
+class AuditQuery(Struct, frozen=True, kw_only=True):
     """Which records are wanted; what is empty does not matter."""
 
     kind: str = ""
@@ -50,7 +59,7 @@ class Query(Struct, frozen=True, kw_only=True):
     """The newest so many."""
 
 
-class Cold(Protocol):
+class ColdTier(Protocol):
     """Where records are kept for good."""
 
     @property
@@ -62,12 +71,12 @@ class Cold(Protocol):
         """Make the tables if they are not there."""
         ...
 
-    async def put(self, chain: str, records: Sequence[Sealed]) -> None:
+    async def put(self, chain: str, records: Sequence[SealedRecord]) -> None:
         """Keep records; one that is there already is left as it is."""
         ...
 
     async def lines(self, chain: str, first: int, last: int) -> list[tuple[int, bytes]]:
-        """The records of a span, in order, as they are kept; at most `PAGE` of them."""
+        """The records of a span, in order, as they are kept; at most `PAGE_ROWS` of them."""
         ...
 
     async def put_checkpoints(self, checkpoints: Sequence[Checkpoint]) -> None:
@@ -78,7 +87,7 @@ class Cold(Protocol):
         """Those that are kept, in order."""
         ...
 
-    async def find(self, chain: str, query: Query) -> list[bytes]:
+    async def find(self, chain: str, query: AuditQuery) -> list[bytes]:
         """The newest records that fit, the newest first."""
         ...
 
@@ -87,27 +96,10 @@ class Cold(Protocol):
         ...
 
 
-class Database(Protocol):
-    """What can run one statement; it raises `AuditError` if it cannot."""
-
-    @property
-    def name(self) -> str:
-        """Which one it is, without secrets."""
-        ...
-
-    async def run(self, sql: str, *values: Value) -> list[tuple[Value, ...]]:
-        """Run a statement with `?` for each value; it is done, for good, when this returns."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of it."""
-        ...
-
-
-class SqlCold:
+class SqlColdTier:
     """A cold tier in a database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: ColdDatabase) -> None:
         self._database = database
         self._ready = False
 
@@ -123,10 +115,10 @@ class SqlCold:
                 await self._database.run(table)
             self._ready = True
 
-    async def put(self, chain: str, records: Sequence[Sealed]) -> None:
+    async def put(self, chain: str, records: Sequence[SealedRecord]) -> None:
         """Keep records; one that is there already is left as it is."""
-        for start in range(0, len(records), ROWS):
-            some = records[start : start + ROWS]
+        for start in range(0, len(records), INSERT_BATCH_ROWS):
+            some = records[start : start + INSERT_BATCH_ROWS]
             places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(some))
             await self._database.run(
                 f"INSERT INTO evoclaw_audit ({_COLUMNS}) VALUES {places} "
@@ -135,10 +127,10 @@ class SqlCold:
             )
 
     async def lines(self, chain: str, first: int, last: int) -> list[tuple[int, bytes]]:
-        """The records of a span, in order, as they are kept; at most `PAGE` of them."""
+        """The records of a span, in order, as they are kept; at most `PAGE_ROWS` of them."""
         rows = await self._database.run(
             "SELECT seq, line FROM evoclaw_audit WHERE chain = ? AND seq >= ? AND seq <= ? "
-            f"ORDER BY seq LIMIT {PAGE}",
+            f"ORDER BY seq LIMIT {PAGE_ROWS}",
             chain,
             first,
             last,
@@ -147,8 +139,8 @@ class SqlCold:
 
     async def put_checkpoints(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Keep checkpoints, likewise."""
-        for start in range(0, len(checkpoints), ROWS):
-            some = checkpoints[start : start + ROWS]
+        for start in range(0, len(checkpoints), INSERT_BATCH_ROWS):
+            some = checkpoints[start : start + INSERT_BATCH_ROWS]
             places = ", ".join(["(?, ?, ?)"] * len(some))
             await self._database.run(
                 f"INSERT INTO evoclaw_audit_checkpoints (chain, n, line) VALUES {places} "
@@ -162,7 +154,7 @@ class SqlCold:
         while True:
             rows = await self._database.run(
                 "SELECT line FROM evoclaw_audit_checkpoints WHERE chain = ? AND n > ? "
-                f"ORDER BY n LIMIT {PAGE}",
+                f"ORDER BY n LIMIT {PAGE_ROWS}",
                 chain,
                 found[-1].n if found else 0,
             )
@@ -171,13 +163,13 @@ class SqlCold:
                 if one is None:
                     raise AuditError(f"{self.name} holds a checkpoint that cannot be read")
                 found.append(one)
-            if len(rows) < PAGE:
+            if len(rows) < PAGE_ROWS:
                 return found
 
-    async def find(self, chain: str, query: Query) -> list[bytes]:
+    async def find(self, chain: str, query: AuditQuery) -> list[bytes]:
         """The newest records that fit, the newest first."""
         where, values = ["chain = ?"], list[Value]([chain])
-        for condition, value in _wanted(query):
+        for condition, value in _conditions(query):
             where.append(condition)
             values.append(value)
         rows = await self._database.run(
@@ -192,7 +184,7 @@ class SqlCold:
         await self._database.close()
 
 
-def _row(chain: str, one: Sealed) -> tuple[Value, ...]:
+def _row(chain: str, one: SealedRecord) -> tuple[Value, ...]:
     at = one.fields.get("at")
     named = (one.fields.get(name) for name in _NAMES)
     texts = (value if isinstance(value, str) else None for value in named)
@@ -206,7 +198,7 @@ def _row(chain: str, one: Sealed) -> tuple[Value, ...]:
     )
 
 
-def _wanted(query: Query) -> list[tuple[str, Value]]:
+def _conditions(query: AuditQuery) -> list[tuple[str, Value]]:
     """Conditions and their values."""
     pairs: list[tuple[str, Value]] = [
         ("kind = ?", query.kind),
@@ -223,11 +215,39 @@ def _wanted(query: Query) -> list[tuple[str, Value]]:
     if query.until is not None:
         found.append(("at < ?", query.until))
     if query.text:
-        escaped = "".join(f"!{c}" if c in "!%_" else c for c in in_line(query.text).lower())
+        escaped = "".join(f"!{c}" if c in "!%_" else c for c in json_text(query.text).lower())
         found.append(("lower(line) LIKE ? ESCAPE '!'", f"%{escaped}%"))
     return found
 
 
-def in_line(text: str) -> str:
+def json_text(text: str) -> str:
     """A text as it stands in a line of JSON."""
     return canonical({"": text}).decode()[5:-2]
+
+
+def open_cold(data: Path, settings: AuditSettings, env: Mapping[str, str]) -> ColdTier | None:
+    """The cold tier that the settings name; None if they say `none`. Nothing is connected yet."""
+    kind, _, rest = settings.cold.partition(":")
+    match kind:
+        case "none" if not rest:
+            return None
+        case "sqlite":
+            return SqlColdTier(SqliteColdDatabase(data / (rest or "audit/cold.sqlite")))
+        case "libsql" | "http" | "https":
+            return SqlColdTier(LibsqlColdDatabase(settings.cold, _token(settings, env)))
+        case "postgresql" | "postgres":
+            return SqlColdTier(PostgresColdDatabase(settings.cold, _token(settings, env)))
+        case _:
+            raise ConfigError(
+                f"cold = {settings.cold[:40]!r} in [audit] is not known; say sqlite, sqlite:FILE, "
+                "libsql://…, http://…, postgresql://… or none"
+            )
+
+
+def _token(settings: AuditSettings, env: Mapping[str, str]) -> str:
+    if not settings.cold_token_file:
+        return env.get(TOKEN_VARIABLE, "")
+    try:
+        return Path(settings.cold_token_file).expanduser().read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"cannot read cold_token_file in [audit]: {problem}") from None

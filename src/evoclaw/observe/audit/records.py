@@ -17,19 +17,19 @@ from evoclaw.core.messages import JSON, is_array, is_object
 Fields: TypeAlias = dict[str, JSON]
 """Of a record, but for its place in the chain."""
 
-EXACT = 1 << 53
+MAX_EXACT_INT = 1 << 53
 """Whole numbers from here on are kept as text: not every reader of JSON keeps them exact."""
-FORGETTING = (TypeError, ValueError, OverflowError, RecursionError)
+ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 """What a value raises that cannot be written as JSON."""
 _ENCODER = msgspec.json.Encoder(order="sorted")
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e0fff]"
 )
 """What ends a line for some readers, turns the direction of writing, or is not seen at all."""
 
 
-class Sealed(Struct, frozen=True):
+class SealedRecord(Struct, frozen=True):
     """A record in its place."""
 
     seq: int
@@ -39,7 +39,7 @@ class Sealed(Struct, frozen=True):
     fields: Fields
 
 
-class Broken(Exception):
+class InvalidRecord(Exception):
     """A line that is no record, or not the one that was written."""
 
 
@@ -51,43 +51,43 @@ def genesis(chain: str) -> str:
 def canonical(fields: Mapping[str, JSON]) -> bytes:
     """The one way to write a record: sorted names, no spaces, one line, nothing hidden in it."""
     line = _ENCODER.encode(fields)
-    return line if line.isascii() else _UNSEEN.sub(_spelled, line.decode()).encode()
+    return line if line.isascii() else _INVISIBLE.sub(_escaped, line.decode()).encode()
 
 
-def _spelled(sign: re.Match[str]) -> str:
+def _escaped(sign: re.Match[str]) -> str:
     """A character as JSON spells those that are not to be shown."""
     units = sign[0].encode("utf-16-be")
     return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
 
 
-def seal(fields: Fields, seq: int, prev: str) -> Sealed:
+def seal(fields: Fields, seq: int, prev: str) -> SealedRecord:
     """Give a record its place after the one with the hash `prev`."""
     try:
         body = canonical(fields := {**fields, "seq": seq, "prev": prev})
-    except FORGETTING:
+    except ENCODING_ERRORS:
         body = canonical(fields := {**plain(fields), "seq": seq, "prev": prev})
     digest = sha256(body).hexdigest()
     fields["hash"] = digest
-    return Sealed(seq, digest, canonical(fields), fields)
+    return SealedRecord(seq, digest, canonical(fields), fields)
 
 
-def unseal(line: bytes) -> Sealed:
-    """Read a line back; `Broken` says what is wrong with it."""
+def unseal(line: bytes) -> SealedRecord:
+    """Read a line back; `InvalidRecord` says what is wrong with it."""
     try:
         fields: JSON = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise Broken("it is not JSON") from None
+        raise InvalidRecord("it is not JSON") from None
     if not is_object(fields):
-        raise Broken("it is not a record")
+        raise InvalidRecord("it is not a record")
     seq, digest = fields.get("seq"), fields.get("hash")
     if not isinstance(seq, int) or not isinstance(digest, str) or seq < 1:
-        raise Broken("it has no number or no hash")
+        raise InvalidRecord("it has no number or no hash")
     if canonical(fields) != line:
-        raise Broken("it is not written as the audit writes")
+        raise InvalidRecord("it is not written as the audit writes")
     body = {name: value for name, value in fields.items() if name != "hash"}
     if sha256(canonical(body)).hexdigest() != digest:
-        raise Broken("its hash is not that of its content")
-    return Sealed(seq, digest, line, fields)
+        raise InvalidRecord("its hash is not that of its content")
+    return SealedRecord(seq, digest, line, fields)
 
 
 def plain(value: JSON) -> JSON:
@@ -97,7 +97,7 @@ def plain(value: JSON) -> JSON:
     if isinstance(value, bool | None):
         return value
     if isinstance(value, int):
-        return value if -EXACT < value < EXACT else f"{value:#x}"[:100]
+        return value if -MAX_EXACT_INT < value < MAX_EXACT_INT else f"{value:#x}"[:100]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if is_object(value):

@@ -36,7 +36,7 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     """Letters that are kept of each text among a call's parameters."""
 
 
-NORMAL = AuditSettings()
+DEFAULT_SETTINGS = AuditSettings()
 """What holds when nothing was said."""
 
 

@@ -21,15 +21,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.observe.audit.checkpoints import decode
-from evoclaw.observe.audit.cold import PAGE, Cold
-from evoclaw.observe.audit.records import Broken, Fields, Sealed, day_of, stamp, unseal
-from evoclaw.observe.audit.settings import NORMAL, AuditError, AuditSettings
+from evoclaw.observe.audit.cold import PAGE_ROWS, ColdTier
+from evoclaw.observe.audit.records import Fields, InvalidRecord, SealedRecord, day_of, stamp, unseal
+from evoclaw.observe.audit.settings import DEFAULT_SETTINGS, AuditError, AuditSettings
 from evoclaw.observe.audit.warm import (
-    CHECKPOINTS,
-    SHIPPED,
+    CHECKPOINTS_FILE,
+    SHIPPED_FILE,
     DayFile,
-    Shipped,
-    Warm,
+    ShippedUpTo,
+    WarmTier,
     day_files,
     read_head,
     read_lines,
@@ -38,7 +38,7 @@ from evoclaw.observe.audit.warm import (
 )
 
 logger = logging.getLogger(__name__)
-SLOWEST = 16
+MAX_BACKOFF_FACTOR = 16
 """How many times the usual pause is made after failures."""
 
 
@@ -62,9 +62,9 @@ class Shipper:
 
     def __init__(
         self,
-        warm: Warm,
-        cold: Cold | None,
-        settings: AuditSettings = NORMAL,
+        warm: WarmTier,
+        cold: ColdTier | None,
+        settings: AuditSettings = DEFAULT_SETTINGS,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -85,11 +85,11 @@ class Shipper:
             except (AuditError, OSError) as problem:
                 if not self.problem:
                     logger.warning("the audit could not be delivered: %s", problem)
-                pause, self.problem = min(pause * 2, SLOWEST), str(problem)
+                pause, self.problem = min(pause * 2, MAX_BACKOFF_FACTOR), str(problem)
 
     async def ship(self) -> Delivery:
         """Deliver what is new, then let go of what may go."""
-        with _only_one(self._folder / "ship.lock") as mine:
+        with _try_lock(self._folder / "ship.lock") as mine:
             if not mine:
                 return Delivery(busy=True)
             try:
@@ -117,20 +117,20 @@ class Shipper:
             at = replace(at, seq=batch[-1].seq)
             await asyncio.to_thread(self._keep, at)
             shipped += len(batch)
-        lines = await asyncio.to_thread(read_lines, self._folder / CHECKPOINTS)
+        lines = await asyncio.to_thread(read_lines, self._folder / CHECKPOINTS_FILE)
         signed = [one for line in lines[at.checkpoints :] if (one := decode(line)) is not None]
         if signed:
             await cold.put_checkpoints(signed)
             await asyncio.to_thread(self._keep, replace(at, checkpoints=len(lines)))
         return Delivery(shipped, at.seq, broken)
 
-    def _state(self, chain: str, cold: str) -> Shipped:
+    def _state(self, chain: str, cold: str) -> ShippedUpTo:
         known = read_shipped(self._folder)
         if known is None or (known.chain, known.cold) != (chain, cold):
-            return Shipped(chain, cold)
+            return ShippedUpTo(chain, cold)
         return known
 
-    async def _see(self, cold: Cold, chain: str, batch: Sequence[Sealed]) -> None:
+    async def _see(self, cold: ColdTier, chain: str, batch: Sequence[SealedRecord]) -> None:
         """Have the cold tier show that it has exactly these."""
         wanted = {one.seq: one.line for one in batch}
         first, last = batch[0].seq, batch[-1].seq
@@ -142,18 +142,18 @@ class Shipper:
                         f"{cold.name} has another record {seq} than the one written here; "
                         "see `evoclaw audit verify`"
                     )
-            if len(page) < PAGE:
+            if len(page) < PAGE_ROWS:
                 break
             first = page[-1][0] + 1
         if wanted:
             raise AuditError(f"{cold.name} took record {min(wanted)} and does not have it")
 
-    def _keep(self, at: Shipped) -> None:
-        draft = self._folder / f".{SHIPPED}.{os.getpid()}"
+    def _keep(self, at: ShippedUpTo) -> None:
+        draft = self._folder / f".{SHIPPED_FILE}.{os.getpid()}"
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(at))
-        draft.replace(self._folder / SHIPPED)
+        draft.replace(self._folder / SHIPPED_FILE)
 
     async def _retire(self) -> tuple[str, ...]:
         """Delete files that are old, closed, and whole in the cold tier."""
@@ -163,10 +163,10 @@ class Shipper:
             return ()
         at = self._state(head.chain, cold.name)
         gone: list[str] = []
-        for file, last in _closed(self._folder):
+        for file, last in _closed_files(self._folder):
             if last > at.seq or not self._is_old(file):
                 continue
-            batch, broken = _read(file)
+            batch, broken = _read_records(file)
             if broken or not batch or batch[-1].seq != last or batch[0].seq != file.first:
                 continue  # not as it was written: it is evidence
             await self._see(cold, head.chain, batch)
@@ -196,7 +196,7 @@ class Shipper:
             return ()
         shipped = read_shipped(self._folder)
         have = 0 if shipped is None else shipped.seq
-        for file, last in _closed(self._folder):
+        for file, last in _closed_files(self._folder):
             if spool_size(self._folder) <= self._settings.spool_bytes:
                 break
             if last <= have:
@@ -206,15 +206,15 @@ class Shipper:
         return tuple(gone)
 
 
-def _closed(folder: Path) -> list[tuple[DayFile, int]]:
+def _closed_files(folder: Path) -> list[tuple[DayFile, int]]:
     """The files that nothing is added to any more, and their last records."""
     files = day_files(folder)
     return [(one, after.first - 1) for one, after in zip(files, files[1:], strict=False)]
 
 
-def _read(file: DayFile, after: int = 0) -> tuple[list[Sealed], int]:
+def _read_records(file: DayFile, after: int = 0) -> tuple[list[SealedRecord], int]:
     """The records of a file, and how many lines are none; those before `after` may be left out."""
-    found: list[Sealed] = []
+    found: list[SealedRecord] = []
     lines = read_lines(file.path)
     skip = after - file.first
     if 0 < skip < len(lines) and f'"seq":{after},'.encode() in lines[skip]:
@@ -222,28 +222,28 @@ def _read(file: DayFile, after: int = 0) -> tuple[list[Sealed], int]:
     for line in lines:
         try:
             found.append(unseal(line))
-        except Broken:
+        except InvalidRecord:
             continue
     return found, len(lines) - len(found)
 
 
-def _batches(folder: Path, after: int) -> Iterator[tuple[list[Sealed], int]]:
+def _batches(folder: Path, after: int) -> Iterator[tuple[list[SealedRecord], int]]:
     """What is new, file by file, a page at a time."""
     files = day_files(folder)
     ends = [*(file.first - 1 for file in files[1:]), None][: len(files)]
     for file, end in zip(files, ends, strict=True):
         if end is not None and end <= after:
             continue
-        found, broken = _read(file, after)
+        found, broken = _read_records(file, after)
         fresh = [one for one in found if one.seq > after]
-        for start in range(0, len(fresh), PAGE):
-            yield fresh[start : start + PAGE], broken if start == 0 else 0
+        for start in range(0, len(fresh), PAGE_ROWS):
+            yield fresh[start : start + PAGE_ROWS], broken if start == 0 else 0
         if not fresh:
             yield [], broken
 
 
 @contextmanager
-def _only_one(path: Path) -> Generator[bool]:
+def _try_lock(path: Path) -> Generator[bool]:
     """Whether this process is the one that delivers now."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -32,14 +32,14 @@ from evoclaw.core.redaction import Marks, marks_of
 from evoclaw.core.tools import Call, Tool
 from evoclaw.observe.audit.records import Fields
 
-_NEVER_BEGAN = {
+_RESULT_WITHOUT_START = {
     ErrorKind.INVALID_PARAMS: "invalid",
     ErrorKind.NOT_FOUND: "invalid",
     ErrorKind.PERMISSION_DENIED: "denied",
 }
 
 
-class Draft(Struct, frozen=True):
+class AuditDraft(Struct, frozen=True):
     """A record before its secrets are taken out and before it has its place."""
 
     kind: str
@@ -53,7 +53,7 @@ class Draft(Struct, frozen=True):
     """Where the tool's schema says that a parameter is a secret."""
 
 
-class Who(Struct, frozen=True, kw_only=True):
+class AuditContext(Struct, frozen=True, kw_only=True):
     """What all records of one run share."""
 
     principal: Principal
@@ -78,15 +78,15 @@ class Who(Struct, frozen=True, kw_only=True):
         return found
 
 
-class Notebook(Protocol):
+class AuditLog(Protocol):
     """Where drafts go."""
 
-    def note(self, draft: Draft) -> None:
+    def note(self, draft: AuditDraft) -> None:
         """Take one; quick. Raise `AuditError` if it cannot be kept."""
         ...
 
 
-class _Open:
+class _OpenCall:
     """A call that has no answer yet."""
 
     __slots__ = ("approval", "began", "call", "judged", "request_id", "started")
@@ -104,8 +104,8 @@ class AuditSink:
 
     def __init__(
         self,
-        notebook: Notebook,
-        who: Who,
+        notebook: AuditLog,
+        who: AuditContext,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         before: Iterable[Record] = (),
@@ -121,7 +121,7 @@ class AuditSink:
         """
         self._notebook, self._who, self._monotonic = notebook, who.fields, monotonic
         self._run_id, self._turn = "", 0
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenCall] = {}
         self._tools: dict[str, Tool] = {}
         self._marks: dict[str, Marks | None] = {}
         self._silent = True
@@ -157,12 +157,12 @@ class AuditSink:
 
     def _ask(self, reply: Reply) -> None:
         for index, call in enumerate(reply.calls):
-            self._open[call.id] = _Open(call, f"{self._run_id}.{self._turn}.{index}.1")
+            self._open[call.id] = _OpenCall(call, f"{self._run_id}.{self._turn}.{index}.1")
 
-    def _of(self, call_id: str) -> _Open:
+    def _of(self, call_id: str) -> _OpenCall:
         found = self._open.get(call_id)
         if found is None:
-            found = self._open[call_id] = _Open(None, "")
+            found = self._open[call_id] = _OpenCall(None, "")
         return found
 
     def _about_run(self, at: float, event: Event) -> None:
@@ -177,7 +177,7 @@ class AuditSink:
             waiting = event.stop is StopReason.WAITING
             for call_id, one in list(self._open.items()):
                 self._leave(at, call_id, one, "waiting" if waiting else "unanswered")
-            self._note("run_finished", at, _end(event))
+            self._note("run_finished", at, _run_end(event))
 
     def _approved(self, at: float, event: ApprovalAnswered) -> None:
         one = self._of(event.call_id)
@@ -189,21 +189,21 @@ class AuditSink:
         self._note("approval", at, fields)
 
     def _finish(self, at: float, result: ToolResult) -> None:
-        one = self._open.pop(result.call_id, None) or _Open(None, "")
+        one = self._open.pop(result.call_id, None) or _OpenCall(None, "")
         elapsed = (self._monotonic() - one.began) * 1000 if one.started else 0.0
         fields = self._asked(result.call_id, one) | _outcome(result, _result(result, one))
         fields["elapsed_ms"] = round(elapsed, 3)
         fields.setdefault("tool", result.name)
         self._note_call(at, fields, one, result.name)
 
-    def _leave(self, at: float, call_id: str, one: _Open, word: str) -> None:
+    def _leave(self, at: float, call_id: str, one: _OpenCall, word: str) -> None:
         fields = self._asked(call_id, one) | {"result": word, "exit_code": None, "elapsed_ms": 0.0}
         name = one.started.name if one.started else one.call.name if one.call else ""
         self._note_call(at, fields, one, name)
         if word != "waiting":
             del self._open[call_id]
 
-    def _asked(self, call_id: str, one: _Open) -> Fields:
+    def _asked(self, call_id: str, one: _OpenCall) -> Fields:
         fields: Fields = {"call_id": call_id}
         if one.started is not None:
             fields |= {"tool": one.started.name, "request_id": one.started.request_id}
@@ -219,7 +219,7 @@ class AuditSink:
             fields["approval"] = {"decision": said.decision, "reason": said.reason}
         return fields
 
-    def _note_call(self, at: float, fields: Fields, one: _Open, name: str) -> None:
+    def _note_call(self, at: float, fields: Fields, one: _OpenCall, name: str) -> None:
         if self._silent:
             return
         if name not in self._marks:
@@ -237,10 +237,10 @@ class AuditSink:
     ) -> None:  # fmt: skip
         if not self._silent:
             whole = {**self._who, "run_id": self._run_id, **fields}
-            self._notebook.note(Draft(kind, at, self._monotonic(), whole, parameters, marks))
+            self._notebook.note(AuditDraft(kind, at, self._monotonic(), whole, parameters, marks))
 
 
-class EveryRun:
+class PerRunSink:
     """Listens to many runs at once, each by itself."""
 
     def __init__(self, begin: Callable[[], Sink]) -> None:
@@ -261,8 +261,8 @@ class EveryRun:
 
 
 def audit_call(
-    notebook: Notebook,
-    who: Who,
+    notebook: AuditLog,
+    who: AuditContext,
     call: Call,
     result: ToolResult,
     *,
@@ -286,14 +286,14 @@ def audit_call(
     tenant = call.context.principal
     fields |= {"tenant": tenant.tenant} | ({"user": tenant.user} if tenant.user else {})
     marks = marks_of(call.tool.parameters)
-    notebook.note(Draft("call", at, time.monotonic(), fields, call.arguments, marks))
+    notebook.note(AuditDraft("call", at, time.monotonic(), fields, call.arguments, marks))
 
 
 def audit_refusal(
-    notebook: Notebook, who: Who, result: ToolResult, *, at: float, parameters: JSON = None
+    notebook: AuditLog, who: AuditContext, result: ToolResult, *, at: float, parameters: JSON = None
 ) -> None:
     """Audit what was asked for and never became a call: unknown, unreadable, or not granted."""
-    word = "invalid" if result.error is None else _NEVER_BEGAN.get(result.error, "refused")
+    word = "invalid" if result.error is None else _RESULT_WITHOUT_START.get(result.error, "refused")
     fields: Fields = {
         **who.fields,
         "run_id": result.call_id.partition(".")[0],
@@ -303,7 +303,7 @@ def audit_refusal(
         **_outcome(result, word),
         "elapsed_ms": 0.0,
     }
-    notebook.note(Draft("call", at, time.monotonic(), fields, parameters))
+    notebook.note(AuditDraft("call", at, time.monotonic(), fields, parameters))
 
 
 def read_arguments(text: str) -> JSON:
@@ -319,7 +319,7 @@ def _plain_result(result: ToolResult) -> str:
     return "success" if result.error is None else "error"
 
 
-def _result(result: ToolResult, one: _Open) -> str:
+def _result(result: ToolResult, one: _OpenCall) -> str:
     """What became of a call, in a word."""
     if one.started is not None or result.error is None:
         return _plain_result(result)
@@ -327,7 +327,7 @@ def _result(result: ToolResult, one: _Open) -> str:
         return "refused"
     if one.judged is not None and one.judged.verdict == "deny":
         return "denied"
-    return _NEVER_BEGAN.get(result.error, "refused")
+    return _RESULT_WITHOUT_START.get(result.error, "refused")
 
 
 def _outcome(result: ToolResult, word: str) -> Fields:
@@ -344,7 +344,7 @@ def _outcome(result: ToolResult, word: str) -> Fields:
     return fields
 
 
-def _end(event: RunFinished) -> Fields:
+def _run_end(event: RunFinished) -> Fields:
     return {
         "result": str(event.stop),
         "reason": event.reason,

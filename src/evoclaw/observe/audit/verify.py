@@ -9,17 +9,17 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.messages import JSON, is_object
-from evoclaw.observe.audit.checkpoints import FIRST, Checkpoint, decode, is_signed
-from evoclaw.observe.audit.material import Material, Row, Stored
-from evoclaw.observe.audit.records import Broken, Sealed, genesis, unseal
-from evoclaw.observe.audit.warm import CHECKPOINTS, HEAD, Head
+from evoclaw.observe.audit.checkpoints import NO_CHECKPOINT, Checkpoint, decode, is_signed
+from evoclaw.observe.audit.reader import AuditFiles, AuditLine, ColdLines
+from evoclaw.observe.audit.records import InvalidRecord, SealedRecord, genesis, unseal
+from evoclaw.observe.audit.warm import CHECKPOINTS_FILE, HEAD_FILE, ChainHead
 
-MOST_FINDINGS = 100
+MAX_FINDINGS = 100
 COLD = "cold"
 """The place of what the cold tier has."""
 
 
-class Finding(Struct, frozen=True, omit_defaults=True):
+class AuditFinding(Struct, frozen=True, omit_defaults=True):
     """One thing that is not as it was written."""
 
     kind: str
@@ -36,10 +36,10 @@ class Finding(Struct, frozen=True, omit_defaults=True):
         return f"{where}: {self.kind}: {self.text}"
 
 
-class Report(Struct, frozen=True):
+class VerifyReport(Struct, frozen=True):
     """What came of a check."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     """In the order of the chain, then what is wrong with checkpoints and the end."""
     first: int
     last: int
@@ -57,12 +57,12 @@ class Report(Struct, frozen=True):
 
 
 def verify(
-    material: Material,
+    material: AuditFiles,
     keys: Iterable[str],
     *,
-    cold: Stored | None = None,
+    cold: ColdLines | None = None,
     at_least: Checkpoint | None = None,
-) -> Report:
+) -> VerifyReport:
     """Check everything against everything.
 
     Args:
@@ -72,7 +72,7 @@ def verify(
             was retired.
         at_least: A checkpoint that is known from elsewhere: the chain must hold it.
     """
-    check = _Check(material, frozenset(keys))
+    check = _Verification(material, frozenset(keys))
     check.checkpoints(at_least)
     check.records(cold)
     check.against_checkpoints(at_least)
@@ -80,7 +80,7 @@ def verify(
     return check.report()
 
 
-class _Gone(Struct, frozen=True):
+class _RemovedSpan(Struct, frozen=True):
     """What a record says of others: that they are no longer here."""
 
     first: int
@@ -90,35 +90,37 @@ class _Gone(Struct, frozen=True):
     where: str
 
 
-class _Check:
-    def __init__(self, material: Material, keys: frozenset[str]) -> None:
+class _Verification:
+    def __init__(self, material: AuditFiles, keys: frozenset[str]) -> None:
         self._material, self._keys = material, keys
-        self._findings: list[Finding] = []
-        self._about_checkpoints: list[Finding] = []
-        self._signed: list[tuple[Checkpoint, Row]] = []
+        self._findings: list[AuditFinding] = []
+        self._about_checkpoints: list[AuditFinding] = []
+        self._signed: list[tuple[Checkpoint, AuditLine]] = []
         self._spoken: set[int] = set()
         """Records that are spoken of in a checkpoint."""
-        self._hashes: dict[int, tuple[str, Row]] = {}
-        self._gone: list[_Gone] = []
+        self._hashes: dict[int, tuple[str, AuditLine]] = {}
+        self._gone: list[_RemovedSpan] = []
         self._count = 0
-        self._last: tuple[Sealed, Row] | None = None
+        self._last: tuple[SealedRecord, AuditLine] | None = None
         self._next: int | None = None
         """The number that should come now; None before the first."""
         self._prev: str | None = None
         """The hash before; None if it cannot be known."""
 
-    def _find(self, kind: str, row: Row | None, text: str, place: str = "") -> None:
+    def _find(self, kind: str, row: AuditLine | None, text: str, place: str = "") -> None:
         at = (place, 0) if row is None else (row.place, row.line)
-        self._findings.append(Finding(kind, *at, text))
+        self._findings.append(AuditFinding(kind, *at, text))
 
     def checkpoints(self, at_least: Checkpoint | None) -> None:
         """Each signed, and each after the one before."""
         self._spoken = {at_least.seq} if at_least is not None else set()
-        n, prev = None, FIRST
+        n, prev = None, NO_CHECKPOINT
         for row in self._material.checkpoints:
             found = decode(row.data) if row.whole else None
             if problem := self._wrong(found, n, prev):
-                self._about_checkpoints.append(Finding("checkpoint", row.place, row.line, problem))
+                self._about_checkpoints.append(
+                    AuditFinding("checkpoint", row.place, row.line, problem)
+                )
             if found is not None:
                 n, prev = found.n, found.hash
                 self._spoken.add(found.seq)
@@ -142,16 +144,16 @@ class _Check:
             return "it belongs to another chain"
         return ""
 
-    def records(self, cold: Stored | None) -> None:
+    def records(self, cold: ColdLines | None) -> None:
         """One after the other: those that only the cold tier has, then the files."""
         here: dict[int, bytes] = {}
         for row in self._material.rows:
             try:
                 sealed = unseal(row.data)
-            except Broken:
+            except InvalidRecord:
                 continue
             here.setdefault(sealed.seq, row.data)
-            gone = _gone(sealed)
+            gone = _removed_span(sealed)
             if gone is not None and (gone.dropped or cold is None or gone.where != cold.name):
                 self._gone.append(gone)
         if cold is not None:
@@ -160,10 +162,10 @@ class _Check:
         for row in self._material.rows:
             self._row(row, present)
 
-    def _from_cold(self, cold: Stored, here: dict[int, bytes], first: int | None) -> None:
+    def _from_cold(self, cold: ColdLines, here: dict[int, bytes], first: int | None) -> None:
         before = 0
         for seq, line in cold.rows:
-            row = Row(COLD, seq, line)
+            row = AuditLine(COLD, seq, line)
             if before and seq != before + 1 and (first is None or seq > first):
                 self._find("cold", row, f"records {before + 1} to {seq - 1} are missing there")
             if first is None or seq < first:
@@ -179,12 +181,12 @@ class _Check:
             said = f"it had records up to {cold.delivered}, and ends with {before}"
             self._find("cold", None, said, COLD)
 
-    def _row(self, row: Row, present: list[int]) -> None:
+    def _row(self, row: AuditLine, present: list[int]) -> None:
         if not row.whole:
             return self._find("torn", row, "the line has no end: it was cut off")
         try:
             sealed = unseal(row.data)
-        except Broken as problem:
+        except InvalidRecord as problem:
             self._find("edited", row, f"record {_claimed(row.data)}: {problem}")
             self._next, self._prev = self._next and self._next + 1, None
             return None
@@ -197,14 +199,14 @@ class _Check:
         self._take(sealed, row)
         return None
 
-    def _take(self, sealed: Sealed, row: Row) -> None:
+    def _take(self, sealed: SealedRecord, row: AuditLine) -> None:
         self._next, self._prev, self._last = sealed.seq + 1, sealed.hash, (sealed, row)
         if row.place != COLD or sealed.seq in self._spoken or not self._hashes:
             # There may be millions in the cold tier.
-            self._hashes[sealed.seq] = sealed.hash, Row(row.place, row.line, b"")
+            self._hashes[sealed.seq] = sealed.hash, AuditLine(row.place, row.line, b"")
         self._count += 1
 
-    def _begin(self, sealed: Sealed, row: Row) -> None:
+    def _begin(self, sealed: SealedRecord, row: AuditLine) -> None:
         """The first record: the chain's own, or one whose elders are elsewhere."""
         chain = self._chain()
         prev = sealed.fields.get("prev")
@@ -222,7 +224,7 @@ class _Check:
             return self._material.head.chain
         return self._signed[0][0].chain if self._signed else ""
 
-    def _out_of_place(self, sealed: Sealed, row: Row, present: list[int]) -> bool:
+    def _out_of_place(self, sealed: SealedRecord, row: AuditLine, present: list[int]) -> bool:
         """Say what is wrong with a number; whether the chain goes on from it."""
         awaited = self._next or 1
         if sealed.seq < awaited:
@@ -281,7 +283,7 @@ class _Check:
             self._find("gap", self._hashes[first][1], said)
         if head is None:
             if material.rows or material.checkpoints:
-                self._find("head", None, "it is missing or cannot be read", HEAD)
+                self._find("head", None, "it is missing or cannot be read", HEAD_FILE)
             return None
         return self._against_head(head)
 
@@ -294,34 +296,40 @@ class _Check:
         if last is not None and last[0].seq > signed:
             self._find("checkpoint", last[1], f"what comes after record {signed} is not signed")
 
-    def _against_head(self, head: Head) -> None:
+    def _against_head(self, head: ChainHead) -> None:
         last = self._last[0] if self._last else None
         row = self._last[1] if self._last else None
         ended = last.seq if last else 0
         if head.seq > ended and not (last is None and self._explained(head.seq)):
             self._find("cut", row, f"{head.seq} records were written, here they end with {ended}")
         elif head.seq < ended:
-            self._find("head", None, f"it knows of {head.seq} records only, not of {ended}", HEAD)
+            self._find(
+                "head", None, f"it knows of {head.seq} records only, not of {ended}", HEAD_FILE
+            )
         elif last is not None and head.hash != last.hash:
             self._find("edited", row, f"record {head.seq} is not the one that was written last")
         rows = [row for row in self._material.rows if row.place == head.file]
         size = sum(len(row.data) + row.whole for row in rows)
         if head.size != size:
-            self._find("head", None, f"{head.file} had {head.size} bytes, and has {size}", HEAD)
+            self._find(
+                "head", None, f"{head.file} had {head.size} bytes, and has {size}", HEAD_FILE
+            )
         signed = len(self._material.checkpoints)
         tail = self._signed[-1][0] if self._signed else None
         if head.checkpoints > signed:
             said = f"there were {head.checkpoints}, and there are {signed}"
-            self._find("checkpoint", None, said, CHECKPOINTS)
+            self._find("checkpoint", None, said, CHECKPOINTS_FILE)
         elif head.checkpoints < signed:
-            self._find("head", None, f"it knows of {head.checkpoints} checkpoints only", HEAD)
+            self._find("head", None, f"it knows of {head.checkpoints} checkpoints only", HEAD_FILE)
         elif tail is not None and (head.checkpoint, head.signed) != (tail.hash, tail.seq):
-            self._find("checkpoint", None, "the last is not the one that was signed", CHECKPOINTS)
+            self._find(
+                "checkpoint", None, "the last is not the one that was signed", CHECKPOINTS_FILE
+            )
 
-    def report(self) -> Report:
+    def report(self) -> VerifyReport:
         """What was found."""
-        return Report(
-            tuple(self._findings[:MOST_FINDINGS]),
+        return VerifyReport(
+            tuple(self._findings[:MAX_FINDINGS]),
             min(self._hashes, default=0),
             max(self._hashes, default=0),
             self._count,
@@ -340,11 +348,11 @@ def _claimed(line: bytes) -> str:
     return str(value.get("seq", "?"))[:20] if is_object(value) else "?"
 
 
-def _gone(sealed: Sealed) -> _Gone | None:
+def _removed_span(sealed: SealedRecord) -> _RemovedSpan | None:
     fields = sealed.fields
     first, last = fields.get("first"), fields.get("last")
     if fields.get("kind") not in ("retired", "dropped"):
         return None
     if not isinstance(first, int) or not isinstance(last, int):
         return None
-    return _Gone(first, last, fields["kind"] == "dropped", str(fields.get("reason")))
+    return _RemovedSpan(first, last, fields["kind"] == "dropped", str(fields.get("reason")))

@@ -19,11 +19,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evoclaw.observe.audit.checkpoints import FIRST, Checkpoint, Key, decode, encode
+from evoclaw.observe.audit.checkpoints import NO_CHECKPOINT, AuditKey, Checkpoint, decode, encode
 from evoclaw.observe.audit.records import (
-    Broken,
     Fields,
-    Sealed,
+    InvalidRecord,
+    SealedRecord,
     day_of,
     genesis,
     seal,
@@ -32,16 +32,21 @@ from evoclaw.observe.audit.records import (
 )
 from evoclaw.observe.audit.settings import AuditError
 
-HEAD, CHECKPOINTS, LOCK, SHIPPED = "head.json", "checkpoints.jsonl", "lock", "shipped.json"
-HEAD_SIZE = 511
+HEAD_FILE, CHECKPOINTS_FILE, LOCK_FILE, SHIPPED_FILE = (
+    "head.json",
+    "checkpoints.jsonl",
+    "lock",
+    "shipped.json",
+)
+HEAD_BYTES = 511
 """Bytes of the head, filled up with spaces: it never shrinks, and lies in one page."""
-BLOCK = 1 << 16
+READ_BLOCK_BYTES = 1 << 16
 """Bytes that are read at once from the end of a file."""
 _DAY = re.compile(r"(\d{4}-\d\d-\d\d)\.(\d{12})\.jsonl")
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Head(Struct, frozen=True, kw_only=True):
+class ChainHead(Struct, frozen=True, kw_only=True):
     """Where the chain ends."""
 
     chain: str
@@ -51,7 +56,7 @@ class Head(Struct, frozen=True, kw_only=True):
     size: int = 0
     """Bytes of the file."""
     checkpoints: int = 0
-    checkpoint: str = FIRST
+    checkpoint: str = NO_CHECKPOINT
     """The hash of the last."""
     signed: int = 0
     """The record that it speaks of."""
@@ -75,15 +80,15 @@ def day_files(folder: Path) -> list[DayFile]:
     return sorted(DayFile(int(match[2]), match[1], folder / name) for match, name in found)
 
 
-def read_head(folder: Path) -> Head | None:
+def read_head(folder: Path) -> ChainHead | None:
     """The head; None if there is none, or none that can be read."""
     try:
-        return msgspec.json.decode((folder / HEAD).read_bytes(), type=Head)
+        return msgspec.json.decode((folder / HEAD_FILE).read_bytes(), type=ChainHead)
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-class Shipped(Struct, frozen=True):
+class ShippedUpTo(Struct, frozen=True):
     """What a cold tier was given, and has shown that it has."""
 
     chain: str
@@ -93,10 +98,10 @@ class Shipped(Struct, frozen=True):
     checkpoints: int = 0
 
 
-def read_shipped(folder: Path) -> Shipped | None:
+def read_shipped(folder: Path) -> ShippedUpTo | None:
     """How far the cold tier is; None if nothing is known."""
     try:
-        return msgspec.json.decode((folder / SHIPPED).read_bytes(), type=Shipped)
+        return msgspec.json.decode((folder / SHIPPED_FILE).read_bytes(), type=ShippedUpTo)
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -111,10 +116,10 @@ def spool_size(folder: Path) -> int:
     )
 
 
-class Warm:
+class WarmTier:
     """Appends to the folder."""
 
-    def __init__(self, folder: Path, key: Key, *, checkpoint_every: int = 1000) -> None:
+    def __init__(self, folder: Path, key: AuditKey, *, checkpoint_every: int = 1000) -> None:
         self.folder, self._key, self._every = folder, key, checkpoint_every
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._unsynced: set[Path] = set()
@@ -124,14 +129,14 @@ class Warm:
     @contextmanager
     def locked(self) -> Generator[None]:
         """Alone among all processes; what a killed one held is free."""
-        descriptor = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
 
-    def append(self, records: Sequence[Fields], now: float) -> list[Sealed]:
+    def append(self, records: Sequence[Fields], now: float) -> list[SealedRecord]:
         """Add records; all of them are in the system's hands when this returns, or none."""
         with self.locked(), self._undone_on_failure():
             head, notes = self._current(now)
@@ -159,7 +164,7 @@ class Warm:
 
     def last_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint."""
-        lines = lines_backwards(self.folder / CHECKPOINTS)
+        lines = lines_backwards(self.folder / CHECKPOINTS_FILE)
         return next((one for line in lines if (one := decode(line)) is not None), None)
 
     def sync(self) -> None:
@@ -175,7 +180,7 @@ class Warm:
             finally:
                 os.close(descriptor)
 
-    def _current(self, now: float) -> tuple[Head, list[Fields]]:
+    def _current(self, now: float) -> tuple[ChainHead, list[Fields]]:
         """Where the chain ends, and what is to be noted of how it was found."""
         head, files = read_head(self.folder), day_files(self.folder)
         if head is None:
@@ -189,31 +194,33 @@ class Warm:
         if size > head.size and (adopted := _adopt(head, path)) is not None:
             # A writer was killed between its records and the head.
             adopted, torn = adopted
-            return adopted, [_found(now, f"{torn} bytes of a torn line")] if torn else []
+            return adopted, [_recovery_note(now, f"{torn} bytes of a torn line")] if torn else []
         said = f"{head.file} has {size} bytes and the head speaks of {head.size}"
-        return replace(head, file="", size=0), [_found(now, said)]
+        return replace(head, file="", size=0), [_recovery_note(now, said)]
 
-    def _without_head(self, files: list[DayFile], now: float) -> tuple[Head, list[Fields]]:
-        if not files and not (self.folder / CHECKPOINTS).exists():
+    def _without_head(self, files: list[DayFile], now: float) -> tuple[ChainHead, list[Fields]]:
+        if not files and not (self.folder / CHECKPOINTS_FILE).exists():
             chain = token_hex(16)
-            return Head(chain=chain, hash=genesis(chain)), []
+            return ChainHead(chain=chain, hash=genesis(chain)), []
         checkpoint = self.last_checkpoint()
         chain = checkpoint.chain if checkpoint else token_hex(16)
-        head = Head(chain=chain, hash=genesis(chain))
+        head = ChainHead(chain=chain, hash=genesis(chain))
         if checkpoint is not None:
-            head = replace(_with(head, checkpoint), seq=checkpoint.seq, hash=checkpoint.head)
+            head = replace(
+                _with_checkpoint(head, checkpoint), seq=checkpoint.seq, hash=checkpoint.head
+            )
         for file in reversed(files):
             for line in reversed(read_lines(file.path)):
                 try:
                     sealed = unseal(line)
-                except Broken:
+                except InvalidRecord:
                     continue
                 if sealed.seq >= head.seq:
                     head = replace(head, seq=sealed.seq, hash=sealed.hash)
-                return head, [_found(now, "the head was missing")]
-        return head, [_found(now, "the head was missing")]
+                return head, [_recovery_note(now, "the head was missing")]
+        return head, [_recovery_note(now, "the head was missing")]
 
-    def _turn_page(self, head: Head, now: float) -> Head:
+    def _turn_page(self, head: ChainHead, now: float) -> ChainHead:
         """Begin a file if there is none for today; the day before is signed."""
         today = day_of(now)
         if head.file.startswith(today):
@@ -224,15 +231,15 @@ class Warm:
         self._unsynced.add(self.folder)
         return replace(head, file=name, size=_size(self.folder / name))
 
-    def _write(self, head: Head, sealed: Sequence[Sealed]) -> Head:
+    def _write(self, head: ChainHead, sealed: Sequence[SealedRecord]) -> ChainHead:
         if not sealed:
             return head
         data = b"".join(one.line + b"\n" for one in sealed)
         self._append(self.folder / head.file, data)
         return replace(head, seq=sealed[-1].seq, hash=sealed[-1].hash, size=head.size + len(data))
 
-    def _sign(self, head: Head, now: float) -> Head:
-        path = self.folder / CHECKPOINTS
+    def _sign(self, head: ChainHead, now: float) -> ChainHead:
+        path = self.folder / CHECKPOINTS_FILE
         head = self._settled(head, path)
         if head.seq <= head.signed:
             return head
@@ -241,11 +248,11 @@ class Warm:
         )
         signed = self._key.sign(unsigned)
         self._append(path, encode(signed) + b"\n")
-        return _with(head, signed)
+        return _with_checkpoint(head, signed)
 
-    def _settled(self, head: Head, path: Path) -> Head:
+    def _settled(self, head: ChainHead, path: Path) -> ChainHead:
         """Take up checkpoints that a writer signed before it was killed, and cut off half a one."""
-        _cut_off_torn(path)
+        _truncate_torn_line(path)
         unknown: list[Checkpoint] = []
         for line in lines_backwards(path):
             found = decode(line)
@@ -254,7 +261,7 @@ class Warm:
             unknown += [] if found is None else [found]
         for found in reversed(unknown):
             if found.prev == head.checkpoint and found.seq <= head.seq:
-                head = _with(head, found)
+                head = _with_checkpoint(head, found)
         return head
 
     def _append(self, path: Path, data: bytes) -> None:
@@ -279,13 +286,13 @@ class Warm:
                 os.truncate(path, size)
             raise
 
-    def _keep(self, head: Head) -> None:
+    def _keep(self, head: ChainHead) -> None:
         """Write the head over the old one: replacing the file would wait for the disk."""
-        path = self.folder / HEAD
+        path = self.folder / HEAD_FILE
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o600)
         try:
-            data = msgspec.json.encode(head).ljust(HEAD_SIZE) + b"\n"
+            data = msgspec.json.encode(head).ljust(HEAD_BYTES) + b"\n"
             if os.pwrite(descriptor, data, 0) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         finally:
@@ -303,7 +310,7 @@ def read_lines(path: Path) -> list[bytes]:
     return data.split(b"\n")[:-1]
 
 
-def lines_backwards(path: Path, block: int = BLOCK) -> Iterator[bytes]:
+def lines_backwards(path: Path, block: int = READ_BLOCK_BYTES) -> Iterator[bytes]:
     """The same lines, the last one first: whoever wants the newest does not read all."""
     try:
         file = path.open("rb")
@@ -325,7 +332,7 @@ def lines_backwards(path: Path, block: int = BLOCK) -> Iterator[bytes]:
             yield begin
 
 
-def _cut_off_torn(path: Path) -> None:
+def _truncate_torn_line(path: Path) -> None:
     """End a file with its last whole line."""
     size = _size(path)
     if not size:
@@ -337,7 +344,7 @@ def _cut_off_torn(path: Path) -> None:
     os.truncate(path, sum(len(line) + 1 for line in read_lines(path)))
 
 
-def _chained(records: Iterable[Fields], head: Head) -> Iterator[Sealed]:
+def _chained(records: Iterable[Fields], head: ChainHead) -> Iterator[SealedRecord]:
     seq, prev = head.seq, head.hash
     for fields in records:
         seq += 1
@@ -346,18 +353,18 @@ def _chained(records: Iterable[Fields], head: Head) -> Iterator[Sealed]:
         yield sealed
 
 
-def _found(now: float, what: str) -> Fields:
+def _recovery_note(now: float, what: str) -> Fields:
     return {"kind": "recovered", "timestamp": stamp(now), "at": now, "reason": what}
 
 
-def _adopt(head: Head, path: Path) -> tuple[Head, int] | None:
+def _adopt(head: ChainHead, path: Path) -> tuple[ChainHead, int] | None:
     """Go on from records that the head does not know, if they follow it; a torn line is cut off."""
     data = path.read_bytes()[head.size :]
     *lines, torn = data.split(b"\n")
     for line in lines:
         try:
             sealed = unseal(line)
-        except Broken:
+        except InvalidRecord:
             return None
         if sealed.seq != head.seq + 1 or sealed.fields.get("prev") != head.hash:
             return None
@@ -374,7 +381,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _with(head: Head, checkpoint: Checkpoint) -> Head:
+def _with_checkpoint(head: ChainHead, checkpoint: Checkpoint) -> ChainHead:
     return replace(
         head, checkpoints=checkpoint.n, checkpoint=checkpoint.hash, signed=checkpoint.seq
     )

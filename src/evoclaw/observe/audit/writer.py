@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -18,35 +19,37 @@ from types import TracebackType
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record
 from evoclaw.core.messages import JSON
+from evoclaw.core.ports import ALLOW, Deny, Verdict
 from evoclaw.core.redaction import Redactor
-from evoclaw.observe.audit.checkpoints import Key
-from evoclaw.observe.audit.records import FORGETTING, Fields, Sealed, plain, stamp
-from evoclaw.observe.audit.settings import NORMAL, AuditError, AuditSettings
-from evoclaw.observe.audit.sink import AuditSink, Draft, Who, read_arguments
-from evoclaw.observe.audit.warm import Warm, spool_size
+from evoclaw.core.tools import Call
+from evoclaw.observe.audit.checkpoints import AuditKey
+from evoclaw.observe.audit.records import ENCODING_ERRORS, Fields, SealedRecord, plain, stamp
+from evoclaw.observe.audit.settings import DEFAULT_SETTINGS, AuditError, AuditSettings
+from evoclaw.observe.audit.sink import AuditContext, AuditDraft, AuditSink, read_arguments
+from evoclaw.observe.audit.warm import WarmTier, spool_size
 
-MOST_WAITING = 10_000
+MAX_PENDING_DRAFTS = 10_000
 """Drafts on the way; with more, the disk is too slow, and nothing is taken."""
-BATCH = 500
-GATHER = 0.005
+MAX_BATCH_DRAFTS = 500
+BATCH_DELAY_S = 0.005
 """Seconds that the first of a batch waits for others: writing many costs hardly more than one."""
-SYNC = 1.0
+SYNC_INTERVAL_S = 1.0
 """Seconds between two waits for the disk."""
-SKEW = 5.0
+MAX_CLOCK_SKEW_S = 5.0
 """Seconds by which the clock may differ from the one that nobody sets."""
-AGAIN = 0.5
+WRITE_RETRY_DELAY_S = 0.5
 """Seconds after which a write that failed is tried again."""
-PATIENCE = 10.0
+CLOSE_TIMEOUT_S = 10.0
 """Seconds that `close` waits for the thread."""
 
-OURS = frozenset(
+TRUSTED_FIELDS = frozenset(
     {
         "agent_id", "calls", "cost", "decision", "device", "elapsed_ms", "error_type", "exit_code",
         "request_id", "result", "run_id", "tenant", "tokens_in", "tokens_out", "turns", "verdict",
     }
 )  # fmt: skip
 """What is named or counted by us alone, and so holds no secret."""
-FULL = (
+SPOOL_FULL = (
     "{} bytes wait for the cold tier, more than spool_bytes in [audit]; see why with "
     "`evoclaw audit ship`"
 )
@@ -57,8 +60,8 @@ class Audit:
 
     def __init__(
         self,
-        warm: Warm,
-        settings: AuditSettings = NORMAL,
+        warm: WarmTier,
+        settings: AuditSettings = DEFAULT_SETTINGS,
         redactor: Redactor | None = None,
         *,
         clock: Callable[[], float] = time.time,
@@ -69,34 +72,34 @@ class Audit:
         self._clock, self._monotonic = clock, monotonic
         self._began = clock() - monotonic()
         """What the clock showed when the other one showed nothing."""
-        self.hot: deque[Sealed] = deque(maxlen=settings.hot)
+        self.hot: deque[SealedRecord] = deque(maxlen=settings.hot)
         """The newest records of this process."""
-        self._drafts: SimpleQueue[Draft | threading.Event | None] = SimpleQueue()
+        self._drafts: SimpleQueue[AuditDraft | threading.Event | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
         self.failing = ""
         """Why nothing can be written now."""
 
-    def sink(self, who: Who, before: Iterable[Record] = ()) -> AuditSink:
+    def sink(self, who: AuditContext, before: Iterable[Record] = ()) -> AuditSink:
         """Who listens to one run; `before` is what a resumed one had recorded."""
         return AuditSink(self, who, monotonic=self._monotonic, before=before)
 
-    def note(self, draft: Draft) -> None:
+    def note(self, draft: AuditDraft) -> None:
         """Take a draft; raise `AuditError` if it could not be kept."""
         if self._closed or self.failing:
             raise AuditError(f"the audit cannot be written: {self.failing or 'it is closed'}")
-        if self._drafts.qsize() >= MOST_WAITING:
+        if self._drafts.qsize() >= MAX_PENDING_DRAFTS:
             raise AuditError("the audit cannot be written as fast as records come")
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
             self._thread.start()
         self._drafts.put(draft)
 
-    def tell(self, kind: str, who: Who, **fields: JSON) -> None:
+    def tell(self, kind: str, who: AuditContext, **fields: JSON) -> None:
         """Note what is no call and no run: `policy_loaded`, `emergency_stop`, `approval`."""
-        self.note(Draft(kind, self._clock(), self._monotonic(), {**who.fields, **fields}))
+        self.note(AuditDraft(kind, self._clock(), self._monotonic(), {**who.fields, **fields}))
 
-    def flush(self, timeout: float = PATIENCE) -> None:
+    def flush(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Wait until everything taken so far is in the files."""
         if self._thread is not None:
             done = threading.Event()
@@ -112,7 +115,7 @@ class Audit:
         if self._thread is None:
             return
         self._drafts.put(None)
-        self._thread.join(PATIENCE)
+        self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive() or self.failing:
             raise AuditError(f"the audit's end was not written: {self.failing or 'it is slow'}")
         try:
@@ -133,10 +136,12 @@ class Audit:
         synced, dirty, ending = self._monotonic(), False, False
         try:
             while not ending:
-                batch, waiters, ending = self._next(SYNC if dirty or self.failing else None)
+                batch, waiters, ending = self._next(
+                    SYNC_INTERVAL_S if dirty or self.failing else None
+                )
                 if batch:
                     dirty = self._keep([self._made(draft) for draft in batch]) or dirty
-                due = ending or self._monotonic() - synced >= SYNC
+                due = ending or self._monotonic() - synced >= SYNC_INTERVAL_S
                 if due and (dirty or self.failing):
                     synced, dirty = self._monotonic(), not self._synced()
                 for waiter in waiters:
@@ -145,21 +150,21 @@ class Audit:
             if not ending:  # a fault of ours: then nothing more may be done unrecorded
                 self._closed, self.failing = True, "its writer broke"
 
-    def _next(self, wait: float | None) -> tuple[list[Draft], list[threading.Event], bool]:
-        batch: list[Draft] = []
+    def _next(self, wait: float | None) -> tuple[list[AuditDraft], list[threading.Event], bool]:
+        batch: list[AuditDraft] = []
         waiters: list[threading.Event] = []
         try:
             one = self._drafts.get(timeout=wait)
-            if isinstance(one, Draft):
-                time.sleep(GATHER)
+            if isinstance(one, AuditDraft):
+                time.sleep(BATCH_DELAY_S)
             while True:
                 if one is None:
                     return batch, waiters, True
-                if isinstance(one, Draft):
+                if isinstance(one, AuditDraft):
                     batch.append(one)
                 else:
                     waiters.append(one)
-                if len(batch) >= BATCH:
+                if len(batch) >= MAX_BATCH_DRAFTS:
                     break
                 one = self._drafts.get_nowait()
         except Empty:
@@ -175,7 +180,7 @@ class Audit:
                 self.failing = f"{problem} ({self.warm.folder})"
                 if self._closed:
                     return False
-                time.sleep(AGAIN)
+                time.sleep(WRITE_RETRY_DELAY_S)
                 continue
             self.failing = ""
             self.hot.extend(sealed)
@@ -190,14 +195,14 @@ class Audit:
             self.failing = f"{problem} ({self.warm.folder})"
             return False
         full = waiting > self.settings.spool_bytes and self.settings.when_full == "refuse"
-        self.failing = FULL.format(waiting) if full else ""
+        self.failing = SPOOL_FULL.format(waiting) if full else ""
         return True
 
-    def _made(self, draft: Draft) -> Fields:
+    def _made(self, draft: AuditDraft) -> Fields:
         """A record without secrets, with both stamps."""
         try:
             record = self._clean(draft)
-        except FORGETTING as problem:
+        except ENCODING_ERRORS as problem:
             # Whatever a tool was given, that it was called must be on record.
             names = ("tenant", "user", "agent_id", "run_id", "call_id", "request_id", "result")
             kept = {name: plain(draft.fields.get(name)) for name in names}
@@ -205,15 +210,15 @@ class Audit:
         skew = draft.at - draft.clock - self._began
         record |= {"kind": draft.kind, "timestamp": stamp(draft.at), "at": draft.at}
         record["monotonic"] = round(draft.clock, 6)
-        if abs(skew) > SKEW:
+        if abs(skew) > MAX_CLOCK_SKEW_S:
             record["skew_s"] = round(skew, 3)
         return record
 
-    def _clean(self, draft: Draft) -> Fields:
+    def _clean(self, draft: AuditDraft) -> Fields:
         limit = self.settings.parameter_chars
         record: Fields = {}
         for name, value in draft.fields.items():
-            if name not in OURS:
+            if name not in TRUSTED_FIELDS:
                 value = plain(self._redactor.value(value, limit=limit))
             record[name] = value
         if draft.parameters is not None:
@@ -225,17 +230,35 @@ class Audit:
 
 def open_audit(
     data: Path,
-    settings: AuditSettings = NORMAL,
+    settings: AuditSettings = DEFAULT_SETTINGS,
     *,
     secrets: Iterable[str] = (),
     clock: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Audit:
     """The audit in a data folder; `secrets` are values that must appear nowhere."""
-    key = Key.load_or_create(data / "audit.key")
+    key = AuditKey.load_or_create(data / "audit.key")
     try:
-        warm = Warm(data / "audit", key, checkpoint_every=settings.checkpoint_every)
+        warm = WarmTier(data / "audit", key, checkpoint_every=settings.checkpoint_every)
     except OSError as problem:
         raise ConfigError(f"the audit's folder cannot be made: {problem}") from None
     redactor = Redactor(secrets, key=key.secret_for("redaction"))
     return Audit(warm, settings, redactor, clock=clock, monotonic=monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class Recordable:
+    """Denies every call while the audit cannot be written; for runs and for devices."""
+
+    audit: Audit
+
+    async def judge(self, call: Call) -> Verdict:
+        """Deny if the call could not be put on record."""
+        if not self.audit.failing:
+            return ALLOW
+        reason = "the audit cannot be written, so nothing is run; tell the user"
+        return Deny("audit", reason, f"the audit cannot be written: {self.audit.failing}")
+
+    async def admit(self, turn: int) -> Verdict:
+        """Allow: a reply does nothing by itself."""
+        return ALLOW

@@ -46,8 +46,8 @@ APPROVAL, AGENT_ID = "evoclaw.approval", "evoclaw.agent_id"
 OUTCOME, ISOLATION, EXIT_CODE = "evoclaw.outcome", "evoclaw.isolation", "evoclaw.exit_code"
 RETRIED, APPROVED, TRIMMED = "evoclaw.retried", "evoclaw.approval", "evoclaw.context_trimmed"
 ATTEMPT, WAIT = "evoclaw.attempt", "evoclaw.wait_s"
-SUCCESS, CUT = "success", "cut_off"
-LONGEST = 128
+SUCCESS, INTERRUPTED = "success", "cut_off"
+MAX_NAME_CHARS = 128
 """Characters of a name."""
 PROMPT = "prompt"
 
@@ -72,10 +72,10 @@ _FAILED = frozenset(
     }
 )
 
-Said = dict[str, "Value"]
+SpanAttributes = dict[str, "Value"]
 
 
-class Who(Struct, frozen=True):
+class TracedRun(Struct, frozen=True):
     """Whose run it is."""
 
     agent: str = ""
@@ -85,11 +85,11 @@ class Who(Struct, frozen=True):
 
 def clean(name: str) -> str:
     """A name without what may harm whoever reads it."""
-    cut = name[:LONGEST]
+    cut = name[:MAX_NAME_CHARS]
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
 
 
-def model_of(name: str) -> Said:
+def model_of(name: str) -> SpanAttributes:
     """Who serves a model, and its name there."""
     prefix, found, model = name.partition("/")
     if not found:
@@ -97,27 +97,27 @@ def model_of(name: str) -> Said:
     return {PROVIDER: clean(_PROVIDERS.get(prefix, prefix)), REQUEST_MODEL: clean(model)}
 
 
-def run_begins(run_id: str, model: str, who: Who) -> tuple[str, Said]:
+def run_span(run_id: str, model: str, who: TracedRun) -> tuple[str, SpanAttributes]:
     """A run: what it is called, and what is known when it begins."""
-    said: Said = {OPERATION: INVOKE_AGENT, RUN_ID: clean(run_id), **model_of(model)}
+    said: SpanAttributes = {OPERATION: INVOKE_AGENT, RUN_ID: clean(run_id), **model_of(model)}
     for name, value in ((AGENT_NAME, who.agent), (CONVERSATION, who.session), (TENANT, who.tenant)):
         if value:
             said[name] = clean(value)
     return _named(INVOKE_AGENT, who.agent), said
 
 
-def run_ends(event: RunFinished) -> tuple[Said, str]:
+def run_end(event: RunFinished) -> tuple[SpanAttributes, str]:
     """What is known when a run has ended, and in a word how it failed, if it did."""
-    said: Said = {STOP: str(event.stop), TURNS: event.turns, CALLS: event.calls}
-    said |= used(event.usage)
+    said: SpanAttributes = {STOP: str(event.stop), TURNS: event.turns, CALLS: event.calls}
+    said |= usage_attributes(event.usage)
     if event.cost is not None:
         said[COST] = event.cost
     return said, str(event.stop) if event.stop in _FAILED else ""
 
 
-def request_begins(model: str, settings: LoopSettings | None) -> tuple[str, Said]:
+def request_span(model: str, settings: LoopSettings | None) -> tuple[str, SpanAttributes]:
     """A model is asked."""
-    said: Said = {OPERATION: CHAT, **model_of(model)}
+    said: SpanAttributes = {OPERATION: CHAT, **model_of(model)}
     if settings is not None and settings.temperature is not None:
         said[TEMPERATURE] = settings.temperature
     if settings is not None and settings.max_tokens is not None:
@@ -125,9 +125,9 @@ def request_begins(model: str, settings: LoopSettings | None) -> tuple[str, Said
     return _named(CHAT, str(said[REQUEST_MODEL])), said
 
 
-def replied(reply: Reply) -> Said:
+def replied(reply: Reply) -> SpanAttributes:
     """A model has answered."""
-    said: Said = {FINISH_REASONS: [finish(reply)], **used(reply.usage)}
+    said: SpanAttributes = {FINISH_REASONS: [finish(reply)], **usage_attributes(reply.usage)}
     if reply.model:
         said[RESPONSE_MODEL] = clean(reply.model)
     if reply.cost is not None:
@@ -140,9 +140,9 @@ def finish(reply: Reply) -> str:
     return _FINISHES[reply.finish]
 
 
-def used(usage: Usage) -> Said:
+def usage_attributes(usage: Usage) -> SpanAttributes:
     """How many tokens it took."""
-    said: Said = {INPUT_TOKENS: usage.input, OUTPUT_TOKENS: usage.output}
+    said: SpanAttributes = {INPUT_TOKENS: usage.input, OUTPUT_TOKENS: usage.output}
     if usage.cache_read:
         said[CACHE_READ] = usage.cache_read
     if usage.cache_write:
@@ -150,24 +150,24 @@ def used(usage: Usage) -> Said:
     return said
 
 
-def retried(event: ReplyRetried) -> Said:
+def retried(event: ReplyRetried) -> SpanAttributes:
     """A reply is asked for again."""
     return {ERROR_TYPE: clean(event.kind), ATTEMPT: event.attempt, WAIT: event.wait}
 
 
-def trimmed(event: ContextTrimmed) -> Said:
+def trimmed(event: ContextTrimmed) -> SpanAttributes:
     """What the model sees of the history was cut."""
-    return used(event.usage)
+    return usage_attributes(event.usage)
 
 
-def approval(event: ApprovalAnswered) -> Said:
+def approval(event: ApprovalAnswered) -> SpanAttributes:
     """A person was asked."""
     return {APPROVAL: clean(event.decision), TOOL_CALL: clean(event.call_id)}
 
 
-def call_begins(tool: str, call_id: str, request_id: str = "") -> tuple[str, Said]:
+def tool_span(tool: str, call_id: str, request_id: str = "") -> tuple[str, SpanAttributes]:
     """A call: what it is called, and what is known when it begins."""
-    said: Said = {
+    said: SpanAttributes = {
         OPERATION: EXECUTE_TOOL,
         TOOL_NAME: clean(tool),
         TOOL_CALL: clean(call_id),
@@ -178,9 +178,11 @@ def call_begins(tool: str, call_id: str, request_id: str = "") -> tuple[str, Sai
     return _named(EXECUTE_TOOL, tool), said
 
 
-def judged(verdict: CallJudged | None, answer: ApprovalAnswered | None) -> Said:
+def verdict_attributes(
+    verdict: CallJudged | None, answer: ApprovalAnswered | None
+) -> SpanAttributes:
     """Why a call was let run, or not."""
-    said: Said = {}
+    said: SpanAttributes = {}
     if verdict is not None:
         said[VERDICT] = clean(verdict.verdict)
         if verdict.code:
@@ -190,9 +192,9 @@ def judged(verdict: CallJudged | None, answer: ApprovalAnswered | None) -> Said:
     return said
 
 
-def outcome(result: ToolResult) -> Said:
+def outcome(result: ToolResult) -> SpanAttributes:
     """What became of a call."""
-    said: Said = {OUTCOME: SUCCESS if result.error is None else str(result.error)}
+    said: SpanAttributes = {OUTCOME: SUCCESS if result.error is None else str(result.error)}
     details = result.details
     for name, key in ((AGENT_ID, "agent"), (ISOLATION, "isolation")):
         if isinstance(value := details.get(key), str) and value:
@@ -202,13 +204,13 @@ def outcome(result: ToolResult) -> Said:
     return said
 
 
-def on_device(agent_id: str, tool: str, request_id: str) -> tuple[str, Said]:
+def edge_span(agent_id: str, tool: str, request_id: str) -> tuple[str, SpanAttributes]:
     """What a device was asked to do: a call of a tool, or a question for its own model."""
     if tool == PROMPT:
-        name, said = _named(INVOKE_AGENT, agent_id), Said({OPERATION: INVOKE_AGENT})
+        name, said = _named(INVOKE_AGENT, agent_id), SpanAttributes({OPERATION: INVOKE_AGENT})
         said[AGENT_NAME], said[REQUEST_ID] = clean(agent_id), clean(request_id)
     else:
-        name, said = call_begins(tool, request_id, request_id)
+        name, said = tool_span(tool, request_id, request_id)
     return name, {**said, AGENT_ID: clean(agent_id)}
 
 

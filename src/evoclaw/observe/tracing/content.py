@@ -13,14 +13,14 @@ from evoclaw.core.redaction import Marks, marks_of
 if TYPE_CHECKING:
     from evoclaw.core.redaction import Redactor
     from evoclaw.core.tools import Tool
-    from evoclaw.observe.tracing.attributes import Said
+    from evoclaw.observe.tracing.attributes import SpanAttributes
 
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 INSTRUCTIONS = "gen_ai.system_instructions"
 ARGUMENTS, RESULT = "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"
-LONGEST = 8_000
+MAX_TEXT_CHARS = 8_000
 """Characters of one text."""
-MOST = 50
+MAX_MESSAGES = 50
 """Messages of one request, the last ones."""
 
 
@@ -40,36 +40,36 @@ class Content:
 
     def hear(self, *messages: Message) -> None:
         """Something is said that the model is shown next."""
-        self._fresh = [*self._fresh, *messages][-MOST:]
+        self._fresh = [*self._fresh, *messages][-MAX_MESSAGES:]
 
-    def request(self) -> Said:
+    def request(self) -> SpanAttributes:
         """What the model is shown that it was not shown before."""
         fresh, self._fresh = self._fresh, []
-        said: Said = {}
+        said: SpanAttributes = {}
         told = [self._text(one.text) for one in fresh if isinstance(one, SystemMessage)]
         if told:
             said[INSTRUCTIONS] = _json(told)
         others = [one for one in fresh if not isinstance(one, SystemMessage)]
         return {**said, INPUT: _json([self._message(one) for one in others])}
 
-    def reply(self, reply: Reply, finish: str) -> Said:
+    def reply(self, reply: Reply, finish: str) -> SpanAttributes:
         """What it answered."""
         return {OUTPUT: _json([{**self._message(reply), "finish_reason": finish}])}
 
-    def arguments(self, tool: str, arguments: dict[str, JSON]) -> Said:
+    def arguments(self, tool: str, arguments: dict[str, JSON]) -> SpanAttributes:
         """What a call was made with."""
         return {ARGUMENTS: _json(self._hidden(tool, arguments))}
 
-    def result(self, result: ToolResult) -> Said:
+    def result(self, result: ToolResult) -> SpanAttributes:
         """What a call gave."""
-        return {RESULT: self._redactor.text(result.text, LONGEST)}
+        return {RESULT: self._redactor.text(result.text, MAX_TEXT_CHARS)}
 
     def _message(self, message: UserMessage | Reply | ToolResult) -> dict[str, JSON]:
         match message:
             case UserMessage():
                 return {"role": "user", "parts": [self._text(message.text)]}
             case ToolResult():
-                response = self._redactor.text(message.text, LONGEST)
+                response = self._redactor.text(message.text, MAX_TEXT_CHARS)
                 part = {"type": "tool_call_response", "id": message.call_id, "response": response}
                 return {"role": "tool", "parts": [part]}
             case Reply():
@@ -84,10 +84,10 @@ class Content:
         return parts
 
     def _text(self, text: str) -> dict[str, JSON]:
-        return {"type": "text", "content": self._redactor.text(text, LONGEST)}
+        return {"type": "text", "content": self._redactor.text(text, MAX_TEXT_CHARS)}
 
     def _hidden(self, tool: str, value: JSON) -> JSON:
-        return self._redactor.value(value, self._marks.get(tool), limit=LONGEST)
+        return self._redactor.value(value, self._marks.get(tool), limit=MAX_TEXT_CHARS)
 
 
 def _read(text: str) -> JSON:

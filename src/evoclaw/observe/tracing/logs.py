@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from evoclaw.core.tracing import here
 
 
-class Correlated(logging.Filter):
+class TraceIdFilter(logging.Filter):
     """Lets every line pass, and notes on it where its task is in a trace."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -20,7 +20,7 @@ class Correlated(logging.Filter):
         return True
 
 
-class Marked(logging.Formatter):
+class TraceIdFormatter(logging.Formatter):
     """A line as it is, and behind it the trace, if it belongs to one."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -35,11 +35,11 @@ class Marked(logging.Formatter):
 
 
 @contextmanager
-def correlated() -> Generator[None]:
+def trace_ids_in_logs() -> Generator[None]:
     """Mark log lines while the block runs: those of handlers that are there, or of one of ours."""
-    root, correlation = logging.getLogger(), Correlated()
+    root, correlation = logging.getLogger(), TraceIdFilter()
     handlers = list(root.handlers)
-    own = None if handlers else _like_the_last_resort()
+    own = None if handlers else _log_to_stderr()
     if own is not None:
         root.addHandler(own)
         handlers.append(own)
@@ -54,9 +54,9 @@ def correlated() -> Generator[None]:
             root.removeHandler(own)
 
 
-def _like_the_last_resort() -> logging.Handler:
+def _log_to_stderr() -> logging.Handler:
     """What `logging` does where nobody has chosen anything: warnings, to the error output."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(Marked())
+    handler.setFormatter(TraceIdFormatter())
     return handler

@@ -27,14 +27,14 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.tracing import Place, call_span, here, span_id_of, stand, trace_id_of
-from evoclaw.observe.tracing import attributes as words
+from evoclaw.observe.tracing import attributes as attrs
 from evoclaw.observe.tracing.content import Content
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import LoopSettings
     from evoclaw.core.redaction import Redactor
-    from evoclaw.observe.tracing.attributes import Who
-    from evoclaw.observe.tracing.spans import Begun, Spans
+    from evoclaw.observe.tracing.attributes import TracedRun
+    from evoclaw.observe.tracing.spans import OpenSpan, Spans
 
 
 class Traces(Protocol):
@@ -52,7 +52,7 @@ class Traces(Protocol):
         ...
 
 
-class _Earlier:
+class _EarlierRecords:
     """What happened in a run before this process went on with it."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class _Earlier:
 class RunTracer:
     """Makes the spans of one run."""
 
-    def __init__(self, traces: Traces, who: Who, before: Iterable[Record] = ()) -> None:
+    def __init__(self, traces: Traces, who: TracedRun, before: Iterable[Record] = ()) -> None:
         """Begin with what is known of the run.
 
         Args:
@@ -90,17 +90,17 @@ class RunTracer:
             before: What happened in it, if it is gone on with.
         """
         self._traces, self._spans, self._who = traces, traces.spans, who
-        self._run: Begun | None = None
-        self._turn: Begun | None = None
-        self._chat: Begun | None = None
-        self._calls: dict[str, Begun] = {}
+        self._run: OpenSpan | None = None
+        self._turn: OpenSpan | None = None
+        self._chat: OpenSpan | None = None
+        self._calls: dict[str, OpenSpan] = {}
         self._judged: dict[str, tuple[CallJudged, float]] = {}
         self._answers: dict[str, ApprovalAnswered] = {}
         self._outside: Place | None = None
         self._model, self._last = "", 0.0
         self._settings: LoopSettings | None = None
         self._content = None if traces.content is None else Content(traces.content)
-        self._earlier = _Earlier()
+        self._earlier = _EarlierRecords()
         for record in before:
             self._earlier.receive(record)
         self._number = self._earlier.turn
@@ -132,7 +132,7 @@ class RunTracer:
         """Nobody goes on with it here: end what is open, but for calls, which others may end."""
         for span in (self._chat, self._turn, self._run):
             if span is not None:
-                span.set({words.CUT_OFF: True})
+                span.set({attrs.CUT_OFF: True})
                 span.end(max(at, self._last))
         self._chat = self._turn = self._run = None
         self._calls.clear()
@@ -141,10 +141,10 @@ class RunTracer:
         self._outside = here()
         parent = self._outside or Place(trace_id_of(record.run_id))
         self._model, self._settings = event.model, event.settings
-        name, said = words.run_begins(record.run_id, event.model, self._who)
+        name, said = attrs.run_span(record.run_id, event.model, self._who)
         links: tuple[Place, ...] = ()
         if isinstance(event, RunResumed):
-            said[words.RESUMED] = True
+            said[attrs.RESUMED] = True
             before = _opening(record.run_id, self._earlier.opened)
             links = (Place(parent.trace_id, span_id_of(before)),) if self._earlier.opened else ()
         elif self._content is not None:
@@ -168,7 +168,7 @@ class RunTracer:
         self._end_turn()
         self._number = event.turn
         turn = self._turn_at(record)
-        name, said = words.request_begins(self._model, self._settings)
+        name, said = attrs.request_span(self._model, self._settings)
         if self._content is not None:
             said |= self._content.request()
         self._chat = self._spans.begin(
@@ -180,7 +180,7 @@ class RunTracer:
             span_id=span_id_of(f"{_opening(record.run_id, record.seq)} chat"),
         )
 
-    def _turn_at(self, record: Record) -> Begun:
+    def _turn_at(self, record: Record) -> OpenSpan:
         """The turn that goes on; calls of a run that is gone on with have none yet."""
         self._last = record.at
         if self._turn is None:
@@ -188,7 +188,7 @@ class RunTracer:
                 f"turn {self._number}",
                 at=record.at,
                 parent=self._above(record),
-                attributes={words.TURN: self._number},
+                attributes={attrs.TURN: self._number},
                 span_id=span_id_of(f"{_opening(record.run_id, record.seq)} turn"),
             )
             stand(self._turn.place)
@@ -201,20 +201,20 @@ class RunTracer:
 
     def _retried(self, record: Record, event: ReplyRetried) -> None:
         if self._chat is not None:
-            self._chat.event(words.RETRIED, record.at, words.retried(event))
+            self._chat.event(attrs.RETRIED, record.at, attrs.retried(event))
 
     def _reply_failed(self, record: Record, event: ReplyFailed) -> None:
         self._last = record.at
         if self._chat is not None:
-            self._chat.set(words.used(event.usage))
-            self._end_chat(record.at, words.clean(event.kind))
+            self._chat.set(attrs.usage_attributes(event.usage))
+            self._end_chat(record.at, attrs.clean(event.kind))
 
     def _replied(self, record: Record, event: Replied) -> None:
         self._last = record.at
         if self._chat is not None:
-            said = words.replied(event.reply)
+            said = attrs.replied(event.reply)
             if self._content is not None:
-                said |= self._content.reply(event.reply, words.finish(event.reply))
+                said |= self._content.reply(event.reply, attrs.finish(event.reply))
             self._chat.set(said)
             self._end_chat(record.at)
 
@@ -228,11 +228,11 @@ class RunTracer:
         self._judged[event.call_id] = event, record.at
 
     def _approved(self, record: Record, event: ApprovalAnswered) -> None:
-        self._turn_at(record).event(words.APPROVED, record.at, words.approval(event))
+        self._turn_at(record).event(attrs.APPROVED, record.at, attrs.approval(event))
         self._answers[event.call_id] = event
 
     def _call_begins(self, record: Record, event: CallStarted) -> None:
-        name, said = words.call_begins(event.name, event.call_id, event.request_id)
+        name, said = attrs.tool_span(event.name, event.call_id, event.request_id)
         if self._content is not None:
             said |= self._content.arguments(event.name, event.arguments)
         turn = self._turn_at(record)
@@ -251,9 +251,9 @@ class RunTracer:
         verdict, at = self._judged.pop(result.call_id, (None, record.at))
         span = self._calls.pop(result.call_id, None)
         if span is None:
-            name, said = words.call_begins(result.name, result.call_id)
+            name, said = attrs.tool_span(result.name, result.call_id)
             span = self._spans.begin(name, at=at, parent=turn.place, attributes=said)
-        said = words.outcome(result) | words.judged(
+        said = attrs.outcome(result) | attrs.verdict_attributes(
             verdict, self._answers.pop(result.call_id, None)
         )
         if self._content is not None:
@@ -268,7 +268,7 @@ class RunTracer:
 
     def _trimmed(self, record: Record, event: ContextTrimmed) -> None:
         if self._run is not None:
-            self._run.event(words.TRIMMED, record.at, words.trimmed(event))
+            self._run.event(attrs.TRIMMED, record.at, attrs.trimmed(event))
 
     def _end_turn(self) -> None:
         if self._turn is not None:
@@ -282,7 +282,7 @@ class RunTracer:
         self._end_turn()
         self._calls.clear()
         if self._run is not None:
-            said, error = words.run_ends(event)
+            said, error = attrs.run_end(event)
             self._run.set(said)
             self._run.end(record.at, error)
             self._run = None

@@ -42,7 +42,7 @@ from evoclaw.core.version import VERSION
 logger = logging.getLogger(__name__)
 SCOPE = "evoclaw"
 SERVICE_NAME, SERVICE_VERSION, ERROR_TYPE = "service.name", "service.version", "error.type"
-SELDOM = 60.0
+LOG_INTERVAL_S = 60.0
 """Seconds between two complaints about a collector that is away."""
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
 
@@ -51,7 +51,7 @@ Attributes: TypeAlias = Mapping[str, Value]
 Kind: TypeAlias = Literal["internal", "client", "server"]
 
 
-class Begun:
+class OpenSpan:
     """A span that has begun."""
 
     __slots__ = ("_span", "place")
@@ -87,7 +87,7 @@ class Spans:
         for exporter in exporters:
             self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer(SCOPE, VERSION)
-        self._relay = _Relay()
+        self._relay = _LogThrottle()
         self._relay.install()
 
     def begin(
@@ -100,7 +100,7 @@ class Spans:
         kind: Kind = "internal",
         span_id: int = 0,
         links: Sequence[Place] = (),
-    ) -> Begun:
+    ) -> OpenSpan:
         """Begin a span at a time; its id is a new one if none is given."""
         self._ids.trace_id, self._ids.span_id = parent.trace_id, span_id
         context = Context()
@@ -115,7 +115,7 @@ class Spans:
             _nanoseconds(at),
         )
         made = span.get_span_context()
-        return Begun(span, Place(made.trace_id, made.span_id, made.trace_flags.sampled))
+        return OpenSpan(span, Place(made.trace_id, made.span_id, made.trace_flags.sampled))
 
     def flush(self) -> None:
         """Send what has ended; blocks as long as that takes."""
@@ -182,7 +182,7 @@ class _Ids(IdGenerator):
         return self.span_id or secrets.randbits(64) or 1
 
 
-class _Relay(logging.Handler):
+class _LogThrottle(logging.Handler):
     """Says seldom what the SDK complains of: a collector may be away for days."""
 
     def __init__(self) -> None:
@@ -207,5 +207,5 @@ class _Relay(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Pass one on, if none was for a while."""
         if (now := time.monotonic()) >= self._next:
-            self._next = now + SELDOM
+            self._next = now + LOG_INTERVAL_S
             logger.warning("traces: %s", record.getMessage())

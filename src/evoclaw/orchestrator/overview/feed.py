@@ -21,15 +21,15 @@ from evoclaw.orchestrator.seldom import Seldom, times
 from evoclaw.store.databases.changes import Mark
 
 logger = logging.getLogger(__name__)
-PACE = 0.5
+MIN_POLL_INTERVAL_S = 0.5
 """Seconds between two looks, at least, however much happens."""
-LOOK = 0.75
+MAX_POLL_INTERVAL_S = 0.75
 """Seconds between two looks, at most: what others did is seen by then."""
-MOST = 2_000
+MAX_PENDING_ITEMS = 2_000
 """Changed things that are kept for one watcher; whoever is further behind is told everything."""
 
 
-class Item(Struct, frozen=True):
+class FeedItem(Struct, frozen=True):
     """One thing as it is shown, written down already."""
 
     id: str
@@ -38,7 +38,7 @@ class Item(Struct, frozen=True):
     shown: Raw
 
 
-class Told(Struct, frozen=True):
+class FeedUpdate(Struct, frozen=True):
     """What a watcher is told at once."""
 
     items: tuple[Raw, ...]
@@ -46,7 +46,7 @@ class Told(Struct, frozen=True):
     """These are all; otherwise those that changed."""
 
 
-class Source(Protocol):
+class FeedSource(Protocol):
     """The things of one kind that one tenant has."""
 
     @property
@@ -58,16 +58,16 @@ class Source(Protocol):
         """Whether to look; `written` if anything was committed since the last look."""
         ...
 
-    async def look(self) -> Sequence[Item]:
+    async def look(self) -> Sequence[FeedItem]:
         """Those that changed since the last look; what the first one gives is not told."""
         ...
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
+    async def whole(self, owner: str | None) -> Sequence[FeedItem]:
         """What a newcomer is told, of what is somebody's or, for None, of all."""
         ...
 
 
-Sources: TypeAlias = Mapping[str, Callable[[str], Source]]
+Sources: TypeAlias = Mapping[str, Callable[[str], FeedSource]]
 """What makes the source of a tenant, by topic."""
 Change: TypeAlias = Callable[[], Awaitable[None]]
 """Waits until something happens here."""
@@ -82,8 +82,8 @@ class Feed:
         written: Callable[[], Awaitable[Mark]],
         changes: Iterable[Change] = (),
         *,
-        pace: float = PACE,
-        look: float = LOOK,
+        pace: float = MIN_POLL_INTERVAL_S,
+        look: float = MAX_POLL_INTERVAL_S,
     ) -> None:
         """Begin to look when somebody watches.
 
@@ -96,7 +96,7 @@ class Feed:
         """
         self._sources, self._written, self._changes = sources, written, tuple(changes)
         self._pace, self._rest = pace, max(look - pace, 0.0)
-        self._desks: dict[str, _Desk] = {}
+        self._desks: dict[str, _TenantFeed] = {}
         self._poked = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
@@ -110,7 +110,7 @@ class Feed:
 
     async def watch(
         self, tenant: str, topics: Sequence[str], owner: str | None
-    ) -> AsyncGenerator[tuple[str, Told], None]:
+    ) -> AsyncGenerator[tuple[str, FeedUpdate], None]:
         """Everything first, by topic, then what changes, for as long as somebody asks.
 
         Args:
@@ -130,10 +130,10 @@ class Feed:
     @asynccontextmanager
     async def _joined(
         self, tenant: str, topics: Sequence[str], owner: str | None
-    ) -> AsyncGenerator[tuple[_Desk, _Watcher]]:
+    ) -> AsyncGenerator[tuple[_TenantFeed, _Watcher]]:
         watcher = _Watcher(topics, owner)
         async with self._one_at_a_time:
-            desk = self._desks.get(tenant) or _Desk()
+            desk = self._desks.get(tenant) or _TenantFeed()
             fresh = {one: self._sources[one](tenant) for one in topics if one not in desk.sources}
             for source in fresh.values():
                 await source.look()
@@ -152,7 +152,7 @@ class Feed:
             self._looking = asyncio.create_task(self._look_on(), name="feed")
             self._looking.add_done_callback(self._ended)
 
-    async def _leave(self, tenant: str, desk: _Desk, watcher: _Watcher) -> None:
+    async def _leave(self, tenant: str, desk: _TenantFeed, watcher: _Watcher) -> None:
         desk.watchers.remove(watcher)
         wanted = {topic for one in desk.watchers for topic in one.topics}
         desk.sources = {topic: one for topic, one in desk.sources.items() if topic in wanted}
@@ -208,11 +208,11 @@ class Feed:
         self._mark = mark
 
 
-class _Desk:
+class _TenantFeed:
     """What is watched of one tenant."""
 
     def __init__(self) -> None:
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, FeedSource] = {}
         self.watchers: list[_Watcher] = []
 
 
@@ -226,12 +226,12 @@ class _Watcher:
         """The topics of which everything is to be told."""
         self._changed: dict[str, dict[str, Raw]] = {topic: {} for topic in topics}
         """What changed beside, by topic and id: the latest of each."""
-        self._last: dict[str, Told] = {}
+        self._last: dict[str, FeedUpdate] = {}
         """What was told last where everything always is."""
         self._stir = asyncio.Event()
         self._problem: BaseException | None = None
 
-    def note(self, topic: str, items: Sequence[Item], source: Source) -> None:
+    def note(self, topic: str, items: Sequence[FeedItem], source: FeedSource) -> None:
         """Have it told what changed."""
         if topic not in self.topics:
             return
@@ -240,7 +240,7 @@ class _Watcher:
         elif topic not in self._wholes:
             waiting = self._changed[topic]
             waiting.update((one.id, one.shown) for one in items if self._sees(one))
-            if len(waiting) > MOST:
+            if len(waiting) > MAX_PENDING_ITEMS:
                 waiting.clear()
                 self._wholes.add(topic)
         if topic in self._wholes or self._changed[topic]:
@@ -258,19 +258,19 @@ class _Watcher:
         if self._problem is not None:
             raise self._problem
 
-    async def take(self, topic: str, source: Source) -> Told | None:
+    async def take(self, topic: str, source: FeedSource) -> FeedUpdate | None:
         """What is to be told of a topic now; None if that is nothing."""
         if topic not in self._wholes:
             changed, self._changed[topic] = self._changed[topic], {}
-            return Told(tuple(changed.values()), whole=False) if changed else None
+            return FeedUpdate(tuple(changed.values()), whole=False) if changed else None
         items = await source.whole(self._owner)
         self._wholes.discard(topic)
-        told = Told(tuple(one.shown for one in items if self._sees(one)), whole=True)
+        told = FeedUpdate(tuple(one.shown for one in items if self._sees(one)), whole=True)
         if source.always_whole:
             if told == self._last.get(topic):
                 return None  # what changed is somebody else's
             self._last[topic] = told
         return told
 
-    def _sees(self, item: Item) -> bool:
+    def _sees(self, item: FeedItem) -> bool:
         return self._owner is None or item.owner in (None, self._owner)

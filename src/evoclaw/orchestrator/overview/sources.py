@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 from evoclaw.orchestrator.errands import RunView
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
-from evoclaw.orchestrator.overview.feed import Item
+from evoclaw.orchestrator.overview.feed import FeedItem
 from evoclaw.orchestrator.people.approvals import Approvals, Case
 from evoclaw.orchestrator.people.questions import Question
 from evoclaw.orchestrator.runs.viewing import Views
@@ -24,19 +24,19 @@ from evoclaw.store.sessions.sessions import SessionStore
 
 D = TypeVar("D")
 
-FIRST = 50
+INITIAL_RUNS = 50
 """Runs that a newcomer is told."""
-NEWEST = 100
+NEWEST_RUNS = 100
 """Runs that are looked at whatever they do."""
-OPEN = 500
+MAX_OPEN_RUNS = 500
 """And of those that are queued or go on."""
-FOLLOWED = 200
+MAX_FOLLOWED_RUNS = 200
 """And of those that were seen open and are neither any more."""
-REMEMBERED = 1_000
+VIEWS_REUSE_COUNT = 1_000
 """Runs that are shown before what is known of their sessions is forgotten."""
 
 
-def written(talks: Conversations | None) -> Callable[[], Awaitable[Mark]]:
+def store_mark(talks: Conversations | None) -> Callable[[], Awaitable[Mark]]:
     """What gives another mark whenever something was written; without a store, each time."""
     numbers = count()
 
@@ -48,11 +48,11 @@ def written(talks: Conversations | None) -> Callable[[], Awaitable[Mark]]:
     return mark
 
 
-def _item(id_: str, owner: str | None, view: Struct) -> Item:
-    return Item(id_, owner, Raw(msgspec.json.encode(view)))
+def _item(id_: str, owner: str | None, view: Struct) -> FeedItem:
+    return FeedItem(id_, owner, Raw(msgspec.json.encode(view)))
 
 
-class RunNews:
+class RunSource:
     """The runs: the newest, and whichever go on or wait."""
 
     always_whole = False
@@ -68,39 +68,41 @@ class RunNews:
         """Whether anything was written."""
         return written
 
-    async def look(self) -> Sequence[Item]:
+    async def look(self) -> Sequence[FeedItem]:
         """Those that stand otherwise than before."""
         store = self._store
-        known = await stands_of(store.database, store.tenant, NEWEST, OPEN, self._unlisted)
+        known = await stands_of(
+            store.database, store.tenant, NEWEST_RUNS, MAX_OPEN_RUNS, self._unlisted
+        )
         before = known if self._known is None else self._known
         changed = [id_ for id_, stands in known.items() if before.get(id_) != stands]
         items = [await self._item(run_id) for run_id in reversed(changed)]
         self._known = known
         going = [id_ for id_, stands in known.items() if stands[ENDING] in (None, "waiting")]
-        self._unlisted = going[:FOLLOWED]
+        self._unlisted = going[:MAX_FOLLOWED_RUNS]
         return [one for one in items if one is not None]
 
-    async def _item(self, run_id: str) -> Item | None:
+    async def _item(self, run_id: str) -> FeedItem | None:
         await asyncio.sleep(0)  # there may be hundreds: others go on in between
         run = await self._store.run(run_id)
         if run is None:
             return None  # it was forgotten meanwhile
         self._shown += 1
-        if self._shown % REMEMBERED == 0:
+        if self._shown % VIEWS_REUSE_COUNT == 0:
             self._views = Views(self._store)
-        return _shown_run(await self._views.of(run))
+        return _run_item(await self._views.of(run))
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
+    async def whole(self, owner: str | None) -> Sequence[FeedItem]:
         """The newest ones, the newest first."""
-        views = await Views(self._store).list("", None, owner, "", FIRST)
-        return [_shown_run(view) for view in views]
+        views = await Views(self._store).list("", None, owner, "", INITIAL_RUNS)
+        return [_run_item(view) for view in views]
 
 
-def _shown_run(view: RunView) -> Item:
+def _run_item(view: RunView) -> FeedItem:
     return _item(view.run_id, view.owner, view)
 
 
-class ApprovalNews:
+class ApprovalSource:
     """The calls that wait for a person."""
 
     always_whole = True
@@ -115,14 +117,14 @@ class ApprovalNews:
         self._approvals, self._tenant = approvals, tenant
         self._show, self._clock = show, clock
         self._cases: Sequence[Case] | None = None
-        self._items: Sequence[Item] = ()
+        self._items: Sequence[FeedItem] = ()
 
     def is_due(self, written: bool) -> bool:
         """Whether anything was written, or one of them is not to be answered any more."""
         now, cases = self._clock(), self._cases or ()
         return written or any(case.asking.expires_at <= now for case in cases)
 
-    async def look(self) -> Sequence[Item]:
+    async def look(self) -> Sequence[FeedItem]:
         """All of them, and that something changed if nothing is left; nothing if none did."""
         cases = await self._approvals.waiting(self._tenant)
         if cases == self._cases:
@@ -133,12 +135,12 @@ class ApprovalNews:
         ]
         return self._items or gone
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
+    async def whole(self, owner: str | None) -> Sequence[FeedItem]:
         """All that wait."""
         return self._items
 
 
-class QuestionNews:
+class QuestionSource:
     """What runs ask their people."""
 
     always_whole = True
@@ -147,13 +149,13 @@ class QuestionNews:
         """Take the sessions of a tenant."""
         self._talks, self._show = talks, show
         self._asked: Sequence[tuple[str, Question]] | None = None
-        self._items: Sequence[Item] = ()
+        self._items: Sequence[FeedItem] = ()
 
     def is_due(self, written: bool) -> bool:
         """Whether anything was written."""
         return written
 
-    async def look(self) -> Sequence[Item]:
+    async def look(self) -> Sequence[FeedItem]:
         """All of them, and that something changed if nothing is left; nothing if none did."""
         asked = await self._talks.questions.waiting()
         if asked == self._asked:
@@ -166,7 +168,7 @@ class QuestionNews:
         ]
         return self._items or gone
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
+    async def whole(self, owner: str | None) -> Sequence[FeedItem]:
         """All that are not answered yet."""
         return self._items
 
@@ -177,7 +179,7 @@ async def owners_of(talks: Conversations, sessions: set[str]) -> dict[str, str]:
     return {id_: "" if one is None else one.owner for id_, one in found.items()}
 
 
-class FleetNews(Generic[D]):
+class EdgeSource(Generic[D]):
     """The edges that are there, that were, and that may be."""
 
     always_whole = False
@@ -198,13 +200,13 @@ class FleetNews(Generic[D]):
         self._fleet, self._joined, self._show = fleet, joined, show
         self._revision = 0
         self._devices: Mapping[str, D] = {}
-        self._items: dict[str, Item] = {}
+        self._items: dict[str, FeedItem] = {}
 
     def is_due(self, written: bool) -> bool:
         """Always: what joined is not in the store, and all of it costs little."""
         return True
 
-    async def look(self) -> Sequence[Item]:
+    async def look(self) -> Sequence[FeedItem]:
         """Those of whom something changed, if only a heartbeat came."""
         devices = self._joined()
         moved = {member.agent_id for member in self._fleet.changed_since(self._revision)}
@@ -216,9 +218,9 @@ class FleetNews(Generic[D]):
         self._items |= {one.id: one for one in fresh}
         return fresh
 
-    def _made(self, name: str) -> Item:
+    def _made(self, name: str) -> FeedItem:
         return _item(name, None, self._show(name, self._fleet.find(name), self._devices.get(name)))
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
+    async def whole(self, owner: str | None) -> Sequence[FeedItem]:
         """All of them, by name."""
         return [self._items[name] for name in sorted(self._items)]

@@ -17,7 +17,7 @@ from evoclaw.transport.wire import Outcome, WireError, arguments_of, read_comman
 from evoclaw.trust.receipts import ReceiptRefused, read
 
 
-class Proof(Struct, frozen=True):
+class CheckedReceipt(Struct, frozen=True):
     """A receipt, and whether it holds today."""
 
     request_id: str
@@ -78,18 +78,18 @@ class TenantArchive:
         async for line in _bundle(pins, kept, self._outbox):
             yield line
 
-    async def of_run(self, run_id: str) -> list[Proof]:
+    async def of_run(self, run_id: str) -> list[CheckedReceipt]:
         """The receipts of one run, each checked anew with the key that its device is known by."""
         kept = await self.receipts.listed(run_id=run_id)
         keys = {pin.agent_id: pin.key for pin in await self._store.pins()}
         # A signature takes a tenth of a millisecond to check: many of them would hold up others.
         return await asyncio.to_thread(
-            lambda: [_proof(one, run_id, keys.get(one.agent_id)) for one in kept]
+            lambda: [_check(one, run_id, keys.get(one.agent_id)) for one in kept]
         )
 
 
-def _proof(kept: Kept, run_id: str, key: str | None) -> Proof:
-    return Proof(
+def _check(kept: Kept, run_id: str, key: str | None) -> CheckedReceipt:
+    return CheckedReceipt(
         kept.request_id,
         kept.agent_id,
         kept.chain,
@@ -129,11 +129,11 @@ async def _bundle(
         }
         row = None if outbox is None else await outbox.get(kept.request_id)
         if row is not None and row.agent_id == kept.agent_id:
-            line |= _proved(row, kept.tenant)
+            line |= _call_of(row, kept.tenant)
         yield line
 
 
-def _proved(row: Asked, tenant: str) -> dict[str, JSON]:
+def _call_of(row: Asked, tenant: str) -> dict[str, JSON]:
     """The arguments and the result that a receipt is of; nothing if another tenant asked."""
     try:
         command = read_command(row.payload)

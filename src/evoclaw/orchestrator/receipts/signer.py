@@ -9,22 +9,22 @@ from msgspec.structs import replace
 
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call
-from evoclaw.orchestrator.receipts.verifier import kept_as, seen
+from evoclaw.orchestrator.receipts.verifier import stored_receipt, valid_receipt
 from evoclaw.store.calls.receipts import Kept, Place, ReceiptStore
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import tool_hash
 from evoclaw.trust.receipts import DeviceKey, Facts, describe, read
 
-HERE = "here"
+LOCAL_AGENT_ID = "here"
 """The agent id of this machine's own receipts, where no other machine keeps its own."""
 
 
-def name_of(key: DeviceKey) -> str:
+def agent_id_of(key: DeviceKey) -> str:
     """The agent id of a machine's own receipts among those of others: each has a key of its own."""
-    return f"{HERE}-{sha256(key.public_key.encode()).hexdigest()[:8]}"
+    return f"{LOCAL_AGENT_ID}-{sha256(key.public_key.encode()).hexdigest()[:8]}"
 
 
-class LocalReceipts:
+class LocalReceiptSigner:
     """Signs the results of calls that ran on this machine; for `executors.receipted.Receipted`."""
 
     def __init__(
@@ -46,7 +46,7 @@ class LocalReceipts:
             wait: Whether for the commit of a receipt: if not, whoever keeps the result does.
         """
         self._key, self._store, self._boot_id, self._wait = key, store, boot_id, wait
-        self._name = name_of(key) if shared else HERE
+        self._name = agent_id_of(key) if shared else LOCAL_AGENT_ID
         self._pinned = False
 
     async def sign(self, call: Call, result: ToolResult, began: float, ended: float) -> JSON:
@@ -77,10 +77,10 @@ class LocalReceipts:
             at = place if place.chain and place.key == key else anew
             receipt = replace(draft, chain=at.chain, counter=at.counter + 1, prev=at.hash)
             signed = self._key.sign(receipt)
-            kept = kept_as(receipt, signed, ended, tenant=call.context.principal.tenant)
+            kept = stored_receipt(receipt, signed, ended, tenant=call.context.principal.tenant)
             return kept, Place(at.chain, at.counter + 1, signed.hash, key)
 
-        machine = "" if self._name == HERE else self._name
+        machine = "" if self._name == LOCAL_AGENT_ID else self._name
         kept = await self._store.sign(make, machine=machine, wait=self._wait)
         receipt, signed = read({"body": kept.body, "signature": kept.signature})
-        return seen(receipt, signed.hash, "here")
+        return valid_receipt(receipt, signed.hash, "here")

@@ -45,13 +45,13 @@ from evoclaw.trust.receipts import (
 
 UNREADABLE = Command("")
 """Stands for a stored command that cannot be read any more."""
-RECENT = 64
+MAX_CHAIN_RECEIPTS = 64
 """Receipts of one chain that are held in memory, to compare the next ones with."""
-PATIENCE = 10.0
+GAP_TIMEOUT_S = 10.0
 """Seconds for which a receipt is waited for that another orchestrator may have got."""
 
 
-class Breach(Struct, frozen=True):
+class ReceiptBreach(Struct, frozen=True):
     """Something about receipts that an operator should know."""
 
     agent_id: str
@@ -74,11 +74,11 @@ class _Chain:
     def note(self, receipt: Receipt, hash: str) -> None:
         self.top = max(self.top, receipt.counter)
         self.seen[receipt.counter] = hash, receipt.prev
-        while len(self.seen) > RECENT:
+        while len(self.seen) > MAX_CHAIN_RECEIPTS:
             self.seen.popitem(last=False)
 
 
-class ReceiptBook:
+class ReceiptVerifier:
     """Checks receipts and keeps them; a `Reception`'s inspector."""
 
     def __init__(
@@ -86,8 +86,8 @@ class ReceiptBook:
         store: ReceiptStore,
         *,
         required: bool = False,
-        noted: Callable[[Breach], None] = lambda breach: None,
-        patience: float = PATIENCE,
+        noted: Callable[[ReceiptBreach], None] = lambda breach: None,
+        patience: float = GAP_TIMEOUT_S,
     ) -> None:
         """Choose the parts.
 
@@ -120,7 +120,7 @@ class ReceiptBook:
             found = msgspec.json.decode(outcome, type=Outcome)
             if found.checked.get("state") == "valid":
                 with suppress(ReceiptRefused):
-                    lost.append(kept_as(*read(found.receipt), time.time()))
+                    lost.append(stored_receipt(*read(found.receipt), time.time()))
         if lost:
             await self.store.add(*lost)
 
@@ -145,7 +145,7 @@ class ReceiptBook:
         except ReceiptRefused as refusal:
             flaw, reason = str(refusal.flaw), refusal.reason
         if receipt is not None and signed is not None:
-            self._spawn(self._keep(receipt, signed, flaw, _asker(command)))
+            self._spawn(self._keep(receipt, signed, flaw, _tenant_of(command)))
             if not flaw:
                 self._follow(receipt, signed)
         if flaw:
@@ -243,7 +243,7 @@ class ReceiptBook:
             state = "absent" if flaw == Flaw.ABSENT else "invalid"
             return {"state": state, "problem": reason, "agent": agent_id}
         pin = (await self._known_pins()).get(agent_id)
-        found = seen(receipt, signed.hash, "" if pin is None else pin.trust)
+        found = valid_receipt(receipt, signed.hash, "" if pin is None else pin.trust)
         return found | ({"state": "invalid", "problem": reason} if flaw else {})
 
     async def _known_pins(self) -> dict[str, Pin]:
@@ -254,7 +254,7 @@ class ReceiptBook:
 
     async def _keep(self, receipt: Receipt, signed: Signed, flaw: str, tenant: str) -> None:
         try:
-            await self.store.add(kept_as(receipt, signed, time.time(), flaw, tenant))
+            await self.store.add(stored_receipt(receipt, signed, time.time(), flaw, tenant))
         except EvoClawError:
             self.counts["not kept"] += 1  # it is in the command's outcome all the same
 
@@ -262,7 +262,7 @@ class ReceiptBook:
         self.counts[kind] += 1
         if kind == Flaw.ABSENT and not self._required:
             return  # a device without a key, which nobody said it must have
-        self._noted(Breach(agent_id, kind, text, request_id))
+        self._noted(ReceiptBreach(agent_id, kind, text, request_id))
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         # Not waited for: the outcome, which holds the receipt, is on the disk before it counts.
@@ -287,12 +287,12 @@ def _compare(receipt: Receipt, report: Report, command: Command | None) -> None:
     if receipt.args_sha256 != _arguments_hash(command):
         text = "the receipt is for other arguments than those that were asked for"
         raise ReceiptRefused(Flaw.OTHER_ARGUMENTS, text)
-    if (receipt.tenant or LOCAL.tenant) != bounded(_asker(command)):
+    if (receipt.tenant or LOCAL.tenant) != bounded(_tenant_of(command)):
         text = "the receipt is for another tenant than the one that asked"
         raise ReceiptRefused(Flaw.OTHER_REQUEST, text)
 
 
-def _asker(command: Command | None) -> str:
+def _tenant_of(command: Command | None) -> str:
     """The tenant that asked; what nobody asked for is for whoever has this machine to look at.
 
     It is never taken from the receipt: a device could write into anybody's book.
@@ -328,7 +328,7 @@ def _refused(report: Report, checked: dict[str, JSON]) -> dict[str, JSON]:
     }
 
 
-def seen(receipt: Receipt, hash: str, trust: str) -> dict[str, JSON]:
+def valid_receipt(receipt: Receipt, hash: str, trust: str) -> dict[str, JSON]:
     """What is said of a sound receipt beside its result."""
     return {
         "state": "valid",
@@ -341,7 +341,9 @@ def seen(receipt: Receipt, hash: str, trust: str) -> dict[str, JSON]:
     }
 
 
-def kept_as(receipt: Receipt, signed: Signed, at: float, flaw: str = "", tenant: str = "") -> Kept:
+def stored_receipt(
+    receipt: Receipt, signed: Signed, at: float, flaw: str = "", tenant: str = ""
+) -> Kept:
     """A receipt as the book keeps it, for the tenant that asked: it says so itself if not given."""
     return Kept(
         receipt.agent_id,
