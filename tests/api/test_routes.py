@@ -162,8 +162,8 @@ async def test_what_is_at_hand_and_what_was_spent_is_shown(tmp_path: Path) -> No
         assert {one["account"] for one in accounts} >= {"tenant:local", "tenant:local/user:ann"}
         spent = (await ann.get(f"/v1/budgets/runs/{run['run_id']}")).json
         assert spent["kinds"]["tokens"]["spent"] == 15
-        up.house.audit.tell("refused", _who("local"), reason="no")
-        up.house.audit.tell("refused", _who("other"), reason="no")
+        up.house.audit.record("refused", _who("local"), reason="no")
+        up.house.audit.record("refused", _who("other"), reason="no")
         (found,) = (await ann.get("/v1/audit?kind=refused")).json["items"]
         assert found["tenant"] == "local"
         verified = (await ann.get("/v1/audit/verify")).json

@@ -45,7 +45,7 @@ def _data(tmp_path: Path) -> Path:
         for number in range(5):
             opened.note(draft(clock, number, text=f"say \x1b[2J {TOKEN}"))
             clock.go(60)
-        opened.tell("emergency_stop", ANN, reason="all of it")
+        opened.record("emergency_stop", ANN, reason="all of it")
     return data
 
 
@@ -170,14 +170,14 @@ def test_a_pin_finds_out_that_an_older_audit_was_put_back(typed: Typing, data: P
     assert typed("verify")[0] == exits.OK
     code, out = typed("verify", "--at-least", pin)
     assert code == exits.FAILED
-    assert "old: the checkpoint asked for speaks of record 7" in out
+    assert "old: the given checkpoint covers record 7" in out
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("search", "--since", "yesterday"), "is no time"),
-        (("verify", "--key", "abc"), "no public key"),
+        (("verify", "--key", "abc"), "not a public key"),
         (("verify", "--at-least", "/no/such/file"), "cannot read"),
         (("verify", "--at-least", "{}"), "wants a checkpoint"),
         (("verify", "/no/such/file"), "cannot read"),

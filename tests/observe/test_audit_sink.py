@@ -371,8 +371,8 @@ def test_a_call_on_an_edge_is_on_record(tmp_path: Path) -> None:
 def test_other_facts_can_be_told(tmp_path: Path) -> None:
     clock = Clock()
     with audit_in(tmp_path, clock) as audit:
-        audit.tell("policy_loaded", ANN, sha256="abc", rules=4)
-        audit.tell("emergency_stop", ANN, reason="all")
+        audit.record("policy_loaded", ANN, sha256="abc", rules=4)
+        audit.record("emergency_stop", ANN, reason="all")
 
     loaded, stopped = [json.loads(line) for line in lines_in(tmp_path)]
     assert (loaded["kind"], loaded["rules"], loaded["user"]) == ("policy_loaded", 4, "ann")

@@ -177,7 +177,7 @@ async def test_a_record_that_the_cold_tier_has_otherwise_is_never_taken_for_deli
     await cold.run("UPDATE evoclaw_audit SET line = replace(line, 'echo 2', 'echo 9')")
     (tmp_path / "audit" / SHIPPED_FILE).unlink()
 
-    with pytest.raises(AuditError, match="another record 3"):
+    with pytest.raises(AuditError, match="record 3 in .* differs"):
         await shipper(tmp_path, cold, clock).ship()
     found = check(tmp_path, cold=await all_cold(tmp_path, cold)).findings[0]
     assert (found.kind, found.place, found.line) == ("cold", "cold", 3)
@@ -508,7 +508,7 @@ async def test_the_file_of_the_cold_tier_is_closed_with_the_audit(tmp_path: Path
     settings = AuditSettings(ship_seconds=0.01)
     async with open_audit(tmp_path, settings, {}, keeps_on=True) as audit:
         assert audit is not None
-        audit.tell("policy_loaded", AuditContext(principal=LOCAL, agent_id="a"))
+        audit.record("policy_loaded", AuditContext(principal=LOCAL, agent_id="a"))
         await until(lambda: bool(_open_files(tmp_path)))
     assert _open_files(tmp_path) == []
 

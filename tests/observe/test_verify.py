@@ -314,7 +314,7 @@ def test_fault_67_another_key_signs_nothing_here(copy: Path) -> None:
 
     found = check(copy).findings[0]
     assert (found.kind, found.line) == ("checkpoint", 1)
-    assert "not trusted" in found.text
+    assert "untrusted" in found.text
 
 
 def test_fault_67_the_checkpoints_or_the_head_as_a_whole_gone_is_named(copy: Path) -> None:

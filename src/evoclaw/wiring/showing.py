@@ -250,7 +250,7 @@ def refusals_to(audit: Audit | None) -> Callable[[Refusal], None]:
                 name: fields[name] for name in ("status", "method", "path", "address", "token")
             }
             try:
-                audit.tell("refused", who, reason=refusal.why, **fields)
+                audit.record("refused", who, reason=refusal.why, **fields)
             except AuditError as problem:
                 logger.warning("a refusal could not be put on record: %s", problem)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = str | int | float | None
 SQLITE_LOCK_TIMEOUT_S = 10.0
-"""While another process holds the file."""
+"""For another process that holds the file."""
 LIBSQL_TIMEOUT_S = 30.0
 """For one statement."""
 MAX_RESPONSE_BYTES = 64 << 20
@@ -31,40 +31,40 @@ POSTGRES_TIMEOUT_S = 30
 
 
 class ColdDatabase(Protocol):
-    """What can run one statement; it raises `AuditError` if it cannot."""
+    """Runs single statements; raises `AuditError` if that fails."""
 
     @property
     def name(self) -> str:
-        """Which one it is, without secrets."""
+        """Which database it is, without secrets."""
         ...
 
     async def run(self, sql: str, *values: Value) -> list[tuple[Value, ...]]:
-        """Run a statement with `?` for each value; it is done, for good, when this returns."""
+        """Run a statement with `?` for each value; it is committed when this returns."""
         ...
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         ...
 
 
 class SqliteColdDatabase:
-    """One SQLite file, opened when first used."""
+    """An SQLite file on this machine, opened on first use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._opened: sqlite3.Connection | None = None
-        self._turn = asyncio.Lock()
-        self._held = threading.Lock()
-        """A statement goes on though whoever waited for it was cancelled."""
+        self._serial = asyncio.Lock()
+        self._lock = threading.Lock()
+        """A statement continues in its thread when the caller is cancelled."""
 
     @property
     def name(self) -> str:
-        """Which one it is."""
+        """Which database it is, without secrets."""
         return f"sqlite:{self._path}"
 
     async def run(self, sql: str, *values: Value) -> list[tuple[Value, ...]]:
-        """Run one statement, off the loop."""
-        async with self._turn:
+        """Run one statement in a thread."""
+        async with self._serial:
             return await asyncio.to_thread(self._run, sql, values)
 
     async def close(self) -> None:
@@ -72,14 +72,14 @@ class SqliteColdDatabase:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        with self._held:
+        with self._lock:
             if self._opened is not None:
                 self._opened.close()
                 self._opened = None
 
     def _run(self, sql: str, values: tuple[Value, ...]) -> list[tuple[Value, ...]]:
         try:
-            with self._held:
+            with self._lock:
                 if self._opened is None:
                     self._opened = self._open()
                 return self._opened.execute(sql, values).fetchall()
@@ -89,8 +89,8 @@ class SqliteColdDatabase:
     def _open(self) -> sqlite3.Connection:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        # Each number of records is a statement of its own, and one that is kept for the next time
-        # keeps its values: megabytes, for something that is done once in a while.
+        # A batch of each size is a statement of its own, and a cached statement keeps its values:
+        # megabytes, for something that is done rarely.
         opened = sqlite3.connect(
             self._path,
             timeout=SQLITE_LOCK_TIMEOUT_S,
@@ -104,21 +104,23 @@ class SqliteColdDatabase:
 
 
 class LibsqlColdDatabase:
-    """A server that speaks the pipeline protocol; one request a statement."""
+    """A libSQL or Turso server, over its HTTP pipeline; one request per statement."""
 
     def __init__(self, url: str, token: str = "", *, seconds: float = LIBSQL_TIMEOUT_S) -> None:
         parts = urlsplit(url)
         scheme = {"libsql": "https", "https": "https", "http": "http"}.get(parts.scheme)
         if scheme is None or not parts.hostname:
-            raise ConfigError(f"{parts.scheme}://{parts.hostname or ''} is no libSQL server")
+            raise ConfigError(
+                f"{parts.scheme}://{parts.hostname or ''} is not the address of a libSQL server"
+            )
         if parts.username or parts.password or parts.query:
             raise ConfigError(
-                "the cold tier's address may hold no secret: set EVOCLAW_AUDIT_TOKEN, or name a "
+                "the cold tier's address may not contain a secret: set EVOCLAW_AUDIT_TOKEN, or a "
                 "file with cold_token_file in [audit]"
             )
         place = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
         self.name = f"libsql://{place}"
-        """Which one it is."""
+        """Which database it is, without secrets."""
         self._url = f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}/v2/pipeline"
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._seconds = seconds
@@ -134,13 +136,13 @@ class LibsqlColdDatabase:
         first: JSON = results[0] if is_array(results) and results else None
         if not is_object(first) or first.get("type") != "ok":
             error: JSON = first.get("error") if is_object(first) else None
-            said = error.get("message") if is_object(error) else "it gave no answer"
-            raise AuditError(f"{self.name} refused a statement: {said}")
+            message = error.get("message") if is_object(error) else "empty response"
+            raise AuditError(f"{self.name} refused a statement: {message}")
         try:
             rows = first["response"]["result"]["rows"]
             return [tuple(_from_wire(value) for value in row) for row in rows]
         except (KeyError, TypeError, ValueError):
-            raise AuditError(f"{self.name} gave an answer that cannot be read") from None
+            raise AuditError(f"{self.name} sent an unreadable response") from None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -168,14 +170,14 @@ class LibsqlColdDatabase:
                 f"{self.name} cannot be reached: {problem or type(problem).__name__}"
             ) from None
         if status != 200 or len(data) > MAX_RESPONSE_BYTES:
-            said = data[:200].decode(errors="replace")
-            raise AuditError(f"{self.name} answered {status}: {said}")
+            text = data[:200].decode(errors="replace")
+            raise AuditError(f"{self.name} answered {status}: {text}")
         try:
             answer: JSON = json.loads(data)
         except ValueError:
             answer = None
         if not is_object(answer):
-            raise AuditError(f"{self.name} gave an answer that cannot be read")
+            raise AuditError(f"{self.name} sent an unreadable response")
         return answer
 
 
@@ -202,18 +204,18 @@ def _from_wire(value: JSON) -> Value:
 
 
 class PostgresColdDatabase:
-    """One connection, made when first used, and again after it broke."""
+    """PostgreSQL, over one connection that is opened on first use and after it broke."""
 
     def __init__(self, url: str, password: str = "") -> None:
         parts = urlsplit(url)
         if parts.password:
             raise ConfigError(
-                "the cold tier's address may hold no password: set EVOCLAW_AUDIT_TOKEN, or name a "
+                "the cold tier's address may not contain a password: set EVOCLAW_AUDIT_TOKEN, or a "
                 "file with cold_token_file in [audit]"
             )
         self._url, self._password = url, password
         self.name = f"postgresql://{parts.hostname or ''}:{parts.port or 5432}{parts.path}"
-        """Which one it is."""
+        """Which database it is, without secrets."""
         self._opened: Any = None
 
     async def run(self, sql: str, *values: Value) -> list[tuple[Value, ...]]:

@@ -1,9 +1,10 @@
-"""Finding records again, and taking them elsewhere."""
+"""Reads the audit: the files to verify, search and export."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,38 +23,38 @@ from evoclaw.observe.audit.warm import (
 )
 
 MAX_SEQ = 1 << 62
-"""Behind every record."""
+"""Larger than the number of any record."""
 
 
 class AuditLine(Struct, frozen=True):
-    """A line and where it is."""
+    """A line and its position."""
 
     place: str
     line: int
     data: bytes
     whole: bool = True
-    """It ends as a line does."""
+    """Whether it ends with a newline."""
 
 
 class AuditFiles(Struct, frozen=True):
-    """What is checked."""
+    """The lines that are verified."""
 
     rows: list[AuditLine]
     checkpoints: list[AuditLine]
     head: ChainHead | None = None
     in_place: bool = True
-    """It is the audit itself: whole, and with a head. An export may begin and end anywhere."""
+    """Whether it is the complete audit with its head; an export may start and end anywhere."""
 
 
 class ColdLines(Struct, frozen=True):
-    """What the cold tier has."""
+    """The lines that the cold tier has."""
 
     rows: Iterable[tuple[int, bytes]]
-    """Numbers and lines, in order."""
+    """Record numbers and lines, in order."""
     name: str = ""
-    """What was retired to another one is believed to be there."""
+    """Of the cold tier; records that were retired to another one are not checked."""
     delivered: int = 0
-    """It has shown before that it has everything up to here."""
+    """The last record that it was known to have."""
 
 
 def lines_of(path: Path) -> list[AuditLine]:
@@ -68,22 +69,22 @@ def lines_of(path: Path) -> list[AuditLine]:
 
 
 def audit_files(folder: Path) -> AuditFiles:
-    """The audit in its own folder."""
+    """The files of the audit in its own folder."""
     rows = [row for file in day_files(folder) for row in lines_of(file.path)]
     path = folder / CHECKPOINTS_FILE
     return AuditFiles(rows, lines_of(path) if path.exists() else [], read_head(folder))
 
 
 def exported_files(paths: Iterable[Path]) -> AuditFiles:
-    """Files that came from somewhere else, in the order given: records and checkpoints mixed."""
+    """Exported files, in the given order: records and checkpoints mixed."""
     rows = [row for path in paths for row in lines_of(path)]
     signed = [row for row in rows if decode(row.data) is not None]
     return AuditFiles([row for row in rows if decode(row.data) is None], signed, in_place=False)
 
 
-def matches(one: SealedRecord, query: AuditQuery) -> bool:
-    """Whether a record is wanted."""
-    fields = one.fields
+def matches(record: SealedRecord, query: AuditQuery) -> bool:
+    """Whether a record matches a query."""
+    fields = record.fields
     wanted = {
         "kind": query.kind, "tenant": query.tenant, "user": query.user, "verdict": query.verdict,
         "agent_id": query.agent_id, "run_id": query.run_id, "tool": query.tool,
@@ -96,29 +97,29 @@ def matches(one: SealedRecord, query: AuditQuery) -> bool:
         return False
     if query.until is not None and at >= query.until:
         return False
-    return not query.text or json_text(query.text).lower() in one.line.decode().lower()
+    return not query.text or json_text(query.text).lower() in record.line.decode().lower()
 
 
 async def search(folder: Path, query: AuditQuery, cold: ColdTier | None = None) -> list[Fields]:
-    """The newest records that fit, the oldest of them first: warm files, then the cold tier."""
-    found = [one for _, one in zip(range(query.limit), _newest(folder, query), strict=False)]
+    """The newest records that match, the oldest of them first: warm files, then the cold tier."""
+    found = list(islice(_newest(folder, query), query.limit))
     files, head = day_files(folder), read_head(folder)
     if cold is not None and head is not None and len(found) < query.limit:
         first = files[0].first if files else head.seq + 1
         await cold.prepare()
         for line in await cold.find(head.chain, query):
-            one = _read(line)
-            if one is not None and one.seq < first and matches(one, query):
-                found.append(one)
-    return [one.fields for one in reversed(found[: query.limit])]
+            record = _read(line)
+            if record is not None and record.seq < first and matches(record, query):
+                found.append(record)
+    return [record.fields for record in reversed(found[: query.limit])]
 
 
 def _newest(folder: Path, query: AuditQuery) -> Iterator[SealedRecord]:
     for file in reversed(day_files(folder)):
         for line in lines_backwards(file.path):
-            one = _read(line)
-            if one is not None and matches(one, query):
-                yield one
+            record = _read(line)
+            if record is not None and matches(record, query):
+                yield record
 
 
 def _read(line: bytes) -> SealedRecord | None:
@@ -131,7 +132,7 @@ def _read(line: bytes) -> SealedRecord | None:
 async def cold_lines(
     cold: ColdTier, chain: str, first: int = 1
 ) -> AsyncIterator[tuple[int, bytes]]:
-    """Everything the cold tier has of a chain, in order."""
+    """All lines that the cold tier has of a chain, in order."""
     await cold.prepare()
     while page := await cold.lines(chain, first, MAX_SEQ):
         for seq, line in page:
@@ -144,22 +145,22 @@ async def export(
 ) -> tuple[int, int]:
     """Write a span of the chain to a file, with its checkpoints; the first and last record.
 
-    It begins after a checkpoint, so that nothing can be cut from its beginning unnoticed.
+    It starts after a checkpoint, so that nothing can be removed from its start unnoticed.
     """
     lines = await _all_lines(folder, cold)
-    times = {seq: one for seq, line in lines.items() if (one := _read(line)) is not None}
+    records = {seq: read for seq, line in lines.items() if (read := _read(line)) is not None}
     only = AuditQuery(since=query.since, until=query.until)
-    wanted = [seq for seq, one in times.items() if matches(one, only)]
+    wanted = [seq for seq, record in records.items() if matches(record, only)]
     if not wanted:
-        raise AuditError("there is no record in that time")
+        raise AuditError("there are no records in that time; choose a longer one")
     signed = await _checkpoints(folder, cold)
-    begin = max((one.seq for one in signed if one.seq < min(wanted)), default=0) + 1
+    first = max((cp.seq for cp in signed if cp.seq < min(wanted)), default=0) + 1
     last = max(wanted)
-    after = min((one.seq for one in signed if one.seq >= last), default=last)
-    span = [line for seq, line in sorted(lines.items()) if begin <= seq <= after]
-    words = [encode(one) for one in signed if begin - 1 <= one.seq <= after and one.seq]
-    _write(target, [*words, *span])
-    return begin, after
+    after = min((cp.seq for cp in signed if cp.seq >= last), default=last)
+    span = [line for seq, line in sorted(lines.items()) if first <= seq <= after]
+    checkpoints = [encode(cp) for cp in signed if first - 1 <= cp.seq <= after and cp.seq]
+    _write(target, [*checkpoints, *span])
+    return first, after
 
 
 async def _all_lines(folder: Path, cold: ColdTier | None) -> dict[int, bytes]:
@@ -169,18 +170,18 @@ async def _all_lines(folder: Path, cold: ColdTier | None) -> dict[int, bytes]:
         lines = {seq: line async for seq, line in cold_lines(cold, head.chain)}
     for file in day_files(folder):
         for number, line in enumerate(read_lines(file.path)):
-            one = _read(line)
-            lines[file.first + number if one is None else one.seq] = line
+            record = _read(line)
+            lines[file.first + number if record is None else record.seq] = line
     return lines
 
 
 async def _checkpoints(folder: Path, cold: ColdTier | None) -> list[Checkpoint]:
     here = [decode(line) for line in read_lines(folder / CHECKPOINTS_FILE)]
-    found = {one.n: one for one in here if one is not None}
+    found = {checkpoint.n: checkpoint for checkpoint in here if checkpoint is not None}
     head = read_head(folder)
     if cold is not None and head is not None:
-        found = {one.n: one for one in await cold.checkpoints(head.chain)} | found
-    return [one for _, one in sorted(found.items())]
+        found = {cp.n: cp for cp in await cold.checkpoints(head.chain)} | found
+    return [checkpoint for _, checkpoint in sorted(found.items())]
 
 
 def _write(target: Path, lines: list[bytes]) -> None:

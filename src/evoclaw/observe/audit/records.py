@@ -1,4 +1,4 @@
-"""One line of the audit: canonical JSON, chained to the line before by its hash."""
+"""One line of the audit: canonical JSON, chained to the previous line by its hash."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ from msgspec import Struct
 from evoclaw.core.messages import JSON, is_array, is_object
 
 Fields: TypeAlias = dict[str, JSON]
-"""Of a record, but for its place in the chain."""
+"""Of a record, without its position in the chain."""
 
 MAX_EXACT_INT = 1 << 53
-"""Whole numbers from here on are kept as text: not every reader of JSON keeps them exact."""
+"""Larger integers are written as text: not every JSON parser keeps them exact."""
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
-"""What a value raises that cannot be written as JSON."""
+"""Raised for values that cannot be written as JSON."""
 _ENCODER = msgspec.json.Encoder(order="sorted")
 _INVISIBLE = re.compile(
     "[\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e0fff]"
 )
-"""What ends a line for some readers, turns the direction of writing, or is not seen at all."""
+"""Characters that end a line for some readers, change the text direction, or are invisible."""
 
 
 class SealedRecord(Struct, frozen=True):
-    """A record in its place."""
+    """A record with its position in the chain."""
 
     seq: int
     hash: str
     line: bytes
-    """Without the line's end."""
+    """Without the newline."""
     fields: Fields
 
 
 class InvalidRecord(Exception):
-    """A line that is no record, or not the one that was written."""
+    """A line that is not a record, or was changed after it was written."""
 
 
 def genesis(chain: str) -> str:
-    """What the first record of a chain follows."""
+    """The hash before the first record of a chain."""
     return sha256(b"evoclaw audit chain " + chain.encode()).hexdigest()
 
 
 def canonical(fields: Mapping[str, JSON]) -> bytes:
-    """The one way to write a record: sorted names, no spaces, one line, nothing hidden in it."""
+    """The only encoding of a record: sorted names, no spaces, one line, no invisible characters."""
     line = _ENCODER.encode(fields)
     return line if line.isascii() else _INVISIBLE.sub(_escaped, line.decode()).encode()
 
 
-def _escaped(sign: re.Match[str]) -> str:
-    """A character as JSON spells those that are not to be shown."""
-    units = sign[0].encode("utf-16-be")
+def _escaped(match: re.Match[str]) -> str:
+    """A character as a JSON escape."""
+    units = match[0].encode("utf-16-be")
     return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
 
 
 def seal(fields: Fields, seq: int, prev: str) -> SealedRecord:
-    """Give a record its place after the one with the hash `prev`."""
+    """Append a record to the one with the hash `prev`."""
     try:
         body = canonical(fields := {**fields, "seq": seq, "prev": prev})
     except ENCODING_ERRORS:
@@ -72,7 +72,7 @@ def seal(fields: Fields, seq: int, prev: str) -> SealedRecord:
 
 
 def unseal(line: bytes) -> SealedRecord:
-    """Read a line back; `InvalidRecord` says what is wrong with it."""
+    """Parse a line; `InvalidRecord` says what is wrong with it."""
     try:
         fields: JSON = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -83,15 +83,15 @@ def unseal(line: bytes) -> SealedRecord:
     if not isinstance(seq, int) or not isinstance(digest, str) or seq < 1:
         raise InvalidRecord("it has no number or no hash")
     if canonical(fields) != line:
-        raise InvalidRecord("it is not written as the audit writes")
+        raise InvalidRecord("it is not in the audit's encoding")
     body = {name: value for name, value in fields.items() if name != "hash"}
     if sha256(canonical(body)).hexdigest() != digest:
-        raise InvalidRecord("its hash is not that of its content")
+        raise InvalidRecord("its hash does not match its content")
     return SealedRecord(seq, digest, line, fields)
 
 
 def plain(value: JSON) -> JSON:
-    """Make what JSON cannot say into text."""
+    """Convert what JSON cannot express into text."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, bool | None):
@@ -101,14 +101,14 @@ def plain(value: JSON) -> JSON:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if is_object(value):
-        return {plain(str(name)): plain(one) for name, one in value.items()}
+        return {plain(str(name)): plain(item) for name, item in value.items()}
     if is_array(value):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return plain(str(value))
 
 
 def stamp(at: float) -> str:
-    """A time as people and machines read it, in UTC, to the millisecond."""
+    """A time in ISO 8601, in UTC, to the millisecond."""
     try:
         moment = datetime.fromtimestamp(at, UTC)
     except (OverflowError, ValueError, OSError):
