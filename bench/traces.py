@@ -54,9 +54,7 @@ async def alone(env: dict[str, str]) -> dict[str, float]:
             # What is sent is sent by another thread: its time is counted, too.
             began = time.process_time()
             for run in range(RUNS):
-                await _one(
-                    f"{number}-{run}", tracing.listener(TracedRun("bench")) if traced else None
-                )
+                await _one(f"{number}-{run}", tracing.sink(TracedRun("bench")) if traced else None)
             if traced:
                 await asyncio.to_thread(tracing.spans.flush)
             found[traced].append((time.process_time() - began) / RUNS / (TURNS + 1) * 1e6)

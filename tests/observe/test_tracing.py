@@ -89,7 +89,7 @@ async def drive(
     state = state or new_run((user("do it"),), run_id)
     executor = Traced(table or Table((tool("echo", effect=Effect.READ, resources=()), echo)))
     ports = Ports(provider, executor, policy or AllowAll())
-    bus = Bus(state.run_id, [tracing.listener(COOK, before)], seq=before[-1].seq if before else 0)
+    bus = Bus(state.run_id, [tracing.sink(COOK, before)], seq=before[-1].seq if before else 0)
     records: list[Record] = []
     stream = recorded(run_loop(state, ports, LoopSettings()), bus)
     async for record in stream:

@@ -154,7 +154,7 @@ class Governance:
             return ()
         from evoclaw.observe.tracing.attributes import TracedRun
 
-        return (self.tracing.listener(TracedRun(asker.agent, session, asker.tenant), before),)
+        return (self.tracing.sink(TracedRun(asker.agent, session, asker.tenant), before),)
 
     def every_run(self) -> tuple[Sink, ...]:
         """Who writes down what happens in runs that come and go."""

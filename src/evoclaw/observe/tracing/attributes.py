@@ -1,7 +1,7 @@
-"""What spans are called and what they say: the GenAI conventions, and words of our own.
+"""Names and attributes of spans: the GenAI semantic conventions, and attributes of our own.
 
-Names of tools, agents and calls may be a model's invention: they are bounded and cleaned. What
-people, models and tools said is not here: see `tracing_content`.
+Names of tools, agents and calls may be invented by a model: they are bounded and cleaned.
+Messages, arguments and results are in `content`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RETRIED, APPROVED, TRIMMED = "evoclaw.retried", "evoclaw.approval", "evoclaw.con
 ATTEMPT, WAIT = "evoclaw.attempt", "evoclaw.wait_s"
 SUCCESS, INTERRUPTED = "success", "cut_off"
 MAX_NAME_CHARS = 128
-"""Characters of a name."""
+"""Of one name."""
 PROMPT = "prompt"
 
 _PROVIDERS: Mapping[str, str] = {
@@ -56,7 +56,7 @@ _PROVIDERS: Mapping[str, str] = {
     "mistral": "mistral_ai",
     "xai": "x_ai",
 }
-"""Where the conventions have another word than our names of models."""
+"""Where the conventions name a provider differently than we do."""
 _FINISHES: Mapping[Finish, str] = {
     Finish.STOP: "stop",
     Finish.CALLS: "tool_call",
@@ -76,7 +76,7 @@ SpanAttributes = dict[str, "Value"]
 
 
 class TracedRun(Struct, frozen=True):
-    """Whose run it is."""
+    """The agent, session and tenant of a run."""
 
     agent: str = ""
     session: str = ""
@@ -84,134 +84,136 @@ class TracedRun(Struct, frozen=True):
 
 
 def clean(name: str) -> str:
-    """A name without what may harm whoever reads it."""
+    """A name without control characters, bounded."""
     cut = name[:MAX_NAME_CHARS]
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
 
 
 def model_of(name: str) -> SpanAttributes:
-    """Who serves a model, and its name there."""
+    """The provider of a model, and its name there."""
     prefix, found, model = name.partition("/")
     if not found:
         prefix, model = name, name
     return {PROVIDER: clean(_PROVIDERS.get(prefix, prefix)), REQUEST_MODEL: clean(model)}
 
 
-def run_span(run_id: str, model: str, who: TracedRun) -> tuple[str, SpanAttributes]:
-    """A run: what it is called, and what is known when it begins."""
-    said: SpanAttributes = {OPERATION: INVOKE_AGENT, RUN_ID: clean(run_id), **model_of(model)}
-    for name, value in ((AGENT_NAME, who.agent), (CONVERSATION, who.session), (TENANT, who.tenant)):
+def run_span(run_id: str, model: str, traced: TracedRun) -> tuple[str, SpanAttributes]:
+    """The name and the attributes of a run's span at its start."""
+    values: SpanAttributes = {OPERATION: INVOKE_AGENT, RUN_ID: clean(run_id), **model_of(model)}
+    for name, value in (
+        (AGENT_NAME, traced.agent), (CONVERSATION, traced.session), (TENANT, traced.tenant),
+    ):  # fmt: skip
         if value:
-            said[name] = clean(value)
-    return _named(INVOKE_AGENT, who.agent), said
+            values[name] = clean(value)
+    return _named(INVOKE_AGENT, traced.agent), values
 
 
 def run_end(event: RunFinished) -> tuple[SpanAttributes, str]:
-    """What is known when a run has ended, and in a word how it failed, if it did."""
-    said: SpanAttributes = {STOP: str(event.stop), TURNS: event.turns, CALLS: event.calls}
-    said |= usage_attributes(event.usage)
+    """The attributes of a run's span at its end, and the kind of its error, if any."""
+    values: SpanAttributes = {STOP: str(event.stop), TURNS: event.turns, CALLS: event.calls}
+    values |= usage_attributes(event.usage)
     if event.cost is not None:
-        said[COST] = event.cost
-    return said, str(event.stop) if event.stop in _FAILED else ""
+        values[COST] = event.cost
+    return values, str(event.stop) if event.stop in _FAILED else ""
 
 
 def request_span(model: str, settings: LoopSettings | None) -> tuple[str, SpanAttributes]:
-    """A model is asked."""
-    said: SpanAttributes = {OPERATION: CHAT, **model_of(model)}
+    """The name and the attributes of a model request's span at its start."""
+    values: SpanAttributes = {OPERATION: CHAT, **model_of(model)}
     if settings is not None and settings.temperature is not None:
-        said[TEMPERATURE] = settings.temperature
+        values[TEMPERATURE] = settings.temperature
     if settings is not None and settings.max_tokens is not None:
-        said[MAX_TOKENS] = settings.max_tokens
-    return _named(CHAT, str(said[REQUEST_MODEL])), said
+        values[MAX_TOKENS] = settings.max_tokens
+    return _named(CHAT, str(values[REQUEST_MODEL])), values
 
 
 def replied(reply: Reply) -> SpanAttributes:
-    """A model has answered."""
-    said: SpanAttributes = {FINISH_REASONS: [finish(reply)], **usage_attributes(reply.usage)}
+    """The attributes of a model's reply."""
+    values: SpanAttributes = {FINISH_REASONS: [finish(reply)], **usage_attributes(reply.usage)}
     if reply.model:
-        said[RESPONSE_MODEL] = clean(reply.model)
+        values[RESPONSE_MODEL] = clean(reply.model)
     if reply.cost is not None:
-        said[COST] = reply.cost
-    return said
+        values[COST] = reply.cost
+    return values
 
 
 def finish(reply: Reply) -> str:
-    """Why a model stopped writing, in the word of the conventions."""
+    """The finish reason of a reply, as the conventions name it."""
     return _FINISHES[reply.finish]
 
 
 def usage_attributes(usage: Usage) -> SpanAttributes:
-    """How many tokens it took."""
-    said: SpanAttributes = {INPUT_TOKENS: usage.input, OUTPUT_TOKENS: usage.output}
+    """The attributes of token usage."""
+    values: SpanAttributes = {INPUT_TOKENS: usage.input, OUTPUT_TOKENS: usage.output}
     if usage.cache_read:
-        said[CACHE_READ] = usage.cache_read
+        values[CACHE_READ] = usage.cache_read
     if usage.cache_write:
-        said[CACHE_WRITE] = usage.cache_write
-    return said
+        values[CACHE_WRITE] = usage.cache_write
+    return values
 
 
 def retried(event: ReplyRetried) -> SpanAttributes:
-    """A reply is asked for again."""
+    """The attributes of a retried request."""
     return {ERROR_TYPE: clean(event.kind), ATTEMPT: event.attempt, WAIT: event.wait}
 
 
 def trimmed(event: ContextTrimmed) -> SpanAttributes:
-    """What the model sees of the history was cut."""
+    """The attributes of a trimmed context."""
     return usage_attributes(event.usage)
 
 
 def approval(event: ApprovalAnswered) -> SpanAttributes:
-    """A person was asked."""
+    """The attributes of a person's decision."""
     return {APPROVAL: clean(event.decision), TOOL_CALL: clean(event.call_id)}
 
 
 def tool_span(tool: str, call_id: str, request_id: str = "") -> tuple[str, SpanAttributes]:
-    """A call: what it is called, and what is known when it begins."""
-    said: SpanAttributes = {
+    """The name and the attributes of a call's span at its start."""
+    values: SpanAttributes = {
         OPERATION: EXECUTE_TOOL,
         TOOL_NAME: clean(tool),
         TOOL_CALL: clean(call_id),
         TOOL_TYPE: FUNCTION,
     }
     if request_id:
-        said[REQUEST_ID] = clean(request_id)
-    return _named(EXECUTE_TOOL, tool), said
+        values[REQUEST_ID] = clean(request_id)
+    return _named(EXECUTE_TOOL, tool), values
 
 
 def verdict_attributes(
     verdict: CallJudged | None, answer: ApprovalAnswered | None
 ) -> SpanAttributes:
-    """Why a call was let run, or not."""
-    said: SpanAttributes = {}
+    """The attributes of a verdict and of a person's decision."""
+    values: SpanAttributes = {}
     if verdict is not None:
-        said[VERDICT] = clean(verdict.verdict)
+        values[VERDICT] = clean(verdict.verdict)
         if verdict.code:
-            said[CODE] = clean(verdict.code)
+            values[CODE] = clean(verdict.code)
     if answer is not None:
-        said[APPROVAL] = clean(answer.decision)
-    return said
+        values[APPROVAL] = clean(answer.decision)
+    return values
 
 
 def outcome(result: ToolResult) -> SpanAttributes:
-    """What became of a call."""
-    said: SpanAttributes = {OUTCOME: SUCCESS if result.error is None else str(result.error)}
+    """The attributes of a call's result."""
+    values: SpanAttributes = {OUTCOME: SUCCESS if result.error is None else str(result.error)}
     details = result.details
     for name, key in ((AGENT_ID, "agent"), (ISOLATION, "isolation")):
         if isinstance(value := details.get(key), str) and value:
-            said[name] = clean(value)
+            values[name] = clean(value)
     if isinstance(code := details.get("exit_code"), int):
-        said[EXIT_CODE] = code
-    return said
+        values[EXIT_CODE] = code
+    return values
 
 
 def edge_span(agent_id: str, tool: str, request_id: str) -> tuple[str, SpanAttributes]:
-    """What a device was asked to do: a call of a tool, or a question for its own model."""
+    """The name and the attributes of a command's span on an edge: a tool call, or a prompt."""
     if tool == PROMPT:
-        name, said = _named(INVOKE_AGENT, agent_id), SpanAttributes({OPERATION: INVOKE_AGENT})
-        said[AGENT_NAME], said[REQUEST_ID] = clean(agent_id), clean(request_id)
+        name, values = _named(INVOKE_AGENT, agent_id), SpanAttributes({OPERATION: INVOKE_AGENT})
+        values[AGENT_NAME], values[REQUEST_ID] = clean(agent_id), clean(request_id)
     else:
-        name, said = tool_span(tool, request_id, request_id)
-    return name, {**said, AGENT_ID: clean(agent_id)}
+        name, values = tool_span(tool, request_id, request_id)
+    return name, {**values, AGENT_ID: clean(agent_id)}
 
 
 def _named(operation: str, what: str) -> str:

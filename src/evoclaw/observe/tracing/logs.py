@@ -1,4 +1,4 @@
-"""Log lines that say which trace they belong to."""
+"""Trace and span ids in log lines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from evoclaw.core.tracing import here
 
 
 class TraceIdFilter(logging.Filter):
-    """Lets every line pass, and notes on it where its task is in a trace."""
+    """Adds the trace and span ids of the current task to every log record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Give a record `trace_id` and `span_id`: as spans say them, or empty."""
+        """Set `trace_id` and `span_id` in hexadecimal, or empty."""
         place = here()
         record.trace_id = f"{place.trace_id:032x}" if place is not None else ""
         record.span_id = f"{place.span_id:016x}" if place is not None and place.span_id else ""
@@ -21,22 +21,22 @@ class TraceIdFilter(logging.Filter):
 
 
 class TraceIdFormatter(logging.Formatter):
-    """A line as it is, and behind it the trace, if it belongs to one."""
+    """Appends the trace and span ids to the line, if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a line."""
+        """Format a record."""
         line = super().format(record)
-        marks = [
+        ids = [
             f"{name}={value}"
             for name in ("trace_id", "span_id")
             if (value := getattr(record, name, ""))
         ]
-        return " ".join((line, *marks))
+        return " ".join((line, *ids))
 
 
 @contextmanager
 def trace_ids_in_logs() -> Generator[None]:
-    """Mark log lines while the block runs: those of handlers that are there, or of one of ours."""
+    """Add trace ids to log lines while the block runs, on the existing handlers or one of ours."""
     root, correlation = logging.getLogger(), TraceIdFilter()
     handlers = list(root.handlers)
     own = None if handlers else _log_to_stderr()
@@ -55,7 +55,7 @@ def trace_ids_in_logs() -> Generator[None]:
 
 
 def _log_to_stderr() -> logging.Handler:
-    """What `logging` does where nobody has chosen anything: warnings, to the error output."""
+    """Log warnings to stderr, as `logging` does without any configuration."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(TraceIdFormatter())
