@@ -60,7 +60,7 @@ def feed_of(
         if parts.runs is not None:
             changes.append(parts.runs.hub.change)
             sources["runs"] = lambda tenant: RunSource(talks.of(tenant).store)
-    return Feed(sources, store_mark(talks), changes, pace=pace, look=look)
+    return Feed(sources, store_mark(talks), changes, min_interval_s=pace, max_interval_s=look)
 
 
 def _chosen(feed: Feed, caller: Caller, topics: str) -> tuple[str, ...]:
