@@ -69,7 +69,7 @@ async def kit(
         await ReceiptStore.open(folder / "receipts.db", durable=False) as store,
         house(folder, *agents, start=False, **settings) as here,
     ):
-        book = ReceiptVerifier(store, required=required, noted=breaches.append)
+        book = ReceiptVerifier(store, required=required, on_breach=breaches.append)
         here.orchestrator.reception.receipts = book
         for n, device in enumerate(here.devices.values()):
             await device.start()
@@ -271,7 +271,7 @@ async def test_a_receipt_that_has_not_come_is_noticed_and_closes_the_gap_when_it
 
 async def test_a_receipt_that_another_orchestrator_got_is_not_missing(tmp_path: Path) -> None:
     async with kit(tmp_path) as found:
-        other = ReceiptVerifier(found.store, noted=found.breaches.append)
+        other = ReceiptVerifier(found.store, on_breach=found.breaches.append)
         await found.ask(text="a")
         reception = found.here.orchestrator.reception
         for book, text in ((other, "b"), (found.book, "c"), (other, "d")):
@@ -328,7 +328,7 @@ async def test_a_fork_is_noticed_also_by_an_orchestrator_that_was_restarted(tmp_
     async with kit(tmp_path) as found:
         await found.ask(text="a")
         (kept,) = await found.kept()
-        again = ReceiptVerifier(found.store, noted=found.breaches.append)
+        again = ReceiptVerifier(found.store, on_breach=found.breaches.append)
         found.here.orchestrator.reception.receipts = again
         await found.here.pi.stop()
         found.here.pi.lose_journal()

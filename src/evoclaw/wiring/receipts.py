@@ -49,7 +49,7 @@ async def open_book(
     from evoclaw.store.calls.receipts import ReceiptStore
 
     store = ReceiptStore(commands.database)
-    book = ReceiptVerifier(store, required=required, noted=noted or _warn)
+    book = ReceiptVerifier(store, required=required, on_breach=noted or _warn)
     await book.repair(time.time() - RECENT)
     try:
         yield book

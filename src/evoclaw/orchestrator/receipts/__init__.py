@@ -1,1 +1,1 @@
-"""What devices signed, kept and handed out."""
+"""Receipts of devices: verified, stored and exported."""
