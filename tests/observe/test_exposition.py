@@ -32,7 +32,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-def test_an_edge_is_told_by_its_last_heartbeat() -> None:
+def test_an_edge_is_shown_by_its_last_heartbeat() -> None:
     found = told(LAMP, EdgeGauges("gone", last_seen=5.0))
     assert found["evoclaw_edge_online{edge=lamp}"] == 1
     assert found["evoclaw_edge_in_flight{edge=lamp}"] == 2
@@ -45,7 +45,7 @@ def test_an_edge_is_told_by_its_last_heartbeat() -> None:
     assert found["evoclaw_edges_known{}"] == 2
 
 
-def test_edges_beyond_those_told_apart_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edges_beyond_the_limit_are_added_up_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "MAX_EDGES", 2)
     edges: list[EdgeGauges] = [EdgeGauges(f"edge-{one}", True, 1, one) for one in range(5)]
     edges.append(EdgeGauges("away"))
@@ -66,12 +66,12 @@ def test_edges_beyond_those_told_apart_are_added_up(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["other", 'a"} 1\nevil 2', "\\", ""])
-def test_whatever_an_edge_is_called_the_text_is_sound(name: str) -> None:
+def test_any_edge_name_gives_valid_text(name: str) -> None:
     found = told(LAMP, EdgeGauges(name, True))
     assert sum(key.startswith("evoclaw_edge_online{") for key in found) == 2
 
 
-def test_a_thousand_edges_are_told_in_bounded_space() -> None:
+def test_a_thousand_edges_take_bounded_space() -> None:
     edges: Sequence[EdgeGauges] = [EdgeGauges(f"edge-{one}", True, 1) for one in range(1_000)]
     metrics = Metrics(Gauges(edges=lambda: edges))
     found = samples(metrics)
@@ -80,7 +80,7 @@ def test_a_thousand_edges_are_told_in_bounded_space() -> None:
     assert sum(key.startswith("evoclaw_edge_") for key in found) == 5 * (apart + 1) + 2 * apart
 
 
-def test_parts_and_what_waits_are_told() -> None:
+def test_ready_parts_and_waiting_counts_are_shown() -> None:
     gauges = Gauges(
         approvals_waiting=lambda: 2,
         approval_wait=lambda: 90.0,
@@ -94,7 +94,7 @@ def test_parts_and_what_waits_are_told() -> None:
     assert found["evoclaw_disk_free_bytes{}"] == 5
 
 
-def test_a_method_that_somebody_thinks_of_is_not_told_apart() -> None:
+def test_an_unknown_http_method_is_counted_as_other() -> None:
     metrics = Metrics()
     for number in range(50):
         metrics.http(f"X{number}", "none", 405, 0.1)

@@ -1,4 +1,4 @@
-"""What is counted, and how Prometheus reads it: judged by its own parser."""
+"""The service's metrics, parsed with Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from evoclaw.observe.metrics import Metrics
 STARTED = RunStarted("scripted/model", (), LoopSettings(), Profile())
 
 
-def tell(metrics: Metrics, *events: tuple[float, Event], agent: str = "cook") -> None:
+def receive(metrics: Metrics, *events: tuple[float, Event], agent: str = "cook") -> None:
     sink = metrics.sink(agent)
     for seq, (at, event) in enumerate(events, 1):
         sink.receive(Record("run", seq, at, event))
@@ -69,8 +69,8 @@ def only(found: dict[str, CallCounters]) -> CallCounters:
 
 def test_calls_are_counted_by_tool_agent_and_outcome() -> None:
     metrics = Metrics()
-    tell(metrics, *call("bash", 0.2), *call("bash", 0.3, ErrorKind.TIMEOUT))
-    tell(metrics, *call("bash", 0.1), *call("read", 0.1), agent="baker")
+    receive(metrics, *call("bash", 0.2), *call("bash", 0.3, ErrorKind.TIMEOUT))
+    receive(metrics, *call("bash", 0.1), *call("read", 0.1), agent="baker")
 
     found = samples(metrics)
     assert found["evoclaw_tool_calls_total agent=cook outcome=success tool=bash"] == 1
@@ -82,11 +82,11 @@ def test_calls_are_counted_by_tool_agent_and_outcome() -> None:
     assert found["evoclaw_tool_call_seconds_bucket agent=cook le=+Inf tool=bash"] == 2
 
 
-def test_the_figures_of_a_tool_are_those_that_were_asked_for() -> None:
+def test_the_metrics_of_a_tool_are_of_one_agent_or_of_all() -> None:
     metrics = Metrics()
     for seconds in (0.1, 0.2, 0.3, 0.4):
-        tell(metrics, *call("bash", seconds, text="é12"))
-    tell(metrics, *call("bash", 10.0, ErrorKind.TIMEOUT, at=500.0), agent="baker")
+        receive(metrics, *call("bash", seconds, text="é12"))
+    receive(metrics, *call("bash", 10.0, ErrorKind.TIMEOUT, at=500.0), agent="baker")
 
     bash = only(metrics.tools())
     assert (bash.calls, bash.succeeded) == (5, 4)
@@ -103,7 +103,7 @@ def test_the_figures_of_a_tool_are_those_that_were_asked_for() -> None:
 def test_a_call_that_never_ran_has_no_duration() -> None:
     metrics = Metrics()
     denied = ToolResult("c1", "bash", (), ErrorKind.PERMISSION_DENIED)
-    tell(metrics, *call("bash", 0.2), (200.0, CallFinished(denied)))
+    receive(metrics, *call("bash", 0.2), (200.0, CallFinished(denied)))
 
     bash = only(metrics.tools())
     assert (bash.succeeded, bash.errors) == (1, {"permission_denied": 1})
@@ -111,19 +111,19 @@ def test_a_call_that_never_ran_has_no_duration() -> None:
     assert bash.latencies.high_ms == pytest.approx(200)
 
 
-def test_names_that_a_model_makes_up_are_one() -> None:
+def test_invented_tool_names_are_counted_as_other() -> None:
     metrics = Metrics()
     for number in range(50):
         unknown = ToolResult("c1", f"made-up-{number}", (), ErrorKind.NOT_FOUND)
-        tell(metrics, (1.0, CallFinished(unknown)))
+        receive(metrics, (1.0, CallFinished(unknown)))
 
     assert {tool: counters.calls for tool, counters in metrics.tools().items()} == {"other": 50}
 
 
-def test_names_beyond_a_number_are_one() -> None:
+def test_names_beyond_the_limit_are_counted_as_other() -> None:
     metrics = Metrics(max_names=3)
     for number in range(10):
-        tell(metrics, *call(f"tool-{number}", 0.1), agent=f"agent-{number}")
+        receive(metrics, *call(f"tool-{number}", 0.1), agent=f"agent-{number}")
 
     found = {tool: counters.calls for tool, counters in metrics.tools().items()}
     assert found == {"tool-0": 1, "tool-1": 1, "tool-2": 1, "other": 7}
@@ -136,7 +136,7 @@ def test_names_beyond_a_number_are_one() -> None:
 def test_a_run_that_waited_spends_its_tokens_once() -> None:
     metrics = Metrics()
     reply = Reply("hi", usage=Usage(10, 5), cost=0.25)
-    tell(
+    receive(
         metrics,
         (0.0, STARTED),
         (0.0, TurnStarted(1)),
@@ -158,9 +158,9 @@ def test_a_run_that_waited_spends_its_tokens_once() -> None:
     assert found["evoclaw_run_seconds_count agent=cook"] == 1
 
 
-def test_what_has_no_price_or_no_reply_is_counted_as_such() -> None:
+def test_unpriced_and_failed_replies_are_counted() -> None:
     metrics = Metrics()
-    tell(
+    receive(
         metrics,
         (0.0, Replied(Reply("hi", usage=Usage(10, 5)))),
         (1.0, ReplyFailed("timeout", "", Usage(3, 0))),
@@ -172,7 +172,7 @@ def test_what_has_no_price_or_no_reply_is_counted_as_such() -> None:
     assert found["evoclaw_tokens_total agent=cook way=in"] == 13
 
 
-def test_gauges_are_asked_for_when_the_figures_are_wanted() -> None:
+def test_gauges_are_read_when_the_metrics_are_rendered() -> None:
     live = [3]
     gauges = Gauges(
         live_runs=lambda: live[0],
@@ -193,10 +193,10 @@ def test_gauges_are_asked_for_when_the_figures_are_wanted() -> None:
     assert "evoclaw_runs_queued" not in found
 
 
-def test_nothing_global_is_touched_and_no_text_is_told() -> None:
+def test_metrics_touch_no_global_registry_and_contain_no_text() -> None:
     before = {family.name for family in REGISTRY.collect()}
     metrics = Metrics()
-    tell(
+    receive(
         metrics,
         (0.0, TextDelta("my password is hunter2")),
         *call("bash", 0.1, ErrorKind.EXECUTION_FAILED, text="hunter2"),
@@ -208,15 +208,15 @@ def test_nothing_global_is_touched_and_no_text_is_told() -> None:
     assert {family.name for family in REGISTRY.collect()} == before
 
 
-def test_hostile_names_cannot_break_the_text() -> None:
+def test_hostile_names_cannot_break_the_format() -> None:
     metrics = Metrics()
-    tell(metrics, *call('a"} 1\nevil 2', 0.1), agent="x\\")
+    receive(metrics, *call('a"} 1\nevil 2', 0.1), agent="x\\")
     assert samples(metrics)['evoclaw_tool_calls_total agent=x\\ outcome=success tool=a"} 1\nevil 2']
 
 
-def test_a_clock_that_went_back_makes_no_negative_duration() -> None:
+def test_a_clock_that_was_set_back_gives_no_negative_duration() -> None:
     metrics = Metrics()
-    tell(metrics, *call("bash", -5.0))
+    receive(metrics, *call("bash", -5.0))
     latencies = only(metrics.tools()).latencies
     assert (latencies.count, latencies.total_ms, latencies.low_ms) == (1, 0, 0)
     assert samples(metrics)["evoclaw_tool_call_seconds_sum agent=cook tool=bash"] == 0

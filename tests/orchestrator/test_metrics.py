@@ -1,4 +1,4 @@
-"""What figures mean: rates, percentiles, requests and stretches of time, over stored records."""
+"""Metrics of stored records: rates, percentiles, requests and intervals."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def done(stop: StopReason = StopReason.COMPLETED) -> RunFinished:
     return RunFinished(stop, "done")
 
 
-async def test_a_tool_is_told_of_by_rate_latency_and_its_last_error(tmp_path: Path) -> None:
+async def test_a_tool_has_success_rate_latencies_and_last_error(tmp_path: Path) -> None:
     async with opened(tmp_path) as (metrics, past):
         events: list[tuple[float, Event]] = []
         for number in range(1, 21):
@@ -110,7 +110,7 @@ async def test_a_tool_is_told_of_by_rate_latency_and_its_last_error(tmp_path: Pa
     )
 
 
-async def test_requests_are_what_was_asked_for_and_cost_what_all_of_it_cost(tmp_path: Path) -> None:
+async def test_requests_include_the_cost_of_the_runs_started_for_them(tmp_path: Path) -> None:
     def paid(tokens: int, cost: float | None) -> Replied:
         return Replied(Reply("", usage=Usage(tokens, 1), cost=cost))
 
@@ -147,7 +147,7 @@ async def test_requests_are_what_was_asked_for_and_cost_what_all_of_it_cost(tmp_
         assert (nothing.count, nothing.recovery_rate, nothing.seconds.avg) == (0, None, None)
 
 
-async def test_every_stretch_of_time_is_there_also_those_without_anything(tmp_path: Path) -> None:
+async def test_a_series_has_every_interval_also_empty_ones(tmp_path: Path) -> None:
     async with opened(tmp_path) as (metrics, past):
         side = [*call(NOW - 3_590, 10), *call(NOW - 3_590, 10, "bash")]
         await past.run("r1", *sorted(side, key=lambda one: one[0]), (NOW - 3_580, done()), turns=4)
@@ -178,7 +178,7 @@ async def test_only_the_twelve_most_used_tools_have_a_series(tmp_path: Path) -> 
     assert len(found.tools) == 15
 
 
-async def test_delegations_are_counted_by_who_asked_whom(tmp_path: Path) -> None:
+async def test_delegations_are_counted_by_source_and_target(tmp_path: Path) -> None:
     async with opened(tmp_path) as (metrics, past):
         for number, error in enumerate((None, ErrorKind.TIMEOUT)):
             result = ToolResult("c", "temperature", (), error, {"agent": "pi"})
@@ -198,7 +198,7 @@ async def test_delegations_are_counted_by_who_asked_whom(tmp_path: Path) -> None
     )
 
 
-async def test_a_time_that_cannot_be_told_of_is_refused_with_what_to_do(tmp_path: Path) -> None:
+async def test_an_invalid_window_is_refused_with_what_to_do(tmp_path: Path) -> None:
     async with opened(tmp_path) as (metrics, _):
         with pytest.raises(InvalidWindow, match="`since` must be before"):
             await metrics.read("local", since=50, until=20)
@@ -210,12 +210,12 @@ async def test_a_time_that_cannot_be_told_of_is_refused_with_what_to_do(tmp_path
 @pytest.mark.parametrize(
     ("seconds", "step"), [(10, 1), (3_600, 300), (86_400, 1_800), (7 * 86_400, 21_600)]
 )
-def test_a_step_is_chosen_that_people_find_even(seconds: float, step: float) -> None:
+def test_the_default_step_is_a_round_number(seconds: float, step: float) -> None:
     assert default_step(seconds) == step
     assert len(Intervals(NOW - seconds, NOW, default_step(seconds)).numbers) <= 60
 
 
-def test_any_time_fits_into_sixty_points() -> None:
+def test_any_window_fits_into_sixty_points() -> None:
     for seconds in (0.5, 59, 61, 4e4, 1e6, 3e7, 1e9, 1e11):
         intervals = Intervals(12_345.6, 12_345.6 + seconds, default_step(seconds))
         assert 1 <= len(intervals.numbers) <= 60

@@ -85,12 +85,15 @@ class Histogram(Struct, forbid_unknown_fields=True):
     def add(self, ms: float) -> None:
         """Count a duration; a negative one, of a clock that was set back, counts as 0."""
         taken = min(ms, MAX_DURATION_MS) if ms > 0 else 0.0
-        self.low_ms = min(self.low_ms, taken) if self.count else taken
-        self.high_ms = max(self.high_ms, taken)
+        if taken < self.low_ms or not self.count:
+            self.low_ms = taken
+        if taken > self.high_ms:
+            self.high_ms = taken
         self.count += 1
         self.total_ms += taken
         # The first bucket ends at a microsecond.
-        bucket = math.floor(math.log2(max(taken * 1000, 1.0)) * BUCKETS_PER_DOUBLING)
+        micros = taken * 1000
+        bucket = math.floor(math.log2(micros) * BUCKETS_PER_DOUBLING) if micros > 1 else 0
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
 
     def include(self, other: Histogram) -> None:
@@ -243,19 +246,14 @@ class FinishedCall(Struct, frozen=True):
 
     result: ToolResult
     at: float
-    started_at: float | None
-    """None if the call never ran, or was started in another process."""
+    elapsed_ms: float | None
+    """How long it ran, never negative; None if it never ran, or was started in another process."""
     arguments: Mapping[str, JSON]
 
     @property
     def ran(self) -> bool:
         """Whether its start is known."""
-        return self.started_at is not None
-
-    @property
-    def elapsed_ms(self) -> float | None:
-        """How long it ran; never negative, also if the clock was set back."""
-        return None if self.started_at is None else max(self.at - self.started_at, 0.0) * 1000
+        return self.elapsed_ms is not None
 
 
 class RunMetrics(Struct, frozen=True, omit_defaults=True):
@@ -302,30 +300,33 @@ class RunMeter:
 
     def receive(self, record: Record) -> None:
         """Count a record; each one once, in order."""
-        at = self._last = record.at
-        self._first = at if self._first is None else self._first
-        if type(record.event) not in COUNTED_EVENTS:
+        at, event = record.at, record.event
+        self._last = at
+        if self._first is None:
+            self._first = at
+        if type(event) not in COUNTED_EVENTS:
             return
-        self.replies.receive(record.event)
-        match record.event:
-            case TurnStarted() | RunFinished():
+        if isinstance(event, CallStarted):
+            # A call that was interrupted and restarted is measured from its last start.
+            self._started[event.call_id] = at, event.arguments
+            if len(self._started) > self._peak:
+                self._peak = len(self._started)
+        elif isinstance(event, CallFinished):
+            self._finish(event.result, at)
+        else:
+            self.replies.receive(event)
+            if isinstance(event, TurnStarted | RunFinished):
                 self._close_batch()
-            case CallStarted(call_id=call_id, arguments=arguments):
-                # A call that was interrupted and restarted is measured from its last start.
-                self._started[call_id] = at, arguments
-                self._peak = max(self._peak, len(self._started))
-            case CallFinished(result=result):
-                self._finish(result, at)
-            case _:
-                pass
 
     def _finish(self, result: ToolResult, at: float) -> None:
         started_at, arguments = self._started.pop(result.call_id, _NO_START)
+        elapsed_ms = None
         if started_at is not None:
             self._batch.append((started_at, at))
+            elapsed_ms = max(at - started_at, 0.0) * 1000
         self.calls.add(result.error, at=at)
         if self._on_call is not None:
-            self._on_call(FinishedCall(result, at, started_at, arguments))
+            self._on_call(FinishedCall(result, at, elapsed_ms, arguments))
 
     def _close_batch(self) -> None:
         batch, self._batch = self._batch, []

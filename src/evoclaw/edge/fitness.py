@@ -1,13 +1,13 @@
-"""How well an agent does, from what its calls and runs came to; tools and model apart.
+"""How well an edge's tools and its model do, from the outcomes of calls and runs.
 
-Fitness is a share from 0 to 1, or None while nothing says anything:
+Fitness is a share from 0 to 1, or None without any evidence:
 
-- a tool's: calls that succeeded / calls that say something about it. Those are the ones that
-  succeeded, timed out, failed while running, or met a fault of ours. A call that was refused,
-  cancelled, too late, badly asked or never answered says nothing about the tool.
-- all tools': the same over all their calls, so that a tool counts by its use.
-- the model's: (runs it completed + half of those that a limit ended) / (both + those it failed).
-  A run that a person cancelled, that waits, or that its tools brought down says nothing about it.
+- of a tool: calls that succeeded / calls that count. Those are the ones that succeeded, timed out,
+  failed while running, or met an internal error. A call that was denied, cancelled, expired,
+  invalid or never answered does not count.
+- of all tools: the same over all their calls, so that each tool is weighted by its use.
+- of the model: (runs it completed + half of those that a limit ended) / (both + those it failed).
+  A run that a person cancelled, that waits, or that failed because of its tools does not count.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ LIMITS = frozenset(
 MODEL_ERRORS = frozenset({StopReason.ERROR, StopReason.LOOP_DETECTED})
 MAX_TOOLS = 256
 OTHERS = "(others)"
-"""Where calls of further tools are counted, and of names that never ran: they come from afar and
-may be made up."""
+"""Counts calls of further tools, and of names that never ran: those may be invented."""
 MAX_ERROR_CHARS = 500
 
 
 class _StoredOutcomes(Struct, forbid_unknown_fields=True):
-    """What outlives the process. Read strictly: what is damaged must not pass for empty."""
+    """What is stored. Read strictly: damaged data must not pass for empty."""
 
     tools: dict[str, CallCounters]
     runs: dict[str, Count]
@@ -47,7 +46,7 @@ class _StoredOutcomes(Struct, forbid_unknown_fields=True):
 
 
 class Outcomes:
-    """What happened so far."""
+    """The outcomes of calls and runs so far."""
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._stored = _StoredOutcomes({}, {}, 0)
@@ -71,7 +70,7 @@ class Outcomes:
         found.add(error, at=self._now(), elapsed_ms=elapsed_ms, message=message)
 
     def record_run(self, stop: StopReason, *, by_tools: bool = False) -> None:
-        """Count a prompt's run; `by_tools` says that it failed because its tools did."""
+        """Count a prompt's run; `by_tools` means that it failed because of its tools."""
         if by_tools and stop is StopReason.ERROR:
             self._stored.brought_down += 1
         else:
@@ -92,7 +91,7 @@ class Outcomes:
         }
 
     def fitness(self) -> dict[str, JSON]:
-        """The shares that the head of this file explains, and on how many each is founded."""
+        """The shares that the module docstring explains, and how many calls and runs count."""
         tools = sorted(self._stored.tools.items())
         succeeded = sum(tool.succeeded for _, tool in tools)
         judged = succeeded + sum(_faults(tool) for _, tool in tools)
@@ -108,15 +107,15 @@ class Outcomes:
         }
 
     def dump(self) -> bytes:
-        """Everything, to be kept."""
+        """Everything, to be stored."""
         return msgspec.json.encode(self._stored)
 
     def load(self, data: bytes) -> None:
-        """Go on from what was kept; what cannot be read is an error and changes nothing."""
+        """Continue from stored outcomes; unreadable data raises and changes nothing."""
         try:
             self._stored = msgspec.json.decode(data, type=_StoredOutcomes)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-            raise RecordingError(f"the kept outcomes cannot be read: {problem}") from None
+            raise RecordingError(f"the stored outcomes cannot be read: {problem}") from None
 
     def _runs(self, stops: frozenset[StopReason]) -> int:
         return sum(self._stored.runs.get(stop, 0) for stop in stops)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evoclaw.core.events import CallStarted, Record, RunFinished, RunStarted, StopReason
-from evoclaw.core.metrics import CallCounters, FinishedCall, RunMeter
+from evoclaw.core.metrics import COUNTED_EVENTS, CallCounters, FinishedCall, RunMeter
 from evoclaw.observe.counters import (
     OTHER,
     AgentSeries,
@@ -21,6 +21,7 @@ from evoclaw.observe.counters import (
 
 MAX_NAMES = 200
 """Tools, agents and routes with series of their own, each: every name costs Prometheus memory."""
+SINK_EVENTS = COUNTED_EVENTS | {RunStarted}
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """Of HTTP; any other method is `other`."""
 
@@ -102,18 +103,19 @@ class RunMetricsSink:
 
     def receive(self, record: Record) -> None:
         """Count a record."""
+        event = record.event
+        if type(event) not in SINK_EVENTS:
+            return
         self._meter.receive(record)
-        match record.event:
-            case RunStarted():
-                self._started_at = record.at
-            case CallStarted(name=name):
-                self._metrics.tool(name, self._agent, ran=True)
-            case RunFinished(stop=stop):
-                self._series.stops[str(stop)] += 1
-                if self._started_at is not None and stop is not StopReason.WAITING:
-                    self._series.seconds.add(record.at - self._started_at)
-            case _:
-                pass
+        if isinstance(event, CallStarted):
+            # A series that starts with 0 lets Prometheus see the first call.
+            self._metrics.tool(event.name, self._agent, ran=True)
+        elif isinstance(event, RunStarted):
+            self._started_at = record.at
+        elif isinstance(event, RunFinished):
+            self._series.stops[str(event.stop)] += 1
+            if self._started_at is not None and event.stop is not StopReason.WAITING:
+                self._series.seconds.add(record.at - self._started_at)
 
     def _add_call(self, call: FinishedCall) -> None:
         # A call that never ran was denied, or the model may have invented its name.

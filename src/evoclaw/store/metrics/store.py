@@ -221,8 +221,8 @@ class MetricsStore:
         def known(connection: Connection) -> list[tuple[str, str]]:
             return [row for row in rows if connection.execute(find, row).fetchone()]
 
-        if gone := await self._database.read(known):
-            await self._database.write(lambda c: _delete(c, gone), wait=False)
+        if stored := await self._database.read(known):
+            await self._database.write(lambda c: _delete(c, stored), wait=False)
 
     async def _pages(
         self, table: str, columns: str, window: MetricsWindow, more: str = ""
