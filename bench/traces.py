@@ -30,7 +30,7 @@ from evoclaw.core.ports import AllowAll, Ports, Sink
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect
 from evoclaw.executors.trace_step import TraceCall
-from evoclaw.observe.tracing.words import Who
+from evoclaw.observe.tracing.attributes import TracedRun
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.wiring.tracing import open_tracing
 
@@ -55,7 +55,7 @@ async def alone(env: dict[str, str]) -> dict[str, float]:
             # What is sent is sent by another thread: its time is counted, too.
             began = time.process_time()
             for run in range(RUNS):
-                await _one(f"{number}-{run}", tracing.listener(Who("bench")) if traced else None)
+                await _one(f"{number}-{run}", tracing.sink(TracedRun("bench")) if traced else None)
             if traced:
                 await asyncio.to_thread(tracing.spans.flush)
             found[traced].append((time.process_time() - began) / RUNS / (TURNS + 1) * 1e6)

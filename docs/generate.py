@@ -44,9 +44,10 @@ from evoclaw.core.messages import (
     UserMessage,
     user,
 )
+from evoclaw.core.metrics import RunMetrics
 from evoclaw.core.ports import Decision, Ports
 from evoclaw.core.profile import CallStyle, Profile
-from evoclaw.core.result import RunMetrics, RunResult
+from evoclaw.core.result import RunResult
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.executors.local import LocalExecutor

@@ -28,9 +28,9 @@ from evoclaw.providers.scripted import calls, says
 from evoclaw.store import memory
 from evoclaw.store.calls import command_tables
 from evoclaw.store.databases.database import Connection, Database
-from evoclaw.store.figures import tables as figure_tables
 from evoclaw.store.governing import approvals, ledger
 from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.metrics import tables as metrics_tables
 from evoclaw.store.runs import queue
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore
@@ -40,7 +40,7 @@ SCHEMAS = (
     session_tables.SCHEMA,
     approvals.SCHEMA,
     queue.SCHEMA,
-    figure_tables.SCHEMA,
+    metrics_tables.SCHEMA,
     command_tables.SCHEMA,
     ledger.SCHEMA,
     memory.SCHEMA,

@@ -14,12 +14,11 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call
 from evoclaw.governance.rules.document import Document, Rule, Then
 from evoclaw.governance.rules.policy import Rules
-from evoclaw.observe.audit.checkpoints import Key
-from evoclaw.observe.audit.cold import Query
-from evoclaw.observe.audit.material import material_in
-from evoclaw.observe.audit.reading import search
+from evoclaw.observe.audit.checkpoints import AuditKey
+from evoclaw.observe.audit.cold import AuditQuery
+from evoclaw.observe.audit.reader import audit_files, search
 from evoclaw.observe.audit.verify import verify
-from evoclaw.observe.audit.warm import Warm
+from evoclaw.observe.audit.warm import WarmTier
 from evoclaw.shell.kept import forget_commands
 from evoclaw.tools.sets import named
 
@@ -72,8 +71,8 @@ def _judge(rules: Rules, tool: str, arguments: dict[str, JSON]) -> Op:
 
 
 async def _audit(points: Points, folder: Path, sizes: tuple[int, ...]) -> None:
-    key = Key.load_or_create(folder / "audit.key")
-    warm, numbers = Warm(folder / "audit", key), count()
+    key = AuditKey.load_or_create(folder / "audit.key")
+    warm, numbers = WarmTier(folder / "audit", key), count()
 
     def some(many: int) -> list[dict[str, JSON]]:
         return [
@@ -86,10 +85,10 @@ async def _audit(points: Points, folder: Path, sizes: tuple[int, ...]) -> None:
         warm.append(some(100), NOW)
 
     async def newest() -> None:
-        assert len(await search(warm.folder, Query(limit=100))) == 100
+        assert len(await search(warm.folder, AuditQuery(limit=100))) == 100
 
     async def whole() -> None:
-        assert verify(material_in(warm.folder), [key.public]).ok
+        assert verify(audit_files(warm.folder), [key.public]).ok
 
     filled = 0
     for size in sizes:

@@ -13,8 +13,7 @@ from bench.growth.places import Filling, House, house, places
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.labels import Principal
 from evoclaw.orchestrator.errands import Errand
-from evoclaw.store.figures.backlog import backlog_of
-from evoclaw.store.figures.figures import FigureStore, Window
+from evoclaw.store.metrics.store import MetricsStore, MetricsWindow, backlog_of
 from evoclaw.store.runs.inbox import Inbox
 from evoclaw.store.runs.queue import RunQueue
 from evoclaw.store.sessions.retention import forget_sessions
@@ -66,9 +65,12 @@ async def _at(points: Points, house: House, size: int, filled: int) -> None:
 
 
 def _reading(house: House, filled: int) -> dict[str, tuple[Op, float]]:
-    store, figures = house.store, FigureStore(house.store.database)
-    lately, then = Window("local", 1_000.0 + filled, 1e9), Window("local", 1_000.0, 1_005.0)
-    always = Window("local", 1_000.0, 1e9)
+    store, figures = house.store, MetricsStore(house.store.database)
+    lately, then = (
+        MetricsWindow("local", 1_000.0 + filled, 1e9),
+        MetricsWindow("local", 1_000.0, 1_005.0),
+    )
+    always = MetricsWindow("local", 1_000.0, 1e9)
     return {
         "a page of records": (lambda: store.records("f1", 50, 20), FLAT),
         "resume a run": (lambda: _resume(house), FLAT),

@@ -30,11 +30,11 @@ from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.observe.audit.writer import open_audit
 from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.orchestrator.overview.figures import Figures
+from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.people.access import Access, Bearers
 from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.orchestrator.people.questions import Questions
-from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import Scripted, says
@@ -45,8 +45,6 @@ from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.receipts import ReceiptStore
 from evoclaw.store.databases.database import Database
 from evoclaw.store.databases.parts import open_database
-from evoclaw.store.figures import tables as figure_store
-from evoclaw.store.figures.figures import FigureStore
 from evoclaw.store.governing import approvals as approval_store
 from evoclaw.store.governing import ledger as ledger_store
 from evoclaw.store.governing import tokens as token_store
@@ -54,6 +52,8 @@ from evoclaw.store.governing.approvals import ApprovalStore
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.store.governing.tokens import TokenStore
 from evoclaw.store.memory import MemoryStore
+from evoclaw.store.metrics import tables as metrics_tables
+from evoclaw.store.metrics.store import MetricsStore
 from evoclaw.store.runs import queue as queue_store
 from evoclaw.store.sessions import tables as session_store
 from evoclaw.store.sessions.sessions import Session, SessionStore
@@ -90,7 +90,7 @@ SCHEMAS = (
     token_store.SCHEMA,
     memory_store.SCHEMA,
     workflow_store.SCHEMA,
-    figure_store.SCHEMA,
+    metrics_tables.SCHEMA,
 )
 WORKFLOW = Workflow(
     "greet",
@@ -231,7 +231,7 @@ class House:
             memory=self.memory.of,
             workflows=self.workflows,
             metrics=lambda: "evoclaw_test 1\n",
-            figures=Figures(FigureStore(self.database)),
+            figures=MetricsReader(MetricsStore(self.database)),
             checks={"store": self._check},
             refused=self.refusals.append,
         )

@@ -10,8 +10,7 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.ledgers import Ledger
 from evoclaw.core.ports import Policy
 from evoclaw.core.tools import Tool
-from evoclaw.observe.audit.policy import Recordable
-from evoclaw.observe.audit.writer import Audit
+from evoclaw.observe.audit.writer import Audit, Recordable
 from evoclaw.orchestrator.agents.definitions import level_of
 from evoclaw.tools.sets import named
 from evoclaw.wiring.governance import Governance

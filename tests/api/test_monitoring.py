@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, StopReason
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
+from evoclaw.observe.counters import EdgeGauges, Gauges
 from evoclaw.observe.metrics import Metrics
-from evoclaw.observe.tallies import EdgeFigures, Gauges
 from tests.api.house import served
 
 PLACE = Path(__file__).parents[2] / "examples" / "monitoring"
@@ -38,14 +38,14 @@ def lived() -> Metrics:
     metrics = Metrics(
         Gauges(
             live_runs=number, queued_runs=number, watchers=number, edges_online=number,
-            edges=lambda: [EdgeFigures("lamp", True)], outbox_depth=number,
+            edges=lambda: [EdgeGauges("lamp", True)], outbox_depth=number,
             approvals_waiting=number, approval_wait=number, deliveries_waiting=number,
             link_reconnects=number, store_busy=number, store_commits=number, disk_free=number,
             ready=lambda: {"store": True},
             counts={"reception": lambda: {"disconnected": 1}},
         )
     )  # fmt: skip
-    listener = metrics.listener("cook")
+    listener = metrics.sink("cook")
     failed = ToolResult("c", "bash", (TextBlock("no"),), ErrorKind.TIMEOUT)
     for seq, event in enumerate(
         (

@@ -13,7 +13,7 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, TextBlock, ToolResult
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.orchestrator.proofs.signing import LocalReceipts
+from evoclaw.orchestrator.receipts.signer import LocalReceiptSigner
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.databases.database import Connection, sealed
 from evoclaw.trust.receipts import DeviceKey
@@ -192,7 +192,7 @@ async def test_what_devices_signed_is_shown_and_checked(tmp_path: Path) -> None:
         ann = await up.as_(*RUNNER)
         run_id = await ended(ann)
         store, signer = up.house.receipts, DeviceKey(bytes(range(32)))
-        sign = LocalReceipts(signer, store, "boot").sign
+        sign = LocalReceiptSigner(signer, store, "boot").sign
         tool, who = Tool("work", "", {}), Context(principal=Principal("local", "ann"))
         done = ToolResult("call_0", "work", (TextBlock("worked on a"),))
         for request_id in (f"{run_id}.1.0.1", f"{run_id}.2.0-pi.1", f"{run_id}.8.0.1"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evoclaw.core.labels import Principal
-from evoclaw.observe.audit.sink import Who
+from evoclaw.observe.audit.sink import AuditContext
 from evoclaw.orchestrator.agents.memory import EventType, Observation
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.sessions.sessions import Session
@@ -162,8 +162,8 @@ async def test_what_is_at_hand_and_what_was_spent_is_shown(tmp_path: Path) -> No
         assert {one["account"] for one in accounts} >= {"tenant:local", "tenant:local/user:ann"}
         spent = (await ann.get(f"/v1/budgets/runs/{run['run_id']}")).json
         assert spent["kinds"]["tokens"]["spent"] == 15
-        up.house.audit.tell("refused", _who("local"), reason="no")
-        up.house.audit.tell("refused", _who("other"), reason="no")
+        up.house.audit.record("refused", _who("local"), reason="no")
+        up.house.audit.record("refused", _who("other"), reason="no")
         (found,) = (await ann.get("/v1/audit?kind=refused")).json["items"]
         assert found["tenant"] == "local"
         verified = (await ann.get("/v1/audit/verify")).json
@@ -171,8 +171,8 @@ async def test_what_is_at_hand_and_what_was_spent_is_shown(tmp_path: Path) -> No
         assert (await ann.get("/v1/memory?query=go")).json == {"items": []}
 
 
-def _who(tenant: str) -> Who:
-    return Who(principal=Principal(tenant), agent_id="")
+def _who(tenant: str) -> AuditContext:
+    return AuditContext(principal=Principal(tenant), agent_id="")
 
 
 async def test_a_parameter_that_is_spelled_wrong_is_not_passed_over(tmp_path: Path) -> None:

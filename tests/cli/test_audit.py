@@ -16,8 +16,8 @@ from evoclaw.cli import exits
 from evoclaw.cli.audit import audit, when
 from evoclaw.cli.audit_options import add_audit
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.observe.audit.settings import NORMAL, AuditSettings
-from evoclaw.observe.audit.warm import CHECKPOINTS, day_files
+from evoclaw.observe.audit.settings import DEFAULT_SETTINGS, AuditSettings
+from evoclaw.observe.audit.warm import CHECKPOINTS_FILE, day_files
 from tests.observe.support import ANN, Clock, audit_in, draft
 
 TOKEN = "ghp_" + "C4n4ryC4n4ryC4n4ryC4n4ryC4n4ryC4n4ry"
@@ -28,7 +28,7 @@ class Place:
     """What the composition root would say."""
 
     data: Path
-    settings: AuditSettings = NORMAL
+    settings: AuditSettings = DEFAULT_SETTINGS
 
     def audit_place(self, env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
         return self.data, self.settings
@@ -45,7 +45,7 @@ def _data(tmp_path: Path) -> Path:
         for number in range(5):
             opened.note(draft(clock, number, text=f"say \x1b[2J {TOKEN}"))
             clock.go(60)
-        opened.tell("emergency_stop", ANN, reason="all of it")
+        opened.record("emergency_stop", ANN, reason="all of it")
     return data
 
 
@@ -147,7 +147,7 @@ def test_an_export_is_checked_elsewhere_with_the_public_key(
     verify = ("verify", str(tmp_path / "out.jsonl"), "--key", key)
     assert typed(*verify, place=elsewhere)[0] == exits.OK
     assert typed(*verify, "--at-least", pin, place=elsewhere)[0] == exits.OK
-    assert typed(*verify, "--at-least", str(data / "audit" / CHECKPOINTS))[0] == exits.OK
+    assert typed(*verify, "--at-least", str(data / "audit" / CHECKPOINTS_FILE))[0] == exits.OK
     with pytest.raises(ConfigError, match="--key"):
         typed("verify", str(tmp_path / "out.jsonl"), place=elsewhere)
     lines = (tmp_path / "out.jsonl").read_bytes().split(b"\n")
@@ -163,21 +163,21 @@ def test_a_pin_finds_out_that_an_older_audit_was_put_back(typed: Typing, data: P
     clock = Clock()
     with audit_in(data, clock) as opened:
         opened.note(draft(clock, 7))
-    pin = (data / "audit" / CHECKPOINTS).read_text().splitlines()[-1]
+    pin = (data / "audit" / CHECKPOINTS_FILE).read_text().splitlines()[-1]
     shutil.rmtree(data / "audit")
     (data / "old").rename(data / "audit")
 
     assert typed("verify")[0] == exits.OK
     code, out = typed("verify", "--at-least", pin)
     assert code == exits.FAILED
-    assert "old: the checkpoint asked for speaks of record 7" in out
+    assert "old: the given checkpoint covers record 7" in out
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("search", "--since", "yesterday"), "is no time"),
-        (("verify", "--key", "abc"), "no public key"),
+        (("verify", "--key", "abc"), "not a public key"),
         (("verify", "--at-least", "/no/such/file"), "cannot read"),
         (("verify", "--at-least", "{}"), "wants a checkpoint"),
         (("verify", "/no/such/file"), "cannot read"),

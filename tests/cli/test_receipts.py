@@ -16,8 +16,8 @@ from evoclaw.cli.receipts import receipts
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
-from evoclaw.orchestrator.proofs.archive import ReceiptArchive
-from evoclaw.orchestrator.proofs.signing import LocalReceipts
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
+from evoclaw.orchestrator.receipts.signer import LocalReceiptSigner
 from evoclaw.store.calls.receipts import Kept, ReceiptStore
 from evoclaw.trust.receipts import DeviceKey
 
@@ -40,7 +40,7 @@ class Wired:
 async def filled(folder: Path, many: int) -> Wired:
     wired = Wired(folder)
     async with await ReceiptStore.open(wired.path, durable=False) as store:
-        signer = LocalReceipts(KEY, store, "boot")
+        signer = LocalReceiptSigner(KEY, store, "boot")
         for n in range(many):
             call = Call("c1", SWITCH, {"n": n}, f"run.{n}.0.1", 5.0)
             await signer.sign(call, call.ok("done"), 1.0, 2.0)

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from evoclaw.cli.figures import parse, quantile, tools
 from evoclaw.core.messages import JSON
-from evoclaw.observe.exposition import rendering
-from evoclaw.observe.tallies import Gauges, Tallies
+from evoclaw.observe.counters import Counters, Gauges
+from evoclaw.observe.exposition import renderer
 from tests.cli.serving import serving, shell_of
 from tests.cli.support import shell
 
@@ -53,8 +53,8 @@ def test_nothing_counted_has_no_quantile() -> None:
 
 
 def test_what_the_service_exposes_can_be_read() -> None:
-    tallies = Tallies()
-    text = rendering(tallies, Gauges(live_runs=lambda: 2))().decode()
+
+    text = renderer(Counters(), Gauges(live_runs=lambda: 2))().decode()
     found = {sample.name: sample.value for sample in parse(text)}
     assert found["evoclaw_runs_live"] == 2
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from evoclaw.observe.audit.cold import SqlCold
-from evoclaw.observe.audit.libsql import LibsqlDatabase
-from evoclaw.observe.audit.reading import stored
+from evoclaw.observe.audit.cold import SqlColdTier
+from evoclaw.observe.audit.cold_databases import LibsqlColdDatabase
+from evoclaw.observe.audit.reader import cold_lines
 from evoclaw.observe.audit.settings import AuditError
-from evoclaw.observe.audit.shipping import Shipper
+from evoclaw.observe.audit.shipper import Shipper
 from evoclaw.observe.audit.warm import day_files, read_head, read_shipped
 from tests.observe.servers import Sqld, free_port, install_sqld, sqld_program
 from tests.observe.support import DAY, Clock, audit_in, check, draft, fields, lines_in, warm_in
@@ -45,8 +45,8 @@ async def _server(program: Path, tmp_path: Path) -> AsyncIterator[Sqld]:
 async def kept(data: Path, server: Sqld) -> list[tuple[int, bytes]]:
     head = read_head(data / "audit")
     assert head is not None
-    database = LibsqlDatabase(server.url)
-    found = [row async for row in stored(SqlCold(database), head.chain)]
+    database = LibsqlColdDatabase(server.url)
+    found = [row async for row in cold_lines(SqlColdTier(database), head.chain)]
     await database.close()
     return found
 
@@ -60,8 +60,10 @@ async def test_fault_68_a_server_killed_at_any_moment_has_everything_once_in_the
         warm.append([fields(number) for number in range(start, start + 500)], clock.now)
     broken = 0
     for pause in (0.0, 0.05, 0.15, 0.3, 0.5, 0.8):
-        database = LibsqlDatabase(server.url)
-        shipping = asyncio.create_task(Shipper(warm, SqlCold(database), clock=clock.wall).ship())
+        database = LibsqlColdDatabase(server.url)
+        shipping = asyncio.create_task(
+            Shipper(warm, SqlColdTier(database), clock=clock.wall).ship()
+        )
         await asyncio.wait([shipping], timeout=pause)
         await asyncio.to_thread(server.kill)
         try:
@@ -73,9 +75,9 @@ async def test_fault_68_a_server_killed_at_any_moment_has_everything_once_in_the
         await asyncio.to_thread(server.start)
     assert broken, "none was killed in the midst"
 
-    database = LibsqlDatabase(server.url)
+    database = LibsqlColdDatabase(server.url)
     async with asyncio.timeout(120):
-        done = await Shipper(warm, SqlCold(database), clock=clock.wall).ship()
+        done = await Shipper(warm, SqlColdTier(database), clock=clock.wall).ship()
     await database.close()
 
     assert done.upto == 6000
@@ -89,9 +91,9 @@ async def test_fault_68_three_days_without_the_server_and_calls_go_on(
 ) -> None:
     clock = Clock()
     await asyncio.to_thread(server.kill)
-    database = LibsqlDatabase(server.url)
+    database = LibsqlColdDatabase(server.url)
     audit = audit_in(tmp_path, clock)
-    shipper = Shipper(audit.warm, SqlCold(database), clock=clock.wall)
+    shipper = Shipper(audit.warm, SqlColdTier(database), clock=clock.wall)
     for hour in range(72):
         for number in range(10):
             audit.note(draft(clock, hour * 10 + number))
@@ -117,8 +119,8 @@ async def test_fault_69_a_file_goes_only_after_a_server_that_was_restarted_still
     for _ in range(9):
         warm.append([fields(number, clock.now) for number in range(20)], clock.now)
         clock.go(DAY)
-    database = LibsqlDatabase(server.url)
-    shipper = Shipper(warm, SqlCold(database), clock=clock.wall)
+    database = LibsqlColdDatabase(server.url)
+    shipper = Shipper(warm, SqlColdTier(database), clock=clock.wall)
     await asyncio.to_thread(server.kill)
     with pytest.raises(AuditError):
         await shipper.ship()

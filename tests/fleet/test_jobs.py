@@ -300,5 +300,5 @@ async def test_a_job_is_read_and_cancelled_by_the_model(tmp_path: Path) -> None:
         for action in ("read", "wait", "cancel"):
             refused = await use(here, "jobs", action=action, node="pi", job_id="nothing")
             assert refused.error is ErrorKind.NOT_FOUND
-        asked = {"agent_id": "pi", "query": "how are you?", "background": True}
-        assert "Only a tool of the agent" in (await use(here, "edge_call", **asked)).text
+        asked = await use(here, "edge_call", agent_id="pi", query="how are you?", background=True)
+        assert "Only a tool of the agent" in asked.text

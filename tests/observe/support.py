@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from evoclaw.core.labels import Principal
-from evoclaw.observe.audit.checkpoints import Checkpoint, Key
-from evoclaw.observe.audit.cold import Value
-from evoclaw.observe.audit.material import Stored, material_in
+from evoclaw.observe.audit.checkpoints import AuditKey, Checkpoint
+from evoclaw.observe.audit.cold_databases import SqliteColdDatabase, Value
+from evoclaw.observe.audit.reader import ColdLines, audit_files
 from evoclaw.observe.audit.records import Fields, stamp
-from evoclaw.observe.audit.settings import NORMAL, AuditError, AuditSettings
-from evoclaw.observe.audit.sink import Draft, Who
-from evoclaw.observe.audit.sqlite import SqliteDatabase
-from evoclaw.observe.audit.verify import Report, verify
-from evoclaw.observe.audit.warm import Warm, day_files, read_lines
+from evoclaw.observe.audit.settings import DEFAULT_SETTINGS, AuditError, AuditSettings
+from evoclaw.observe.audit.sink import AuditContext, AuditDraft
+from evoclaw.observe.audit.verify import VerifyReport, verify
+from evoclaw.observe.audit.warm import WarmTier, day_files, read_lines
 from evoclaw.observe.audit.writer import Audit, open_audit
 
 NOON = 1_793_016_000.0
 """2026-10-26, 12:00 UTC."""
 DAY = 86_400.0
-ANN = Who(principal=Principal("acme", "ann"), agent_id="desktop-agent")
+ANN = AuditContext(principal=Principal("acme", "ann"), agent_id="desktop-agent")
 
 
 @dataclass
@@ -44,14 +43,16 @@ class Clock:
         self.steady += seconds
 
 
-def audit_in(data: Path, clock: Clock, settings: AuditSettings = NORMAL, **more: Any) -> Audit:
+def audit_in(
+    data: Path, clock: Clock, settings: AuditSettings = DEFAULT_SETTINGS, **more: Any
+) -> Audit:
     return open_audit(data, settings, clock=clock.wall, monotonic=clock.monotonic, **more)
 
 
-def draft(clock: Clock, number: int = 0, **parameters: Any) -> Draft:
+def draft(clock: Clock, number: int = 0, **parameters: Any) -> AuditDraft:
     fields: Fields = {**ANN.fields, "run_id": "run", "tool": "bash", "result": "success"}
     given = {"command": f"echo {number}", **parameters}
-    return Draft("call", clock.now, clock.steady, fields, given)
+    return AuditDraft("call", clock.now, clock.steady, fields, given)
 
 
 def fields(number: int, at: float = NOON) -> Fields:
@@ -62,13 +63,13 @@ def fields(number: int, at: float = NOON) -> Fields:
     }  # fmt: skip
 
 
-def warm_in(data: Path, every: int = 1000) -> Warm:
-    key = Key.load_or_create(data / "audit.key")
-    return Warm(data / "audit", key, checkpoint_every=every)
+def warm_in(data: Path, every: int = 1000) -> WarmTier:
+    key = AuditKey.load_or_create(data / "audit.key")
+    return WarmTier(data / "audit", key, checkpoint_every=every)
 
 
 def public(data: Path) -> str:
-    return Key.load_or_create(data / "audit.key").public
+    return AuditKey.load_or_create(data / "audit.key").public
 
 
 def check(
@@ -77,9 +78,9 @@ def check(
     cold: list[tuple[int, bytes]] | None = None,
     tier: str = "",
     delivered: int = 0,
-) -> Report:
-    stored = None if cold is None else Stored(cold, tier, delivered)
-    return verify(material_in(data / "audit"), [public(data)], cold=stored, at_least=at_least)
+) -> VerifyReport:
+    stored = None if cold is None else ColdLines(cold, tier, delivered)
+    return verify(audit_files(data / "audit"), [public(data)], cold=stored, at_least=at_least)
 
 
 def lines_in(data: Path) -> list[bytes]:
@@ -94,7 +95,7 @@ async def until(true: Callable[[], object]) -> None:
     raise TimeoutError("it never came true")
 
 
-class Moody(SqliteDatabase):
+class Moody(SqliteColdDatabase):
     """A real database that can be away, or lose its answer after the work was done."""
 
     def __init__(self, path: Path) -> None:

@@ -34,12 +34,11 @@ from evoclaw.core.ports import (
 )
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Call, Context, Tool
-from evoclaw.observe.audit.material import material_in
-from evoclaw.observe.audit.policy import Recordable
+from evoclaw.observe.audit.reader import audit_files
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
-from evoclaw.observe.audit.sink import Draft, Who, audit_call, audit_refusal
+from evoclaw.observe.audit.sink import AuditContext, AuditDraft, audit_call, audit_refusal
 from evoclaw.observe.audit.verify import verify
-from evoclaw.observe.audit.writer import open_audit
+from evoclaw.observe.audit.writer import Recordable, open_audit
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.core.support import Denying, Table, echo, tool
 from tests.observe.support import ANN, Clock, audit_in, check, draft, lines_in, public
@@ -239,10 +238,10 @@ def names_below(folder: Path) -> set[str]:
 async def test_fault_66_a_planted_secret_is_in_no_file(tmp_path: Path) -> None:
     from base64 import b64encode
 
-    from evoclaw.observe.audit.cold import Query, SqlCold
-    from evoclaw.observe.audit.reading import export
-    from evoclaw.observe.audit.shipping import Shipper
-    from evoclaw.observe.audit.sqlite import SqliteDatabase
+    from evoclaw.observe.audit.cold import AuditQuery, SqlColdTier
+    from evoclaw.observe.audit.cold_databases import SqliteColdDatabase
+    from evoclaw.observe.audit.reader import export
+    from evoclaw.observe.audit.shipper import Shipper
     from tests.observe.support import warm_in
 
     hidden = tool("web")
@@ -262,9 +261,9 @@ async def test_fault_66_a_planted_secret_is_in_no_file(tmp_path: Path) -> None:
         tmp_path, Scripted(asked, says(f"it is {SECRET}")), table, secrets=[SECRET]
     )
 
-    cold = SqlCold(SqliteDatabase(tmp_path / "cold.sqlite"))
+    cold = SqlColdTier(SqliteColdDatabase(tmp_path / "cold.sqlite"))
     await Shipper(warm_in(tmp_path), cold).ship()
-    await export(tmp_path / "audit", tmp_path / "out.jsonl", Query(), cold)
+    await export(tmp_path / "audit", tmp_path / "out.jsonl", AuditQuery(), cold)
     await cold.close()
     files = names_below(tmp_path)
     assert {"cold.sqlite", "out.jsonl", "checkpoints.jsonl"} <= files
@@ -352,7 +351,7 @@ def test_a_call_on_an_edge_is_on_record(tmp_path: Path) -> None:
     secret = Tool("unlock", "x", {"properties": {"code": {"format": "password"}}})
     context = Context(Label(), principal=Principal("acme"))
     call = Call("r.1.0.1", secret, {"code": "4711", "door": 2}, "r.1.0.1", 5.0, context=context)
-    who = Who(principal=Principal(), agent_id="pi", device="pi")
+    who = AuditContext(principal=Principal(), agent_id="pi", device="pi")
     audit_call(audit, who, call, call.ok("open"), at=clock.now, elapsed_ms=3.21)
     denied = call.failed(ErrorKind.PERMISSION_DENIED, "no")
     audit_call(audit, who, call, denied, at=clock.now, elapsed_ms=0, verdict="deny", code="level")
@@ -372,8 +371,8 @@ def test_a_call_on_an_edge_is_on_record(tmp_path: Path) -> None:
 def test_other_facts_can_be_told(tmp_path: Path) -> None:
     clock = Clock()
     with audit_in(tmp_path, clock) as audit:
-        audit.tell("policy_loaded", ANN, sha256="abc", rules=4)
-        audit.tell("emergency_stop", ANN, reason="all")
+        audit.record("policy_loaded", ANN, sha256="abc", rules=4)
+        audit.record("emergency_stop", ANN, reason="all")
 
     loaded, stopped = [json.loads(line) for line in lines_in(tmp_path)]
     assert (loaded["kind"], loaded["rules"], loaded["user"]) == ("policy_loaded", 4, "ann")
@@ -433,7 +432,7 @@ def test_after_the_end_nothing_is_taken(tmp_path: Path) -> None:
     audit = audit_in(tmp_path, Clock())
     audit.close()
     with pytest.raises(AuditError, match="closed"):
-        audit.note(Draft("call", 0.0, 0.0, {}))
+        audit.note(AuditDraft("call", 0.0, 0.0, {}))
     assert not list((tmp_path / "audit").glob("2*")), "an audit that heard nothing writes nothing"
 
 
@@ -451,7 +450,7 @@ def test_a_resumed_chain_goes_on_in_another_process_of_the_same_folder(tmp_path:
     for number in range(3):
         with audit_in(tmp_path, clock) as audit:
             audit.note(draft(clock, number))
-    report = verify(material_in(tmp_path / "audit"), [public(tmp_path)])
+    report = verify(audit_files(tmp_path / "audit"), [public(tmp_path)])
     assert (report.ok, report.records, report.checkpoints) == (True, 3, 3)
 
 

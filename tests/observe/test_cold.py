@@ -13,14 +13,15 @@ import pytest_asyncio
 from aiohttp import web
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.observe.audit.checkpoints import Checkpoint, Key
-from evoclaw.observe.audit.cold import Query, SqlCold
-from evoclaw.observe.audit.libsql import LibsqlDatabase
-from evoclaw.observe.audit.opening import open_cold
-from evoclaw.observe.audit.postgres import PostgresDatabase
-from evoclaw.observe.audit.records import Sealed, genesis, seal
+from evoclaw.observe.audit.checkpoints import AuditKey, Checkpoint
+from evoclaw.observe.audit.cold import AuditQuery, SqlColdTier, open_cold
+from evoclaw.observe.audit.cold_databases import (
+    LibsqlColdDatabase,
+    PostgresColdDatabase,
+    SqliteColdDatabase,
+)
+from evoclaw.observe.audit.records import SealedRecord, genesis, seal
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
-from evoclaw.observe.audit.sqlite import SqliteDatabase
 from tests.observe.servers import postgres, sqld, sqld_program, why_no_postgres
 from tests.observe.support import NOON, fields
 
@@ -43,16 +44,16 @@ def _postgres_url() -> Iterator[str]:
 
 
 @pytest_asyncio.fixture(name="cold", params=["sqlite", "libsql", "postgresql"])
-async def _cold(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqlCold]:
+async def _cold(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqlColdTier]:
     match request.param:
         case "sqlite":
-            database = SqliteDatabase(tmp_path / "cold.sqlite")
+            database = SqliteColdDatabase(tmp_path / "cold.sqlite")
         case "libsql":
-            database = LibsqlDatabase(request.getfixturevalue("sqld_url"))
+            database = LibsqlColdDatabase(request.getfixturevalue("sqld_url"))
         case _:
-            database = PostgresDatabase(request.getfixturevalue("postgres_url"))
-    await SqlCold(database).prepare()
-    cold = SqlCold(database)
+            database = PostgresColdDatabase(request.getfixturevalue("postgres_url"))
+    await SqlColdTier(database).prepare()
+    cold = SqlColdTier(database)
     await cold.prepare()  # making the tables again harms nothing
     yield cold
     await cold.close()
@@ -63,8 +64,8 @@ def _chain() -> str:
     return os.urandom(8).hex()
 
 
-def chained(chain: str, count: int, **more: object) -> list[Sealed]:
-    prev, found = genesis(chain), list[Sealed]()
+def chained(chain: str, count: int, **more: object) -> list[SealedRecord]:
+    prev, found = genesis(chain), list[SealedRecord]()
     for number in range(1, count + 1):
         one = seal({**fields(number, NOON + number), **more}, number, prev)
         prev = one.hash
@@ -73,7 +74,7 @@ def chained(chain: str, count: int, **more: object) -> list[Sealed]:
 
 
 async def test_what_was_put_comes_back_byte_for_byte_a_page_at_a_time(
-    cold: SqlCold, chain: str
+    cold: SqlColdTier, chain: str
 ) -> None:
     records = chained(chain, 450, text='naughty \x00 \u2028 "quotes" % _ ? é 🦀 \\', big=2**53 - 1)
 
@@ -87,7 +88,7 @@ async def test_what_was_put_comes_back_byte_for_byte_a_page_at_a_time(
     assert await cold.lines("another", 1, 450) == []
 
 
-async def test_the_same_put_twice_is_there_once(cold: SqlCold, chain: str) -> None:
+async def test_the_same_put_twice_is_there_once(cold: SqlColdTier, chain: str) -> None:
     records = chained(chain, 150)
 
     await cold.put(chain, records[:100])
@@ -97,15 +98,15 @@ async def test_the_same_put_twice_is_there_once(cold: SqlCold, chain: str) -> No
     assert [seq for seq, _ in await cold.lines(chain, 1, 1000)] == list(range(1, 151))
 
 
-async def test_a_record_that_is_there_is_never_changed(cold: SqlCold, chain: str) -> None:
+async def test_a_record_that_is_there_is_never_changed(cold: SqlColdTier, chain: str) -> None:
     await cold.put(chain, chained(chain, 3))
     await cold.put(chain, chained(chain, 3, user="mallory"))
 
     assert all(b"mallory" not in line for _, line in await cold.lines(chain, 1, 3))
 
 
-async def test_checkpoints_come_back_in_order_and_once(cold: SqlCold, chain: str) -> None:
-    key, prev, signed = Key(b"k" * 32), "", list[Checkpoint]()
+async def test_checkpoints_come_back_in_order_and_once(cold: SqlColdTier, chain: str) -> None:
+    key, prev, signed = AuditKey(b"k" * 32), "", list[Checkpoint]()
     for number in range(1, 251):
         one = key.sign(Checkpoint(chain, number, number * 10, "h", 1.5, prev, ""))
         prev = one.hash
@@ -117,23 +118,23 @@ async def test_checkpoints_come_back_in_order_and_once(cold: SqlCold, chain: str
     assert await cold.checkpoints(chain) == signed
 
 
-async def test_records_are_found_by_each_field(cold: SqlCold, chain: str) -> None:
+async def test_records_are_found_by_each_field(cold: SqlColdTier, chain: str) -> None:
     await cold.put(chain, chained(chain, 30))
 
-    async def seqs(query: Query) -> list[int]:
+    async def seqs(query: AuditQuery) -> list[int]:
         from evoclaw.observe.audit.records import unseal
 
         return [unseal(line).seq for line in await cold.find(chain, query)]
 
-    assert await seqs(Query(run_id="run1", limit=3)) == [28, 25, 22]
-    assert await seqs(Query(since=NOON + 5, until=NOON + 8)) == [7, 6, 5]
-    assert await seqs(Query(text="ECHO 1", limit=100)) == [*range(19, 9, -1), 1]
-    assert await seqs(Query(text="100% _")) == []
-    assert await seqs(Query(user="ann", tenant="acme", tool="bash", verdict="allow", limit=1)) == [
-        30
-    ]
-    assert await seqs(Query(tool="bash' OR 1=1 --")) == []
-    assert await seqs(Query(agent_id="desktop-agent", kind="call", limit=2)) == [30, 29]
+    assert await seqs(AuditQuery(run_id="run1", limit=3)) == [28, 25, 22]
+    assert await seqs(AuditQuery(since=NOON + 5, until=NOON + 8)) == [7, 6, 5]
+    assert await seqs(AuditQuery(text="ECHO 1", limit=100)) == [*range(19, 9, -1), 1]
+    assert await seqs(AuditQuery(text="100% _")) == []
+    assert await seqs(
+        AuditQuery(user="ann", tenant="acme", tool="bash", verdict="allow", limit=1)
+    ) == [30]
+    assert await seqs(AuditQuery(tool="bash' OR 1=1 --")) == []
+    assert await seqs(AuditQuery(agent_id="desktop-agent", kind="call", limit=2)) == [30, 29]
 
 
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -162,18 +163,22 @@ OK = '{"results":[{"type":"ok","response":{"type":"execute","result":{"rows":[]}
         (500, "oops", "answered 500: oops"),
         (401, "who are you", "answered 401"),
         (302, "", "answered 302"),
-        (200, "not json", "cannot be read"),
-        (200, "[]", "cannot be read"),
-        (200, "{}", "no answer"),
-        (200, '{"results":[]}', "no answer"),
+        (200, "not json", "unreadable response"),
+        (200, "[]", "unreadable response"),
+        (200, "{}", "empty response"),
+        (200, '{"results":[]}', "empty response"),
         (
             200,
             '{"results":[{"type":"error","error":{"message":"no such table"}}]}',
             "no such table",
         ),
-        (200, '{"results":[{"type":"ok","response":{}}]}', "cannot be read"),
-        (200, '{"results":[{"type":"ok","response":{"result":{"rows":[[{"x":1}]]}}}]}', "be read"),
-        (200, '{"results":[{"type":"ok","response":{"result":{"rows":[[1]]}}}]}', "be read"),
+        (200, '{"results":[{"type":"ok","response":{}}]}', "unreadable response"),
+        (
+            200,
+            '{"results":[{"type":"ok","response":{"result":{"rows":[[{"x":1}]]}}}]}',
+            "unreadable",
+        ),
+        (200, '{"results":[{"type":"ok","response":{"result":{"rows":[[1]]}}}]}', "unreadable"),
     ],
 )
 async def test_a_libsql_server_that_answers_badly_is_an_error_that_says_so(
@@ -184,7 +189,7 @@ async def test_a_libsql_server_that_answers_badly_is_an_error_that_says_so(
         return web.Response(status=status, text=body, headers=headers)
 
     async with answering(answer) as url:
-        database = LibsqlDatabase(url)
+        database = LibsqlColdDatabase(url)
         with pytest.raises(AuditError, match=said):
             await database.run("SELECT 1")
         await database.close()
@@ -216,11 +221,11 @@ async def test_a_libsql_server_that_is_slow_or_gone_is_an_error_in_time() -> Non
         return web.Response(text=OK)
 
     async with answering(answer) as url:
-        database = LibsqlDatabase(url, seconds=0.2)
+        database = LibsqlColdDatabase(url, seconds=0.2)
         with pytest.raises(AuditError, match="cannot be reached"):
             await database.run("SELECT 1")
         await database.close()
-    gone = LibsqlDatabase(url)
+    gone = LibsqlColdDatabase(url)
     with pytest.raises(AuditError, match="cannot be reached"):
         await gone.run("SELECT 1")
     await gone.close()
@@ -236,7 +241,7 @@ async def test_an_answer_that_breaks_off_is_an_error() -> None:
         return response
 
     async with answering(answer) as url:
-        database = LibsqlDatabase(url)
+        database = LibsqlColdDatabase(url)
         with pytest.raises(AuditError):
             await database.run("SELECT 1")
         await database.close()
@@ -249,12 +254,12 @@ async def test_postgresql_without_its_library_says_what_to_install(
 
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(ConfigError, match="pip install"):
-        await PostgresDatabase("postgresql://h/db").run("SELECT 1")
+        await PostgresColdDatabase("postgresql://h/db").run("SELECT 1")
 
 
 async def test_a_sqlite_file_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cold.sqlite").write_text("this is no database, and long enough to be seen as none")
-    database = SqliteDatabase(tmp_path / "cold.sqlite")
+    database = SqliteColdDatabase(tmp_path / "cold.sqlite")
     with pytest.raises(AuditError, match="cannot be used"):
         await database.run("SELECT 1")
     await database.close()

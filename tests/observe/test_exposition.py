@@ -8,13 +8,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from evoclaw.observe import exposition
+from evoclaw.observe.counters import EdgeGauges, Gauges
 from evoclaw.observe.metrics import Metrics
-from evoclaw.observe.tallies import EdgeFigures, Gauges
 
-LAMP = EdgeFigures("lamp", True, 2, 3, 12.5, 64e6, 99.0, 1_700_000_000.5)
+LAMP = EdgeGauges("lamp", True, 2, 3, 12.5, 64e6, 99.0, 1_700_000_000.5)
 
 
-def told(*edges: EdgeFigures) -> dict[str, float]:
+def told(*edges: EdgeGauges) -> dict[str, float]:
     return samples(Metrics(Gauges(edges=lambda: edges)))
 
 
@@ -32,8 +32,8 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-def test_an_edge_is_told_by_its_last_heartbeat() -> None:
-    found = told(LAMP, EdgeFigures("gone", last_seen=5.0))
+def test_an_edge_is_shown_by_its_last_heartbeat() -> None:
+    found = told(LAMP, EdgeGauges("gone", last_seen=5.0))
     assert found["evoclaw_edge_online{edge=lamp}"] == 1
     assert found["evoclaw_edge_in_flight{edge=lamp}"] == 2
     assert found["evoclaw_edge_queued{edge=lamp}"] == 3
@@ -45,10 +45,10 @@ def test_an_edge_is_told_by_its_last_heartbeat() -> None:
     assert found["evoclaw_edges_known{}"] == 2
 
 
-def test_edges_beyond_those_told_apart_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "MOST_EDGES", 2)
-    edges: list[EdgeFigures] = [EdgeFigures(f"edge-{one}", True, 1, one) for one in range(5)]
-    edges.append(EdgeFigures("away"))
+def test_edges_beyond_the_limit_are_added_up_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "MAX_EDGES", 2)
+    edges: list[EdgeGauges] = [EdgeGauges(f"edge-{one}", True, 1, one) for one in range(5)]
+    edges.append(EdgeGauges("away"))
     metrics = Metrics(Gauges(edges=lambda: edges))
     found = samples(metrics)
     names = sorted(key for key in found if key.startswith("evoclaw_edge_online{"))
@@ -60,27 +60,27 @@ def test_edges_beyond_those_told_apart_are_added_up(monkeypatch: pytest.MonkeyPa
     assert found["evoclaw_edge_online{edge=other}"] == 3
     assert found["evoclaw_edge_queued{edge=other}"] == 2 + 3 + 4
     assert "evoclaw_edge_last_seen_timestamp_seconds{edge=other}" not in found
-    edges[0] = EdgeFigures("edge-0")
-    edges.insert(0, EdgeFigures("a-new-one", True))
+    edges[0] = EdgeGauges("edge-0")
+    edges.insert(0, EdgeGauges("a-new-one", True))
     assert "evoclaw_edge_online{edge=a-new-one}" not in samples(metrics), "who is told apart stays"
 
 
 @pytest.mark.parametrize("name", ["other", 'a"} 1\nevil 2', "\\", ""])
-def test_whatever_an_edge_is_called_the_text_is_sound(name: str) -> None:
-    found = told(LAMP, EdgeFigures(name, True))
+def test_any_edge_name_gives_valid_text(name: str) -> None:
+    found = told(LAMP, EdgeGauges(name, True))
     assert sum(key.startswith("evoclaw_edge_online{") for key in found) == 2
 
 
-def test_a_thousand_edges_are_told_in_bounded_space() -> None:
-    edges: Sequence[EdgeFigures] = [EdgeFigures(f"edge-{one}", True, 1) for one in range(1_000)]
+def test_a_thousand_edges_take_bounded_space() -> None:
+    edges: Sequence[EdgeGauges] = [EdgeGauges(f"edge-{one}", True, 1) for one in range(1_000)]
     metrics = Metrics(Gauges(edges=lambda: edges))
     found = samples(metrics)
-    apart = exposition.MOST_EDGES
+    apart = exposition.MAX_EDGES
     assert found["evoclaw_edge_in_flight{edge=other}"] == 1_000 - apart
     assert sum(key.startswith("evoclaw_edge_") for key in found) == 5 * (apart + 1) + 2 * apart
 
 
-def test_parts_and_what_waits_are_told() -> None:
+def test_ready_parts_and_waiting_counts_are_shown() -> None:
     gauges = Gauges(
         approvals_waiting=lambda: 2,
         approval_wait=lambda: 90.0,
@@ -94,7 +94,7 @@ def test_parts_and_what_waits_are_told() -> None:
     assert found["evoclaw_disk_free_bytes{}"] == 5
 
 
-def test_a_method_that_somebody_thinks_of_is_not_told_apart() -> None:
+def test_an_unknown_http_method_is_counted_as_other() -> None:
     metrics = Metrics()
     for number in range(50):
         metrics.http(f"X{number}", "none", 405, 0.1)

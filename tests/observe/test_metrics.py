@@ -1,12 +1,10 @@
-"""What is counted, and how Prometheus reads it: judged by its own parser."""
+"""The service's metrics, parsed with Prometheus' own parser."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,18 +23,18 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.messages import ErrorKind, Reply, TextBlock, ToolResult, Usage
+from evoclaw.core.metrics import CallCounters
 from evoclaw.core.profile import Profile
-from evoclaw.observe.durations import Durations
-from evoclaw.observe.metrics import Metrics, ToolMetrics
-from evoclaw.observe.tallies import Gauges
+from evoclaw.observe.counters import Gauges
+from evoclaw.observe.metrics import Metrics
 
 STARTED = RunStarted("scripted/model", (), LoopSettings(), Profile())
 
 
-def tell(metrics: Metrics, *events: tuple[float, Event], agent: str = "cook") -> None:
-    listener = metrics.listener(agent)
+def receive(metrics: Metrics, *events: tuple[float, Event], agent: str = "cook") -> None:
+    sink = metrics.sink(agent)
     for seq, (at, event) in enumerate(events, 1):
-        listener.receive(Record("run", seq, at, event))
+        sink.receive(Record("run", seq, at, event))
 
 
 def call(
@@ -64,15 +62,15 @@ def samples(metrics: Metrics) -> dict[str, float]:
     }
 
 
-def only(found: Sequence[ToolMetrics]) -> ToolMetrics:
-    (one,) = found
-    return one
+def only(found: dict[str, CallCounters]) -> CallCounters:
+    (counters,) = found.values()
+    return counters
 
 
 def test_calls_are_counted_by_tool_agent_and_outcome() -> None:
     metrics = Metrics()
-    tell(metrics, *call("bash", 0.2), *call("bash", 0.3, ErrorKind.TIMEOUT))
-    tell(metrics, *call("bash", 0.1), *call("read", 0.1), agent="baker")
+    receive(metrics, *call("bash", 0.2), *call("bash", 0.3, ErrorKind.TIMEOUT))
+    receive(metrics, *call("bash", 0.1), *call("read", 0.1), agent="baker")
 
     found = samples(metrics)
     assert found["evoclaw_tool_calls_total agent=cook outcome=success tool=bash"] == 1
@@ -84,49 +82,50 @@ def test_calls_are_counted_by_tool_agent_and_outcome() -> None:
     assert found["evoclaw_tool_call_seconds_bucket agent=cook le=+Inf tool=bash"] == 2
 
 
-def test_the_figures_of_a_tool_are_those_that_were_asked_for() -> None:
+def test_the_metrics_of_a_tool_are_of_one_agent_or_of_all() -> None:
     metrics = Metrics()
     for seconds in (0.1, 0.2, 0.3, 0.4):
-        tell(metrics, *call("bash", seconds, text="é12"))
-    tell(metrics, *call("bash", 10.0, ErrorKind.TIMEOUT, at=500.0), agent="baker")
+        receive(metrics, *call("bash", seconds, text="é12"))
+    receive(metrics, *call("bash", 10.0, ErrorKind.TIMEOUT, at=500.0), agent="baker")
 
     bash = only(metrics.tools())
-    assert (bash.total_calls, bash.success_count) == (5, 4)
-    assert (bash.error_count, bash.timeout_count) == (1, 1)
-    assert bash.avg_latency_ms == pytest.approx(2200)
-    assert bash.p50_latency_ms == pytest.approx(300, rel=0.05)
-    assert bash.p95_latency_ms == pytest.approx(10_000, rel=0.05)
-    assert bash.max_latency_ms == pytest.approx(10_000)
-    assert bash.result_bytes == 16
-    assert (bash.last_error, bash.last_error_at) == ("timeout", 510.0)
-    assert only(metrics.tools("cook")).total_calls == 4
+    assert (bash.calls, bash.succeeded) == (5, 4)
+    assert (bash.failed, bash.timeouts) == (1, 1)
+    assert bash.latencies.mean_ms == pytest.approx(2200)
+    assert bash.latencies.percentile_ms(0.5) == pytest.approx(300, rel=0.05)
+    assert bash.latencies.percentile_ms(0.95) == pytest.approx(10_000)
+    assert bash.latencies.high_ms == pytest.approx(10_000)
+    assert (bash.last_error, bash.last_error_time) == ("timeout", 510.0)
+    assert only(metrics.tools("cook")).calls == 4
+    assert samples(metrics)["evoclaw_tool_result_bytes_total agent=cook tool=bash"] == 16
 
 
 def test_a_call_that_never_ran_has_no_duration() -> None:
     metrics = Metrics()
     denied = ToolResult("c1", "bash", (), ErrorKind.PERMISSION_DENIED)
-    tell(metrics, *call("bash", 0.2), (200.0, CallFinished(denied)))
+    receive(metrics, *call("bash", 0.2), (200.0, CallFinished(denied)))
 
     bash = only(metrics.tools())
-    assert bash.outcomes == {"success": 1, "permission_denied": 1}
-    assert bash.max_latency_ms == pytest.approx(200)
+    assert (bash.succeeded, bash.errors) == (1, {"permission_denied": 1})
+    assert bash.latencies.count == 1
+    assert bash.latencies.high_ms == pytest.approx(200)
 
 
-def test_names_that_a_model_makes_up_are_one() -> None:
+def test_invented_tool_names_are_counted_as_other() -> None:
     metrics = Metrics()
     for number in range(50):
         unknown = ToolResult("c1", f"made-up-{number}", (), ErrorKind.NOT_FOUND)
-        tell(metrics, (1.0, CallFinished(unknown)))
+        receive(metrics, (1.0, CallFinished(unknown)))
 
-    assert [(one.tool, one.total_calls) for one in metrics.tools()] == [("other", 50)]
+    assert {tool: counters.calls for tool, counters in metrics.tools().items()} == {"other": 50}
 
 
-def test_names_beyond_a_number_are_one() -> None:
-    metrics = Metrics(most_names=3)
+def test_names_beyond_the_limit_are_counted_as_other() -> None:
+    metrics = Metrics(max_names=3)
     for number in range(10):
-        tell(metrics, *call(f"tool-{number}", 0.1), agent=f"agent-{number}")
+        receive(metrics, *call(f"tool-{number}", 0.1), agent=f"agent-{number}")
 
-    found = {one.tool: one.total_calls for one in metrics.tools()}
+    found = {tool: counters.calls for tool, counters in metrics.tools().items()}
     assert found == {"tool-0": 1, "tool-1": 1, "tool-2": 1, "other": 7}
     assert "agent-9" not in metrics.render().decode()
     for number in range(10):
@@ -137,7 +136,7 @@ def test_names_beyond_a_number_are_one() -> None:
 def test_a_run_that_waited_spends_its_tokens_once() -> None:
     metrics = Metrics()
     reply = Reply("hi", usage=Usage(10, 5), cost=0.25)
-    tell(
+    receive(
         metrics,
         (0.0, STARTED),
         (0.0, TurnStarted(1)),
@@ -159,9 +158,9 @@ def test_a_run_that_waited_spends_its_tokens_once() -> None:
     assert found["evoclaw_run_seconds_count agent=cook"] == 1
 
 
-def test_what_has_no_price_or_no_reply_is_counted_as_such() -> None:
+def test_unpriced_and_failed_replies_are_counted() -> None:
     metrics = Metrics()
-    tell(
+    receive(
         metrics,
         (0.0, Replied(Reply("hi", usage=Usage(10, 5)))),
         (1.0, ReplyFailed("timeout", "", Usage(3, 0))),
@@ -173,7 +172,7 @@ def test_what_has_no_price_or_no_reply_is_counted_as_such() -> None:
     assert found["evoclaw_tokens_total agent=cook way=in"] == 13
 
 
-def test_gauges_are_asked_for_when_the_figures_are_wanted() -> None:
+def test_gauges_are_read_when_the_metrics_are_rendered() -> None:
     live = [3]
     gauges = Gauges(
         live_runs=lambda: live[0],
@@ -194,10 +193,10 @@ def test_gauges_are_asked_for_when_the_figures_are_wanted() -> None:
     assert "evoclaw_runs_queued" not in found
 
 
-def test_nothing_global_is_touched_and_no_text_is_told() -> None:
+def test_metrics_touch_no_global_registry_and_contain_no_text() -> None:
     before = {family.name for family in REGISTRY.collect()}
     metrics = Metrics()
-    tell(
+    receive(
         metrics,
         (0.0, TextDelta("my password is hunter2")),
         *call("bash", 0.1, ErrorKind.EXECUTION_FAILED, text="hunter2"),
@@ -209,24 +208,15 @@ def test_nothing_global_is_touched_and_no_text_is_told() -> None:
     assert {family.name for family in REGISTRY.collect()} == before
 
 
-def test_hostile_names_cannot_break_the_text() -> None:
+def test_hostile_names_cannot_break_the_format() -> None:
     metrics = Metrics()
-    tell(metrics, *call('a"} 1\nevil 2', 0.1), agent="x\\")
+    receive(metrics, *call('a"} 1\nevil 2', 0.1), agent="x\\")
     assert samples(metrics)['evoclaw_tool_calls_total agent=x\\ outcome=success tool=a"} 1\nevil 2']
 
 
-@given(st.lists(st.floats(1e-6, 1e5), min_size=1, max_size=200), st.floats(0.01, 1.0))
-def test_a_percentile_is_right_within_five_percent(taken: list[float], share: float) -> None:
-    durations = Durations()
-    for seconds in taken:
-        durations.add(seconds)
-
-    position = max(0, -int(-share * len(taken) // 1) - 1)
-    exact = sorted(taken)[position]
-    assert durations.percentile(share) == pytest.approx(exact, rel=0.05)
-
-
-def test_a_clock_that_went_back_makes_no_negative_duration() -> None:
+def test_a_clock_that_was_set_back_gives_no_negative_duration() -> None:
     metrics = Metrics()
-    tell(metrics, *call("bash", -5.0))
-    assert only(metrics.tools()).avg_latency_ms > 0
+    receive(metrics, *call("bash", -5.0))
+    latencies = only(metrics.tools()).latencies
+    assert (latencies.count, latencies.total_ms, latencies.low_ms) == (1, 0, 0)
+    assert samples(metrics)["evoclaw_tool_call_seconds_sum agent=cook tool=bash"] == 0

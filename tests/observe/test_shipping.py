@@ -12,17 +12,15 @@ import pytest
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import LOCAL
-from evoclaw.observe.audit.cold import Query, SqlCold
-from evoclaw.observe.audit.material import exported
-from evoclaw.observe.audit.opening import open_cold
-from evoclaw.observe.audit.reading import export, search, stored
+from evoclaw.observe.audit.cold import AuditQuery, SqlColdTier, open_cold
+from evoclaw.observe.audit.cold_databases import SqliteColdDatabase
+from evoclaw.observe.audit.reader import cold_lines, export, exported_files, search
 from evoclaw.observe.audit.records import unseal
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
-from evoclaw.observe.audit.shipping import Delivery, Shipper
-from evoclaw.observe.audit.sink import Who
-from evoclaw.observe.audit.sqlite import SqliteDatabase
+from evoclaw.observe.audit.shipper import Delivery, Shipper
+from evoclaw.observe.audit.sink import AuditContext
 from evoclaw.observe.audit.verify import verify
-from evoclaw.observe.audit.warm import SHIPPED, day_files, read_head, read_shipped, spool_size
+from evoclaw.observe.audit.warm import SHIPPED_FILE, day_files, read_head, read_shipped, spool_size
 from evoclaw.wiring.audit import open_audit
 from tests.observe.support import (
     DAY,
@@ -40,9 +38,9 @@ from tests.observe.support import (
 )
 
 
-def shipper(data: Path, database: SqliteDatabase, clock: Clock, **settings: object) -> Shipper:
+def shipper(data: Path, database: SqliteColdDatabase, clock: Clock, **settings: object) -> Shipper:
     chosen = AuditSettings(**settings)  # pyright: ignore[reportArgumentType]
-    return Shipper(warm_in(data), SqlCold(database), chosen, clock=clock.wall)
+    return Shipper(warm_in(data), SqlColdTier(database), chosen, clock=clock.wall)
 
 
 def write(data: Path, clock: Clock, count: int, first: int = 0) -> None:
@@ -57,10 +55,10 @@ def rows(path: Path) -> list[int]:
     return found
 
 
-async def all_cold(data: Path, database: SqliteDatabase) -> list[tuple[int, bytes]]:
+async def all_cold(data: Path, database: SqliteColdDatabase) -> list[tuple[int, bytes]]:
     head = read_head(data / "audit")
     assert head is not None
-    return [row async for row in stored(SqlCold(database), head.chain)]
+    return [row async for row in cold_lines(SqlColdTier(database), head.chain)]
 
 
 async def test_records_are_delivered_once_and_only_the_new_ones_after(tmp_path: Path) -> None:
@@ -108,7 +106,7 @@ async def test_fault_68_a_slow_cold_tier_keeps_no_call_waiting(tmp_path: Path) -
     clock = Clock()
     gate = asyncio.Event()
 
-    class Slow(SqliteDatabase):
+    class Slow(SqliteColdDatabase):
         async def run(self, sql: str, *values: object) -> list[tuple[object, ...]]:  # pyright: ignore
             await gate.wait()
             return await super().run(sql, *values)  # pyright: ignore
@@ -154,7 +152,7 @@ async def test_fault_68_answers_that_get_lost_make_no_duplicates_and_no_gaps(
     assert check(tmp_path, cold=found).ok
     head = read_head(tmp_path / "audit")
     assert head is not None
-    assert len(await SqlCold(cold).checkpoints(head.chain)) == 1
+    assert len(await SqlColdTier(cold).checkpoints(head.chain)) == 1
     await cold.close()
 
 
@@ -163,7 +161,7 @@ async def test_fault_68_everything_sent_again_changes_nothing(tmp_path: Path) ->
     write(tmp_path, clock, 250)
     await shipper(tmp_path, cold, clock).ship()
     before = await all_cold(tmp_path, cold)
-    (tmp_path / "audit" / SHIPPED).unlink()
+    (tmp_path / "audit" / SHIPPED_FILE).unlink()
 
     assert (await shipper(tmp_path, cold, clock).ship()).shipped == 250
     assert await all_cold(tmp_path, cold) == before
@@ -177,9 +175,9 @@ async def test_a_record_that_the_cold_tier_has_otherwise_is_never_taken_for_deli
     write(tmp_path, clock, 5)
     await shipper(tmp_path, cold, clock).ship()
     await cold.run("UPDATE evoclaw_audit SET line = replace(line, 'echo 2', 'echo 9')")
-    (tmp_path / "audit" / SHIPPED).unlink()
+    (tmp_path / "audit" / SHIPPED_FILE).unlink()
 
-    with pytest.raises(AuditError, match="another record 3"):
+    with pytest.raises(AuditError, match="record 3 in .* differs"):
         await shipper(tmp_path, cold, clock).ship()
     found = check(tmp_path, cold=await all_cold(tmp_path, cold)).findings[0]
     assert (found.kind, found.place, found.line) == ("cold", "cold", 3)
@@ -423,11 +421,11 @@ async def test_records_are_found_in_files_and_in_the_cold_tier(tmp_path: Path) -
             warm_in(tmp_path).append([one], clock.now)
         clock.go(DAY)
     await shipper(tmp_path, cold, clock).ship()
-    tier, folder = SqlCold(cold), tmp_path / "audit"
+    tier, folder = SqlColdTier(cold), tmp_path / "audit"
     assert len(day_files(folder)) == 8
 
     async def count(**wanted: object) -> int:
-        query = Query(**wanted)  # pyright: ignore[reportArgumentType]
+        query = AuditQuery(**wanted)  # pyright: ignore[reportArgumentType]
         found = await search(folder, query, tier)
         assert [one["seq"] for one in found] == sorted({one["seq"] for one in found})
         return len(found)
@@ -442,7 +440,7 @@ async def test_records_are_found_in_files_and_in_the_cold_tier(tmp_path: Path) -
     assert await count(text="day_1") == 9
     assert await count(text="dayx1") == 0
     assert await count(since=NOON, until=NOON + 2 * DAY) == 6
-    newest = await search(folder, Query(kind="call", limit=2))
+    newest = await search(folder, AuditQuery(kind="call", limit=2))
     assert [one["seq"] for one in newest] == [35, 36]
     await cold.close()
 
@@ -457,22 +455,22 @@ async def test_an_export_holds_a_span_that_can_be_checked_elsewhere(tmp_path: Pa
     warm_in(tmp_path).checkpoint(clock.now)
     folder, out = tmp_path / "audit", tmp_path / "out.jsonl"
 
-    whole = await export(folder, out, Query(), SqlCold(cold))
+    whole = await export(folder, out, AuditQuery(), SqlColdTier(cold))
     part = await export(
         folder,
         tmp_path / "part.jsonl",
-        Query(since=NOON + DAY, until=NOON + 3 * DAY),
-        SqlCold(cold),
+        AuditQuery(since=NOON + DAY, until=NOON + 3 * DAY),
+        SqlColdTier(cold),
     )
 
     assert whole[0] == 1 and part == (4, 9)
     for name in ("out.jsonl", "part.jsonl"):
-        assert verify(exported([tmp_path / name]), [public(tmp_path)]).findings == ()
+        assert verify(exported_files([tmp_path / name]), [public(tmp_path)]).findings == ()
     assert out.stat().st_mode & 0o777 == 0o600
     with pytest.raises(AuditError, match="choose another file"):
-        await export(folder, out, Query(), SqlCold(cold))
+        await export(folder, out, AuditQuery(), SqlColdTier(cold))
     with pytest.raises(AuditError, match="no record"):
-        await export(folder, tmp_path / "none", Query(until=1.0), SqlCold(cold))
+        await export(folder, tmp_path / "none", AuditQuery(until=1.0), SqlColdTier(cold))
     await cold.close()
 
 
@@ -510,7 +508,7 @@ async def test_the_file_of_the_cold_tier_is_closed_with_the_audit(tmp_path: Path
     settings = AuditSettings(ship_seconds=0.01)
     async with open_audit(tmp_path, settings, {}, keeps_on=True) as audit:
         assert audit is not None
-        audit.tell("policy_loaded", Who(principal=LOCAL, agent_id="a"))
+        audit.record("policy_loaded", AuditContext(principal=LOCAL, agent_id="a"))
         await until(lambda: bool(_open_files(tmp_path)))
     assert _open_files(tmp_path) == []
 

@@ -43,9 +43,14 @@ from evoclaw.core.tracing import (
     traceparent,
 )
 from evoclaw.executors.trace_step import TraceCall
-from evoclaw.observe.tracing import content, spans, words
-from evoclaw.observe.tracing.tracing import CAPTURE, Tracing, asked_for
-from evoclaw.observe.tracing.words import Who
+from evoclaw.observe.tracing import attributes as attrs
+from evoclaw.observe.tracing import content, spans
+from evoclaw.observe.tracing.attributes import TracedRun
+from evoclaw.observe.tracing.tracing import (
+    CAPTURE_VARIABLE,
+    Tracing,
+    configured_exporters,
+)
 from evoclaw.orchestrator.errands import Errand
 from evoclaw.providers.names import ENDPOINTS
 from evoclaw.providers.scripted import Scripted, calls, says
@@ -58,7 +63,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 REGISTRY: Any = importlib.import_module(
     "opentelemetry.semconv._incubating.attributes.gen_ai_attributes"
 )
-COOK = Who("cook", "kitchen", "acme")
+COOK = TracedRun("cook", "kitchen", "acme")
 
 
 @asynccontextmanager
@@ -90,7 +95,7 @@ async def drive(
     echoing = Table((tool("echo", effect=Effect.READ, resources=()), echo))
     executor = Pipeline([table or echoing], [TraceCall()])
     ports = Ports(provider, executor, policy or AllowAll())
-    bus = Bus(state.run_id, [tracing.listener(COOK, before)], seq=before[-1].seq if before else 0)
+    bus = Bus(state.run_id, [tracing.sink(COOK, before)], seq=before[-1].seq if before else 0)
     records: list[Record] = []
     stream = recorded(run_loop(state, ports, LoopSettings()), bus)
     async for record in stream:
@@ -114,7 +119,7 @@ def words_of(module: object) -> set[str]:
 
 
 def test_every_name_of_the_conventions_is_one_of_the_registry() -> None:
-    ours = words_of(words) | words_of(content) | words_of(spans)
+    ours = words_of(attrs) | words_of(content) | words_of(spans)
     known = words_of(REGISTRY) | words_of(error_attributes) | words_of(service_attributes)
     standard = {one for one in ours if one.startswith(("gen_ai.", "error.", "service."))}
     assert len(standard) > 20
@@ -130,12 +135,12 @@ def test_every_name_of_the_conventions_is_one_of_the_registry() -> None:
 
 def test_every_operation_and_vendor_is_one_of_the_registry() -> None:
     operations = {one.value for one in REGISTRY.GenAiOperationNameValues}
-    ours = {words.INVOKE_AGENT, words.CHAT, words.EXECUTE_TOOL}
+    ours = {attrs.INVOKE_AGENT, attrs.CHAT, attrs.EXECUTE_TOOL}
     assert ours <= operations
     vendors = {one.value for one in REGISTRY.GenAiProviderNameValues}
     unknown_there = {"ollama", "openrouter", "together", "lmstudio", "vllm", "llamacpp"}
     for prefix in set(ENDPOINTS) - unknown_there:
-        assert words.model_of(f"{prefix}/m")[words.PROVIDER] in vendors
+        assert attrs.model_of(f"{prefix}/m")[attrs.PROVIDER] in vendors
 
 
 async def test_what_was_denied_invented_or_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +262,7 @@ async def test_what_was_said_is_left_out_unless_asked_for_and_then_without_secre
         for word in (b"cake", b"sugar", b"stir", b"eat it", SECRET.encode()):
             assert word not in traces.raw
         traces.spans.clear()
-        async with tracing_to(traces, monkeypatch, **{CAPTURE: "true"}) as tracing:
+        async with tracing_to(traces, monkeypatch, **{CAPTURE_VARIABLE: "true"}) as tracing:
             await run(tracing, "loud")
         spans = traces.sorted
     assert SECRET.encode() not in traces.raw
@@ -348,7 +353,7 @@ async def test_log_lines_of_a_run_say_which_trace_they_belong_to(
     ],
 )
 def test_only_the_standard_variables_ask(env: dict[str, str], kinds: tuple[str, ...]) -> None:
-    assert tuple(asked_for(env)) == kinds
+    assert tuple(configured_exporters(env)) == kinds
 
 
 @pytest.mark.parametrize(
@@ -360,7 +365,7 @@ def test_only_the_standard_variables_ask(env: dict[str, str], kinds: tuple[str, 
 )
 def test_what_cannot_be_done_is_told(env: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        asked_for(env)
+        configured_exporters(env)
 
 
 async def test_without_the_packages_one_is_told_what_to_install(

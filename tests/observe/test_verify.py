@@ -14,11 +14,18 @@ import msgspec
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.observe.audit.checkpoints import Checkpoint, Key, check_key, decode, encode, is_signed
-from evoclaw.observe.audit.material import exported
+from evoclaw.observe.audit.checkpoints import (
+    AuditKey,
+    Checkpoint,
+    check_key,
+    decode,
+    encode,
+    is_signed,
+)
+from evoclaw.observe.audit.reader import exported_files
 from evoclaw.observe.audit.records import canonical, genesis, seal, unseal
 from evoclaw.observe.audit.verify import verify
-from evoclaw.observe.audit.warm import CHECKPOINTS, HEAD, day_files, read_head
+from evoclaw.observe.audit.warm import CHECKPOINTS_FILE, HEAD_FILE, day_files, read_head
 from tests.observe.support import DAY, NOON, check, fields, public, warm_in
 
 COUNT, EVERY = 30, 5
@@ -212,11 +219,11 @@ def test_fault_67_an_old_file_put_back_is_named(data: Path, tmp_path: Path) -> N
     new = {path.name: path.read_bytes() for path in (copy / "audit").iterdir()}
     for names in (
         [day],
-        [HEAD],
-        [CHECKPOINTS],
-        [day, HEAD],
-        [day, CHECKPOINTS],
-        [HEAD, CHECKPOINTS],
+        [HEAD_FILE],
+        [CHECKPOINTS_FILE],
+        [day, HEAD_FILE],
+        [day, CHECKPOINTS_FILE],
+        [HEAD_FILE, CHECKPOINTS_FILE],
     ):
         for name, content in new.items():
             (copy / "audit" / name).write_bytes(old[name] if name in names else content)
@@ -259,7 +266,7 @@ def rechained(data: Path, at: int) -> None:
     put(data, [made[:10], made[10:20], made[20:]])
     size = len(b"".join(line + b"\n" for line in made[20:]))
     forged = msgspec.structs.replace(head, hash=prev, size=size)
-    (data / "audit" / HEAD).write_bytes(msgspec.json.encode(forged))
+    (data / "audit" / HEAD_FILE).write_bytes(msgspec.json.encode(forged))
 
 
 @pytest.mark.parametrize("at", [1, 5, 15, 30])
@@ -275,7 +282,7 @@ def test_fault_67_a_chain_made_anew_does_not_fit_what_was_signed(copy: Path, at:
 
 @pytest.mark.parametrize("number", range(6))
 def test_fault_67_a_checkpoint_that_is_gone_is_named(copy: Path, number: int) -> None:
-    path = copy / "audit" / CHECKPOINTS
+    path = copy / "audit" / CHECKPOINTS_FILE
     lines = path.read_bytes().split(b"\n")[:-1]
     del lines[number]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -286,7 +293,7 @@ def test_fault_67_a_checkpoint_that_is_gone_is_named(copy: Path, number: int) ->
 @pytest.mark.parametrize("name", ["chain", "n", "seq", "head", "at", "prev", "key", "signature"])
 @pytest.mark.parametrize("number", [0, 3, 5])
 def test_fault_67_a_forged_checkpoint_is_named(copy: Path, name: str, number: int) -> None:
-    path = copy / "audit" / CHECKPOINTS
+    path = copy / "audit" / CHECKPOINTS_FILE
     lines = path.read_bytes().split(b"\n")[:-1]
     record = json.loads(lines[number])
     was = record[name]
@@ -295,27 +302,27 @@ def test_fault_67_a_forged_checkpoint_is_named(copy: Path, name: str, number: in
     path.write_bytes(b"".join(line + b"\n" for line in lines))
 
     found = [one for one in check(copy).findings if one.kind == "checkpoint"]
-    assert (found[0].place, found[0].line) == (CHECKPOINTS, number + 1)
+    assert (found[0].place, found[0].line) == (CHECKPOINTS_FILE, number + 1)
 
 
 def test_fault_67_another_key_signs_nothing_here(copy: Path) -> None:
-    path = copy / "audit" / CHECKPOINTS
-    other = Key(b"k" * 32)
+    path = copy / "audit" / CHECKPOINTS_FILE
+    other = AuditKey(b"k" * 32)
     lines = path.read_bytes().split(b"\n")[:-1]
     signed = [other.sign(one) for line in lines if (one := decode(line)) is not None]
     path.write_bytes(b"".join(encode(one) + b"\n" for one in signed))
 
     found = check(copy).findings[0]
     assert (found.kind, found.line) == ("checkpoint", 1)
-    assert "not trusted" in found.text
+    assert "untrusted" in found.text
 
 
 def test_fault_67_the_checkpoints_or_the_head_as_a_whole_gone_is_named(copy: Path) -> None:
-    kept = (copy / "audit" / CHECKPOINTS).read_bytes()
-    (copy / "audit" / CHECKPOINTS).unlink()
+    kept = (copy / "audit" / CHECKPOINTS_FILE).read_bytes()
+    (copy / "audit" / CHECKPOINTS_FILE).unlink()
     assert "checkpoint" in {one.kind for one in check(copy).findings}
-    (copy / "audit" / CHECKPOINTS).write_bytes(kept)
-    (copy / "audit" / HEAD).unlink()
+    (copy / "audit" / CHECKPOINTS_FILE).write_bytes(kept)
+    (copy / "audit" / HEAD_FILE).unlink()
     assert [one.kind for one in check(copy).findings] == ["head"]
 
 
@@ -324,7 +331,7 @@ HEAD_FIELDS = ("chain", "seq", "hash", "file", "size", "checkpoints", "checkpoin
 
 @pytest.mark.parametrize("name", HEAD_FIELDS)
 def test_fault_67_an_edited_head_is_named(copy: Path, name: str) -> None:
-    path = copy / "audit" / HEAD
+    path = copy / "audit" / HEAD_FILE
     for step in (-1, 1):
         record = json.loads(path.read_bytes())
         was = record[name]
@@ -359,12 +366,12 @@ def test_an_export_can_be_checked_elsewhere_and_every_cut_of_it_is_named(
     data: Path, tmp_path: Path
 ) -> None:
     rows = [line for some in all_lines(data) for line in some]
-    signed = (data / "audit" / CHECKPOINTS).read_bytes().split(b"\n")[:-1]
+    signed = (data / "audit" / CHECKPOINTS_FILE).read_bytes().split(b"\n")[:-1]
     path, key = tmp_path / "out.jsonl", public(data)
 
     def report(lines: list[bytes]) -> Any:
         path.write_bytes(b"".join(line + b"\n" for line in lines))
-        return verify(exported([path]), [key])
+        return verify(exported_files([path]), [key])
 
     whole = [*signed, *rows]
     assert report(whole).ok
@@ -373,11 +380,11 @@ def test_an_export_can_be_checked_elsewhere_and_every_cut_of_it_is_named(
     middle = [line for line in signed if (one := decode(line)) and one.seq >= 10]
     assert report([*middle, *rows[10:]]).ok, "it may begin after a checkpoint"
     assert not report([*middle, *rows[11:]]).ok
-    assert not verify(exported([path]), [Key(b"x" * 32).public]).ok
+    assert not verify(exported_files([path]), [AuditKey(b"x" * 32).public]).ok
 
 
 def test_a_signature_is_for_checkpoints_alone() -> None:
-    key = Key(b"s" * 32)
+    key = AuditKey(b"s" * 32)
     one = key.sign(Checkpoint("c", 1, 5, "h", 1.0, "", ""))
     assert is_signed(one)
     assert not is_signed(msgspec.structs.replace(one, seq=6))
@@ -393,16 +400,16 @@ def test_a_key_that_is_none_is_refused(tmp_path: Path) -> None:
     path.write_text("rubbish")
     path.chmod(0o600)
     with pytest.raises(ConfigError, match="key"):
-        Key.load_or_create(path)
+        AuditKey.load_or_create(path)
     path.write_text("A" * 43)
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
-        Key.load_or_create(path)
+        AuditKey.load_or_create(path)
 
 
 def test_no_single_changed_byte_goes_unseen(copy: Path) -> None:
     chance = random.Random(7)
-    for path in [*files_of(copy), copy / "audit" / CHECKPOINTS]:
+    for path in [*files_of(copy), copy / "audit" / CHECKPOINTS_FILE]:
         whole = path.read_bytes()
         for _ in range(60):
             at = chance.randrange(len(whole))

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from evoclaw.observe.audit.records import canonical
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
 from evoclaw.observe.audit.warm import (
-    CHECKPOINTS,
-    HEAD,
+    CHECKPOINTS_FILE,
+    HEAD_FILE,
     day_files,
     lines_backwards,
     read_head,
@@ -105,9 +105,9 @@ def size_of(data: Path) -> int:
 def test_records_that_a_killed_writer_left_without_a_head_are_taken_up(tmp_path: Path) -> None:
     warm = warm_in(tmp_path, 2)
     warm.append([fields(1)], NOON)
-    head = (tmp_path / "audit" / HEAD).read_bytes()
+    head = (tmp_path / "audit" / HEAD_FILE).read_bytes()
     warm.append([fields(2), fields(3)], NOON)
-    (tmp_path / "audit" / HEAD).write_bytes(head)
+    (tmp_path / "audit" / HEAD_FILE).write_bytes(head)
     with day_files(tmp_path / "audit")[0].path.open("ab") as file:
         file.write(b'{"torn":')
 
@@ -122,9 +122,9 @@ def test_records_that_a_killed_writer_left_without_a_head_are_taken_up(tmp_path:
 def test_a_new_day_that_a_killed_writer_began_without_a_head_is_taken_up(tmp_path: Path) -> None:
     warm = warm_in(tmp_path)
     warm.append([fields(1)], NOON)
-    head = (tmp_path / "audit" / HEAD).read_bytes()
+    head = (tmp_path / "audit" / HEAD_FILE).read_bytes()
     warm.append([fields(2)], NOON + DAY)
-    (tmp_path / "audit" / HEAD).write_bytes(head)
+    (tmp_path / "audit" / HEAD_FILE).write_bytes(head)
 
     warm.append([fields(3)], NOON + DAY)
     warm.checkpoint(NOON + DAY)
@@ -136,7 +136,7 @@ def test_a_new_day_that_a_killed_writer_began_without_a_head_is_taken_up(tmp_pat
 def test_half_a_checkpoint_is_cut_off(tmp_path: Path) -> None:
     warm = warm_in(tmp_path, 1)
     warm.append([fields(1)], NOON)
-    with (tmp_path / "audit" / CHECKPOINTS).open("ab") as file:
+    with (tmp_path / "audit" / CHECKPOINTS_FILE).open("ab") as file:
         file.write(b'{"chain":')
 
     warm.append([fields(2)], NOON)
@@ -163,7 +163,7 @@ def test_the_chain_goes_on_over_a_cut_and_the_cut_stays_named(tmp_path: Path) ->
 def test_a_lost_head_is_found_again_and_said(tmp_path: Path) -> None:
     warm = warm_in(tmp_path, 2)
     warm.append([fields(number) for number in range(5)], NOON)
-    (tmp_path / "audit" / HEAD).unlink()
+    (tmp_path / "audit" / HEAD_FILE).unlink()
 
     warm.append([fields(6)], NOON)
 
@@ -265,17 +265,17 @@ def test_a_checkpoint_that_the_head_does_not_know_is_taken_up_and_a_torn_one_is_
     warm = warm_in(tmp_path, 2)
     for number in range(4):
         warm.append([fields(number)], NOON)
-    head = (tmp_path / "audit" / HEAD).read_bytes()
+    head = (tmp_path / "audit" / HEAD_FILE).read_bytes()
     warm.append([fields(4)], NOON)
     warm.append([fields(5)], NOON)
-    with (tmp_path / "audit" / CHECKPOINTS).open("ab") as file:
+    with (tmp_path / "audit" / CHECKPOINTS_FILE).open("ab") as file:
         file.write(b'{"torn')
-    (tmp_path / "audit" / HEAD).write_bytes(head)  # as if the writer was killed before it
+    (tmp_path / "audit" / HEAD_FILE).write_bytes(head)  # as if the writer was killed before it
 
     warm = warm_in(tmp_path, 2)
     warm.append([fields(6), fields(7)], NOON)
 
-    numbers = [json.loads(line)["n"] for line in read_lines(tmp_path / "audit" / CHECKPOINTS)]
+    numbers = [json.loads(line)["n"] for line in read_lines(tmp_path / "audit" / CHECKPOINTS_FILE)]
     assert numbers == [1, 2, 3, 4]
     assert check(tmp_path).ok
 

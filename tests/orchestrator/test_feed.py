@@ -17,9 +17,9 @@ from evoclaw.governance.approvals import Asking, Scope
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.overview import feed as feeds
-from evoclaw.orchestrator.overview import news
-from evoclaw.orchestrator.overview.feed import Feed, Item, Told
-from evoclaw.orchestrator.overview.news import ApprovalNews, FleetNews, RunNews
+from evoclaw.orchestrator.overview import sources
+from evoclaw.orchestrator.overview.feed import Feed, FeedItem, FeedUpdate
+from evoclaw.orchestrator.overview.sources import ApprovalSource, EdgeSource, RunSource
 from evoclaw.orchestrator.people.approvals import Approvals, Case
 from evoclaw.orchestrator.runs.runs import Errand
 from evoclaw.orchestrator.seldom import Seldom, times
@@ -39,26 +39,26 @@ class Things:
 
     def __init__(self, always_whole: bool = False) -> None:
         self.always_whole = always_whole
-        self.all: dict[str, Item] = {}
-        self.fresh: list[Item] = []
-        self.looks = 0
+        self.all: dict[str, FeedItem] = {}
+        self.fresh: list[FeedItem] = []
+        self.polls = 0
         self.problems: list[Exception] = []
 
     def put(self, id_: str, value: int, owner: str | None = None) -> None:
-        self.all[id_] = item = Item(id_, owner, Raw(msgspec.json.encode(value)))
+        self.all[id_] = item = FeedItem(id_, owner, Raw(msgspec.json.encode(value)))
         self.fresh.append(item)
 
     def is_due(self, written: bool) -> bool:
         return True
 
-    async def look(self) -> Sequence[Item]:
-        self.looks += 1
+    async def poll(self) -> Sequence[FeedItem]:
+        self.polls += 1
         if self.problems:
             raise self.problems.pop()
         fresh, self.fresh = self.fresh, []
         return fresh
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
+    async def all_items(self, owner: str | None) -> Sequence[FeedItem]:
         return list(self.all.values())
 
 
@@ -83,22 +83,28 @@ def a_feed(things: Things, bell: Bell, *, pace: float = 0.01, look: float = 3600
     async def written() -> Mark:
         return next(numbers), ""
 
-    return Feed({"things": lambda _: things}, written, [bell.change], pace=pace, look=look)
+    return Feed(
+        {"things": lambda _: things},
+        written,
+        [bell.change],
+        min_interval_s=pace,
+        max_interval_s=look,
+    )
 
 
 @asynccontextmanager
 async def watching(
     feed: Feed, owner: str | None = None
-) -> AsyncGenerator[Callable[[], asyncio.Future[Told]]]:
+) -> AsyncGenerator[Callable[[], asyncio.Future[FeedUpdate]]]:
     async with asyncio.timeout(LIMIT), aclosing(feed.watch("t", ["things"], owner)) as told:
 
-        async def following() -> Told:
+        async def following() -> FeedUpdate:
             return (await anext(told))[1]
 
         yield lambda: asyncio.ensure_future(following())
 
 
-def values(told: Told) -> list[int]:
+def values(told: FeedUpdate) -> list[int]:
     return [msgspec.json.decode(one) for one in told.items]
 
 
@@ -106,10 +112,10 @@ async def test_a_newcomer_is_told_all_and_then_what_changed() -> None:
     things, bell = Things(), Bell()
     things.put("a", 1)
     async with watching(a_feed(things, bell)) as following:
-        assert await following() == Told((Raw(b"1"),), whole=True)
+        assert await following() == FeedUpdate((Raw(b"1"),), whole=True)
         things.put("b", 2)
         bell.ring()
-        assert await following() == Told((Raw(b"2"),), whole=False)
+        assert await following() == FeedUpdate((Raw(b"2"),), whole=False)
 
 
 async def test_the_looking_is_done_once_for_all_who_watch() -> None:
@@ -119,11 +125,11 @@ async def test_the_looking_is_done_once_for_all_who_watch() -> None:
         everybody = (one, two, three)
         await asyncio.gather(*(following() for following in everybody))
         things.put("a", 1)
-        before = things.looks
+        before = things.polls
         bell.ring()
         told = await asyncio.gather(*(following() for following in everybody))
         assert [values(one) for one in told] == [[1]] * 3
-        assert things.looks - before <= 2
+        assert things.polls - before <= 2
 
 
 async def test_a_slow_watcher_is_told_the_latest_of_each() -> None:
@@ -140,14 +146,16 @@ async def test_a_slow_watcher_is_told_the_latest_of_each() -> None:
 
 
 async def test_whoever_is_far_behind_is_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "MOST", 3)
+    monkeypatch.setattr(feeds, "MAX_PENDING_ITEMS", 3)
     things, bell = Things(), Bell()
     async with watching(a_feed(things, bell)) as following:
         await following()
         for value in range(4):
             things.put(str(value), value)
         bell.ring()
-        assert await following() == Told(tuple(Raw(b"%d" % one) for one in range(4)), whole=True)
+        assert await following() == FeedUpdate(
+            tuple(Raw(b"%d" % one) for one in range(4)), whole=True
+        )
 
 
 async def test_a_watcher_is_told_what_is_his_and_what_is_everybodys() -> None:
@@ -181,7 +189,7 @@ async def test_what_is_told_whole_is_told_again_only_if_it_is_another() -> None:
         assert values(await boss()) == [1, 2]
         things.put("hers", 3, "ann")
         bell.ring()
-        assert await hers == Told((Raw(b"3"),), whole=True)
+        assert await hers == FeedUpdate((Raw(b"3"),), whole=True)
 
 
 async def test_a_store_that_cannot_be_read_is_looked_at_again(
@@ -240,31 +248,33 @@ async def test_a_mark_changes_with_what_others_write_and_with_nothing_else(place
 async def test_a_run_is_news_when_it_changes_also_when_no_list_has_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "NEWEST", 1)
-    monkeypatch.setattr(news, "OPEN", 1)
+    monkeypatch.setattr(sources, "NEWEST_RUNS", 1)
+    monkeypatch.setattr(sources, "MAX_OPEN_RUNS", 1)
     async with service(place, serve=False) as here:
         first, second = await here.begin("first"), await here.begin("second")
-        runs = RunNews(here.store)
-        await runs.look()
-        assert list(await runs.look()) == []
+        runs = RunSource(here.store)
+        await runs.poll()
+        assert list(await runs.poll()) == []
         for view in (second, first):
             await here.begin(f"after {view.asked}")
-            assert len(await runs.look()) == 1
+            assert len(await runs.poll()) == 1
         assert await here.runs.cancel("local", second.run_id)
         async with here.runs.serving():
             await here.ended(second.run_id)
-        changed = {item.id for item in await runs.look()}
+        changed = {item.id for item in await runs.poll()}
         assert second.run_id in changed
 
 
 async def test_a_run_of_another_tenant_is_no_news(place: Place) -> None:
     async with service(place) as here:
-        runs = RunNews(here.store)
-        await runs.look()
+        runs = RunSource(here.store)
+        await runs.poll()
         view, _ = await here.runs.start(Principal("else", "eve"), Errand("psst"))
         await here.ended(view.run_id, "else")
-        assert list(await runs.look()) == []
-        assert [one.owner for one in await RunNews(here.store.of("else")).whole(None)] == ["eve"]
+        assert list(await runs.poll()) == []
+        assert [one.owner for one in await RunSource(here.store.of("else")).all_items(None)] == [
+            "eve"
+        ]
 
 
 async def test_an_approval_is_gone_when_nobody_may_answer_it_any_more(place: Place) -> None:
@@ -285,13 +295,13 @@ async def test_an_approval_is_gone_when_nobody_may_answer_it_any_more(place: Pla
         blob = msgspec.json.encode(asking)
         row = StoredApproval("a", "local", "r.1.0.0", "s", "k", blob, now + 10)
         await store.claim(Claim(row, 1, "me"))
-        cases = ApprovalNews(Approvals(store), "local", _tool, lambda: now)
-        assert [item.owner for item in await cases.look()] == ["ann"]
+        cases = ApprovalSource(Approvals(store), "local", _tool, lambda: now)
+        assert [item.owner for item in await cases.poll()] == ["ann"]
         assert not cases.is_due(False)
         now += 10
         assert cases.is_due(False)
-        assert await cases.look(), "that something is gone is a change"
-        assert await cases.whole(None) == []
+        assert await cases.poll(), "that something is gone is a change"
+        assert await cases.all_items(None) == []
         assert not cases.is_due(False)
 
 
@@ -310,17 +320,17 @@ def _edge(name: str, member: Member | None, device: str | None) -> Shown:
 
 async def test_of_a_thousand_edges_only_those_that_beat_are_news() -> None:
     fleet, joined = Fleet(), {"edge-7": "approved"}
-    edges = FleetNews(fleet, lambda: dict(joined), _edge)
+    edges = EdgeSource(fleet, lambda: dict(joined), _edge)
     for number in range(1_000):
         fleet.beat(f"edge-{number}", Heartbeat("b", 1, number))
-    assert len(await edges.look()) == 1_000
-    assert list(await edges.look()) == []
+    assert len(await edges.poll()) == 1_000
+    assert list(await edges.poll()) == []
     fleet.beat("edge-7", Heartbeat("b", 1, 1, 1))
-    (item,) = await edges.look()
+    (item,) = await edges.poll()
     assert msgspec.json.decode(item.shown, type=Shown) == Shown("edge-7 approved", 9)
     joined["edge-8"] = "revoked"
-    assert [item.id for item in await edges.look()] == ["edge-8"]
-    assert len(await edges.whole(None)) == 1_000
+    assert [item.id for item in await edges.poll()] == ["edge-8"]
+    assert len(await edges.all_items(None)) == 1_000
 
 
 def test_the_loads_of_an_edge_are_bounded_and_nonsense_is_not_believed() -> None:

@@ -19,9 +19,9 @@ from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.receipt_step import SignReceipt
-from evoclaw.orchestrator.proofs.archive import ReceiptArchive
-from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
-from evoclaw.orchestrator.proofs.signing import HERE, LocalReceipts, name_of
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
+from evoclaw.orchestrator.receipts.signer import LOCAL_AGENT_ID, LocalReceiptSigner, agent_id_of
+from evoclaw.orchestrator.receipts.verifier import ReceiptBreach, ReceiptVerifier
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.receipts import SCHEMA, Kept, Place, ReceiptStore
 from evoclaw.store.databases.database import Connection
@@ -42,8 +42,8 @@ class Kit:
     """A fleet whose orchestrator has a book."""
 
     here: House
-    book: ReceiptBook
-    breaches: list[Breach]
+    book: ReceiptVerifier
+    breaches: list[ReceiptBreach]
 
     @property
     def store(self) -> ReceiptStore:
@@ -65,12 +65,12 @@ class Kit:
 async def kit(
     folder: Path, *agents: str, required: bool = False, keys: bool = True, **settings: JSON
 ) -> AsyncGenerator[Kit]:
-    breaches: list[Breach] = []
+    breaches: list[ReceiptBreach] = []
     async with (
         await ReceiptStore.open(folder / "receipts.db", durable=False) as store,
         house(folder, *agents, start=False, **settings) as here,
     ):
-        book = ReceiptBook(store, required=required, noted=breaches.append)
+        book = ReceiptVerifier(store, required=required, on_breach=breaches.append)
         here.orchestrator.reception.receipts = book
         for n, device in enumerate(here.devices.values()):
             await device.start()
@@ -272,7 +272,7 @@ async def test_a_receipt_that_has_not_come_is_noticed_and_closes_the_gap_when_it
 
 async def test_a_receipt_that_another_orchestrator_got_is_not_missing(tmp_path: Path) -> None:
     async with kit(tmp_path) as found:
-        other = ReceiptBook(found.store, noted=found.breaches.append)
+        other = ReceiptVerifier(found.store, on_breach=found.breaches.append)
         await found.ask(text="a")
         reception = found.here.orchestrator.reception
         for book, text in ((other, "b"), (found.book, "c"), (other, "d")):
@@ -289,7 +289,7 @@ async def test_a_device_that_joined_anew_at_another_orchestrator_is_known_by_its
         await found.ask(text="a")
         sign(found.here.devices["pi"], OTHER)
         assert (await found.ask(text="b")).details["receipt"]["state"] == "invalid"
-        await ReceiptBook(found.store).pin("pi", OTHER.public_key)
+        await ReceiptVerifier(found.store).pin("pi", OTHER.public_key)
         assert (await found.ask(text="c")).details["receipt"]["state"] == "valid"
 
 
@@ -329,7 +329,7 @@ async def test_a_fork_is_noticed_also_by_an_orchestrator_that_was_restarted(tmp_
     async with kit(tmp_path) as found:
         await found.ask(text="a")
         (kept,) = await found.kept()
-        again = ReceiptBook(found.store, noted=found.breaches.append)
+        again = ReceiptVerifier(found.store, on_breach=found.breaches.append)
         found.here.orchestrator.reception.receipts = again
         await found.here.pi.stop()
         found.here.pi.lose_journal()
@@ -401,7 +401,7 @@ async def test_local_calls_are_signed_by_this_machine_in_one_chain_for_all_proce
         await ReceiptStore.open(path, durable=False) as one,
         await ReceiptStore.open(path, durable=False) as other,
     ):
-        signers = [LocalReceipts(KEY, store, "boot") for store in (one, other)]
+        signers = [LocalReceiptSigner(KEY, store, "boot") for store in (one, other)]
         executors = [
             Pipeline([LocalExecutor([mark, broken])], [SignReceipt(each.sign)]) for each in signers
         ]
@@ -415,8 +415,10 @@ async def test_local_calls_are_signed_by_this_machine_in_one_chain_for_all_proce
         ids = {result.details["receipt"]["id"].partition("-")[0] for result in results}
         assert ids == {f"r{n}" for n in range(1, 11)}
         lines = [line async for line in ReceiptArchive(one).bundle()]
-        assert lines[0]["agent_id"] == HERE
-        _, wrong = verify.verify(verify.read_bundle(msgspec.json.encode(lines)), {HERE: "10"})
+        assert lines[0]["agent_id"] == LOCAL_AGENT_ID
+        _, wrong = verify.verify(
+            verify.read_bundle(msgspec.json.encode(lines)), {LOCAL_AGENT_ID: "10"}
+        )
         assert wrong == []
         with pytest.raises(RuntimeError):
             await executors[0].execute(_call(failing, "run.11.0.1"), lambda text: None)
@@ -430,7 +432,7 @@ async def test_machines_that_share_a_store_have_a_chain_and_a_key_each(tmp_path:
 
     keys = (KEY, OTHER)
     async with await ReceiptStore.open(tmp_path / "receipts.db", durable=False) as store:
-        signers = [LocalReceipts(key, store, "boot", shared=True, wait=False) for key in keys]
+        signers = [LocalReceiptSigner(key, store, "boot", shared=True, wait=False) for key in keys]
         executors = [
             Pipeline([LocalExecutor([mark])], [SignReceipt(each.sign)]) for each in signers
         ]
@@ -439,7 +441,7 @@ async def test_machines_that_share_a_store_have_a_chain_and_a_key_each(tmp_path:
             call = msgspec.structs.replace(call, arguments={"text": "a"})
             result = await executors[n % 2].execute(call, lambda text: None)
             assert result.details["receipt"]["state"] == "valid"
-        names = [name_of(key) for key in keys]
+        names = [agent_id_of(key) for key in keys]
         assert {pin.agent_id: pin.key for pin in await store.pins()} == {
             name: key.public_key for name, key in zip(names, keys, strict=True)
         }
@@ -457,7 +459,7 @@ async def test_what_is_handed_out_is_what_is_kept_when_a_transaction_is_done_aga
 
     def make(place: Place) -> tuple[Kept, Place]:
         mark = new_id()
-        made.append(Kept(HERE, mark, 1, mark, "", "r", "run", "local", 1.0, "{}", ""))
+        made.append(Kept(LOCAL_AGENT_ID, mark, 1, mark, "", "r", "run", "local", 1.0, "{}", ""))
         return made[-1], Place(mark, 1, mark)
 
     def fails(connection: Connection) -> None:
@@ -489,7 +491,7 @@ async def test_a_receipt_that_a_crash_kept_out_of_the_book_is_found_in_the_outco
         put = f"INSERT INTO commands ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         await store.database.write(lambda c: c.executemany(put, rows))
         assert len(await store.unbooked(0.0)) == 1
-        await ReceiptBook(store).repair(0.0)
+        await ReceiptVerifier(store).repair(0.0)
         assert [one.hash for one in await store.listed()] == [kept.hash]
         # Who starts next has nothing to look through.
         assert await store.unbooked(0.0) == []
@@ -567,7 +569,7 @@ async def test_fault_56_a_device_cannot_put_a_receipt_into_another_tenants_book(
 async def test_what_ran_on_this_machine_is_in_the_book_of_who_asked(tmp_path: Path) -> None:
     async with await ReceiptStore.open(tmp_path / "r.db", durable=False) as store:
         executor = Pipeline(
-            [LocalExecutor([marks])], [SignReceipt(LocalReceipts(KEY, store, "boot").sign)]
+            [LocalExecutor([marks])], [SignReceipt(LocalReceiptSigner(KEY, store, "boot").sign)]
         )
         call = _call(executor.tools()[0], "run.1.0.1")
         for tenant in ("acme", "local", "acme"):

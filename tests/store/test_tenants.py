@@ -21,8 +21,8 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.ledgers import Limit
 from evoclaw.core.messages import Reply, user
 from evoclaw.governance.budget.terms import path_of
-from evoclaw.observe.audit.cold import Query
-from evoclaw.observe.audit.reading import search
+from evoclaw.observe.audit.cold import AuditQuery
+from evoclaw.observe.audit.reader import search
 from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.store.calls import command_tables, receipts
 from evoclaw.store.calls.command_values import QueueFull
@@ -481,6 +481,6 @@ async def test_fault_56_the_audit_is_searched_by_tenant_and_counts_no_other_ones
     for number in range(12):
         tenant = A if number % 3 else "other"
         warm.append([fields(number) | {"tenant": tenant, "run_id": "same"}], NOON)
-    found = await search(tmp_path / "audit", Query(tenant="other", run_id="same", limit=3))
+    found = await search(tmp_path / "audit", AuditQuery(tenant="other", run_id="same", limit=3))
     assert [one["tenant"] for one in found] == ["other"] * 3, "a limit counts own records alone"
-    assert await search(tmp_path / "audit", Query(tenant="never", run_id="same")) == []
+    assert await search(tmp_path / "audit", AuditQuery(tenant="never", run_id="same")) == []

@@ -16,10 +16,10 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.pipeline import DeclaredStep
 from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.orchestrator.overview.figures import Figures
+from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.people.access import Access
 from evoclaw.orchestrator.people.approvals import Approvals
-from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.workflows.workflows import Workflows
@@ -347,7 +347,7 @@ class Parts:
     """All figures, as Prometheus reads them."""
     counted: Callable[[str, str, int, float], None] = uncounted
     """Told of each answer: method, route, status, and the seconds until it began."""
-    figures: Figures | None = None
+    figures: MetricsReader | None = None
     """Those that stored records tell of."""
     checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
     """By name, the parts without which nothing can be done: store, broker, provider."""

@@ -20,16 +20,28 @@ from evoclaw.cli.clean import clean
 from evoclaw.cli.fleet import show
 from evoclaw.cli.render import tell
 from evoclaw.core.errors import ConfigError
-from evoclaw.observe.audit.checkpoints import KIND, Checkpoint, Key, check_key, decode, encode
-from evoclaw.observe.audit.cold import Cold, Query
-from evoclaw.observe.audit.material import Stored, exported, material_in
-from evoclaw.observe.audit.opening import open_cold
-from evoclaw.observe.audit.reading import LAST, export, search
+from evoclaw.observe.audit.checkpoints import (
+    KEY_PREFIX,
+    AuditKey,
+    Checkpoint,
+    check_key,
+    decode,
+    encode,
+)
+from evoclaw.observe.audit.cold import AuditQuery, ColdTier, open_cold
+from evoclaw.observe.audit.reader import (
+    MAX_SEQ,
+    ColdLines,
+    audit_files,
+    export,
+    exported_files,
+    search,
+)
 from evoclaw.observe.audit.records import Fields
 from evoclaw.observe.audit.settings import AuditSettings
-from evoclaw.observe.audit.shipping import Shipper
-from evoclaw.observe.audit.verify import Report, verify
-from evoclaw.observe.audit.warm import Warm, read_head, read_shipped
+from evoclaw.observe.audit.shipper import Shipper
+from evoclaw.observe.audit.verify import VerifyReport, verify
+from evoclaw.observe.audit.warm import WarmTier, read_head, read_shipped
 
 FOLLOW = 0.5
 """Seconds between two looks for what is new."""
@@ -55,7 +67,7 @@ def audit(options: Namespace, wiring: Needs) -> int:
         case "ship":
             return asyncio.run(_ship(options, data, settings))
         case "key":
-            show(KIND + _key(data).public)
+            show(KEY_PREFIX + _key(data).public)
         case "tail":
             asyncio.run(_tail(options, data))
         case _:
@@ -77,7 +89,7 @@ def when(text: str | None, now: float) -> float | None:
 
 
 @asynccontextmanager
-async def _cold(data: Path, settings: AuditSettings) -> AsyncGenerator[Cold | None]:
+async def _cold(data: Path, settings: AuditSettings) -> AsyncGenerator[ColdTier | None]:
     cold = open_cold(data, settings, os.environ)
     try:
         yield cold
@@ -88,7 +100,7 @@ async def _cold(data: Path, settings: AuditSettings) -> AsyncGenerator[Cold | No
 
 async def _search(options: Namespace, data: Path, settings: AuditSettings) -> None:
     now = time.time()
-    query = Query(
+    query = AuditQuery(
         kind=options.kind,
         tenant=options.tenant,
         user=options.user,
@@ -113,7 +125,7 @@ async def _tail(options: Namespace, data: Path) -> None:
     last = 0
     count = options.n
     while True:
-        found = await search(data / "audit", Query(limit=count))
+        found = await search(data / "audit", AuditQuery(limit=count))
         for fields in found:
             if fields["seq"] > last:
                 _show(fields, options)
@@ -131,7 +143,7 @@ def _verify(options: Namespace, data: Path, settings: AuditSettings) -> int:
     if options.files:
         if not keys and not (data / "audit.key").exists():
             raise ConfigError("say whose signature counts: --key PUB, from `evoclaw audit key`")
-        material = exported([Path(file) for file in options.files])
+        material = exported_files([Path(file) for file in options.files])
         report = verify(material, keys or [_key(data).public], at_least=pin)
     else:
         report = _verify_here(keys, pin, data, None if options.no_cold else settings)
@@ -141,13 +153,13 @@ def _verify(options: Namespace, data: Path, settings: AuditSettings) -> int:
 
 def _verify_here(
     keys: list[str], pin: Checkpoint | None, data: Path, settings: AuditSettings | None
-) -> Report:
+) -> VerifyReport:
     folder = data / "audit"
     if not folder.is_dir():
         raise ConfigError(f"there is no audit in {folder}")
     key = _key(data)
-    with Warm(folder, key).locked():
-        material = material_in(folder)
+    with WarmTier(folder, key).locked():
+        material = audit_files(folder)
     trusted = keys or [key.public]
     cold = None if settings is None else open_cold(data, settings, os.environ)
     if cold is None or material.head is None:
@@ -155,18 +167,18 @@ def _verify_here(
     known = read_shipped(folder)
     delivered = known.seq if known is not None and known.cold == cold.name else 0
     with asyncio.Runner() as runner:
-        stored = Stored(_rows(runner, cold, material.head.chain), cold.name, delivered)
+        stored = ColdLines(_rows(runner, cold, material.head.chain), cold.name, delivered)
         try:
             return verify(material, trusted, cold=stored, at_least=pin)
         finally:
             runner.run(cold.close())
 
 
-def _rows(runner: asyncio.Runner, cold: Cold, chain: str) -> Iterator[tuple[int, bytes]]:
+def _rows(runner: asyncio.Runner, cold: ColdTier, chain: str) -> Iterator[tuple[int, bytes]]:
     """What the cold tier has, a page at a time: it may be more than fits into memory."""
     runner.run(cold.prepare())
     first = 1
-    while page := runner.run(cold.lines(chain, first, LAST)):
+    while page := runner.run(cold.lines(chain, first, MAX_SEQ)):
         yield from page
         first = page[-1][0] + 1
 
@@ -186,7 +198,7 @@ def _pin(text: str | None) -> Checkpoint | None:
     return found[-1]
 
 
-def _tell_report(report: Report, options: Namespace) -> None:
+def _tell_report(report: VerifyReport, options: Namespace) -> None:
     if options.json:
         show({**msgspec.to_builtins(report), "ok": report.ok})
         return
@@ -201,11 +213,11 @@ def _tell_report(report: Report, options: Namespace) -> None:
 
 async def _export(options: Namespace, data: Path, settings: AuditSettings) -> int:
     now = time.time()
-    query = Query(since=when(options.since, now), until=when(options.until, now))
+    query = AuditQuery(since=when(options.since, now), until=when(options.until, now))
     folder = data / "audit"
     if not folder.is_dir():
         raise ConfigError(f"there is no audit in {folder}")
-    checkpoint = Warm(folder, _key(data)).checkpoint(now)
+    checkpoint = WarmTier(folder, _key(data)).checkpoint(now)
     async with _cold(data, settings) as cold:
         first, last = await export(folder, Path(options.file), query, cold)
     if options.json:
@@ -218,7 +230,7 @@ async def _export(options: Namespace, data: Path, settings: AuditSettings) -> in
 
 
 async def _ship(options: Namespace, data: Path, settings: AuditSettings) -> int:
-    warm = Warm(data / "audit", _key(data), checkpoint_every=settings.checkpoint_every)
+    warm = WarmTier(data / "audit", _key(data), checkpoint_every=settings.checkpoint_every)
     async with _cold(data, settings) as cold:
         if cold is None:
             raise ConfigError("there is no cold tier: cold is `none` in [audit]")
@@ -237,8 +249,8 @@ async def _ship(options: Namespace, data: Path, settings: AuditSettings) -> int:
     return exits.FAILED if done.broken else exits.OK
 
 
-def _key(data: Path) -> Key:
-    return Key.load_or_create(data / "audit.key")
+def _key(data: Path) -> AuditKey:
+    return AuditKey.load_or_create(data / "audit.key")
 
 
 def _show(fields: Fields, options: Namespace) -> None:

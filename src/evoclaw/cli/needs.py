@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from evoclaw.governance.stops import StopFile
     from evoclaw.observe.audit.settings import AuditSettings
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.orchestrator.overview.figures import Figures
+    from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.orchestrator.people.access import Access
     from evoclaw.orchestrator.people.approvals import Approvals
-    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+    from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.skills.approvals import ApprovalFile
     from evoclaw.store.databases.moving import Manifest
@@ -115,7 +115,7 @@ class Wiring(Protocol):
         """The tokens of this machine, whether the service is up or not."""
         ...
 
-    def open_figures(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Figures]:
+    def open_figures(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[MetricsReader]:
         """What the stored records tell of, whether the service is up or not."""
         ...
 

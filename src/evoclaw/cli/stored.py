@@ -17,9 +17,10 @@ from evoclaw.cli.fleet import show
 from evoclaw.cli.tables import show_rows
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import LOCAL
+from evoclaw.core.metrics import Distribution
 from evoclaw.governance.budget.settings import seconds_of
-from evoclaw.orchestrator.overview.figures import Figures, FiguresView
-from evoclaw.orchestrator.overview.tallying import RequestFigures, Spread, ToolFigures
+from evoclaw.orchestrator.overview.aggregation import RequestSummary, ToolSummary
+from evoclaw.orchestrator.overview.metrics import MetricsReader, MetricsView
 
 LONGEST_NAME = 30
 """Characters of a tool's name in the table."""
@@ -28,12 +29,12 @@ LONGEST_NAME = 30
 class Needs(Protocol):
     """What this needs of the composition root."""
 
-    def open_figures(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Figures]:
+    def open_figures(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[MetricsReader]:
         """What the stored records tell of, whether the service is up or not."""
         ...
 
 
-async def look(options: Namespace, wiring: Needs) -> FiguresView:
+async def look(options: Namespace, wiring: Needs) -> MetricsView:
     """The figures of the time and the agent that were asked for."""
     since = time.time() - seconds_of(options.since, "--since")
     agent = options.agent or ""
@@ -44,14 +45,14 @@ async def look(options: Namespace, wiring: Needs) -> FiguresView:
         if os.environ.get("EVOCLAW_URL"):
             raise  # what is kept here is not what was asked about
         async with wiring.open_figures(os.environ) as figures:
-            return await figures.look(LOCAL.tenant, agent=agent, since=since)
+            return await figures.read(LOCAL.tenant, agent=agent, since=since)
     try:
-        return msgspec.convert(told, FiguresView)
+        return msgspec.convert(told, MetricsView)
     except msgspec.ValidationError as problem:
         raise EvoClawError(f"no figures, from the service: {problem}") from None
 
 
-def show_figures(found: FiguresView, options: Namespace) -> None:
+def show_figures(found: MetricsView, options: Namespace) -> None:
     """Print them."""
     if options.json:
         show(msgspec.to_builtins(found))
@@ -65,7 +66,7 @@ def show_figures(found: FiguresView, options: Namespace) -> None:
 _HEAD = ("tool", "calls", "ok", "failed", "denied", "avg", "p50", "p95", "max", "errors")
 
 
-def _row(one: ToolFigures) -> tuple[str, ...]:
+def _row(one: ToolSummary) -> tuple[str, ...]:
     return (
         one.tool if len(one.tool) <= LONGEST_NAME else one.tool[: LONGEST_NAME - 1] + "…",
         str(one.calls),
@@ -77,7 +78,7 @@ def _row(one: ToolFigures) -> tuple[str, ...]:
     )
 
 
-def _lines(all_: RequestFigures) -> list[tuple[str, str]]:
+def _lines(all_: RequestSummary) -> list[tuple[str, str]]:
     cost = f"${all_.cost:.4f}"
     if all_.unpriced:
         cost += f", and {all_.unpriced} replies that have no known price"
@@ -99,7 +100,7 @@ def _lines(all_: RequestFigures) -> list[tuple[str, str]]:
     ]
 
 
-def _spread(one: Spread, word: _Word) -> str:
+def _spread(one: Distribution, word: _Word) -> str:
     named = (("average", one.avg), ("p50", one.p50), ("p95", one.p95), ("max", one.max))
     said = [f"{name} {word(value)}" for name, value in named if value is not None]
     return ", ".join(said) or "none ended"

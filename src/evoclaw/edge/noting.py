@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call
 from evoclaw.observe.audit.settings import AuditError
-from evoclaw.observe.audit.sink import Notebook, Who, audit_call, audit_refusal
+from evoclaw.observe.audit.sink import AuditContext, AuditLog, audit_call, audit_refusal
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 class CallNotes:
     """Puts calls on record. One that ran is told even if that fails; the next is not begun then."""
 
-    notebook: Notebook
-    who: Who
+    notebook: AuditLog
+    who: AuditContext
 
     def ran(self, call: Call, result: ToolResult, seconds: float) -> None:
         """A call ran, and this came of it."""

@@ -39,7 +39,7 @@ def _traced(planner: Planner, tracing: Tracing, agent_id: str) -> Planner:
 
 def _work(plan: Plan, command: Command, tracing: Tracing, agent_id: str) -> Work:
     async def work(deadline: Deadline, progress: Progress) -> ToolResult:
-        call = tracing.device_call(
+        call = tracing.edge_call(
             agent_id,
             plan.name,
             request_id=command.request_id,

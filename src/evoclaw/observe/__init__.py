@@ -1,1 +1,1 @@
-"""Who watches: sinks that keep, count and show what happened."""
+"""Observability: audit, metrics and traces, all of them sinks."""

@@ -1,4 +1,4 @@
-"""The figures as Prometheus reads them: the one file that knows its library."""
+"""The metrics in the text format of Prometheus: the only file that uses its library."""
 
 from __future__ import annotations
 
@@ -16,84 +16,84 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from evoclaw.core.version import VERSION
-from evoclaw.observe.durations import BOUNDS, Durations
-from evoclaw.observe.tallies import EdgeFigures, Gauges, Tallies
+from evoclaw.observe.counters import BOUNDS_S, OTHER, BucketCounts, Counters, EdgeGauges, Gauges
 
-MOST_EDGES = 200
-"""Edges that are told apart; the rest is one, `other`."""
-OTHER = "other"
-_OF_EDGES: tuple[tuple[str, str, Callable[[EdgeFigures], float]], ...] = (
-    ("online", "Whether the edge is there; of `other`, how many are.", lambda one: one.online),
-    ("in_flight", "Commands that the edge works on.", lambda one: one.in_flight),
-    ("queued", "Commands that wait at the edge.", lambda one: one.queued),
-    ("cpu_percent", "What the edge uses of a processor.", lambda one: one.cpu_percent),
-    ("memory_bytes", "What the edge uses of its memory.", lambda one: one.memory_bytes),
+MAX_EDGES = 200
+"""Edges with series of their own; the rest is one, `other`."""
+_EDGE_SUMS: tuple[tuple[str, str, Callable[[EdgeGauges], float]], ...] = (
+    ("online", "Whether the edge is online; of `other`, how many are.", lambda edge: edge.online),
+    ("in_flight", "Commands that the edge executes.", lambda edge: edge.in_flight),
+    ("queued", "Commands that are queued at the edge.", lambda edge: edge.queued),
+    ("cpu_percent", "Processor use of the edge.", lambda edge: edge.cpu_percent),
+    ("memory_bytes", "Memory use of the edge.", lambda edge: edge.memory_bytes),
 )
-"""What of edges can be added up."""
-_OF_ONE_EDGE: tuple[tuple[str, str, Callable[[EdgeFigures], float]], ...] = (
-    ("uptime_seconds", "How long the machine of the edge has been up.", lambda one: one.uptime_s),
-    ("last_seen_timestamp_seconds", "When it last gave a sign of life.", lambda one: one.last_seen),
+"""Gauges that can be summed over edges."""
+_EDGE_ONLY: tuple[tuple[str, str, Callable[[EdgeGauges], float]], ...] = (
+    ("uptime_seconds", "How long the edge's machine has been up.", lambda edge: edge.uptime_s),
+    ("last_seen_timestamp_seconds", "When the edge last sent anything.", lambda e: e.last_seen),
 )
-"""What means something of each alone."""
-_LIMITS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
+"""Gauges that have no meaning for several edges together."""
+_BUCKET_LABELS = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
 _BY_TOOL, _BY_AGENT = ("tool", "agent"), ("agent",)
 
 
-def rendering(tallies: Tallies, gauges: Gauges) -> Callable[[], bytes]:
-    """What writes the figures down, whenever they are asked for; nothing of it is global."""
+def renderer(counters: Counters, gauges: Gauges) -> Callable[[], bytes]:
+    """A function that renders the current metrics, with a registry of its own."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(tallies, gauges))
+    registry.register(_MetricsCollector(counters, gauges))
     ProcessCollector(registry=registry)
     return lambda: generate_latest(registry)
 
 
-class _Figures(Collector):
-    """Turns the numbers into families when they are collected."""
+class _MetricsCollector(Collector):
+    """Converts the counters and gauges into families when they are collected."""
 
-    def __init__(self, tallies: Tallies, gauges: Gauges) -> None:
-        self._tallies, self._gauges = tallies, gauges
+    def __init__(self, counters: Counters, gauges: Gauges) -> None:
+        self._counters, self._gauges = counters, gauges
         self._named: set[str] = set()
-        """The edges that are told apart: those that came first, for good."""
+        """The edges with series of their own: the first ones seen, permanently."""
 
     def collect(self) -> Iterator[Metric]:
-        """Everything, once."""
-        build = InfoMetricFamily("evoclaw_build", "Which EvoClaw this is.")
+        """All families."""
+        build = InfoMetricFamily("evoclaw_build", "The version of EvoClaw.")
         build.add_metric((), {"version": VERSION})
         yield build
-        yield from self._of_tools()
-        yield from self._of_agents()
-        yield from self._of_requests()
-        yield from _asked(self._gauges)
+        yield from self._tools()
+        yield from self._agents()
+        yield from self._requests()
+        yield from _gauge_families(self._gauges)
         if self._gauges.edges is not None:
-            yield from self._of_edges(self._gauges.edges())
+            yield from self._edges(self._gauges.edges())
 
-    def _of_tools(self) -> Iterator[Metric]:
+    def _tools(self) -> Iterator[Metric]:
         calls = CounterMetricFamily(
             "evoclaw_tool_calls",
             "Calls by how they ended: success, or the kind of error.",
             labels=(*_BY_TOOL, "outcome"),
         )
         size = CounterMetricFamily(
-            "evoclaw_tool_result_bytes", "Bytes of what calls gave back.", labels=_BY_TOOL
+            "evoclaw_tool_result_bytes", "Bytes that calls returned.", labels=_BY_TOOL
         )
         times = HistogramMetricFamily(
             "evoclaw_tool_call_seconds", "How long calls that ran took.", labels=_BY_TOOL
         )
-        for names, tally in tuple(self._tallies.tools.items()):
-            for outcome, count in tuple(tally.outcomes.items()):
+        for names, series in tuple(self._counters.tools.items()):
+            if series.calls.succeeded:
+                calls.add_metric((*names, "success"), series.calls.succeeded)
+            for outcome, count in tuple(series.calls.errors.items()):
                 calls.add_metric((*names, outcome), count)
-            size.add_metric(names, tally.bytes)
-            _put(times, names, tally.durations)
+            size.add_metric(names, series.bytes)
+            _add_histogram(times, names, series.seconds)
         yield from (calls, size, times)
 
-    def _of_agents(self) -> Iterator[Metric]:
+    def _agents(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "evoclaw_runs",
             "Runs by how they ended; one that waits for a person is counted again when it ends.",
             labels=("agent", "stop"),
         )
         times = HistogramMetricFamily(
-            "evoclaw_run_seconds", "From a run's beginning to its end.", labels=_BY_AGENT
+            "evoclaw_run_seconds", "From the start of a run to its end.", labels=_BY_AGENT
         )
         tokens = CounterMetricFamily(
             "evoclaw_tokens", "Tokens of prompts (in) and replies (out).", labels=("agent", "way")
@@ -105,86 +105,90 @@ class _Figures(Collector):
         counts = {
             name: CounterMetricFamily(f"evoclaw_{name}", what, labels=_BY_AGENT)
             for name, what in (
-                ("turns", "Replies that models were asked for."),
+                ("turns", "Turns of runs."),
                 ("unpriced_replies", "Replies without a known price."),
-                ("retried_replies", "Replies that broke off or were refused, and asked for again."),
-                ("failed_replies", "Replies that could not be had."),
+                (
+                    "retried_replies",
+                    "Replies that broke off or were refused, and were requested again.",
+                ),
+                ("failed_replies", "Replies that failed for good."),
             )
         }
-        for agent, tally in tuple(self._tallies.agents.items()):
-            for stop, count in tuple(tally.stops.items()):
+        for agent, series in tuple(self._counters.agents.items()):
+            for stop, count in tuple(series.stops.items()):
                 runs.add_metric((agent, stop), count)
-            _put(times, (agent,), tally.durations)
-            tokens.add_metric((agent, "in"), tally.tokens_in)
-            tokens.add_metric((agent, "out"), tally.tokens_out)
-            cost.add_metric((agent,), tally.cost)
-            counts["turns"].add_metric((agent,), tally.turns)
-            counts["unpriced_replies"].add_metric((agent,), tally.unpriced)
-            counts["retried_replies"].add_metric((agent,), tally.retries)
-            counts["failed_replies"].add_metric((agent,), tally.failed_replies)
+            _add_histogram(times, (agent,), series.seconds)
+            replies, spending = series.replies, series.replies.spending
+            tokens.add_metric((agent, "in"), spending.tokens_in)
+            tokens.add_metric((agent, "out"), spending.tokens_out)
+            cost.add_metric((agent,), spending.cost)
+            counts["turns"].add_metric((agent,), replies.turns)
+            counts["unpriced_replies"].add_metric((agent,), spending.unpriced)
+            counts["retried_replies"].add_metric((agent,), replies.retried)
+            counts["failed_replies"].add_metric((agent,), replies.failed)
         yield from (runs, times, tokens, cost, *counts.values())
 
-    def _of_requests(self) -> Iterator[Metric]:
-        asked = CounterMetricFamily(
+    def _requests(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
             "evoclaw_http_requests", "HTTP requests.", labels=("method", "route", "status")
         )
-        for (method, route, status), count in tuple(self._tallies.requests.items()):
-            asked.add_metric((method, route, str(status)), count)
+        for (method, route, status), count in tuple(self._counters.requests.items()):
+            requests.add_metric((method, route, str(status)), count)
         times = HistogramMetricFamily(
-            "evoclaw_http_request_seconds", "Until an answer began.", labels=("method", "route")
+            "evoclaw_http_request_seconds", "Until a response started.", labels=("method", "route")
         )
-        for names, durations in tuple(self._tallies.request_times.items()):
-            _put(times, names, durations)
-        yield from (asked, times)
+        for names, seconds in tuple(self._counters.request_seconds.items()):
+            _add_histogram(times, names, seconds)
+        yield from (requests, times)
 
-    def _of_edges(self, edges: Iterable[EdgeFigures]) -> Iterator[Metric]:
+    def _edges(self, edges: Iterable[EdgeGauges]) -> Iterator[Metric]:
         known = sorted(edges, key=lambda edge: (not edge.online, edge.name))
         for edge in known:
-            if len(self._named) < MOST_EDGES and edge.name != OTHER:
+            if len(self._named) < MAX_EDGES and edge.name != OTHER:
                 self._named.add(edge.name)
         alone = [edge for edge in known if edge.name in self._named]
         rest = [edge for edge in known if edge.name not in self._named]
-        yield GaugeMetricFamily("evoclaw_edges_known", "Edges ever heard of.", value=len(known))
-        for name, what, figure in _OF_EDGES:
+        yield GaugeMetricFamily("evoclaw_edges_known", "Edges ever seen.", value=len(known))
+        for name, what, read in _EDGE_SUMS:
             family = GaugeMetricFamily(f"evoclaw_edge_{name}", what, labels=("edge",))
             for edge in alone:
-                family.add_metric((edge.name,), figure(edge))
+                family.add_metric((edge.name,), read(edge))
             if rest:
-                family.add_metric((OTHER,), sum(map(figure, rest)))
+                family.add_metric((OTHER,), sum(map(read, rest)))
             yield family
-        for name, what, figure in _OF_ONE_EDGE:
+        for name, what, read in _EDGE_ONLY:
             family = GaugeMetricFamily(f"evoclaw_edge_{name}", what, labels=("edge",))
             for edge in alone:
-                family.add_metric((edge.name,), figure(edge))
+                family.add_metric((edge.name,), read(edge))
             yield family
 
 
-def _asked(gauges: Gauges) -> Iterator[Metric]:
-    for name, what, ask in (
-        ("runs_live", "Runs that go on now.", gauges.live_runs),
-        ("runs_queued", "Runs that have not begun yet.", gauges.queued_runs),
-        ("sse_watchers", "Who watches runs over server-sent events.", gauges.watchers),
-        ("edges_online", "Edges that are there.", gauges.edges_online),
+def _gauge_families(gauges: Gauges) -> Iterator[Metric]:
+    for name, what, read in (
+        ("runs_live", "Runs in progress.", gauges.live_runs),
+        ("runs_queued", "Runs that have not started yet.", gauges.queued_runs),
+        ("sse_watchers", "Watchers of runs over server-sent events.", gauges.watchers),
+        ("edges_online", "Edges that are online.", gauges.edges_online),
         ("outbox_depth", "Commands that wait for an edge.", gauges.outbox_depth),
         ("approvals_waiting", "Calls that wait for a person.", gauges.approvals_waiting),
-        ("approval_wait_seconds", "Since the oldest was asked for.", gauges.approval_wait),
-        ("disk_free_bytes", "Left on the disk of the store.", gauges.disk_free),
+        ("approval_wait_seconds", "Since the oldest was requested.", gauges.approval_wait),
+        ("disk_free_bytes", "Free on the disk of the store.", gauges.disk_free),
         ("deliveries_waiting", "Answers not delivered yet.", gauges.deliveries_waiting),
     ):
-        if ask is not None:
-            yield GaugeMetricFamily(f"evoclaw_{name}", what, value=ask())
-    for name, what, ask in (
-        ("link_reconnects", "Times that the link to the broker was lost.", gauges.link_reconnects),
-        ("store_busy_seconds", "In which the store was at work: 1 a second is all it can do.",
+        if read is not None:
+            yield GaugeMetricFamily(f"evoclaw_{name}", what, value=read())
+    for name, what, read in (
+        ("link_reconnects", "Lost connections to the broker.", gauges.link_reconnects),
+        ("store_busy_seconds", "Seconds in which the store worked; 1 per second is its limit.",
          gauges.store_busy),
         ("store_commits", "Transactions that were committed.", gauges.store_commits),
     ):  # fmt: skip
-        if ask is not None:
-            yield CounterMetricFamily(f"evoclaw_{name}", what, value=ask())
+        if read is not None:
+            yield CounterMetricFamily(f"evoclaw_{name}", what, value=read())
     if gauges.ready is not None:
         ready = GaugeMetricFamily(
             "evoclaw_part_ready",
-            "Whether a part works that nothing goes without.",
+            "Whether a part that the service depends on works.",
             labels=("part",),
         )
         for part, works in gauges.ready().items():
@@ -193,12 +197,14 @@ def _asked(gauges: Gauges) -> Iterator[Metric]:
     counted = CounterMetricFamily(
         "evoclaw_counted", "What parts of the process count, by reason.", labels=("part", "what")
     )
-    for part, numbers in gauges.counts.items():
-        for what, count in numbers().items():
+    for part, counts in gauges.counts.items():
+        for what, count in counts().items():
             counted.add_metric((part, what), count)
     yield counted
 
 
-def _put(family: HistogramMetricFamily, names: tuple[str, ...], durations: Durations) -> None:
-    buckets = tuple(zip(_LIMITS, accumulate(durations.below), strict=True))
-    family.add_metric(names, buckets, durations.total)
+def _add_histogram(
+    family: HistogramMetricFamily, names: tuple[str, ...], seconds: BucketCounts
+) -> None:
+    buckets = tuple(zip(_BUCKET_LABELS, accumulate(seconds.counts), strict=True))
+    family.add_metric(names, buckets, seconds.total_s)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.observe.audit.settings import AuditSettings
-    from evoclaw.observe.audit.shipping import Shipper
+    from evoclaw.observe.audit.shipper import Shipper
     from evoclaw.observe.audit.writer import Audit
 
 logger = logging.getLogger(__name__)
@@ -80,8 +80,8 @@ async def _ship_the_rest(audit: Audit, folder: Path, env: Mapping[str, str]) -> 
 async def _shipper(
     audit: Audit, folder: Path, env: Mapping[str, str]
 ) -> AsyncGenerator[Shipper | None]:
-    from evoclaw.observe.audit.opening import open_cold
-    from evoclaw.observe.audit.shipping import Shipper
+    from evoclaw.observe.audit.cold import open_cold
+    from evoclaw.observe.audit.shipper import Shipper
 
     cold = open_cold(folder, audit.settings, env)
     if cold is None:

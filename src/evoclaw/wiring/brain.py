@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from evoclaw.store.databases.database import Database
     from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.store.sessions.sheets import StoredCanvases
-    from evoclaw.wiring.gauging import Gauging
+    from evoclaw.wiring.gauges import GaugeReader
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.providing import Providers, Settle
     from evoclaw.wiring.run_factory import RunFactory
@@ -71,7 +71,7 @@ class Brain:
     desk: FrontDesk
     channels: Sequence[Channel]
     metrics: Metrics
-    gauging: Gauging
+    gauges: GaugeReader
 
     @property
     def default(self) -> Agent:
@@ -135,7 +135,7 @@ async def _put_together(
     from evoclaw.orchestrator.agents.definitions import agents_of
     from evoclaw.orchestrator.fleet.forwarding import forwarded_calls
     from evoclaw.orchestrator.runs.runs import Runs
-    from evoclaw.wiring.gauging import Gauging
+    from evoclaw.wiring.gauges import GaugeReader
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.settings import orchestrator_settings
 
@@ -152,8 +152,8 @@ async def _put_together(
         orchestrator, governance, providers, approvals, stored.database, settle, env, stack
     )
     memory = _memory(settings, stored, env)
-    gauging = Gauging(orchestrator, stored.database, home, lambda: runs.live)
-    metrics = Metrics(gauging.gauges())
+    gauges = GaugeReader(orchestrator, stored.database, home, lambda: runs.live)
+    metrics = Metrics(gauges.gauges())
     talks = await _conversations(
         stored, agents, equipment, _Ears(equipment, memory, metrics), stack, env
     )
@@ -164,7 +164,7 @@ async def _put_together(
         settings=settings, home=home, stored=stored, orchestrator=orchestrator, agents=agents,
         governance=governance, providers=providers, equipment=equipment, approvals=approvals,
         talks=talks, runs=runs, memory=memory, workflows=workflows, desk=desk, channels=channels,
-        metrics=metrics, gauging=gauging,
+        metrics=metrics, gauges=gauges,
     )  # fmt: skip
 
 
@@ -254,10 +254,10 @@ class _Ears:
     metrics: Metrics
 
     def sinks(self, session: Session, records: Sequence[Record]) -> Sequence[Sink]:
-        """The audit, the figures, the memory."""
+        """The audit, the metrics, the memory."""
         who = Principal(session.tenant, session.owner, session.agent)
         governance = self.equipment.governance
-        found = [*governance.sinks(session.id, records, who), self.metrics.listener(session.agent)]
+        found = [*governance.sinks(session.id, records, who), self.metrics.sink(session.agent)]
         return found if self.memory is None else [*found, self.memory.sink(session, records)]
 
     async def recall(self, agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:

@@ -43,8 +43,8 @@ async def open_device(
     """Put it together; it is closed with the stack."""
     from evoclaw.edge.noting import CallNotes
     from evoclaw.governance.rates import Rates
-    from evoclaw.observe.audit.policy import Recordable
-    from evoclaw.observe.audit.sink import Who
+    from evoclaw.observe.audit.sink import AuditContext
+    from evoclaw.observe.audit.writer import Recordable
     from evoclaw.wiring.audit import open_audit
 
     stops = _stops(config, env)
@@ -54,7 +54,7 @@ async def open_device(
     guards: tuple[Policy, ...] = (stops, Rates(config.rates))
     notes = None
     if audit is not None:
-        who = Who(principal=Principal(), agent_id=config.agent_id, device=config.agent_id)
+        who = AuditContext(principal=Principal(), agent_id=config.agent_id, device=config.agent_id)
         guards, notes = (*guards, Recordable(audit)), CallNotes(audit, who)
     ports, has_model = await _ports(config, env, stack, guards)
     if tracing is not None:

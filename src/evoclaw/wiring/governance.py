@@ -134,26 +134,26 @@ class Governance:
     ) -> tuple[Sink, ...]:
         if self.audit is None:
             return ()
-        from evoclaw.observe.audit.sink import Who
+        from evoclaw.observe.audit.sink import AuditContext
 
-        who = Who(principal=asker, agent_id=self.agent, session=session)
+        who = AuditContext(principal=asker, agent_id=self.agent, session=session)
         return (self.audit.sink(who, before=before),)
 
     def _traced(self, session: str, before: Sequence[Record], asker: Principal) -> tuple[Sink, ...]:
         if self.tracing is None:
             return ()
-        from evoclaw.observe.tracing.words import Who
+        from evoclaw.observe.tracing.attributes import TracedRun
 
-        return (self.tracing.listener(Who(asker.agent, session, asker.tenant), before),)
+        return (self.tracing.sink(TracedRun(asker.agent, session, asker.tenant), before),)
 
     def every_run(self) -> tuple[Sink, ...]:
         """Who writes down what happens in runs that come and go."""
         traced = () if self.tracing is None else (self.tracing.every_run(self.agent),)
         if self.audit is None:
             return traced
-        from evoclaw.observe.audit.sink import EveryRun
+        from evoclaw.observe.audit.sink import PerRunSink
 
-        return (EveryRun(lambda: self._audited("", (), self.principal)[0]), *traced)
+        return (PerRunSink(lambda: self._audited("", (), self.principal)[0]), *traced)
 
     def budget_of(self, run_id: str) -> Budget:
         """What one call may use that no model of ours asks for."""
@@ -192,7 +192,7 @@ async def open_governance(
         ledger: Where spending is counted, if that is open already.
         database: Where calls are counted, if that is open already.
     """
-    from evoclaw.observe.audit.policy import Recordable
+    from evoclaw.observe.audit.writer import Recordable
     from evoclaw.wiring.audit import audit_place, open_audit
     from evoclaw.wiring.budget import ledger_for
     from evoclaw.wiring.oversight import guards, open_counts

@@ -96,9 +96,9 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
     from evoclaw.api.webhooks import channel_routes
     from evoclaw.dashboard.files import page_routes
     from evoclaw.orchestrator.channels.webhooks import Webhook
-    from evoclaw.orchestrator.overview.figures import Figures
-    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
-    from evoclaw.store.figures.figures import FigureStore
+    from evoclaw.orchestrator.overview.metrics import MetricsReader
+    from evoclaw.orchestrator.receipts.archive import ReceiptArchive
+    from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.policies import ShownPolicies
     from evoclaw.wiring.showing import (
@@ -132,18 +132,18 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
         receipts=ReceiptArchive(brain.stored.receipts, brain.stored.commands),
         memory=None if memory is None else memory.of,
         workflows=brain.workflows,
-        metrics=partial(_figures, brain),
+        metrics=partial(_metrics, brain),
         counted=brain.metrics.http,
-        figures=Figures(FigureStore(brain.stored.database)),
+        figures=MetricsReader(MetricsStore(brain.stored.database)),
         checks=_checks(brain),
         refused=refusals_to(audit),
         routes=[*channel_routes(brain.desk, hooks), *page_routes()],
     )
 
 
-async def _figures(brain: Brain) -> bytes:
+async def _metrics(brain: Brain) -> bytes:
     """What Prometheus reads, as things stand now."""
-    await brain.gauging.refresh(_checks(brain))
+    await brain.gauges.refresh(_checks(brain))
     return brain.metrics.render()
 
 

@@ -28,7 +28,7 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
-    from evoclaw.observe.audit.policy import Recordable
+    from evoclaw.observe.audit.writer import Recordable
     from evoclaw.orchestrator.people.questions import Parking
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
     from evoclaw.skills.skill_tools import SkillsInUse
@@ -62,7 +62,7 @@ def service_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
-    from evoclaw.observe.audit.policy import Recordable
+    from evoclaw.observe.audit.writer import Recordable
     from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
     from evoclaw.orchestrator.people.questions import Parking
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
@@ -97,7 +97,7 @@ def edge_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
-    from evoclaw.observe.audit.policy import Recordable
+    from evoclaw.observe.audit.writer import Recordable
 
     return PipelineSpec(
         "edge",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.executors.receipt_step import Sign
-    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
-    from evoclaw.orchestrator.proofs.receipts import Breach, ReceiptBook
+    from evoclaw.orchestrator.receipts.archive import ReceiptArchive
+    from evoclaw.orchestrator.receipts.verifier import ReceiptBreach, ReceiptVerifier
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.databases.database import Database
 
@@ -27,7 +27,7 @@ async def open_receipts(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[ReceiptArchive]:
     """The receipts of this machine, and the commands that they are of."""
-    from evoclaw.orchestrator.proofs.archive import ReceiptArchive
+    from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.wiring.store import opened
@@ -42,14 +42,14 @@ async def open_book(
     commands: CommandStore,
     *,
     required: bool = False,
-    noted: Callable[[Breach], None] | None = None,
-) -> AsyncGenerator[ReceiptBook]:
+    noted: Callable[[ReceiptBreach], None] | None = None,
+) -> AsyncGenerator[ReceiptVerifier]:
     """The book of receipts beside the commands, with what a crash kept out of it put in."""
-    from evoclaw.orchestrator.proofs.receipts import ReceiptBook
+    from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
     from evoclaw.store.calls.receipts import ReceiptStore
 
     store = ReceiptStore(commands.database)
-    book = ReceiptBook(store, required=required, noted=noted or _warn)
+    book = ReceiptVerifier(store, required=required, on_breach=noted or _warn)
     await book.repair(time.time() - RECENT)
     try:
         yield book
@@ -69,7 +69,7 @@ async def open_signer(
             waits for the disk, and its receipt need not.
     """
     from evoclaw.config.places import default_data_folder
-    from evoclaw.orchestrator.proofs.signing import LocalReceipts
+    from evoclaw.orchestrator.receipts.signer import LocalReceiptSigner
     from evoclaw.store.calls.receipts import SCHEMA, ReceiptStore
     from evoclaw.trust.receipts import DeviceKey
     from evoclaw.wiring.settings import orchestrator_settings
@@ -80,8 +80,8 @@ async def open_signer(
     async with opened(env, SCHEMA, given=database, durable=False) as kept:
         key = DeviceKey.load_or_create(default_data_folder(env) / KEY)
         store, alone = ReceiptStore(kept), database is None
-        yield LocalReceipts(key, store, token_hex(8), shared=shared, wait=alone).sign
+        yield LocalReceiptSigner(key, store, token_hex(8), shared=shared, wait=alone).sign
 
 
-def _warn(breach: Breach) -> None:
+def _warn(breach: ReceiptBreach) -> None:
     logger.warning("receipts of %s: %s: %s", breach.agent_id, breach.kind, breach.text)

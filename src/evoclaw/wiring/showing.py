@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.governance.shared_stops import StopBoard
-    from evoclaw.observe.audit.cold import Cold, Query
+    from evoclaw.observe.audit.cold import AuditQuery, ColdTier
     from evoclaw.observe.audit.settings import AuditSettings
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.skills.loading import Skill
@@ -76,17 +76,17 @@ class ShownAudit:
 
     async def search(self, tenant: str, query: Mapping[str, JSON]) -> Sequence[dict[str, JSON]]:
         """The newest records of a tenant that fit, the oldest of them first."""
-        from evoclaw.observe.audit.cold import Query
+        from evoclaw.observe.audit.cold import AuditQuery
 
         if not tenant:
             return ()  # an empty one would mean all of them
-        wanted = msgspec.convert({**query, "tenant": tenant}, Query)
+        wanted = msgspec.convert({**query, "tenant": tenant}, AuditQuery)
         await asyncio.to_thread(self.audit.flush)
         # It reads whole files: in a thread, with a loop of its own, it keeps nobody waiting.
         return await asyncio.to_thread(lambda: asyncio.run(self._found(wanted)))
 
-    async def _found(self, query: Query) -> Sequence[dict[str, JSON]]:
-        from evoclaw.observe.audit.reading import search
+    async def _found(self, query: AuditQuery) -> Sequence[dict[str, JSON]]:
+        from evoclaw.observe.audit.reader import search
 
         cold = self._cold()
         try:
@@ -101,19 +101,19 @@ class ShownAudit:
         return await asyncio.to_thread(self._verified)
 
     def _verified(self) -> dict[str, JSON]:
-        from evoclaw.observe.audit.checkpoints import Key
-        from evoclaw.observe.audit.material import material_in
+        from evoclaw.observe.audit.checkpoints import AuditKey
+        from evoclaw.observe.audit.reader import audit_files
         from evoclaw.observe.audit.verify import verify
-        from evoclaw.observe.audit.warm import Warm
+        from evoclaw.observe.audit.warm import WarmTier
 
-        folder, key = self.home / "audit", Key.load_or_create(self.home / "audit.key")
-        with Warm(folder, key).locked():
-            material = material_in(folder)
+        folder, key = self.home / "audit", AuditKey.load_or_create(self.home / "audit.key")
+        with WarmTier(folder, key).locked():
+            material = audit_files(folder)
         report = verify(material, [key.public])
         return {**msgspec.to_builtins(report), "ok": report.ok}
 
-    def _cold(self) -> Cold | None:
-        from evoclaw.observe.audit.opening import open_cold
+    def _cold(self) -> ColdTier | None:
+        from evoclaw.observe.audit.cold import open_cold
 
         return open_cold(self.home, self.settings, self.env)
 
@@ -238,17 +238,19 @@ def refusals_to(audit: Audit | None) -> Callable[[Refusal], None]:
     """Puts on record who was not let in."""
     from evoclaw.core.labels import Principal
     from evoclaw.observe.audit.settings import AuditError
-    from evoclaw.observe.audit.sink import Who
+    from evoclaw.observe.audit.sink import AuditContext
 
     def note(refusal: Refusal) -> None:
         if audit is not None:
-            who = Who(principal=Principal(refusal.tenant or "local", refusal.user), agent_id="")
+            who = AuditContext(
+                principal=Principal(refusal.tenant or "local", refusal.user), agent_id=""
+            )
             fields = msgspec.structs.asdict(refusal)
             fields = {
                 name: fields[name] for name in ("status", "method", "path", "address", "token")
             }
             try:
-                audit.tell("refused", who, reason=refusal.why, **fields)
+                audit.record("refused", who, reason=refusal.why, **fields)
             except AuditError as problem:
                 logger.warning("a refusal could not be put on record: %s", problem)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Required, TypedDict
 
 if TYPE_CHECKING:
-    from evoclaw.orchestrator.overview.figures import Figures
+    from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.calls.receipts import ReceiptStore
     from evoclaw.store.databases.database import Database, Schema
@@ -120,15 +120,15 @@ async def open_sessions(env: Mapping[str, str]) -> AsyncGenerator[SessionStore]:
 
 
 @asynccontextmanager
-async def open_figures(env: Mapping[str, str]) -> AsyncGenerator[Figures]:
+async def open_figures(env: Mapping[str, str]) -> AsyncGenerator[MetricsReader]:
     """What the stored records tell of, for a process that only asks."""
-    from evoclaw.orchestrator.overview.figures import Figures
-    from evoclaw.store.figures import tables as figure_tables
-    from evoclaw.store.figures.figures import FigureStore
+    from evoclaw.orchestrator.overview.metrics import MetricsReader
+    from evoclaw.store.metrics import tables as metrics_tables
+    from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.store.sessions import tables as session_tables
 
-    async with opened(env, session_tables.SCHEMA, figure_tables.SCHEMA) as database:
-        yield Figures(FigureStore(database))
+    async with opened(env, session_tables.SCHEMA, metrics_tables.SCHEMA) as database:
+        yield MetricsReader(MetricsStore(database))
 
 
 @asynccontextmanager
@@ -163,8 +163,8 @@ def every_part() -> tuple[Schema, ...]:
     """All kinds of store that an orchestrator has."""
     from evoclaw.store import channels, memory
     from evoclaw.store.calls import command_tables, receipts
-    from evoclaw.store.figures import tables as figure_tables
     from evoclaw.store.governing import approvals, devices, ledger, rates, stops, tokens
+    from evoclaw.store.metrics import tables as metrics_tables
     from evoclaw.store.runs import queue
     from evoclaw.store.sessions import sheets
     from evoclaw.store.sessions import tables as session_tables
@@ -181,7 +181,7 @@ def every_part() -> tuple[Schema, ...]:
         workflow_tables.SCHEMA,
         tokens.SCHEMA,
         channels.SCHEMA,
-        figure_tables.SCHEMA,
+        metrics_tables.SCHEMA,
         sheets.SCHEMA,
         rates.SCHEMA,
         devices.SCHEMA,

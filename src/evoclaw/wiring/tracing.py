@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.observe.tracing.tracing import Tracing, asked_for, captures
+from evoclaw.observe.tracing.tracing import Tracing, captures_content, configured_exporters
 
 if TYPE_CHECKING:
     from evoclaw.core.redaction import Redactor
@@ -27,7 +27,7 @@ async def open_tracing(env: Mapping[str, str], name: str) -> AsyncGenerator[Trac
         env: What asks for it.
         name: What this process is called in traces, unless `OTEL_SERVICE_NAME` says it.
     """
-    kinds = asked_for(env)
+    kinds = configured_exporters(env)
     if not kinds:
         yield None
         return
@@ -40,11 +40,11 @@ async def open_tracing(env: Mapping[str, str], name: str) -> AsyncGenerator[Trac
         raise ConfigError(
             f"{text}`pip install 'evoclaw[otel]'`, or set OTEL_SDK_DISABLED=true"
         ) from None
-    from evoclaw.observe.tracing.logs import correlated
+    from evoclaw.observe.tracing.logs import trace_ids_in_logs
 
     tracing = Tracing(open_spans(kinds, name), content=_redactor(env))
     try:
-        with correlated():
+        with trace_ids_in_logs():
             yield tracing
     finally:
         if not await asyncio.to_thread(tracing.close, LAST):
@@ -52,7 +52,7 @@ async def open_tracing(env: Mapping[str, str], name: str) -> AsyncGenerator[Trac
 
 
 def _redactor(env: Mapping[str, str]) -> Redactor | None:
-    if not captures(env):
+    if not captures_content(env):
         return None
     from evoclaw.core.redaction import Redactor, secrets_in
 

@@ -186,10 +186,10 @@ async def _begin_edge(
 
 async def _pin(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
     """Know the edge of this machine by the key that it has here."""
-    from evoclaw.orchestrator.proofs.receipts import ReceiptBook
+    from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
     from evoclaw.trust.receipts import DeviceKey
 
-    if isinstance(book := orchestrator.reception.receipts, ReceiptBook):
+    if isinstance(book := orchestrator.reception.receipts, ReceiptVerifier):
         await book.pin(agent_id, DeviceKey.load_or_create(folder / "device.key").public_key)
 
 
@@ -203,14 +203,14 @@ def _joining(
     home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker, devices: Devices
 ) -> Joining:
     from evoclaw.orchestrator.fleet.joining import Joining
-    from evoclaw.orchestrator.proofs.receipts import ReceiptBook
+    from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
     from evoclaw.trust.grants import Signer
     from evoclaw.trust.pairing import Pairings
 
     key = Signer.load_or_create(home / "orchestrator.key").public_key
     pairings = Pairings(home / "pairing")
     send, book = orchestrator.requests.send, orchestrator.reception.receipts
-    pin = book.pin if isinstance(book, ReceiptBook) else None
+    pin = book.pin if isinstance(book, ReceiptVerifier) else None
     return Joining(pairings, devices, broker.accounts, send, key, pin)
 
 

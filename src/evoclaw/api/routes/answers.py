@@ -18,7 +18,7 @@ from evoclaw.api.routes.shapes import Id, IdOrNone, Name, Reason, Text
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Decision
 from evoclaw.orchestrator.errands import NoRun, RunView
-from evoclaw.orchestrator.overview.news import owners_of
+from evoclaw.orchestrator.overview.sources import owners_of
 from evoclaw.orchestrator.people.access import Caller, Scope
 from evoclaw.orchestrator.people.approvals import Case
 from evoclaw.orchestrator.people.questions import Answer, Question

@@ -17,13 +17,20 @@ from evoclaw.api.needs import Parts
 from evoclaw.api.routes.answers import asked, shown
 from evoclaw.api.routes.fleet import edge_view, joined
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame, streams
-from evoclaw.orchestrator.overview.feed import LOOK, PACE, Change, Feed, Source, Told
-from evoclaw.orchestrator.overview.news import (
-    ApprovalNews,
-    FleetNews,
-    QuestionNews,
-    RunNews,
-    written,
+from evoclaw.orchestrator.overview.feed import (
+    MAX_POLL_INTERVAL_S,
+    MIN_POLL_INTERVAL_S,
+    Change,
+    Feed,
+    FeedSource,
+    FeedUpdate,
+)
+from evoclaw.orchestrator.overview.sources import (
+    ApprovalSource,
+    EdgeSource,
+    QuestionSource,
+    RunSource,
+    store_mark,
 )
 from evoclaw.orchestrator.people.access import Caller, Scope
 
@@ -36,22 +43,24 @@ TOPICS: Mapping[str, Scope] = {
 """What can be watched, and the scope that it needs."""
 
 
-def feed_of(parts: Parts, *, pace: float = PACE, look: float = LOOK) -> Feed:
+def feed_of(
+    parts: Parts, *, pace: float = MIN_POLL_INTERVAL_S, look: float = MAX_POLL_INTERVAL_S
+) -> Feed:
     """The feed of a process: what it has of all that can be watched."""
-    sources: dict[str, Callable[[str], Source]] = {}
+    sources: dict[str, Callable[[str], FeedSource]] = {}
     changes: list[Change] = []
     if (orchestrator := parts.orchestrator) is not None:
         fleet = orchestrator.fleet
         changes.append(fleet.change)
-        sources["fleet"] = lambda _: FleetNews(fleet, partial(joined, parts), edge_view)
+        sources["fleet"] = lambda _: EdgeSource(fleet, partial(joined, parts), edge_view)
     if (approvals := parts.approvals) is not None:
-        sources["approvals"] = lambda tenant: ApprovalNews(approvals, tenant, shown)
+        sources["approvals"] = lambda tenant: ApprovalSource(approvals, tenant, shown)
     if (talks := parts.talks) is not None:
-        sources["questions"] = lambda tenant: QuestionNews(talks.of(tenant), asked)
+        sources["questions"] = lambda tenant: QuestionSource(talks.of(tenant), asked)
         if parts.runs is not None:
             changes.append(parts.runs.hub.change)
-            sources["runs"] = lambda tenant: RunNews(talks.of(tenant).store)
-    return Feed(sources, written(talks), changes, pace=pace, look=look)
+            sources["runs"] = lambda tenant: RunSource(talks.of(tenant).store)
+    return Feed(sources, store_mark(talks), changes, min_interval_s=pace, max_interval_s=look)
 
 
 def _chosen(feed: Feed, caller: Caller, topics: str) -> tuple[str, ...]:
@@ -110,7 +119,7 @@ async def _frames(
     if "fleet" in topics and caller.tenant != parts.operator:
         # As in the list of edges: the fleet is the operator's, and others have none.
         topics = tuple(one for one in topics if one != "fleet")
-        yield frame("fleet", Told((), whole=True))
+        yield frame("fleet", FeedUpdate((), whole=True))
     owner = None if caller.may(Scope.ADMIN) else caller.principal.user
     async with aclosing(feed.watch(caller.tenant, topics, owner)) as news:
         async for topic, told in news:

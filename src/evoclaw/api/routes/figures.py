@@ -12,7 +12,7 @@ from msgspec import Struct
 from evoclaw.api.auth import Need, Who
 from evoclaw.api.errors import Refused, given
 from evoclaw.api.routes.shapes import IdOrNone
-from evoclaw.orchestrator.overview.figures import BadWindow, Delegation, FiguresView
+from evoclaw.orchestrator.overview.metrics import Delegation, InvalidWindow, MetricsView
 from evoclaw.orchestrator.people.access import Caller, Scope
 
 Since = Annotated[
@@ -49,13 +49,13 @@ async def show_figures(
     until: Until = 0,
     agent: IdOrNone = "",
     step: Step = 0,
-) -> FiguresView:
+) -> MetricsView:
     """How tools and your requests went; an admin's are those of the whole tenant."""
     try:
-        return await given(parts.figures, "figures").look(
+        return await given(parts.figures, "figures").read(
             caller.tenant, owner=_owner(caller), agent=agent, since=since, until=until, step=step
         )
-    except BadWindow as problem:
+    except InvalidWindow as problem:
         raise Refused(422, "invalid", str(problem)) from None
 
 
@@ -68,7 +68,7 @@ async def list_delegations(
         found = await given(parts.figures, "figures").delegations(
             caller.tenant, owner=_owner(caller), since=since, until=until
         )
-    except BadWindow as problem:
+    except InvalidWindow as problem:
         raise Refused(422, "invalid", str(problem)) from None
     return DelegationList(found)
 

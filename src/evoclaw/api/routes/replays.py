@@ -26,7 +26,7 @@ from evoclaw.core.messages import JSON, SystemMessage
 from evoclaw.core.replaying import Played, play
 from evoclaw.orchestrator.errands import Errand, RunView, State
 from evoclaw.orchestrator.people.access import Caller, Scope
-from evoclaw.orchestrator.proofs.archive import Proof
+from evoclaw.orchestrator.receipts.archive import CheckedReceipt
 
 TAGS = ["runs"]
 MOST = 100_000
@@ -100,7 +100,7 @@ def _place(request_id: str) -> str:
     return ".".join(part.partition("-")[0] for part in request_id.split(".")[1:3])
 
 
-def _receipt(proof: Proof, calls: Mapping[str, str]) -> ReceiptView:
+def _receipt(proof: CheckedReceipt, calls: Mapping[str, str]) -> ReceiptView:
     return ReceiptView(
         calls.get(_place(proof.request_id), ""),
         proof.request_id,

@@ -1,1 +1,1 @@
-"""Who did what, where, and who allowed it: kept in a chain that shows when it was touched."""
+"""The audit: who did what, where, and who allowed it, in a tamper-evident chain."""

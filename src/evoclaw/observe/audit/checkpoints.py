@@ -1,4 +1,4 @@
-"""Signed words about the chain: so many records there were, and this was the hash of the last."""
+"""Signed checkpoints of the audit chain: the number of records, and the hash of the last one."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from evoclaw.core.errors import ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-FIRST = ""
-"""What the first checkpoint follows."""
+NO_CHECKPOINT = ""
+"""The hash before the first checkpoint."""
 _PURPOSE = b"evoclaw audit checkpoint 1\n"
-"""Signed with it, so that nothing else this key may sign can pass for a checkpoint."""
+"""Signed with every checkpoint, so that no other text signed by this key can pass for one."""
 _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was true when it was signed."""
+    """The state of the chain when it was signed."""
 
     chain: str
     n: int
-    """The first is 1."""
+    """The number of the checkpoint, from 1."""
     seq: int
-    """How many records there were."""
+    """The number of records."""
     head: str
-    """The hash of the last of them."""
+    """The hash of the last record."""
     at: float
     """Unix seconds."""
     prev: str
-    """The hash of the checkpoint before."""
+    """The hash of the previous checkpoint."""
     key: str
     """The public key."""
     signature: str = ""
 
     @property
     def hash(self) -> str:
-        """Of all of it, signature included."""
+        """Of the whole checkpoint, including the signature."""
         return sha256(encode(self)).hexdigest()
 
     @property
     def body(self) -> bytes:
-        """What is signed."""
+        """The bytes that are signed."""
         return _PURPOSE + encode(msgspec.structs.replace(self, signature=""))
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """A checkpoint's line, without its end."""
+    """The line of a checkpoint, without the newline."""
     return _ENCODER.encode(checkpoint)
 
 
 def decode(line: bytes) -> Checkpoint | None:
-    """Read a line back; None if it is not exactly as we write it."""
+    """Parse a line; None if it is not exactly as `encode` writes it."""
     try:
         found = msgspec.json.decode(line, type=Checkpoint)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -67,53 +67,55 @@ def decode(line: bytes) -> Checkpoint | None:
     return found if encode(found) == line else None
 
 
-KIND = "ed25519:"
-"""Before a key that people copy: a bare one may begin with a dash, and be taken for an option."""
+KEY_PREFIX = "ed25519:"
+"""In front of a printed key: a bare key may start with a dash and be taken for an option."""
 
 
-class Key:
-    """Signs checkpoints; made on first use, and never leaves its file."""
+class AuditKey:
+    """Signs checkpoints; created on first use, and never leaves its file."""
 
     def __init__(self, seed: bytes) -> None:
         self._seed = seed
         self._key: Ed25519PrivateKey | None = None
 
     @classmethod
-    def load_or_create(cls, path: Path) -> Key:
-        """Read the key, or make one; of several processes that make one, all get the same."""
+    def load_or_create(cls, path: Path) -> AuditKey:
+        """Read the key, or create it; concurrent processes all get the same key."""
         try:
             if not path.exists():
-                _make(path)
+                _create_key(path)
             if path.stat().st_mode & 0o077:
-                raise ConfigError(f"others may read the key {path}; say chmod 600 {path}")
+                raise ConfigError(f"other users may read the key {path}; run chmod 600 {path}")
             seed = _from_text(path.read_text("ascii").strip())
         except (OSError, ValueError) as problem:
             raise ConfigError(
-                f"the audit's key {path} cannot be used: {problem}; put a copy back, or remove the "
-                "file: what follows is then signed by a new key"
+                f"cannot read the audit key {path}: {problem}; restore a copy, or delete the file "
+                "to sign with a new key from now on"
             ) from None
         if len(seed) != 32:
-            raise ConfigError(f"{path} holds no key; put a copy back, or remove the file")
+            raise ConfigError(
+                f"{path} contains no key; restore a copy, or delete the file to create a new key"
+            )
         return cls(seed)
 
     @property
     def public(self) -> str:
-        """What checkpoints are checked with: 43 letters, no secret."""
+        """The public key that verifies checkpoints: 43 characters."""
         return _to_text(self._loaded().public_key().public_bytes_raw())
 
     def secret_for(self, purpose: str) -> bytes:
-        """Another key, drawn from this one."""
+        """A secret for another purpose, derived from this key."""
         return sha256(b"evoclaw " + purpose.encode() + b"\n" + self._seed).digest()
 
     def sign(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The same, signed."""
-        mine = msgspec.structs.replace(checkpoint, key=self.public, signature="")
-        signature = _to_text(self._loaded().sign(mine.body))
-        return msgspec.structs.replace(mine, signature=signature)
+        """The checkpoint with its signature."""
+        unsigned = msgspec.structs.replace(checkpoint, key=self.public, signature="")
+        signature = _to_text(self._loaded().sign(unsigned.body))
+        return msgspec.structs.replace(unsigned, signature=signature)
 
     def _loaded(self) -> Ed25519PrivateKey:
         if self._key is None:
-            # Not above: it costs some 30 ms and 7 MB, and a checkpoint is rare.
+            # Imported here: it costs some 30 ms and 7 MB, and checkpoints are rare.
             from cryptography.hazmat.primitives.asymmetric import ed25519
 
             self._key = ed25519.Ed25519PrivateKey.from_private_bytes(self._seed)
@@ -121,7 +123,7 @@ class Key:
 
 
 def is_signed(checkpoint: Checkpoint) -> bool:
-    """Whether the key that it names signed it."""
+    """Whether the key in a checkpoint signed it."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -134,20 +136,20 @@ def is_signed(checkpoint: Checkpoint) -> bool:
 
 
 def check_key(text: str) -> str:
-    """A public key as it was typed; `ConfigError` if it is none."""
-    key = text.strip().removeprefix(KIND)
+    """A public key without its prefix; `ConfigError` if it is not one."""
+    key = text.strip().removeprefix(KEY_PREFIX)
     try:
         data = _from_text(key)
     except ValueError:
         data = b""
     if len(data) != 32:
         raise ConfigError(
-            f"{text[:80]!r} is no public key: it has 43 letters, as `evoclaw audit key` says it"
+            f"{text[:80]!r} is not a public key: 43 characters, as `evoclaw audit key` prints it"
         )
     return key
 
 
-def _make(path: Path) -> None:
+def _create_key(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -159,7 +161,7 @@ def _make(path: Path) -> None:
         try:
             path.hardlink_to(draft)
         except FileExistsError:
-            return  # somebody was quicker, and his key is the key
+            return  # another process was faster: its key is used
     finally:
         draft.unlink()
 
@@ -169,7 +171,7 @@ def _to_text(data: bytes) -> str:
 
 
 def _from_text(text: str) -> bytes:
-    """Read base64url, and only as `_to_text` writes it: one text for each sequence of bytes."""
+    """Decode base64url, only as `_to_text` encodes it: one text for each sequence of bytes."""
     data = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
     if _to_text(data) != text:
         raise ValueError("not base64url")

@@ -1,4 +1,4 @@
-"""One line of the audit: canonical JSON, chained to the line before by its hash."""
+"""One line of the audit: canonical JSON, chained to the previous line by its hash."""
 
 from __future__ import annotations
 
@@ -15,100 +15,100 @@ from msgspec import Struct
 from evoclaw.core.messages import JSON, is_array, is_object
 
 Fields: TypeAlias = dict[str, JSON]
-"""Of a record, but for its place in the chain."""
+"""Of a record, without its position in the chain."""
 
-EXACT = 1 << 53
-"""Whole numbers from here on are kept as text: not every reader of JSON keeps them exact."""
-FORGETTING = (TypeError, ValueError, OverflowError, RecursionError)
-"""What a value raises that cannot be written as JSON."""
+MAX_EXACT_INT = 1 << 53
+"""Larger integers are written as text: not every JSON parser keeps them exact."""
+ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
+"""Raised for values that cannot be written as JSON."""
 _ENCODER = msgspec.json.Encoder(order="sorted")
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e0fff]"
 )
-"""What ends a line for some readers, turns the direction of writing, or is not seen at all."""
+"""Characters that end a line for some readers, change the text direction, or are invisible."""
 
 
-class Sealed(Struct, frozen=True):
-    """A record in its place."""
+class SealedRecord(Struct, frozen=True):
+    """A record with its position in the chain."""
 
     seq: int
     hash: str
     line: bytes
-    """Without the line's end."""
+    """Without the newline."""
     fields: Fields
 
 
-class Broken(Exception):
-    """A line that is no record, or not the one that was written."""
+class InvalidRecord(Exception):
+    """A line that is not a record, or was changed after it was written."""
 
 
 def genesis(chain: str) -> str:
-    """What the first record of a chain follows."""
+    """The hash before the first record of a chain."""
     return sha256(b"evoclaw audit chain " + chain.encode()).hexdigest()
 
 
 def canonical(fields: Mapping[str, JSON]) -> bytes:
-    """The one way to write a record: sorted names, no spaces, one line, nothing hidden in it."""
+    """The only encoding of a record: sorted names, no spaces, one line, no invisible characters."""
     line = _ENCODER.encode(fields)
-    return line if line.isascii() else _UNSEEN.sub(_spelled, line.decode()).encode()
+    return line if line.isascii() else _INVISIBLE.sub(_escaped, line.decode()).encode()
 
 
-def _spelled(sign: re.Match[str]) -> str:
-    """A character as JSON spells those that are not to be shown."""
-    units = sign[0].encode("utf-16-be")
+def _escaped(match: re.Match[str]) -> str:
+    """A character as a JSON escape."""
+    units = match[0].encode("utf-16-be")
     return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
 
 
-def seal(fields: Fields, seq: int, prev: str) -> Sealed:
-    """Give a record its place after the one with the hash `prev`."""
+def seal(fields: Fields, seq: int, prev: str) -> SealedRecord:
+    """Append a record to the one with the hash `prev`."""
     try:
         body = canonical(fields := {**fields, "seq": seq, "prev": prev})
-    except FORGETTING:
+    except ENCODING_ERRORS:
         body = canonical(fields := {**plain(fields), "seq": seq, "prev": prev})
     digest = sha256(body).hexdigest()
     fields["hash"] = digest
-    return Sealed(seq, digest, canonical(fields), fields)
+    return SealedRecord(seq, digest, canonical(fields), fields)
 
 
-def unseal(line: bytes) -> Sealed:
-    """Read a line back; `Broken` says what is wrong with it."""
+def unseal(line: bytes) -> SealedRecord:
+    """Parse a line; `InvalidRecord` says what is wrong with it."""
     try:
         fields: JSON = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise Broken("it is not JSON") from None
+        raise InvalidRecord("it is not JSON") from None
     if not is_object(fields):
-        raise Broken("it is not a record")
+        raise InvalidRecord("it is not a record")
     seq, digest = fields.get("seq"), fields.get("hash")
     if not isinstance(seq, int) or not isinstance(digest, str) or seq < 1:
-        raise Broken("it has no number or no hash")
+        raise InvalidRecord("it has no number or no hash")
     if canonical(fields) != line:
-        raise Broken("it is not written as the audit writes")
+        raise InvalidRecord("it is not in the audit's encoding")
     body = {name: value for name, value in fields.items() if name != "hash"}
     if sha256(canonical(body)).hexdigest() != digest:
-        raise Broken("its hash is not that of its content")
-    return Sealed(seq, digest, line, fields)
+        raise InvalidRecord("its hash does not match its content")
+    return SealedRecord(seq, digest, line, fields)
 
 
 def plain(value: JSON) -> JSON:
-    """Make what JSON cannot say into text."""
+    """Convert what JSON cannot express into text."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, bool | None):
         return value
     if isinstance(value, int):
-        return value if -EXACT < value < EXACT else f"{value:#x}"[:100]
+        return value if -MAX_EXACT_INT < value < MAX_EXACT_INT else f"{value:#x}"[:100]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if is_object(value):
-        return {plain(str(name)): plain(one) for name, one in value.items()}
+        return {plain(str(name)): plain(item) for name, item in value.items()}
     if is_array(value):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return plain(str(value))
 
 
 def stamp(at: float) -> str:
-    """A time as people and machines read it, in UTC, to the millisecond."""
+    """A time in ISO 8601, in UTC, to the millisecond."""
     try:
         moment = datetime.fromtimestamp(at, UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""What can be chosen about the audit."""
+"""The settings of the audit."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     """The table `[audit]`."""
 
     enabled: bool = True
-    """Whether anything is written down."""
+    """Whether the audit is written."""
     days: Annotated[int, Meta(ge=1, le=3650)] = 7
-    """That the warm files are kept at least; longer if they are not safely in the cold tier."""
+    """For which warm files are kept at least; longer until the cold tier has them."""
     hot: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """Records kept in memory."""
     cold: str = "sqlite"
     """`sqlite` (beside the warm files), `sqlite:FILE`, `libsql://…`, `http(s)://…` (a libSQL
     server), `postgresql://…`, or `none`: then warm files are never deleted."""
     cold_token_file: str = ""
-    """Holds the libSQL server's token; else `EVOCLAW_AUDIT_TOKEN`."""
+    """A file with the libSQL server's token; otherwise `EVOCLAW_AUDIT_TOKEN`."""
     checkpoint_every: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """Records between two signed checkpoints."""
     ship_seconds: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
     """Between two deliveries to the cold tier."""
     spool_bytes: Annotated[int, Meta(ge=65_536)] = 1 << 30
-    """Of warm files that the cold tier does not have yet."""
+    """Limit of warm files that the cold tier does not have yet."""
     when_full: Literal["refuse", "drop"] = "refuse"
-    """With the spool full: `refuse` lets no call begin that could not be recorded; `drop` deletes
-    the oldest day unshipped, and says so in the chain."""
+    """With the spool full: `refuse` denies calls, because they could not be recorded; `drop`
+    deletes the oldest unshipped day, and records that in the chain."""
     parameter_chars: Annotated[int, Meta(ge=16, le=1_000_000)] = 2000
-    """Letters that are kept of each text among a call's parameters."""
+    """Characters that are kept of each text in a call's parameters."""
 
 
-NORMAL = AuditSettings()
-"""What holds when nothing was said."""
+DEFAULT_SETTINGS = AuditSettings()
 
 
 class AuditError(EvoClawError):

@@ -1,4 +1,4 @@
-"""From the records of a run to those of the audit: one for each call, whatever became of it."""
+"""Turns the records of a run into audit records: one for each call, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -32,40 +32,40 @@ from evoclaw.core.redaction import Marks, marks_of
 from evoclaw.core.tools import Call, Tool
 from evoclaw.observe.audit.records import Fields
 
-_NEVER_BEGAN = {
+_RESULT_WITHOUT_START = {
     ErrorKind.INVALID_PARAMS: "invalid",
     ErrorKind.NOT_FOUND: "invalid",
     ErrorKind.PERMISSION_DENIED: "denied",
 }
 
 
-class Draft(Struct, frozen=True):
-    """A record before its secrets are taken out and before it has its place."""
+class AuditDraft(Struct, frozen=True):
+    """An audit record before redaction, and before it has a position in the chain."""
 
     kind: str
     at: float
     """Unix seconds."""
     clock: float
-    """Seconds by a clock that nobody sets."""
+    """Seconds of the monotonic clock."""
     fields: Fields
     parameters: JSON = None
     marks: Marks | None = None
     """Where the tool's schema says that a parameter is a secret."""
 
 
-class Who(Struct, frozen=True, kw_only=True):
-    """What all records of one run share."""
+class AuditContext(Struct, frozen=True, kw_only=True):
+    """The fields that all audit records of one run share."""
 
     principal: Principal
     agent_id: str
-    """The agent, or the device, that the calls are made by."""
+    """The agent or the device that makes the calls."""
     session: str = ""
     device: str = ""
-    """Where they run, if that is one place."""
+    """Where the calls run, if that is a single machine."""
 
     @property
     def fields(self) -> Fields:
-        """As a record says it."""
+        """As fields of an audit record."""
         found: Fields = {
             "tenant": self.principal.tenant,
             "user": self.principal.user,
@@ -78,191 +78,191 @@ class Who(Struct, frozen=True, kw_only=True):
         return found
 
 
-class Notebook(Protocol):
-    """Where drafts go."""
+class AuditLog(Protocol):
+    """Accepts drafts of audit records."""
 
-    def note(self, draft: Draft) -> None:
-        """Take one; quick. Raise `AuditError` if it cannot be kept."""
+    def note(self, draft: AuditDraft) -> None:
+        """Accept a draft, without blocking. Raise `AuditError` if it cannot be written."""
         ...
 
 
-class _Open:
-    """A call that has no answer yet."""
+class _OpenCall:
+    """A call without a result so far."""
 
-    __slots__ = ("approval", "began", "call", "judged", "request_id", "started")
+    __slots__ = ("approval", "call", "judged", "request_id", "started", "started_at")
 
     def __init__(self, call: ToolCall | None, request_id: str) -> None:
         self.call, self.request_id = call, request_id
         self.judged: CallJudged | None = None
         self.approval: ApprovalAnswered | None = None
         self.started: CallStarted | None = None
-        self.began = 0.0
+        self.started_at = 0.0
 
 
 class AuditSink:
-    """Listens to one run."""
+    """Audits one run; a sink."""
 
     def __init__(
         self,
-        notebook: Notebook,
-        who: Who,
+        log: AuditLog,
+        context: AuditContext,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         before: Iterable[Record] = (),
     ) -> None:
-        """Choose where to and about whom.
+        """Audit a run.
 
         Args:
-            notebook: Takes the drafts.
-            who: What the records have in common.
-            monotonic: A clock that nobody sets.
-            before: What a resumed run had recorded before: it is not audited again, but tells
+            log: Accepts the drafts.
+            context: The fields that the records share.
+            monotonic: The monotonic clock.
+            before: The records of a resumed run so far: they are not audited again, but show
                 which calls are open.
         """
-        self._notebook, self._who, self._monotonic = notebook, who.fields, monotonic
+        self._log, self._context, self._monotonic = log, context.fields, monotonic
         self._run_id, self._turn = "", 0
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenCall] = {}
         self._tools: dict[str, Tool] = {}
         self._marks: dict[str, Marks | None] = {}
-        self._silent = True
+        self._replaying = True
         for record in before:
             self.receive(record)
-        self._silent = False
+        self._replaying = False
 
     def receive(self, record: Record) -> None:
-        """Take one record of the run."""
+        """Audit a record of the run."""
         self._run_id = record.run_id
         event = record.event
         if type(event) in PIECES:
             return
         match event:
             case CallJudged():
-                self._of(event.call_id).judged = event
+                self._call(event.call_id).judged = event
             case CallStarted():
-                one = self._of(event.call_id)
-                one.started, one.began = event, self._monotonic()
+                call = self._call(event.call_id)
+                call.started, call.started_at = event, self._monotonic()
             case CallFinished(result):
                 self._finish(record.at, result)
             case TurnStarted():
                 self._turn = event.turn
             case Replied(reply):
-                self._ask(reply)
+                self._open_calls(reply)
             case ToolsChanged(tools):
-                self._tools = {name: one for one in tools for name in (one.name, *one.aliases)}
+                self._tools = {name: tool for tool in tools for name in (tool.name, *tool.aliases)}
                 self._marks.clear()
             case ApprovalAnswered():
                 self._approved(record.at, event)
             case _:
-                self._about_run(record.at, event)
+                self._run_event(record.at, event)
 
-    def _ask(self, reply: Reply) -> None:
+    def _open_calls(self, reply: Reply) -> None:
         for index, call in enumerate(reply.calls):
-            self._open[call.id] = _Open(call, f"{self._run_id}.{self._turn}.{index}.1")
+            self._open[call.id] = _OpenCall(call, f"{self._run_id}.{self._turn}.{index}.1")
 
-    def _of(self, call_id: str) -> _Open:
+    def _call(self, call_id: str) -> _OpenCall:
         found = self._open.get(call_id)
         if found is None:
-            found = self._open[call_id] = _Open(None, "")
+            found = self._open[call_id] = _OpenCall(None, "")
         return found
 
-    def _about_run(self, at: float, event: Event) -> None:
+    def _run_event(self, at: float, event: Event) -> None:
         if isinstance(event, RunStarted):
             self._note("run_started", at, {"model": event.model})
             last = event.messages[-1] if event.messages else None
             if isinstance(last, Reply):
-                self._ask(last)
+                self._open_calls(last)
         elif isinstance(event, RunResumed):
             self._note("run_resumed", at, {"model": event.model})
         elif isinstance(event, RunFinished):
             waiting = event.stop is StopReason.WAITING
-            for call_id, one in list(self._open.items()):
-                self._leave(at, call_id, one, "waiting" if waiting else "unanswered")
-            self._note("run_finished", at, _end(event))
+            for call_id, call in list(self._open.items()):
+                self._unfinished(at, call_id, call, "waiting" if waiting else "unanswered")
+            self._note("run_finished", at, _run_end(event))
 
     def _approved(self, at: float, event: ApprovalAnswered) -> None:
-        one = self._of(event.call_id)
-        one.approval = event
-        fields = self._asked(event.call_id, one) | {
+        call = self._call(event.call_id)
+        call.approval = event
+        fields = self._call_fields(event.call_id, call) | {
             "decision": event.decision,
             "reason": event.reason,
         }
         self._note("approval", at, fields)
 
     def _finish(self, at: float, result: ToolResult) -> None:
-        one = self._open.pop(result.call_id, None) or _Open(None, "")
-        elapsed = (self._monotonic() - one.began) * 1000 if one.started else 0.0
-        fields = self._asked(result.call_id, one) | _outcome(result, _result(result, one))
+        call = self._open.pop(result.call_id, None) or _OpenCall(None, "")
+        elapsed = (self._monotonic() - call.started_at) * 1000 if call.started else 0.0
+        fields = self._call_fields(result.call_id, call) | _outcome(result, _result(result, call))
         fields["elapsed_ms"] = round(elapsed, 3)
         fields.setdefault("tool", result.name)
-        self._note_call(at, fields, one, result.name)
+        self._note_call(at, fields, call, result.name)
 
-    def _leave(self, at: float, call_id: str, one: _Open, word: str) -> None:
-        fields = self._asked(call_id, one) | {"result": word, "exit_code": None, "elapsed_ms": 0.0}
-        name = one.started.name if one.started else one.call.name if one.call else ""
-        self._note_call(at, fields, one, name)
-        if word != "waiting":
+    def _unfinished(self, at: float, call_id: str, call: _OpenCall, result: str) -> None:
+        fields = self._call_fields(call_id, call)
+        fields |= {"result": result, "exit_code": None, "elapsed_ms": 0.0}
+        name = call.started.name if call.started else call.call.name if call.call else ""
+        self._note_call(at, fields, call, name)
+        if result != "waiting":
             del self._open[call_id]
 
-    def _asked(self, call_id: str, one: _Open) -> Fields:
+    def _call_fields(self, call_id: str, call: _OpenCall) -> Fields:
         fields: Fields = {"call_id": call_id}
-        if one.started is not None:
-            fields |= {"tool": one.started.name, "request_id": one.started.request_id}
-        elif one.call is not None:
-            fields |= {"tool": one.call.name, "request_id": one.request_id}
-        if one.judged is not None:
-            fields["verdict"] = one.judged.verdict
-            fields["code"] = one.judged.code
-            if one.judged.reason:
-                fields["reason"] = one.judged.reason
-        if one.approval is not None:
-            said = one.approval
-            fields["approval"] = {"decision": said.decision, "reason": said.reason}
+        if call.started is not None:
+            fields |= {"tool": call.started.name, "request_id": call.started.request_id}
+        elif call.call is not None:
+            fields |= {"tool": call.call.name, "request_id": call.request_id}
+        if call.judged is not None:
+            fields["verdict"] = call.judged.verdict
+            fields["code"] = call.judged.code
+            if call.judged.reason:
+                fields["reason"] = call.judged.reason
+        if (approval := call.approval) is not None:
+            fields["approval"] = {"decision": approval.decision, "reason": approval.reason}
         return fields
 
-    def _note_call(self, at: float, fields: Fields, one: _Open, name: str) -> None:
-        if self._silent:
+    def _note_call(self, at: float, fields: Fields, call: _OpenCall, name: str) -> None:
+        if self._replaying:
             return
         if name not in self._marks:
             tool = self._tools.get(name)
             self._marks[name] = None if tool is None else marks_of(tool.parameters)
-        if one.started is not None:
-            parameters: JSON = one.started.arguments
+        if call.started is not None:
+            parameters: JSON = call.started.arguments
         else:
-            parameters = {} if one.call is None else one.call.arguments
+            parameters = {} if call.call is None else call.call.arguments
         self._note("call", at, fields, parameters, self._marks[name])
 
     def _note(
         self, kind: str, at: float, fields: Fields, parameters: JSON = None,
         marks: Marks | None = None,
     ) -> None:  # fmt: skip
-        if not self._silent:
-            whole = {**self._who, "run_id": self._run_id, **fields}
-            self._notebook.note(Draft(kind, at, self._monotonic(), whole, parameters, marks))
+        if not self._replaying:
+            fields = {**self._context, "run_id": self._run_id, **fields}
+            self._log.note(AuditDraft(kind, at, self._monotonic(), fields, parameters, marks))
 
 
-class EveryRun:
-    """Listens to many runs at once, each by itself."""
+class PerRunSink:
+    """Gives each run that it receives records of a sink of its own."""
 
-    def __init__(self, begin: Callable[[], Sink]) -> None:
-        """`begin` makes who listens to one run."""
-        self._begin = begin
-        self._runs: dict[str, Sink] = {}
+    def __init__(self, make_sink: Callable[[], Sink]) -> None:
+        """`make_sink` makes the sink of one run."""
+        self._make_sink = make_sink
+        self._sinks: dict[str, Sink] = {}
 
     def receive(self, record: Record) -> None:
-        """Hand a record to the one who listens to its run."""
-        run = self._runs.get(record.run_id)
-        if run is None:
-            run = self._runs[record.run_id] = self._begin()
+        """Pass a record to the sink of its run."""
+        sink = self._sinks.get(record.run_id)
+        if sink is None:
+            sink = self._sinks[record.run_id] = self._make_sink()
         try:
-            run.receive(record)
+            sink.receive(record)
         finally:
             if isinstance(record.event, RunFinished):
-                del self._runs[record.run_id]
+                del self._sinks[record.run_id]
 
 
 def audit_call(
-    notebook: Notebook,
-    who: Who,
+    log: AuditLog,
+    context: AuditContext,
     call: Call,
     result: ToolResult,
     *,
@@ -271,9 +271,9 @@ def audit_call(
     verdict: str = "allow",
     code: str = "",
 ) -> None:
-    """Audit one call where there is no run: on an edge, or behind a server of tools."""
+    """Audit one call outside a run: on an edge, or of an MCP server."""
     fields: Fields = {
-        **who.fields,
+        **context.fields,
         "run_id": call.run_id,
         "call_id": call.id,
         "request_id": call.request_id,
@@ -283,19 +283,19 @@ def audit_call(
         **_outcome(result, "denied" if verdict != "allow" else _plain_result(result)),
         "elapsed_ms": round(elapsed_ms, 3),
     }
-    tenant = call.context.principal
-    fields |= {"tenant": tenant.tenant} | ({"user": tenant.user} if tenant.user else {})
+    principal = call.context.principal
+    fields |= {"tenant": principal.tenant} | ({"user": principal.user} if principal.user else {})
     marks = marks_of(call.tool.parameters)
-    notebook.note(Draft("call", at, time.monotonic(), fields, call.arguments, marks))
+    log.note(AuditDraft("call", at, time.monotonic(), fields, call.arguments, marks))
 
 
 def audit_refusal(
-    notebook: Notebook, who: Who, result: ToolResult, *, at: float, parameters: JSON = None
+    log: AuditLog, context: AuditContext, result: ToolResult, *, at: float, parameters: JSON = None
 ) -> None:
-    """Audit what was asked for and never became a call: unknown, unreadable, or not granted."""
-    word = "invalid" if result.error is None else _NEVER_BEGAN.get(result.error, "refused")
+    """Audit a request that never became a call: unknown, unreadable, or not granted."""
+    word = "invalid" if result.error is None else _RESULT_WITHOUT_START.get(result.error, "refused")
     fields: Fields = {
-        **who.fields,
+        **context.fields,
         "run_id": result.call_id.partition(".")[0],
         "call_id": result.call_id,
         "request_id": result.call_id,
@@ -303,11 +303,11 @@ def audit_refusal(
         **_outcome(result, word),
         "elapsed_ms": 0.0,
     }
-    notebook.note(Draft("call", at, time.monotonic(), fields, parameters))
+    log.note(AuditDraft("call", at, time.monotonic(), fields, parameters))
 
 
 def read_arguments(text: str) -> JSON:
-    """What a model wrote as arguments: the object if it is one, else its words."""
+    """The arguments that a model wrote: the object if it is one, otherwise the text."""
     try:
         value: JSON = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -319,15 +319,15 @@ def _plain_result(result: ToolResult) -> str:
     return "success" if result.error is None else "error"
 
 
-def _result(result: ToolResult, one: _Open) -> str:
-    """What became of a call, in a word."""
-    if one.started is not None or result.error is None:
+def _result(result: ToolResult, call: _OpenCall) -> str:
+    """The outcome of a call, in one word."""
+    if call.started is not None or result.error is None:
         return _plain_result(result)
-    if one.approval is not None and one.approval.decision == "deny":
+    if call.approval is not None and call.approval.decision == "deny":
         return "refused"
-    if one.judged is not None and one.judged.verdict == "deny":
+    if call.judged is not None and call.judged.verdict == "deny":
         return "denied"
-    return _NEVER_BEGAN.get(result.error, "refused")
+    return _RESULT_WITHOUT_START.get(result.error, "refused")
 
 
 def _outcome(result: ToolResult, word: str) -> Fields:
@@ -344,7 +344,7 @@ def _outcome(result: ToolResult, word: str) -> Fields:
     return fields
 
 
-def _end(event: RunFinished) -> Fields:
+def _run_end(event: RunFinished) -> Fields:
     return {
         "result": str(event.stop),
         "reason": event.reason,

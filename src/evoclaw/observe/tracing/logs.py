@@ -1,4 +1,4 @@
-"""Log lines that say which trace they belong to."""
+"""Trace and span ids in log lines."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from contextlib import contextmanager
 from evoclaw.core.tracing import here
 
 
-class Correlated(logging.Filter):
-    """Lets every line pass, and notes on it where its task is in a trace."""
+class TraceIdFilter(logging.Filter):
+    """Adds the trace and span ids of the current task to every log record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Give a record `trace_id` and `span_id`: as spans say them, or empty."""
+        """Set `trace_id` and `span_id` in hexadecimal, or empty."""
         place = here()
         record.trace_id = f"{place.trace_id:032x}" if place is not None else ""
         record.span_id = f"{place.span_id:016x}" if place is not None and place.span_id else ""
         return True
 
 
-class Marked(logging.Formatter):
-    """A line as it is, and behind it the trace, if it belongs to one."""
+class TraceIdFormatter(logging.Formatter):
+    """Appends the trace and span ids to the line, if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a line."""
+        """Format a record."""
         line = super().format(record)
-        marks = [
+        ids = [
             f"{name}={value}"
             for name in ("trace_id", "span_id")
             if (value := getattr(record, name, ""))
         ]
-        return " ".join((line, *marks))
+        return " ".join((line, *ids))
 
 
 @contextmanager
-def correlated() -> Generator[None]:
-    """Mark log lines while the block runs: those of handlers that are there, or of one of ours."""
-    root, correlation = logging.getLogger(), Correlated()
+def trace_ids_in_logs() -> Generator[None]:
+    """Add trace ids to log lines while the block runs, on the existing handlers or one of ours."""
+    root, correlation = logging.getLogger(), TraceIdFilter()
     handlers = list(root.handlers)
-    own = None if handlers else _like_the_last_resort()
+    own = None if handlers else _log_to_stderr()
     if own is not None:
         root.addHandler(own)
         handlers.append(own)
@@ -54,9 +54,9 @@ def correlated() -> Generator[None]:
             root.removeHandler(own)
 
 
-def _like_the_last_resort() -> logging.Handler:
-    """What `logging` does where nobody has chosen anything: warnings, to the error output."""
+def _log_to_stderr() -> logging.Handler:
+    """Log warnings to stderr, as `logging` does without any configuration."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(Marked())
+    handler.setFormatter(TraceIdFormatter())
     return handler

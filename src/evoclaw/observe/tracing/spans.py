@@ -1,6 +1,6 @@
-"""Spans, made and sent by OpenTelemetry's SDK: the only file that knows it.
+"""Creates spans and exports them with the OpenTelemetry SDK: the only file that uses it.
 
-What its own variables say (endpoint, headers, sampler, limits, batches, resource) it reads itself.
+The SDK itself reads its environment variables (endpoint, headers, sampler, limits, resource).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from evoclaw.core.version import VERSION
 logger = logging.getLogger(__name__)
 SCOPE = "evoclaw"
 SERVICE_NAME, SERVICE_VERSION, ERROR_TYPE = "service.name", "service.version", "error.type"
-SELDOM = 60.0
-"""Seconds between two complaints about a collector that is away."""
+LOG_INTERVAL_S = 60.0
+"""Between two warnings about an unreachable collector."""
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
 
 Value: TypeAlias = str | bool | int | float | Sequence[str]
@@ -51,8 +51,8 @@ Attributes: TypeAlias = Mapping[str, Value]
 Kind: TypeAlias = Literal["internal", "client", "server"]
 
 
-class Begun:
-    """A span that has begun."""
+class OpenSpan:
+    """A span that has started."""
 
     __slots__ = ("_span", "place")
 
@@ -60,15 +60,15 @@ class Begun:
         self._span, self.place = span, place
 
     def set(self, attributes: Attributes) -> None:
-        """Say something of it."""
+        """Set attributes."""
         self._span.set_attributes(attributes)
 
     def event(self, name: str, at: float, attributes: Attributes) -> None:
-        """Something happened in it."""
+        """Add an event."""
         self._span.add_event(name, attributes, _nanoseconds(at))
 
     def end(self, at: float, error: str = "") -> None:
-        """It is over; `error` says in a word how it failed."""
+        """End the span; `error` is the kind of its error."""
         if error:
             self._span.set_attribute(ERROR_TYPE, error)
             self._span.set_status(Status(StatusCode.ERROR))
@@ -76,10 +76,10 @@ class Begun:
 
 
 class Spans:
-    """Makes spans, and sends them."""
+    """Creates spans, and exports them."""
 
     def __init__(self, *exporters: SpanExporter, name: str) -> None:
-        """Send to these; `name` is what this process is called, unless the variables say it."""
+        """Export to these; `name` is the service name, unless the environment sets one."""
         self._ids, self._exporters = _Ids(), exporters
         self._provider = TracerProvider(
             resource=_resource(name), shutdown_on_exit=False, id_generator=self._ids
@@ -87,10 +87,10 @@ class Spans:
         for exporter in exporters:
             self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer(SCOPE, VERSION)
-        self._relay = _Relay()
-        self._relay.install()
+        self._throttle = _LogThrottle()
+        self._throttle.install()
 
-    def begin(
+    def start(
         self,
         name: str,
         *,
@@ -100,8 +100,8 @@ class Spans:
         kind: Kind = "internal",
         span_id: int = 0,
         links: Sequence[Place] = (),
-    ) -> Begun:
-        """Begin a span at a time; its id is a new one if none is given."""
+    ) -> OpenSpan:
+        """Start a span at a time; with a random id if none is given."""
         self._ids.trace_id, self._ids.span_id = parent.trace_id, span_id
         context = Context()
         if parent.span_id:
@@ -114,36 +114,36 @@ class Spans:
             [Link(_context(link)) for link in links],
             _nanoseconds(at),
         )
-        made = span.get_span_context()
-        return Begun(span, Place(made.trace_id, made.span_id, made.trace_flags.sampled))
+        own = span.get_span_context()
+        return OpenSpan(span, Place(own.trace_id, own.span_id, own.trace_flags.sampled))
 
     def flush(self) -> None:
-        """Send what has ended; blocks as long as that takes."""
+        """Export ended spans; blocks until they are sent."""
         self._provider.force_flush()
 
     def close(self, seconds: float) -> bool:
-        """Send what has ended, and be done; False if that took longer, and is given up."""
-        # A thread that nobody waits for: a collector that hangs must not keep a process alive.
+        """Export ended spans and shut down; False if that took longer and was given up."""
+        # A daemon thread: a collector that hangs must not keep the process alive.
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(seconds)
         if closing.is_alive():
-            self._relay.mute()
+            self._throttle.mute()
             for exporter in self._exporters:
-                exporter.shutdown()  # what it would try again it gives up
+                exporter.shutdown()  # stops its retries
             return False
-        self._relay.remove()
+        self._throttle.remove()
         return True
 
 
 def open_spans(kinds: Sequence[str], name: str) -> Spans:
-    """Spans that are sent there."""
+    """Spans with these exporters: `otlp`, `console`."""
     return Spans(*(_exporter(kind) for kind in kinds), name=name)
 
 
 def _exporter(kind: str) -> SpanExporter:
     if kind == "console":
-        # What we print is for whoever asked: an answer, or the words of a protocol.
+        # stdout is for the answer of a command, or for a protocol.
         return ConsoleSpanExporter(out=sys.stderr)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -152,8 +152,8 @@ def _exporter(kind: str) -> SpanExporter:
 
 def _resource(name: str) -> Resource:
     found = Resource.create({SERVICE_VERSION: VERSION})
-    told = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    if os.environ.get("OTEL_SERVICE_NAME") or f"{SERVICE_NAME}=" in told:
+    attributes = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    if os.environ.get("OTEL_SERVICE_NAME") or f"{SERVICE_NAME}=" in attributes:
         return found
     return found.merge(Resource({SERVICE_NAME: name}))
 
@@ -168,22 +168,22 @@ def _nanoseconds(at: float) -> int:
 
 
 class _Ids(IdGenerator):
-    """Gives the ids that were chosen for the span that is begun next."""
+    """Gives the ids that were chosen for the next span."""
 
     def __init__(self) -> None:
         self.trace_id = self.span_id = 0
 
     def generate_trace_id(self) -> int:
-        """The one that was chosen."""
+        """The chosen id, or a random one."""
         return self.trace_id or secrets.randbits(128) or 1
 
     def generate_span_id(self) -> int:
-        """The one that was chosen, or a new one."""
+        """The chosen id, or a random one."""
         return self.span_id or secrets.randbits(64) or 1
 
 
-class _Relay(logging.Handler):
-    """Says seldom what the SDK complains of: a collector may be away for days."""
+class _LogThrottle(logging.Handler):
+    """Limits how often warnings of the SDK are logged: a collector may be unreachable for days."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -191,21 +191,21 @@ class _Relay(logging.Handler):
         self._library = logging.getLogger("opentelemetry")
 
     def install(self) -> None:
-        """Hear what the library says."""
+        """Take over the library's log."""
         self._library.addHandler(self)
         self._library.propagate = False
 
     def remove(self) -> None:
-        """Let it speak for itself again."""
+        """Restore the library's log."""
         self._library.removeHandler(self)
         self._library.propagate = True
 
     def mute(self) -> None:
-        """Say no more: whatever it still complains of, nobody can help it."""
+        """Log nothing more: the process is about to end."""
         self._next = math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass one on, if none was for a while."""
+        """Log a warning, at most one per `LOG_INTERVAL_S`."""
         if (now := time.monotonic()) >= self._next:
-            self._next = now + SELDOM
+            self._next = now + LOG_INTERVAL_S
             logger.warning("traces: %s", record.getMessage())

@@ -1,6 +1,6 @@
-"""Traces of runs, for any OpenTelemetry collector: only where the standard variables ask for them.
+"""Traces of runs, for any OpenTelemetry collector: only if its standard variables are set.
 
-Nothing of OpenTelemetry is loaded before somebody asks.
+OpenTelemetry is imported only then.
 """
 
 from __future__ import annotations
@@ -17,53 +17,55 @@ if TYPE_CHECKING:
     from evoclaw.core.events import Record
     from evoclaw.core.messages import ToolResult
     from evoclaw.core.redaction import Redactor
-    from evoclaw.observe.audit.sink import EveryRun
-    from evoclaw.observe.tracing.runs import RunTracer
-    from evoclaw.observe.tracing.spans import Begun, Spans
-    from evoclaw.observe.tracing.words import Who
+    from evoclaw.observe.audit.sink import PerRunSink
+    from evoclaw.observe.tracing.attributes import TracedRun
+    from evoclaw.observe.tracing.run_tracer import RunTracer
+    from evoclaw.observe.tracing.spans import OpenSpan, Spans
 
-KINDS = ("otlp", "console")
-CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-MOST_RUNS = 10_000
-"""Runs that go on at once; beyond that the oldest is taken for cut off."""
+EXPORTERS = ("otlp", "console")
+CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+MAX_RUNS = 10_000
+"""In progress at the same time; beyond that the oldest counts as interrupted."""
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOBUF = "http/protobuf"
-_INTO_SPANS = frozenset({"true", "span_only", "span_and_event"})
+_CAPTURE_VALUES = frozenset({"true", "span_only", "span_and_event"})
 
 
-def asked_for(env: Mapping[str, str]) -> Sequence[str]:
-    """Where traces are to be sent: some of `otlp` and `console`; nothing if nobody asks."""
-    if _said(env, "OTEL_SDK_DISABLED") == "true":
+def configured_exporters(env: Mapping[str, str]) -> Sequence[str]:
+    """The exporters that the environment names, of `otlp` and `console`; none by default."""
+    if _variable(env, "OTEL_SDK_DISABLED") == "true":
         return ()
-    chosen = [one.strip() for one in _said(env, "OTEL_TRACES_EXPORTER").split(",") if one.strip()]
+    chosen = [
+        name.strip() for name in _variable(env, "OTEL_TRACES_EXPORTER").split(",") if name.strip()
+    ]
     if not chosen:
         chosen = ["otlp"] if any(env.get(name, "").strip() for name in _ENDPOINTS) else []
     if "none" in chosen:
         return ()
-    if unknown := [one for one in chosen if one not in KINDS]:
-        text = f"OTEL_TRACES_EXPORTER says {', '.join(map(repr, unknown))}; it can be otlp, "
-        raise ConfigError(f"{text}console or none")
+    if unknown := [name for name in chosen if name not in EXPORTERS]:
+        names = ", ".join(map(repr, unknown))
+        raise ConfigError(f"unknown OTEL_TRACES_EXPORTER {names}; use otlp, console or none")
     if "otlp" in chosen:
         _check_protocol(env)
     return tuple(dict.fromkeys(chosen))
 
 
-def captures(env: Mapping[str, str]) -> bool:
-    """Whether spans may hold what people, models and tools said."""
-    return _said(env, CAPTURE) in _INTO_SPANS
+def captures_content(env: Mapping[str, str]) -> bool:
+    """Whether spans may contain messages, arguments and results."""
+    return _variable(env, CAPTURE_VARIABLE) in _CAPTURE_VALUES
 
 
-def _said(env: Mapping[str, str], name: str) -> str:
+def _variable(env: Mapping[str, str], name: str) -> str:
     return env.get(name, "").strip().lower()
 
 
 def _check_protocol(env: Mapping[str, str]) -> None:
     for name in _PROTOCOLS:
-        if said := _said(env, name):
-            if said != _PROTOBUF:
-                text = f"{name} is {said!r}; only {_PROTOBUF} is spoken here, which collectors"
-                raise ConfigError(f"{text} take on port 4318")
+        if protocol := _variable(env, name):
+            if protocol != _PROTOBUF:
+                text = f"{name} is {protocol!r}; only {_PROTOBUF} is supported"
+                raise ConfigError(f"{text}: collectors accept it on port 4318")
             return
 
 
@@ -71,83 +73,83 @@ class Tracing:
     """The traces of one process."""
 
     def __init__(self, spans: Spans, *, content: Redactor | None = None) -> None:
-        """Begin to trace.
+        """Start to trace.
 
         Args:
-            spans: Makes spans and sends them.
-            content: Takes secrets out of what is said; None leaves all of it out.
+            spans: Creates and exports spans.
+            content: Redacts messages, arguments and results; None leaves them out.
         """
         self.spans, self.content = spans, content
         self._runs: OrderedDict[str, RunTracer] = OrderedDict()
 
-    def listener(self, who: Who, before: Iterable[Record] = ()) -> RunTracer:
-        """A sink for one run, in which this happened before."""
-        from evoclaw.observe.tracing.runs import RunTracer
+    def sink(self, traced: TracedRun, before: Iterable[Record] = ()) -> RunTracer:
+        """A sink for one run; `before` are the records of a resumed run so far."""
+        from evoclaw.observe.tracing.run_tracer import RunTracer
 
-        return RunTracer(self, who, before)
+        return RunTracer(self, traced, before)
 
-    def every_run(self, agent: str) -> EveryRun:
-        """A sink for runs that come and go, of one agent."""
-        from evoclaw.observe.audit.sink import EveryRun
-        from evoclaw.observe.tracing.words import Who
+    def every_run(self, agent: str) -> PerRunSink:
+        """A sink for all runs of one agent."""
+        from evoclaw.observe.audit.sink import PerRunSink
+        from evoclaw.observe.tracing.attributes import TracedRun
 
-        return EveryRun(lambda: self.listener(Who(agent)))
+        return PerRunSink(lambda: self.sink(TracedRun(agent)))
 
-    def goes_on(self, run_id: str, tracer: RunTracer) -> None:
-        """Know a run whose spans are to be ended, whatever becomes of it."""
+    def run_started(self, run_id: str, tracer: RunTracer) -> None:
+        """Keep the tracer of a run, to end its spans if it is interrupted."""
         if (other := self._runs.pop(run_id, tracer)) is not tracer:
-            other.cut_off(time.time())
+            other.interrupted(time.time())
         self._runs[run_id] = tracer
-        while len(self._runs) > MOST_RUNS:
-            self._runs.popitem(last=False)[1].cut_off(time.time())
+        while len(self._runs) > MAX_RUNS:
+            self._runs.popitem(last=False)[1].interrupted(time.time())
 
-    def ended(self, run_id: str) -> None:
+    def run_ended(self, run_id: str) -> None:
         """Forget a run."""
         self._runs.pop(run_id, None)
 
-    def device_call(
+    def edge_call(
         self, agent_id: str, tool: str, *, request_id: str, run_id: str, traceparent: str
-    ) -> DeviceCall:
-        """Begin the span of what a device was asked to do."""
-        from evoclaw.observe.tracing import words
+    ) -> EdgeCallSpan:
+        """Start the span of a command on an edge."""
+        from evoclaw.observe.tracing import attributes as attrs
 
         parent = read_traceparent(traceparent) or Place(trace_id_of(run_id or request_id))
-        name, attributes = words.on_device(agent_id, tool, request_id)
-        begun = self.spans.begin(
+        name, attributes = attrs.edge_span(agent_id, tool, request_id)
+        span = self.spans.start(
             name, at=time.time(), parent=parent, attributes=attributes, kind="server"
         )
-        return DeviceCall(begun)
+        return EdgeCallSpan(span)
 
     def close(self, seconds: float) -> bool:
-        """End what is open, and send what is left; False if that took too long.
+        """End open spans and export the rest; False if that took too long.
 
-        It blocks. What a run that was cut off had not answered is ended by whoever goes on with it.
+        It blocks. Open calls of interrupted runs are ended by the process that resumes the run.
         """
         now = time.time()
         for tracer in self._runs.values():
-            tracer.cut_off(now)
+            tracer.interrupted(now)
         self._runs.clear()
         return self.spans.close(seconds)
 
 
-class DeviceCall:
-    """One command, as it runs on a device."""
+class EdgeCallSpan:
+    """The span of one command on an edge."""
 
-    def __init__(self, begun: Begun) -> None:
-        self._begun = begun
+    def __init__(self, span: OpenSpan) -> None:
+        self._span = span
 
     @property
     def place(self) -> Place:
-        """Where it is in its trace."""
-        return self._begun.place
+        """Its position in the trace."""
+        return self._span.place
 
     def ended(self, result: ToolResult | None) -> None:
-        """Say what became of it; None if it was cut off."""
-        from evoclaw.observe.tracing import words
+        """End the span with the result; None if the command was interrupted."""
+        from evoclaw.observe.tracing import attributes as attrs
 
         if result is None:
-            self._begun.set({words.OUTCOME: words.CUT})
-            self._begun.end(time.time(), words.CUT)
+            self._span.set({attrs.OUTCOME: attrs.INTERRUPTED})
+            self._span.end(time.time(), attrs.INTERRUPTED)
             return
-        self._begun.set(words.outcome(result))
-        self._begun.end(time.time(), "" if result.error is None else str(result.error))
+        self._span.set(attrs.outcome(result))
+        self._span.end(time.time(), "" if result.error is None else str(result.error))

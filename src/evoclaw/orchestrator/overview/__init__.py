@@ -1,1 +1,1 @@
-"""What happens, for whoever looks: as it changes, and added up."""
+"""What happens in all runs: a feed of changes, and metrics."""

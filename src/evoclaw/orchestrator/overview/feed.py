@@ -1,9 +1,8 @@
-"""What changes, as it changes: looked for once for all who watch, told to each what is his.
+"""A feed of changes: polled once for all watchers, each of which gets the items that it may see.
 
-One feed serves a process. It looks when something happened here, and a few times in a while at
-what other processes did; when nobody watches, it does nothing. What changed is written down once,
-whoever is told. A watcher who is slow is told how things stand when he comes to read: never more
-than there are things.
+One feed serves a process. It polls when something happened in this process, and periodically for
+changes of other processes; without watchers it does nothing. A changed item is encoded once for
+all watchers. A slow watcher gets the latest state of each item: never more than there are items.
 """
 
 from __future__ import annotations
@@ -21,60 +20,60 @@ from evoclaw.orchestrator.seldom import Seldom, times
 from evoclaw.store.databases.changes import Mark
 
 logger = logging.getLogger(__name__)
-PACE = 0.5
-"""Seconds between two looks, at least, however much happens."""
-LOOK = 0.75
-"""Seconds between two looks, at most: what others did is seen by then."""
-MOST = 2_000
-"""Changed things that are kept for one watcher; whoever is further behind is told everything."""
+MIN_POLL_INTERVAL_S = 0.5
+"""However much happens."""
+MAX_POLL_INTERVAL_S = 0.75
+"""Changes of other processes are seen by then."""
+MAX_PENDING_ITEMS = 2_000
+"""Changed items that are kept for one watcher; one that is further behind gets all items."""
 
 
-class Item(Struct, frozen=True):
-    """One thing as it is shown, written down already."""
+class FeedItem(Struct, frozen=True):
+    """One item, encoded as it is shown."""
 
     id: str
     owner: str | None
-    """Whose it is, of those who watch the tenant; None is everybody's."""
+    """The user who may see it; None is every user of the tenant."""
     shown: Raw
 
 
-class Told(Struct, frozen=True):
-    """What a watcher is told at once."""
+class FeedUpdate(Struct, frozen=True):
+    """What a watcher gets in one message."""
 
     items: tuple[Raw, ...]
     whole: bool
-    """These are all; otherwise those that changed."""
+    """Whether these are all items; otherwise those that changed."""
 
 
-class Source(Protocol):
-    """The things of one kind that one tenant has."""
+class FeedSource(Protocol):
+    """The items of one topic and one tenant."""
 
     @property
     def always_whole(self) -> bool:
-        """Whether all of them are told when one changed."""
+        """Whether watchers get all items when one changed."""
         ...
 
     def is_due(self, written: bool) -> bool:
-        """Whether to look; `written` if anything was committed since the last look."""
+        """Whether to poll; `written` if anything was committed since the last poll."""
         ...
 
-    async def look(self) -> Sequence[Item]:
-        """Those that changed since the last look; what the first one gives is not told."""
+    async def poll(self) -> Sequence[FeedItem]:
+        """The items that changed since the last poll; those of the first poll are not sent."""
         ...
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
-        """What a newcomer is told, of what is somebody's or, for None, of all."""
+    async def all_items(self, owner: str | None) -> Sequence[FeedItem]:
+        """What a new watcher gets: the items of a user, or of all users for None."""
         ...
 
 
-Sources: TypeAlias = Mapping[str, Callable[[str], Source]]
-"""What makes the source of a tenant, by topic."""
+Sources: TypeAlias = Mapping[str, Callable[[str], FeedSource]]
+"""By topic, what makes the source of a tenant."""
 Change: TypeAlias = Callable[[], Awaitable[None]]
-"""Waits until something happens here."""
+"""Waits until something happens in this process."""
 
 
 class Feed:
-    """All who watch in this process, and the looking for them."""
+    """Polls for all watchers in this process."""
 
     def __init__(
         self,
@@ -82,195 +81,196 @@ class Feed:
         written: Callable[[], Awaitable[Mark]],
         changes: Iterable[Change] = (),
         *,
-        pace: float = PACE,
-        look: float = LOOK,
+        min_interval_s: float = MIN_POLL_INTERVAL_S,
+        max_interval_s: float = MAX_POLL_INTERVAL_S,
     ) -> None:
-        """Begin to look when somebody watches.
+        """Poll once there is a watcher.
 
         Args:
-            sources: What can be watched, by topic.
-            written: Another mark whenever something was committed to the store.
-            changes: What wakes it.
-            pace: Seconds between two looks, at least.
-            look: Seconds between two looks, at most.
+            sources: By topic.
+            written: Gives another mark whenever something was committed to the store.
+            changes: Each triggers a poll when it returns.
+            min_interval_s: Between two polls, at least.
+            max_interval_s: Between two polls, at most.
         """
         self._sources, self._written, self._changes = sources, written, tuple(changes)
-        self._pace, self._rest = pace, max(look - pace, 0.0)
-        self._desks: dict[str, _Desk] = {}
-        self._poked = asyncio.Event()
-        self._one_at_a_time = asyncio.Lock()
-        self._looking: asyncio.Task[None] | None = None
+        self._min_interval_s = min_interval_s
+        self._wait_s = max(max_interval_s - min_interval_s, 0.0)
+        self._tenants: dict[str, _TenantFeed] = {}
+        self._changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._polling: asyncio.Task[None] | None = None
         self._mark: Mark | None = None
         self._seldom = Seldom()
 
     @property
     def topics(self) -> frozenset[str]:
-        """What can be watched."""
+        """The topics that can be watched."""
         return frozenset(self._sources)
 
     async def watch(
         self, tenant: str, topics: Sequence[str], owner: str | None
-    ) -> AsyncGenerator[tuple[str, Told], None]:
-        """Everything first, by topic, then what changes, for as long as somebody asks.
+    ) -> AsyncGenerator[tuple[str, FeedUpdate], None]:
+        """All items first, by topic, then those that change.
 
         Args:
-            tenant: Whose.
-            topics: What of it.
-            owner: Whose things within the tenant; None is everybody's.
+            tenant: Whose items.
+            topics: Which of them.
+            owner: Only items of this user; None is all of the tenant.
         """
-        async with self._joined(tenant, topics, owner) as (desk, watcher):
+        async with self._joined(tenant, topics, owner) as (tenant_feed, watcher):
             while True:
                 for topic in topics:
-                    async with self._one_at_a_time:
-                        told = await watcher.take(topic, desk.sources[topic])
-                    if told is not None:
-                        yield topic, told
-                await watcher.stirred()
+                    async with self._lock:
+                        update = await watcher.take(topic, tenant_feed.sources[topic])
+                    if update is not None:
+                        yield topic, update
+                await watcher.wait()
 
     @asynccontextmanager
     async def _joined(
         self, tenant: str, topics: Sequence[str], owner: str | None
-    ) -> AsyncGenerator[tuple[_Desk, _Watcher]]:
+    ) -> AsyncGenerator[tuple[_TenantFeed, _Watcher]]:
         watcher = _Watcher(topics, owner)
-        async with self._one_at_a_time:
-            desk = self._desks.get(tenant) or _Desk()
-            fresh = {one: self._sources[one](tenant) for one in topics if one not in desk.sources}
-            for source in fresh.values():
-                await source.look()
-            desk = self._desks.setdefault(tenant, desk)
-            desk.sources = {**desk.sources, **fresh}
-            desk.watchers.append(watcher)
-        self._begin()
+        async with self._lock:
+            feed = self._tenants.get(tenant) or _TenantFeed()
+            new = {name: self._sources[name](tenant) for name in topics if name not in feed.sources}
+            for source in new.values():
+                await source.poll()
+            feed = self._tenants.setdefault(tenant, feed)
+            feed.sources = {**feed.sources, **new}
+            feed.watchers.append(watcher)
+        self._start()
         try:
-            yield desk, watcher
+            yield feed, watcher
         finally:
-            await self._leave(tenant, desk, watcher)
+            await self._leave(tenant, feed, watcher)
 
-    def _begin(self) -> None:
-        if self._looking is None or self._looking.done():
+    def _start(self) -> None:
+        if self._polling is None or self._polling.done():
             self._mark = None
-            self._looking = asyncio.create_task(self._look_on(), name="feed")
-            self._looking.add_done_callback(self._ended)
+            self._polling = asyncio.create_task(self._run(), name="feed")
+            self._polling.add_done_callback(self._ended)
 
-    async def _leave(self, tenant: str, desk: _Desk, watcher: _Watcher) -> None:
-        desk.watchers.remove(watcher)
-        wanted = {topic for one in desk.watchers for topic in one.topics}
-        desk.sources = {topic: one for topic, one in desk.sources.items() if topic in wanted}
-        if not desk.watchers and self._desks.get(tenant) is desk:
-            del self._desks[tenant]
-        looking = self._looking
-        if not self._desks and looking is not None:
-            self._looking = None
-            looking.cancel()
-            await asyncio.wait([looking])
+    async def _leave(self, tenant: str, feed: _TenantFeed, watcher: _Watcher) -> None:
+        feed.watchers.remove(watcher)
+        wanted = {topic for watcher in feed.watchers for topic in watcher.topics}
+        feed.sources = {name: source for name, source in feed.sources.items() if name in wanted}
+        if not feed.watchers and self._tenants.get(tenant) is feed:
+            del self._tenants[tenant]
+        polling = self._polling
+        if not self._tenants and polling is not None:
+            self._polling = None
+            polling.cancel()
+            await asyncio.wait([polling])
 
-    def _ended(self, looking: asyncio.Task[None]) -> None:
-        """A fault of ours ends the looking: nobody is left to believe that nothing changes."""
-        if looking.cancelled() or (problem := looking.exception()) is None:
+    def _ended(self, polling: asyncio.Task[None]) -> None:
+        """Fail all watchers after a bug ended the polling: they would get no changes any more."""
+        if polling.cancelled() or (problem := polling.exception()) is None:
             return
-        for desk in self._desks.values():
-            for watcher in desk.watchers:
+        for feed in self._tenants.values():
+            for watcher in feed.watchers:
                 watcher.fail(problem)
 
-    async def _look_on(self) -> None:
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for change in self._changes:
-                group.create_task(self._heed(change))
-            group.create_task(self._look_often())
+                group.create_task(self._wake_on(change))
+            group.create_task(self._poll_repeatedly())
 
-    async def _heed(self, change: Change) -> None:
+    async def _wake_on(self, change: Change) -> None:
         while True:
             await change()
-            self._poked.set()
+            self._changed.set()
 
-    async def _look_often(self) -> None:
+    async def _poll_repeatedly(self) -> None:
         while True:
-            async with self._one_at_a_time:
+            async with self._lock:
                 try:
-                    await self._look()
+                    await self._poll()
                 except EvoClawError as problem:
                     if count := self._seldom.count(type(problem).__name__):
-                        logger.warning("nobody is told what changes: %s%s", problem, times(count))
-            await asyncio.sleep(self._pace)
+                        logger.warning("polling for changes failed: %s%s", problem, times(count))
+            await asyncio.sleep(self._min_interval_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._rest):
-                    await self._poked.wait()
-            self._poked.clear()
+                async with asyncio.timeout(self._wait_s):
+                    await self._changed.wait()
+            self._changed.clear()
 
-    async def _look(self) -> None:
-        """Look at whatever may have changed; what fails is looked at again the next time."""
+    async def _poll(self) -> None:
+        """Poll all sources that are due; after a failure they are polled again the next time."""
         mark = await self._written()
-        for desk in tuple(self._desks.values()):
-            for topic, source in desk.sources.items():
-                if source.is_due(mark != self._mark) and (items := await source.look()):
-                    for watcher in tuple(desk.watchers):
+        for feed in tuple(self._tenants.values()):
+            for topic, source in feed.sources.items():
+                if source.is_due(mark != self._mark) and (items := await source.poll()):
+                    for watcher in tuple(feed.watchers):
                         watcher.note(topic, items, source)
         self._mark = mark
 
 
-class _Desk:
-    """What is watched of one tenant."""
+class _TenantFeed:
+    """The sources and watchers of one tenant."""
 
     def __init__(self) -> None:
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, FeedSource] = {}
         self.watchers: list[_Watcher] = []
 
 
 class _Watcher:
-    """What one watcher was not told yet."""
+    """What one watcher has not received yet."""
 
     def __init__(self, topics: Sequence[str], owner: str | None) -> None:
         self.topics = frozenset(topics)
         self._owner = owner
-        self._wholes = set(topics)
-        """The topics of which everything is to be told."""
+        self._whole_topics = set(topics)
+        """The topics of which all items are to be sent."""
         self._changed: dict[str, dict[str, Raw]] = {topic: {} for topic in topics}
-        """What changed beside, by topic and id: the latest of each."""
-        self._last: dict[str, Told] = {}
-        """What was told last where everything always is."""
-        self._stir = asyncio.Event()
+        """Changed items of other topics, by topic and id: the latest of each."""
+        self._last: dict[str, FeedUpdate] = {}
+        """The last update of topics of which all items are always sent."""
+        self._ready = asyncio.Event()
         self._problem: BaseException | None = None
 
-    def note(self, topic: str, items: Sequence[Item], source: Source) -> None:
-        """Have it told what changed."""
+    def note(self, topic: str, items: Sequence[FeedItem], source: FeedSource) -> None:
+        """Take in changed items."""
         if topic not in self.topics:
             return
         if source.always_whole:
-            self._wholes.add(topic)
-        elif topic not in self._wholes:
+            self._whole_topics.add(topic)
+        elif topic not in self._whole_topics:
             waiting = self._changed[topic]
-            waiting.update((one.id, one.shown) for one in items if self._sees(one))
-            if len(waiting) > MOST:
+            waiting.update((item.id, item.shown) for item in items if self._sees(item))
+            if len(waiting) > MAX_PENDING_ITEMS:
                 waiting.clear()
-                self._wholes.add(topic)
-        if topic in self._wholes or self._changed[topic]:
-            self._stir.set()
+                self._whole_topics.add(topic)
+        if topic in self._whole_topics or self._changed[topic]:
+            self._ready.set()
 
     def fail(self, problem: BaseException) -> None:
-        """Have it told that there is nothing more to tell."""
+        """Raise this in the watcher."""
         self._problem = problem
-        self._stir.set()
+        self._ready.set()
 
-    async def stirred(self) -> None:
-        """Wait until there is something to tell."""
-        await self._stir.wait()
-        self._stir.clear()
+    async def wait(self) -> None:
+        """Wait until there is something to send."""
+        await self._ready.wait()
+        self._ready.clear()
         if self._problem is not None:
             raise self._problem
 
-    async def take(self, topic: str, source: Source) -> Told | None:
-        """What is to be told of a topic now; None if that is nothing."""
-        if topic not in self._wholes:
+    async def take(self, topic: str, source: FeedSource) -> FeedUpdate | None:
+        """The update of a topic now; None if there is nothing to send."""
+        if topic not in self._whole_topics:
             changed, self._changed[topic] = self._changed[topic], {}
-            return Told(tuple(changed.values()), whole=False) if changed else None
-        items = await source.whole(self._owner)
-        self._wholes.discard(topic)
-        told = Told(tuple(one.shown for one in items if self._sees(one)), whole=True)
+            return FeedUpdate(tuple(changed.values()), whole=False) if changed else None
+        items = await source.all_items(self._owner)
+        self._whole_topics.discard(topic)
+        update = FeedUpdate(tuple(item.shown for item in items if self._sees(item)), whole=True)
         if source.always_whole:
-            if told == self._last.get(topic):
-                return None  # what changed is somebody else's
-            self._last[topic] = told
-        return told
+            if update == self._last.get(topic):
+                return None  # the change is another user's
+            self._last[topic] = update
+        return update
 
-    def _sees(self, item: Item) -> bool:
+    def _sees(self, item: FeedItem) -> bool:
         return self._owner is None or item.owner in (None, self._owner)

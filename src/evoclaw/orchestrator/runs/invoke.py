@@ -22,9 +22,10 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, Message, SystemMessage, user
+from evoclaw.core.metrics import RunMeter
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports
-from evoclaw.core.result import Meter, RunResult, result_of
+from evoclaw.core.result import RunResult, result_of
 from evoclaw.core.run import run
 from evoclaw.governance.permissions import PermittedTools
 from evoclaw.orchestrator.agents.definitions import iterative, require_inputs
@@ -239,7 +240,7 @@ class Reading:
     """What became of a run, from its records."""
 
     def __init__(self, agent: str) -> None:
-        self._agent, self._meter = agent, Meter()
+        self._agent, self._meter = agent, RunMeter()
         self._model = self._run_id = ""
         self._end: RunFinished | None = None
         self._failed: ReplyFailed | None = None

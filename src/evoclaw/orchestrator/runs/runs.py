@@ -17,7 +17,8 @@ import msgspec
 from evoclaw.core.errors import AgentNotFound
 from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.labels import Principal
-from evoclaw.core.result import Meter, RunResult, result_of
+from evoclaw.core.metrics import RunMeter
+from evoclaw.core.result import RunResult, result_of
 from evoclaw.core.tracing import traceparent
 from evoclaw.orchestrator.errands import (
     Busy,
@@ -294,7 +295,7 @@ class Runs:
 
         while True:
             await self.hub.until((tenant, run_id), stands, told=True)
-            meter, records = Meter(), await store.records(run_id)
+            meter, records = RunMeter(), await store.records(run_id)
             for record in records:
                 meter.receive(record)
             if records and isinstance(end := records[-1].event, RunFinished):

@@ -1,4 +1,4 @@
-"""What figures mean: rates, percentiles, requests and stretches of time, over stored records."""
+"""Metrics of stored records: rates, percentiles, requests and intervals."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.messages import ErrorBlock, ErrorKind, Reply, TextBlock, ToolResult, Usage
-from evoclaw.orchestrator.overview.figures import BadWindow, Delegation, Figures, chosen_step
-from evoclaw.orchestrator.overview.tallying import Line, percentile, spread
+from evoclaw.orchestrator.overview.aggregation import Intervals
+from evoclaw.orchestrator.overview.metrics import (
+    Delegation,
+    InvalidWindow,
+    MetricsReader,
+    default_step,
+)
 from evoclaw.store.databases.parts import open_database
-from evoclaw.store.figures import tables as figure_tables
-from evoclaw.store.figures.figures import FigureStore
+from evoclaw.store.metrics import tables as metrics_tables
+from evoclaw.store.metrics.store import MetricsStore
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
 
@@ -51,13 +56,13 @@ class Past:
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncGenerator[tuple[Figures, Past]]:
-    schemas = (session_tables.SCHEMA, figure_tables.SCHEMA)
+async def opened(folder: Path) -> AsyncGenerator[tuple[MetricsReader, Past]]:
+    schemas = (session_tables.SCHEMA, metrics_tables.SCHEMA)
     database = await open_database(folder / "evoclaw.db", schemas, durable=False)
     clock = [0.0]
     try:
         yield (
-            Figures(FigureStore(database), lambda: NOW),
+            MetricsReader(MetricsStore(database), lambda: NOW),
             Past(SessionStore(database, lambda: clock[0]), clock),
         )
     finally:
@@ -78,8 +83,8 @@ def done(stop: StopReason = StopReason.COMPLETED) -> RunFinished:
     return RunFinished(stop, "done")
 
 
-async def test_a_tool_is_told_of_by_rate_latency_and_its_last_error(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (figures, past):
+async def test_a_tool_has_success_rate_latencies_and_last_error(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (metrics, past):
         events: list[tuple[float, Event]] = []
         for number in range(1, 21):
             error = ErrorKind.TIMEOUT if number in (3, 20) else None
@@ -88,7 +93,7 @@ async def test_a_tool_is_told_of_by_rate_latency_and_its_last_error(tmp_path: Pa
         events.append((NOW - 70, CallFinished(denied)))
         events += call(NOW - 60, 0.5, "bash")
         await past.run("r1", *events, (NOW - 50, done()))
-        found = await figures.look("local")
+        found = await metrics.read("local")
     read, bash = found.tools
     assert (read.tool, read.calls, read.succeeded, read.failed) == ("read", 21, 18, 3)
     assert (read.denied, read.timeouts, read.success_rate) == (1, 2, 18 / 21)
@@ -105,11 +110,11 @@ async def test_a_tool_is_told_of_by_rate_latency_and_its_last_error(tmp_path: Pa
     )
 
 
-async def test_requests_are_what_was_asked_for_and_cost_what_all_of_it_cost(tmp_path: Path) -> None:
+async def test_requests_include_the_cost_of_the_runs_started_for_them(tmp_path: Path) -> None:
     def paid(tokens: int, cost: float | None) -> Replied:
         return Replied(Reply("", usage=Usage(tokens, 1), cost=cost))
 
-    async with opened(tmp_path) as (figures, past):
+    async with opened(tmp_path) as (metrics, past):
         await past.run(
             "r1",
             (NOW - 100, TurnStarted(1)),
@@ -128,10 +133,10 @@ async def test_requests_are_what_was_asked_for_and_cost_what_all_of_it_cost(tmp_
         await past.run("r2", (NOW - 80, TurnStarted(1)), *lost, (NOW - 60, done(StopReason.ERROR)))
         await past.run("r3", (NOW - 10, TurnStarted(1)), (NOW - 5, paid(1, 0.5)), turns=7)
         await past.run("old", (NOW - 90_000, TurnStarted(1)), (NOW - 89_000, done()))
-        all_ = (await figures.look("local")).requests
-        coder = (await figures.look("local", agent="coder")).requests
-        nobody = (await figures.look("local", owner="bob")).requests
-        other = (await figures.look("acme")).requests
+        all_ = (await metrics.read("local")).requests
+        coder = (await metrics.read("local", agent="coder")).requests
+        nobody = (await metrics.read("local", owner="bob")).requests
+        other = (await metrics.read("acme")).requests
     assert (all_.count, all_.stops) == (3, {"completed": 1, "error": 1, "running": 1})
     assert (all_.iterations.avg, all_.iterations.max) == (2, 3), "of the two that ended"
     assert (all_.seconds.p50, all_.seconds.p95) == (10, 20)
@@ -142,12 +147,12 @@ async def test_requests_are_what_was_asked_for_and_cost_what_all_of_it_cost(tmp_
         assert (nothing.count, nothing.recovery_rate, nothing.seconds.avg) == (0, None, None)
 
 
-async def test_every_stretch_of_time_is_there_also_those_without_anything(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (figures, past):
+async def test_a_series_has_every_interval_also_empty_ones(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (metrics, past):
         side = [*call(NOW - 3_590, 10), *call(NOW - 3_590, 10, "bash")]
         await past.run("r1", *sorted(side, key=lambda one: one[0]), (NOW - 3_580, done()), turns=4)
         await past.run("r2", *call(NOW - 10, 2, error=ErrorKind.TIMEOUT), (NOW - 5, done()))
-        found = await figures.look("local", since=NOW - 3_600, until=NOW, step=600)
+        found = await metrics.read("local", since=NOW - 3_600, until=NOW, step=600)
     starts = [point.at for point in found.series]
     assert starts == [NOW - 4_000 + 600 * n for n in range(7)], "whole multiples of the step"
     first, last = found.series[0], found.series[-1]
@@ -162,19 +167,19 @@ async def test_every_stretch_of_time_is_there_also_those_without_anything(tmp_pa
 
 
 async def test_only_the_twelve_most_used_tools_have_a_series(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (figures, past):
+    async with opened(tmp_path) as (metrics, past):
         events: list[tuple[float, Event]] = []
         for number in range(15):
             for again in range(number + 1):
                 events += call(NOW - 50 + again, 0.1, f"tool{number:02}")
         await past.run("r1", *sorted(events, key=lambda one: one[0]), (NOW - 5, done()))
-        found = await figures.look("local")
+        found = await metrics.read("local")
     assert list(found.tool_series) == [f"tool{number:02}" for number in range(14, 2, -1)]
     assert len(found.tools) == 15
 
 
-async def test_delegations_are_counted_by_who_asked_whom(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (figures, past):
+async def test_delegations_are_counted_by_source_and_target(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (metrics, past):
         for number, error in enumerate((None, ErrorKind.TIMEOUT)):
             result = ToolResult("c", "temperature", (), error, {"agent": "pi"})
             await past.run(
@@ -185,41 +190,34 @@ async def test_delegations_are_counted_by_who_asked_whom(tmp_path: Path) -> None
             )
         await past.run("sub", (NOW - 9, done()), agent="coder", parent="r0")
         await past.run("mine", (NOW - 9, done()), agent="coder", parent="r0", owner="bob")
-        found = await figures.delegations("local", owner="ann")
-        assert await figures.delegations("acme") == ()
+        found = await metrics.delegations("local", owner="ann")
+        assert await metrics.delegations("acme") == ()
     assert found == (
         Delegation("helper", "coder", "agent", 1, 0, NOW - 9),
         Delegation("helper", "pi", "edge", 2, 1, NOW - 19),
     )
 
 
-async def test_a_time_that_cannot_be_told_of_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (figures, _):
-        with pytest.raises(BadWindow, match="`since` must be before"):
-            await figures.look("local", since=50, until=20)
-        with pytest.raises(BadWindow, match="longer step"):
-            await figures.look("local", step=0.01)
-        assert (await figures.look("local", until=20)).since == 0, "not before all time"
+async def test_an_invalid_window_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (metrics, _):
+        with pytest.raises(InvalidWindow, match="`since` must be before"):
+            await metrics.read("local", since=50, until=20)
+        with pytest.raises(InvalidWindow, match="longer step"):
+            await metrics.read("local", step=0.01)
+        assert (await metrics.read("local", until=20)).since == 0, "not before all time"
 
 
 @pytest.mark.parametrize(
     ("seconds", "step"), [(10, 1), (3_600, 300), (86_400, 1_800), (7 * 86_400, 21_600)]
 )
-def test_a_step_is_chosen_that_people_find_even(seconds: float, step: float) -> None:
-    assert chosen_step(seconds) == step
-    assert len(Line(NOW - seconds, NOW, chosen_step(seconds)).points) <= 60
+def test_the_default_step_is_a_round_number(seconds: float, step: float) -> None:
+    assert default_step(seconds) == step
+    assert len(Intervals(NOW - seconds, NOW, default_step(seconds)).numbers) <= 60
 
 
-def test_any_time_fits_into_sixty_points() -> None:
+def test_any_window_fits_into_sixty_points() -> None:
     for seconds in (0.5, 59, 61, 4e4, 1e6, 3e7, 1e9, 1e11):
-        line = Line(12_345.6, 12_345.6 + seconds, chosen_step(seconds))
-        assert 1 <= len(line.points) <= 60
-        assert line.place(line.since) in line.points
-        assert line.place(line.since + seconds * 0.999) in line.points
-
-
-def test_percentiles_are_numbers_that_were_there() -> None:
-    hundred = [float(number) for number in range(1, 101)]
-    assert [percentile(hundred, share) for share in (0.5, 0.95, 1.0)] == [50, 95, 100]
-    assert percentile([7.0], 0.95) == 7 and percentile([], 0.5) is None
-    assert spread([]).avg is None
+        intervals = Intervals(12_345.6, 12_345.6 + seconds, default_step(seconds))
+        assert 1 <= len(intervals.numbers) <= 60
+        assert intervals.number_of(intervals.since) in intervals.numbers
+        assert intervals.number_of(intervals.since + seconds * 0.999) in intervals.numbers

@@ -1,4 +1,4 @@
-"""What is asked for when somebody wants the figures: the fleet, the store, the disk."""
+"""Reads the gauges of the service: from the fleet, the store and the disk."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from evoclaw.core.errors import EvoClawError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from evoclaw.observe.tallies import EdgeFigures, Gauges
+    from evoclaw.observe.counters import EdgeGauges, Gauges
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.databases.database import Database
-    from evoclaw.store.figures.backlog import Backlog
+    from evoclaw.store.metrics.store import StoreBacklog
 
-PATIENCE = 2.0
-"""Seconds that a part has to say that it works."""
-MEGA = 1 << 20
+CHECK_TIMEOUT_S = 2.0
+"""For the check of one part."""
+MEBIBYTE = 1 << 20
 
 
-class Gauging:
-    """Knows where to look; what the store knows is fetched before the figures are written."""
+class GaugeReader:
+    """Reads gauges; those of the store are fetched before the metrics are rendered."""
 
     def __init__(
         self,
@@ -37,20 +37,20 @@ class Gauging:
     ) -> None:
         self._orchestrator, self._database, self._home = orchestrator, database, home
         self._live, self._clock = live, clock
-        self._backlog: Backlog | None = None
+        self._backlog: StoreBacklog | None = None
         self._ready: dict[str, bool] = {}
 
     def gauges(self) -> Gauges:
-        """Where the figures ask."""
-        from evoclaw.observe.tallies import Gauges
+        """The gauges, each read when the metrics are rendered."""
+        from evoclaw.observe.counters import Gauges
 
         fleet, reception = self._orchestrator.fleet, self._orchestrator.reception
         return Gauges(
             live_runs=self._live,
-            queued_runs=lambda: self._of(lambda waits: waits.queued_runs),
+            queued_runs=lambda: self._of(lambda backlog: backlog.queued_runs),
             edges_online=lambda: len(fleet.online()),
             edges=self._edges,
-            approvals_waiting=lambda: self._of(lambda waits: waits.approvals),
+            approvals_waiting=lambda: self._of(lambda backlog: backlog.approvals),
             approval_wait=lambda: self._of(self._wait),
             disk_free=lambda: shutil.disk_usage(self._home).free,
             ready=lambda: self._ready,
@@ -61,54 +61,54 @@ class Gauging:
         )
 
     async def refresh(self, checks: Mapping[str, Callable[[], Awaitable[str]]]) -> None:
-        """Look at what cannot be looked at in passing.
+        """Fetch what needs I/O: the checks of all parts, and the backlog of the store.
 
         Args:
-            checks: By name, what says whether a part works: nothing if it does.
+            checks: By name, a check that returns the problem of a part, or an empty text.
         """
         works = await asyncio.gather(*(self._works(check) for check in checks.values()))
         self._ready = dict(zip(checks, works, strict=True))
-        self._backlog = await self._waits()
+        self._backlog = await self._fetch_backlog()
 
     async def _works(self, check: Callable[[], Awaitable[str]]) -> bool:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
                 return not await check()
         except (EvoClawError, TimeoutError, OSError):
-            return False  # which part it is stands in the figures; why, in what it logs
+            return False  # the metrics name the part; its log has the reason
 
-    async def _waits(self) -> Backlog | None:
-        from evoclaw.store.figures.backlog import backlog_of
+    async def _fetch_backlog(self) -> StoreBacklog | None:
+        from evoclaw.store.metrics.store import backlog_of
 
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
                 return await backlog_of(self._database, self._clock())
         except (EvoClawError, TimeoutError):
-            return None  # nobody knows: that the store does not work is told beside
+            return None  # unknown; the check of the store reports the problem
 
-    def _of(self, figure: Callable[[Backlog], float]) -> float:
-        return math.nan if self._backlog is None else figure(self._backlog)
+    def _of(self, read: Callable[[StoreBacklog], float]) -> float:
+        return math.nan if self._backlog is None else read(self._backlog)
 
-    def _wait(self, waits: Backlog) -> float:
-        oldest = waits.oldest_approval
+    def _wait(self, backlog: StoreBacklog) -> float:
+        oldest = backlog.oldest_approval
         return 0.0 if oldest is None else max(self._clock() - oldest, 0.0)
 
-    def _edges(self) -> Iterator[EdgeFigures]:
-        from evoclaw.observe.tallies import EdgeFigures
+    def _edges(self) -> Iterator[EdgeGauges]:
+        from evoclaw.observe.counters import EdgeGauges
 
         for member in self._orchestrator.fleet.members():
             beat = member.heartbeat
             if beat is None or not member.online:
-                # What it had to do when it was last heard of is not what it does now.
-                yield EdgeFigures(member.agent_id, member.online, last_seen=member.last_seen)
+                # The load in its last heartbeat is not its load now.
+                yield EdgeGauges(member.agent_id, member.online, last_seen=member.last_seen)
                 continue
-            yield EdgeFigures(
+            yield EdgeGauges(
                 member.agent_id,
                 True,
                 beat.in_flight,
                 beat.queued,
                 beat.cpu_percent,
-                beat.memory_mb * MEGA,
+                beat.memory_mb * MEBIBYTE,
                 beat.uptime_s,
                 member.last_seen,
             )

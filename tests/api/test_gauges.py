@@ -1,4 +1,4 @@
-"""What is asked when the figures are wanted: the fleet, the store, and which parts work."""
+"""The gauges of the service: of the fleet, the store, and which parts work."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.databases.database import StoreError
 from evoclaw.transport.wire import Heartbeat, Status
-from evoclaw.wiring.gauging import Gauging
+from evoclaw.wiring.gauges import GaugeReader
 from tests.api.house import AGENT, Client, House, Served, built, served
 from tests.api.test_events import parts_of
 from tests.api.test_runs import begun
 
 
 class Asked:
-    """A process whose figures are wanted."""
+    """A process with metrics."""
 
     def __init__(self, up: Served) -> None:
         orchestrator = parts_of(up).orchestrator
@@ -37,10 +37,10 @@ class Asked:
         self.house: House = up.house
         self.fleet: Fleet = orchestrator.fleet
         self.now = 0.0
-        self.gauging = Gauging(
+        self.gauges = GaugeReader(
             orchestrator, up.house.database, up.house.folder, lambda: 7, lambda: self.now
         )
-        self.metrics = Metrics(self.gauging.gauges())
+        self.metrics = Metrics(self.gauges.gauges())
         self.problem = ""
 
     async def told(self) -> dict[str, float]:
@@ -49,7 +49,7 @@ class Asked:
                 raise StoreError("away")
             return self.problem
 
-        await self.gauging.refresh({"store": check})
+        await self.gauges.refresh({"store": check})
         return {
             " ".join((sample.name, *sample.labels.values())): sample.value
             for family in families(self.metrics.render().decode())
@@ -64,7 +64,7 @@ async def asking(folder: Path) -> AsyncGenerator[tuple[Served, Asked]]:
         yield up, Asked(up)
 
 
-async def test_edges_are_told_by_their_heartbeats_and_gone_ones_have_nothing_to_do(
+async def test_edges_are_shown_by_their_heartbeats_and_offline_ones_have_no_load(
     tmp_path: Path,
 ) -> None:
     async with asking(tmp_path) as (_, asked):
@@ -80,7 +80,7 @@ async def test_edges_are_told_by_their_heartbeats_and_gone_ones_have_nothing_to_
         assert found["evoclaw_edge_last_seen_timestamp_seconds lamp"] > 1e9
 
 
-async def test_what_waits_in_the_store_is_told_with_its_age(tmp_path: Path) -> None:
+async def test_the_backlog_of_the_store_is_shown_with_its_age(tmp_path: Path) -> None:
     async with asking(tmp_path) as (up, asked):
         assert (await asked.told())["evoclaw_approval_wait_seconds"] == 0
         ann = await up.as_("*")
@@ -97,7 +97,7 @@ async def test_what_waits_in_the_store_is_told_with_its_age(tmp_path: Path) -> N
         assert (await asked.told())["evoclaw_runs_queued"] == 1
 
 
-async def test_a_part_that_does_not_work_is_told_and_so_is_what_nobody_knows(
+async def test_a_failing_part_is_shown_and_unknown_gauges_are_nan(
     tmp_path: Path,
 ) -> None:
     async with asking(tmp_path) as (_, asked):

@@ -1,4 +1,4 @@
-"""Receipts for calls that ran on this machine, without an edge: one chain for all its processes."""
+"""Signs receipts for calls on this machine, without an edge: one chain for all its processes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from msgspec.structs import replace
 
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call
-from evoclaw.orchestrator.proofs.receipts import kept_as, seen
+from evoclaw.orchestrator.receipts.verifier import stored_receipt, valid_receipt
 from evoclaw.store.calls.receipts import Kept, Place, ReceiptStore
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import tool_hash
 from evoclaw.trust.receipts import DeviceKey, Facts, describe, read
 
-HERE = "here"
-"""The agent id of this machine's own receipts, where no other machine keeps its own."""
+LOCAL_AGENT_ID = "here"
+"""The agent id of this machine's own receipts, if the store is not shared."""
 
 
-def name_of(key: DeviceKey) -> str:
-    """The agent id of a machine's own receipts among those of others: each has a key of its own."""
-    return f"{HERE}-{sha256(key.public_key.encode()).hexdigest()[:8]}"
+def agent_id_of(key: DeviceKey) -> str:
+    """The agent id of a machine's own receipts in a shared store, derived from its key."""
+    return f"{LOCAL_AGENT_ID}-{sha256(key.public_key.encode()).hexdigest()[:8]}"
 
 
-class LocalReceipts:
-    """Signs the results of calls that ran on this machine; for `SignReceipt`."""
+class LocalReceiptSigner:
+    """Signs the results of calls on this machine; for `SignReceipt`."""
 
     def __init__(
         self,
@@ -36,25 +36,25 @@ class LocalReceipts:
         shared: bool = False,
         wait: bool = True,
     ) -> None:
-        """Choose the parts.
+        """Sign with a key.
 
         Args:
             key: Of this machine.
-            store: Where its receipts are kept.
+            store: Where its receipts are stored.
             boot_id: Of this process.
-            shared: Whether other machines keep theirs there, too.
-            wait: Whether for the commit of a receipt: if not, whoever keeps the result does.
+            shared: Whether other machines use the same store.
+            wait: Whether to wait for the commit of a receipt; if not, storing the result does.
         """
         self._key, self._store, self._boot_id, self._wait = key, store, boot_id, wait
-        self._name = name_of(key) if shared else HERE
+        self._name = agent_id_of(key) if shared else LOCAL_AGENT_ID
         self._pinned = False
 
-    async def sign(self, call: Call, result: ToolResult, began: float, ended: float) -> JSON:
-        """Add a receipt to this machine's chain; what is said of it beside the result."""
+    async def sign(self, call: Call, result: ToolResult, started: float, ended: float) -> JSON:
+        """Add a receipt to this machine's chain; return the verdict for the result."""
         if not self._pinned:
             await self._store.pin(self._name, self._key.public_key, "here")
             self._pinned = True
-        payload = to_payload(result, call.request_id, round((ended - began) * 1000, 3))
+        payload = to_payload(result, call.request_id, round((ended - started) * 1000, 3))
         facts = Facts(
             agent_id=self._name,
             boot_id=self._boot_id,
@@ -65,22 +65,22 @@ class LocalReceipts:
             tool=call.name,
             tool_hash=tool_hash(call.tool),
             arguments=call.arguments,
-            started_at=began,
+            started_at=started,
             ended_at=ended,
         )
         draft = describe(facts, payload, self._key.public_key)
-        # Made once: a transaction may be done again, and is to give the same receipt.
-        anew = Place(token_hex(8))
+        # Created once: a retried transaction must give the same receipt.
+        new_chain = Place(token_hex(8))
 
         def make(place: Place) -> tuple[Kept, Place]:
             key = self._key.public_key
-            at = place if place.chain and place.key == key else anew
+            at = place if place.chain and place.key == key else new_chain
             receipt = replace(draft, chain=at.chain, counter=at.counter + 1, prev=at.hash)
             signed = self._key.sign(receipt)
-            kept = kept_as(receipt, signed, ended, tenant=call.context.principal.tenant)
+            kept = stored_receipt(receipt, signed, ended, tenant=call.context.principal.tenant)
             return kept, Place(at.chain, at.counter + 1, signed.hash, key)
 
-        machine = "" if self._name == HERE else self._name
+        machine = "" if self._name == LOCAL_AGENT_ID else self._name
         kept = await self._store.sign(make, machine=machine, wait=self._wait)
         receipt, signed = read({"body": kept.body, "signature": kept.signature})
-        return seen(receipt, signed.hash, "here")
+        return valid_receipt(receipt, signed.hash, "here")

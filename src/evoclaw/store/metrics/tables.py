@@ -1,17 +1,18 @@
-"""The tables of the figures: what is known of runs and calls, made from their records.
+"""The tables of the metrics: one row per run, call and edge, derived from stored records.
 
-All of it can be made anew at any time, so none of it is moved or sealed.
+All rows can be derived again at any time, so none is exported or checksummed.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
+from evoclaw.core.metrics import Spending
 from evoclaw.store.databases.database import Schema
 
 RUNS, CALLS, HOPS = "figures_runs", "figures_calls", "figures_hops"
 TABLES = (RUNS, CALLS, HOPS)
-"""All of them name a run by `tenant` and `run_id`."""
+"""Each of them has the columns `tenant` and `run_id`."""
 
 SCHEMA = Schema(
     "figures",
@@ -68,69 +69,74 @@ SCHEMA = Schema(
             f"CREATE INDEX figures_hops_of ON {HOPS} (tenant, run_id)",
         ),
     ),
-    # What is missing after an import is folded when it is asked for.
+    # Rows that are missing after an import are derived on the next query.
     derived=((RUNS, ()), (CALLS, ()), (HOPS, ())),
 )
 
 
-class RunFigures(Struct, frozen=True, gc=False):
-    """What is known of one run."""
+class RunRow(Struct, frozen=True, gc=False):
+    """The metrics of one run."""
 
     at: float
-    """When it ended or began to wait; of one that goes on, when something happened last."""
+    """When it ended or started to wait; of a run in progress, when its last record was written."""
     run_id: str
     owner: str
     agent: str
     parent_run: str
     parent_agent: str
-    """Whose run began it; empty if none did."""
+    """The agent of the parent run; empty if there is none."""
     stop: str
     """Why it ended, `waiting`, or `running`."""
     turns: int
     seconds: float
-    """From when it was asked for until then, without the time that it waited for people."""
+    """From the request until then, without the time that it waited for people."""
     tokens_in: int
     tokens_out: int
     cost: float
     """In US dollars, as far as prices are known."""
     unpriced: int
-    """Replies that have no known price."""
+    """Replies without a known price."""
     saved: float
-    """Seconds saved by calls side by side."""
+    """Seconds saved by parallel calls."""
+
+    @property
+    def spending(self) -> Spending:
+        """What its replies cost."""
+        return Spending(self.tokens_in, self.tokens_out, self.cost, self.unpriced)
 
 
-class CallFigures(Struct, frozen=True, gc=False):
-    """What is known of one call."""
+class CallRow(Struct, frozen=True, gc=False):
+    """The metrics of one call."""
 
     at: float
-    """When it had its answer."""
+    """When it ended."""
     run_id: str
     number: int
-    """Of the call in its run."""
+    """The position of the call in its run."""
     tool: str
     ms: float | None
     """How long it ran; None if it never did."""
     error: str
     """Its kind; empty if it succeeded."""
     denied: bool
-    """It was not let run."""
+    """A policy or a person denied it."""
     recovered: bool
-    """It failed, and the run got over it."""
+    """It failed, and the run recovered."""
     bytes: int
-    """Of what it gave back to the model."""
+    """Of the result that the model got."""
     said: str
-    """The beginning of what was said about its failure."""
+    """The first characters of the error text."""
 
 
-class Hop(Struct, frozen=True, gc=False):
-    """A call, or its part, that an edge was asked to do."""
+class EdgeCallRow(Struct, frozen=True, gc=False):
+    """A call, or one part of it, that was sent to an edge."""
 
     at: float
     run_id: str
     number: int
-    """Of the call in its run."""
+    """The position of the call in its run."""
     edge: str
     agent: str
-    """Who asked."""
+    """The agent that made the call."""
     error: str
     """Its kind; empty if it succeeded."""

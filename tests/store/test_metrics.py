@@ -1,4 +1,4 @@
-"""Figures from stored records: folded once, of runs that go on as they stand, gone with them."""
+"""Metrics of stored records: folded once, live for runs in progress, deleted with their runs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from evoclaw.store.databases.moving import export_to, import_from
 from evoclaw.store.databases.opening import Held, inspect_file
 from evoclaw.store.databases.parts import Parts, open_database
 from evoclaw.store.databases.tables import tables_of
-from evoclaw.store.figures import tables as figure_tables
-from evoclaw.store.figures.figures import FigureStore, Window
-from evoclaw.store.figures.folding import Fold, plain
-from evoclaw.store.figures.tables import CallFigures
+from evoclaw.store.metrics import tables as metrics_tables
+from evoclaw.store.metrics.fold import RunFold, plain
+from evoclaw.store.metrics.store import MetricsStore, MetricsWindow
+from evoclaw.store.metrics.tables import CallRow
 from evoclaw.store.runs import queue
 from evoclaw.store.runs.queue import Bounds, Entry, RunQueue
 from evoclaw.store.sessions import changes as session_changes
@@ -44,8 +44,8 @@ from evoclaw.store.sessions.retention import forget_sessions
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent, StoredRun
 from tests.store.places import Place
 
-SCHEMAS = (session_tables.SCHEMA, queue.SCHEMA, figure_tables.SCHEMA)
-EVER = Window("local", 0.0, 10_000.0)
+SCHEMAS = (session_tables.SCHEMA, queue.SCHEMA, metrics_tables.SCHEMA)
+EVER = MetricsWindow("local", 0.0, 10_000.0)
 
 
 def started(call_id: str, tool: str = "read", **arguments: JSON) -> CallStarted:
@@ -86,11 +86,11 @@ class Talk:
 
 @dataclass
 class House:
-    """A database with sessions and their figures."""
+    """A database with sessions and their metrics."""
 
     database: Database
     clock: list[float]
-    figures: FigureStore
+    metrics: MetricsStore
 
     async def talk(
         self, run_id: str = "r1", *, owner: str = "", agent: str = "helper", at: float = 100.0,
@@ -103,8 +103,8 @@ class House:
         run = await store.begin(run_id, f"s-{run_id}", "hi", parent_run=parent, root_run=parent)
         return Talk(store, self.clock, run)
 
-    async def calls(self, window: Window = EVER) -> list[CallFigures]:
-        return (await self.figures.find(window)).calls
+    async def calls(self, window: MetricsWindow = EVER) -> list[CallRow]:
+        return (await self.metrics.find(window)).calls
 
     async def count(self, table: str) -> int:
         statement = f"SELECT count(*) FROM {table}"
@@ -115,7 +115,7 @@ class House:
 async def opened(place: Place) -> AsyncGenerator[House]:
     database = await place.open(*SCHEMAS)
     try:
-        yield House(database, [0.0], FigureStore(database))
+        yield House(database, [0.0], MetricsStore(database))
     finally:
         await database.close()
 
@@ -124,7 +124,7 @@ def ended(stop: StopReason = StopReason.COMPLETED) -> RunFinished:
     return RunFinished(stop, "done")
 
 
-async def test_a_run_that_ended_is_folded_once_with_all_that_its_records_tell(place: Place) -> None:
+async def test_a_run_that_ended_is_folded_once_from_all_its_records(place: Place) -> None:
     async with opened(place) as house:
         talk = await house.talk(owner="ann")
         asks = Reply(usage=Usage(10, 2), cost=0.5)
@@ -142,7 +142,7 @@ async def test_a_run_that_ended_is_folded_once_with_all_that_its_records_tell(pl
             (108, Replied(Reply("so", usage=Usage(20, 3), cost=None))),
             (110, ended()),
         )
-        found = await house.figures.find(EVER)
+        found = await house.metrics.find(EVER)
         (run,) = found.runs
         assert (run.run_id, run.owner, run.agent, run.stop) == ("r1", "ann", "helper", "completed")
         assert (run.at, run.turns, run.seconds) == (110, 2, 10)
@@ -154,7 +154,7 @@ async def test_a_run_that_ended_is_folded_once_with_all_that_its_records_tell(pl
         assert (second.error, second.ms, second.bytes, second.said) == ("", 2000, 4, "")
         assert (third.ms, third.denied) == (None, True)
         await house.database.write(lambda c: c.execute("DELETE FROM records"))
-        assert await house.figures.find(EVER) == found, "they were not needed a second time"
+        assert await house.metrics.find(EVER) == found, "they were not needed a second time"
 
 
 async def test_a_failed_call_is_recovered_by_a_later_turn_unless_the_run_ends_badly() -> None:
@@ -171,13 +171,13 @@ async def test_a_failed_call_is_recovered_by_a_later_turn_unless_the_run_ends_ba
         started("d"),
         finished("d", error=ErrorKind.INTERNAL),
     )
-    fold = Fold()
+    fold = RunFold()
     for number, event in enumerate(events[:5], 1):
-        fold.take(Record("r", number, float(number), event))
+        fold.receive(Record("r", number, float(number), event))
     (failed, _) = fold.calls
     assert not fold.recovered(failed, None), "what went on beside it is no recovery"
     for number, event in enumerate(events[5:], 6):
-        fold.take(Record("r", number, float(number), event))
+        fold.receive(Record("r", number, float(number), event))
     first, beside, later, last = fold.calls
     assert fold.recovered(first, StopReason.COMPLETED) and fold.recovered(first, None)
     assert not fold.recovered(first, StopReason.MAX_ITERATIONS)
@@ -185,25 +185,25 @@ async def test_a_failed_call_is_recovered_by_a_later_turn_unless_the_run_ends_ba
     assert not fold.recovered(beside, None) and not fold.recovered(later, None)
 
 
-async def test_a_run_that_goes_on_is_told_of_and_not_kept(place: Place) -> None:
+async def test_a_run_in_progress_is_found_and_not_stored(place: Place) -> None:
     async with opened(place) as house:
         talk = await house.talk()
         await talk.tell((101, TurnStarted(1)), (102, started("c1")), (103, finished("c1")))
         queued = await house.talk("queued")
         assert queued.seq == 0
-        found = await house.figures.find(EVER)
+        found = await house.metrics.find(EVER)
         assert [(run.run_id, run.stop, run.at) for run in found.runs] == [("r1", "running", 103)]
         assert len(found.calls) == 1
         assert await house.count("figures_runs") == await house.count("figures_calls") == 0
         await talk.tell((104, started("c2")), (105, finished("c2")))
         assert len(await house.calls()) == 2, "the rest is taken in"
         await talk.tell((106, ended()))
-        found = await house.figures.find(EVER)
+        found = await house.metrics.find(EVER)
         assert [run.stop for run in found.runs] == ["completed"] and len(found.calls) == 2
         assert await house.count("figures_calls") == 2
 
 
-async def test_a_run_that_waited_and_goes_on_is_folded_again(place: Place) -> None:
+async def test_a_run_that_waited_and_was_resumed_is_folded_again(place: Place) -> None:
     async with opened(place) as house:
         talk = await house.talk()
         await talk.tell(
@@ -212,14 +212,14 @@ async def test_a_run_that_waited_and_goes_on_is_folded_again(place: Place) -> No
             (103, finished("c1", error=ErrorKind.NOT_FOUND)),
             (104, ended(StopReason.WAITING)),
         )
-        (run,) = (await house.figures.find(EVER)).runs
+        (run,) = (await house.metrics.find(EVER)).runs
         assert (run.stop, await house.count("figures_runs")) == ("waiting", 1)
         await talk.tell((904, RunResumed("m", LoopSettings(), Profile())), (905, TurnStarted(2)))
-        (run,) = (await house.figures.find(EVER)).runs
+        (run,) = (await house.metrics.find(EVER)).runs
         assert run.stop == "running"
         assert await house.count("figures_runs") == await house.count("figures_calls") == 0
         await talk.tell((906, started("c2")), (907, finished("c2")), (910, ended()))
-        found = await house.figures.find(EVER)
+        found = await house.metrics.find(EVER)
         (run,) = found.runs
         assert (run.stop, run.seconds) == ("completed", 10), "nobody waited 800 s for the machine"
         assert [call.recovered for call in found.calls] == [True, False]
@@ -238,42 +238,42 @@ async def test_a_window_is_narrowed_by_time_owner_agent_and_tenant(place: Place)
             if name != "c":
                 await talk.tell((at + 20, ended()))
 
-        async def tools(window: Window) -> list[str]:
+        async def tools(window: MetricsWindow) -> list[str]:
             return sorted(call.tool for call in await house.calls(window))
 
         assert await tools(EVER) == ["a", "b", "c"]
-        assert await tools(Window("local", 0, 9_000, owner="ann")) == ["a", "c"]
-        assert await tools(Window("local", 0, 9_000, agent="helper")) == ["a", "b"]
-        assert await tools(Window("local", 0, 9_000, "ann", "coder")) == ["c"]
-        assert await tools(Window("local", 110, 210)) == ["a"], "the end is not in it"
-        assert await tools(Window("local", 110.5, 210.5)) == ["b"]
-        assert await tools(Window("acme", 0, 9_000)) == ["d"]
-        assert await tools(Window("nobody", 0, 9_000)) == []
+        assert await tools(MetricsWindow("local", 0, 9_000, owner="ann")) == ["a", "c"]
+        assert await tools(MetricsWindow("local", 0, 9_000, agent="helper")) == ["a", "b"]
+        assert await tools(MetricsWindow("local", 0, 9_000, "ann", "coder")) == ["c"]
+        assert await tools(MetricsWindow("local", 110, 210)) == ["a"], "the end is not in it"
+        assert await tools(MetricsWindow("local", 110.5, 210.5)) == ["b"]
+        assert await tools(MetricsWindow("acme", 0, 9_000)) == ["d"]
+        assert await tools(MetricsWindow("nobody", 0, 9_000)) == []
 
 
 async def test_calls_of_a_window_count_though_their_run_ended_after_it(place: Place) -> None:
     async with opened(place) as house:
         talk = await house.talk()
         await talk.tell((150, started("x")), (160, finished("x")), (900, ended()))
-        found = await house.figures.find(Window("local", 155, 200))
+        found = await house.metrics.find(MetricsWindow("local", 155, 200))
         assert (found.runs, len(found.calls)) == ([], 1)
 
 
-async def test_more_than_a_page_of_runs_and_calls_is_read_whole(
+async def test_more_than_a_page_of_runs_and_calls_is_read_completely(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.figures.figures.AT_ONCE", 7)
+    monkeypatch.setattr("evoclaw.store.metrics.store.PAGE_ROWS", 7)
     async with opened(place) as house:
         for number in range(60):
             talk = await house.talk(f"r{number}")
             same = [(200.0, finished(f"c{one}")) for one in range(3)]
             await talk.tell(*same, (200, ended()))
-        found = await house.figures.find(EVER)
+        found = await house.metrics.find(EVER)
         assert len({run.run_id for run in found.runs}) == len(found.runs) == 60
         assert len(found.calls) == 180
 
 
-async def test_edges_and_agents_that_were_asked_are_known(place: Place) -> None:
+async def test_delegations_to_edges_and_agents_are_found(place: Place) -> None:
     async with opened(place) as house:
         talk = await house.talk(agent="boss")
         spread: JSON = {"pi": "ok", "van": "timeout"}
@@ -294,7 +294,7 @@ async def test_edges_and_agents_that_were_asked_are_known(place: Place) -> None:
         below = await house.talk("sub", agent="coder", parent="r1")
         await below.tell((130, ended(StopReason.ERROR)))
         for _ in range(2):
-            runs, hops = await house.figures.hops(EVER)
+            runs, hops = await house.metrics.edge_calls(EVER)
             told = [(hop.agent, hop.edge, hop.error) for hop in hops]
             assert told == [
                 ("boss", "pi", ""),
@@ -307,9 +307,7 @@ async def test_edges_and_agents_that_were_asked_are_known(place: Place) -> None:
 
 
 @pytest.mark.parametrize("by", ["hand", "age"])
-async def test_everything_of_a_session_goes_with_it_whoever_deletes_it(
-    place: Place, by: str
-) -> None:
+async def test_metrics_are_deleted_with_their_session(place: Place, by: str) -> None:
     async with opened(place) as house:
         talk = await house.talk()
         runs = RunQueue(talk.store, "us", clock=lambda: 100.0)
@@ -331,7 +329,7 @@ async def test_everything_of_a_session_goes_with_it_whoever_deletes_it(
                 (102, finished("a", "edge_call", agents=spread)),
                 (103, ended()),
             )
-        await house.figures.find(EVER)
+        await house.metrics.find(EVER)
         for table in OF_RUNS:
             assert await house.count(table), f"{table} has nothing to delete"
         if by == "hand":
@@ -343,7 +341,7 @@ async def test_everything_of_a_session_goes_with_it_whoever_deletes_it(
         for schema in SCHEMAS:
             for table in tables_of(schema):
                 assert not await house.count(table.name), f"{table.name} is left"
-        assert (await house.figures.find(EVER)).runs == []
+        assert (await house.metrics.find(EVER)).runs == []
 
 
 async def _run(store: SessionStore, run_id: str) -> StoredRun:
@@ -352,7 +350,7 @@ async def _run(store: SessionStore, run_id: str) -> StoredRun:
     return found
 
 
-async def test_every_table_with_a_run_or_a_session_is_among_those_that_are_cleared() -> None:
+async def test_every_table_with_a_run_or_a_session_is_cleared() -> None:
     for schema in SCHEMAS:
         for table in tables_of(schema):
             if "run_id" in table.columns:
@@ -361,7 +359,7 @@ async def test_every_table_with_a_run_or_a_session_is_among_those_that_are_clear
                 assert table.name in OF_SESSIONS, table.name
 
 
-async def test_a_session_is_deleted_where_no_figures_are_kept(place: Place) -> None:
+async def test_a_session_is_deleted_where_no_metrics_are_stored(place: Place) -> None:
     database = await place.open(session_tables.SCHEMA)
     store = SessionStore(database, lambda: 1.0)
     await store.create(Session("s1", "a"))
@@ -370,23 +368,23 @@ async def test_a_session_is_deleted_where_no_figures_are_kept(place: Place) -> N
     await database.close()
 
 
-async def test_figures_are_not_moved_and_are_there_after_an_import(
+async def test_metrics_are_not_exported_and_are_derived_after_an_import(
     place: Place, tmp_path: Path
 ) -> None:
     async with opened(place) as house:
         talk = await house.talk()
         await talk.tell((101, started("x")), (102, finished("x")), (103, ended()))
-        found = await house.figures.find(EVER)
+        found = await house.metrics.find(EVER)
         file = tmp_path / "all.zip"
         manifest = await export_to(file, house.database, SCHEMAS)
         moved = {table.name for part in manifest.parts for table in part.tables}
-        assert "runs" in moved and not moved & set(figure_tables.TABLES)
+        assert "runs" in moved and not moved & set(metrics_tables.TABLES)
         await session_changes.forget(talk.store, "s-r1")
         await import_from(file, house.database, SCHEMAS)
-        assert await house.figures.find(EVER) == found
+        assert await house.metrics.find(EVER) == found
 
 
-def test_text_of_strangers_is_kept_as_one_short_line() -> None:
+def test_untrusted_text_is_stored_as_one_short_line() -> None:
     assert plain("a\n\tb\x1b[31m\u202e\0 c", 100) == "a b [31m c"
     assert plain("x" * 500, 200) == "x" * 200
     plain("\ud800", 10).encode()

@@ -1,7 +1,7 @@
-"""The orchestrator's book of receipts: each checked when it comes, kept, and handed out again.
+"""Verifies the receipts of edges as they arrive, and stores them.
 
-What a receipt cannot prove is said beside the result, which is delivered all the same: it may be
-all that anybody knows. Where receipts are required, it is refused instead.
+What a receipt fails to prove is reported beside the result, which is delivered anyway: there may
+be no other. Where receipts are required, the result is refused instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evoclaw.core.labels import LOCAL
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.wording import receipt_refused
 from evoclaw.store.calls.receipts import Kept, Pin, ReceiptStore
-from evoclaw.transport.outbox import Kept as Asked
+from evoclaw.transport.outbox import Kept as StoredCommand
 from evoclaw.transport.wire import (
     Command,
     Outcome,
@@ -44,15 +44,15 @@ from evoclaw.trust.receipts import (
 )
 
 UNREADABLE = Command("")
-"""Stands for a stored command that cannot be read any more."""
-RECENT = 64
-"""Receipts of one chain that are held in memory, to compare the next ones with."""
-PATIENCE = 10.0
-"""Seconds for which a receipt is waited for that another orchestrator may have got."""
+"""Stands for a stored command that cannot be read."""
+MAX_CHAIN_RECEIPTS = 64
+"""Of one chain in memory, to compare the next ones with."""
+GAP_TIMEOUT_S = 10.0
+"""For a missing receipt, which another orchestrator may have received."""
 
 
-class Breach(Struct, frozen=True):
-    """Something about receipts that an operator should know."""
+class ReceiptBreach(Struct, frozen=True):
+    """A problem with receipts that the operator should know."""
 
     agent_id: str
     kind: str
@@ -69,73 +69,73 @@ class _Chain:
     def __init__(self, top: int = 0) -> None:
         self.top = top
         self.seen: OrderedDict[int, tuple[str, str]] = OrderedDict()
-        """By place: a receipt's hash, and the hash it holds of the one before."""
+        """By counter: a receipt's hash, and the hash of the previous receipt in it."""
 
     def note(self, receipt: Receipt, hash: str) -> None:
         self.top = max(self.top, receipt.counter)
         self.seen[receipt.counter] = hash, receipt.prev
-        while len(self.seen) > RECENT:
+        while len(self.seen) > MAX_CHAIN_RECEIPTS:
             self.seen.popitem(last=False)
 
 
-class ReceiptBook:
-    """Checks receipts and keeps them; a `Reception`'s inspector."""
+class ReceiptVerifier:
+    """Verifies receipts and stores them; the inspector of a `Reception`."""
 
     def __init__(
         self,
         store: ReceiptStore,
         *,
         required: bool = False,
-        noted: Callable[[Breach], None] = lambda breach: None,
-        patience: float = PATIENCE,
+        on_breach: Callable[[ReceiptBreach], None] = lambda breach: None,
+        gap_timeout_s: float = GAP_TIMEOUT_S,
     ) -> None:
-        """Choose the parts.
+        """Verify receipts.
 
         Args:
-            store: Where receipts are kept.
-            required: Whether a result whose receipt does not hold is refused.
-            noted: Told what an operator should know.
-            patience: Seconds after which a receipt that has not come is missing.
+            store: Where receipts are stored.
+            required: Whether a result without a valid receipt is refused.
+            on_breach: Gets what the operator should know.
+            gap_timeout_s: After which a receipt that has not arrived is missing.
         """
-        self.store, self._required, self._noted = store, required, noted
-        self._patience, self._closing = patience, asyncio.Event()
+        self.store, self._required, self._on_breach = store, required, on_breach
+        self._gap_timeout_s, self._closing = gap_timeout_s, asyncio.Event()
         self.counts: Counter[str] = Counter()
-        """Breaches by kind, and what could not be kept."""
+        """Breaches by kind, and receipts that could not be stored."""
         self._pins: dict[str, Pin] | None = None
         self._chains: dict[str, dict[str, _Chain]] = {}
         self._writing: set[asyncio.Task[None]] = set()
 
     async def pin(self, agent_id: str, key: str) -> None:
-        """Know a device by the key that it joined with; whatever it had before counts no more."""
+        """Trust the key that a device joined with; it replaces any earlier key."""
         pins = await self._known_pins()
         pins[agent_id] = await self.store.pin(agent_id, key, "pairing")
 
     async def repair(self, since: float) -> None:
-        """Keep the receipts of outcomes that were stored just before a crash, if they are not.
+        """Store the receipts of outcomes that were stored just before a crash without them.
 
-        An outcome holds its receipt, so nothing that was acknowledged is ever without it.
+        An outcome contains its receipt, so no acknowledged outcome is ever without one.
         """
         lost: list[Kept] = []
         for outcome in await self.store.unbooked(since):
             found = msgspec.json.decode(outcome, type=Outcome)
             if found.checked.get("state") == "valid":
                 with suppress(ReceiptRefused):
-                    lost.append(kept_as(*read(found.receipt), time.time()))
+                    lost.append(stored_receipt(*read(found.receipt), time.time()))
         if lost:
             await self.store.add(*lost)
 
     async def close(self) -> None:
-        """Finish keeping what came, and say what has not come by now."""
+        """Finish storing, and report receipts that are missing by now."""
         self._closing.set()
         if self._writing:
             await asyncio.wait(self._writing)
         self._closing.clear()
 
-    async def inspect(self, report: Report, asked: Asked | None) -> Report:
-        """Check the receipt of a result, keep it, and say beside the result what it is worth."""
+    async def inspect(self, report: Report, asked: StoredCommand | None) -> Report:
+        """Verify the receipt of a result, store it, and add the verdict to the result."""
         payload = report.payload
         if asked is None and payload.get("receipt") is None:
-            return report  # no call: a word that may be asked for again, or another's
+            return report  # not the result of a call of ours
         command = None if asked is None or asked.agent_id != report.agent_id else _command_of(asked)
         receipt, signed, flaw, reason = None, None, "", ""
         try:
@@ -145,9 +145,9 @@ class ReceiptBook:
         except ReceiptRefused as refusal:
             flaw, reason = str(refusal.flaw), refusal.reason
         if receipt is not None and signed is not None:
-            self._spawn(self._keep(receipt, signed, flaw, _asker(command)))
+            self._spawn(self._store_receipt(receipt, signed, flaw, _tenant_of(command)))
             if not flaw:
-                self._follow(receipt, signed)
+                self._extend_chain(receipt, signed)
         if flaw:
             self._breach(report.agent_id, flaw, reason, report.request_id)
         checked = await self._verdict(report.agent_id, receipt, signed, flaw, reason)
@@ -156,79 +156,79 @@ class ReceiptBook:
         return replace(report, payload={**payload, "checked": checked})
 
     async def _read(self, report: Report) -> tuple[Receipt, Signed]:
-        agent_id, given = report.agent_id, report.payload.get("receipt")
-        found, signed = read(given)
+        agent_id, body = report.agent_id, report.payload.get("receipt")
+        found, signed = read(body)
         if found.agent_id != agent_id:
-            raise ReceiptRefused(Flaw.OTHER_AGENT, "the receipt is another device's")
+            raise ReceiptRefused(Flaw.OTHER_AGENT, "the receipt belongs to another device")
         pin = (await self._known_pins()).get(agent_id)
         if pin is not None and pin.key != found.key:
-            self._pins = None  # it may have joined anew, at another orchestrator
+            self._pins = None  # it may have joined again, at another orchestrator
             pin = (await self._known_pins()).get(agent_id)
         pin = pin or await self._trust(agent_id, found.key)
         if pin.key != found.key:
-            read(given, key=pin.key)  # says so
+            read(body, key=pin.key)  # raises ReceiptRefused
         return found, signed
 
     async def _trust(self, agent_id: str, key: str) -> Pin:
-        """Know a device by the key it came with, unless somebody knows it by one already."""
+        """Trust the key of a device's first receipt, unless another key is already known."""
         pins, pin = await self._known_pins(), await self.store.pin(agent_id, key, "first use")
         if agent_id not in pins and pin.key == key:
-            text = f"its key is taken on trust from its first receipt: {key}"
+            text = f"its key is trusted on first use: {key}"
             self._breach(agent_id, "first_use", text)
         pins[agent_id] = pin
         return pin
 
     async def _compare_chain(self, receipt: Receipt, signed: Signed) -> None:
-        """See that the receipt follows the one before it, and the next one follows it."""
+        """Check that the receipt follows the previous one, and the next one follows it."""
         if not receipt.counter:
             return
-        chain, place = await self._chain(receipt), receipt.counter
+        chain, counter = await self._chain(receipt), receipt.counter
         known = dict(chain.seen)
-        if any(1 <= one <= chain.top and one not in known for one in (place - 1, place)):
-            for one in await self.store.at(receipt.agent_id, receipt.chain, place):
-                known[one.counter] = one.hash, one.prev
-        if place in known and known[place][0] != signed.hash:
-            raise ReceiptRefused(Flaw.FORK, f"there is another receipt with the number {place}")
-        before, after = known.get(place - 1), known.get(place + 1)
-        first = place == 1 and receipt.prev != ""
+        if any(1 <= n <= chain.top and n not in known for n in (counter - 1, counter)):
+            for stored in await self.store.at(receipt.agent_id, receipt.chain, counter):
+                known[stored.counter] = stored.hash, stored.prev
+        if counter in known and known[counter][0] != signed.hash:
+            raise ReceiptRefused(Flaw.FORK, f"there is another receipt with the number {counter}")
+        before, after = known.get(counter - 1), known.get(counter + 1)
+        first = counter == 1 and receipt.prev != ""
         if first or (before is not None and before[0] != receipt.prev):
-            raise ReceiptRefused(Flaw.FORK, f"receipt {place} does not follow the one before it")
+            raise ReceiptRefused(Flaw.FORK, f"receipt {counter} does not follow the previous one")
         if after is not None and after[1] != signed.hash:
-            raise ReceiptRefused(Flaw.FORK, f"receipt {place + 1} does not follow this one")
+            raise ReceiptRefused(Flaw.FORK, f"receipt {counter + 1} does not follow this one")
 
     async def _chain(self, receipt: Receipt) -> _Chain:
-        mine = self._chains.get(receipt.agent_id)
-        if mine is None:
+        chains = self._chains.get(receipt.agent_id)
+        if chains is None:
             known = await self.store.chains()
-            mine = {name: _Chain(top) for agent, name, top in known if agent == receipt.agent_id}
-            mine = self._chains.setdefault(receipt.agent_id, mine)
-        if receipt.chain not in mine:
-            if mine:
-                text = "it has begun a new chain of receipts: its journal or its key is new"
+            chains = {name: _Chain(top) for agent, name, top in known if agent == receipt.agent_id}
+            chains = self._chains.setdefault(receipt.agent_id, chains)
+        if receipt.chain not in chains:
+            if chains:
+                text = "it started a new chain of receipts: its journal or its key is new"
                 self._breach(receipt.agent_id, "new_chain", text, receipt.request_id)
-            mine[receipt.chain] = _Chain()
-        return mine[receipt.chain]
+            chains[receipt.chain] = _Chain()
+        return chains[receipt.chain]
 
-    def _follow(self, receipt: Receipt, signed: Signed) -> None:
+    def _extend_chain(self, receipt: Receipt, signed: Signed) -> None:
         if receipt.counter:
             chain = self._chains[receipt.agent_id][receipt.chain]
             if receipt.counter > chain.top + 1:
-                self._spawn(self._look_for(receipt, chain.top + 1))
+                self._spawn(self._report_gap(receipt, chain.top + 1))
             chain.note(receipt, signed.hash)
 
-    async def _look_for(self, receipt: Receipt, first: int) -> None:
-        """Say what is missing before a receipt, unless it comes, here or elsewhere."""
+    async def _report_gap(self, receipt: Receipt, first: int) -> None:
+        """Report what is missing before a receipt, unless it arrives, here or elsewhere."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._gap_timeout_s):
                 await self._closing.wait()
         try:
             missing = await self.store.missing(
                 receipt.agent_id, receipt.chain, first, receipt.counter - 1
             )
         except EvoClawError:
-            missing = first, receipt.counter - 1  # nobody can say that they came
+            missing = first, receipt.counter - 1  # unknown whether they arrived
         if missing is not None:
-            text = f"receipts {missing[0]} to {missing[1]} have not come; they may be lost"
+            text = f"receipts {missing[0]} to {missing[1]} have not arrived; they may be lost"
             self._breach(receipt.agent_id, "gap", text, receipt.request_id)
 
     async def _verdict(
@@ -243,7 +243,7 @@ class ReceiptBook:
             state = "absent" if flaw == Flaw.ABSENT else "invalid"
             return {"state": state, "problem": reason, "agent": agent_id}
         pin = (await self._known_pins()).get(agent_id)
-        found = seen(receipt, signed.hash, "" if pin is None else pin.trust)
+        found = valid_receipt(receipt, signed.hash, "" if pin is None else pin.trust)
         return found | ({"state": "invalid", "problem": reason} if flaw else {})
 
     async def _known_pins(self) -> dict[str, Pin]:
@@ -252,29 +252,31 @@ class ReceiptBook:
             self._pins = self._pins or pins
         return self._pins
 
-    async def _keep(self, receipt: Receipt, signed: Signed, flaw: str, tenant: str) -> None:
+    async def _store_receipt(
+        self, receipt: Receipt, signed: Signed, flaw: str, tenant: str
+    ) -> None:
         try:
-            await self.store.add(kept_as(receipt, signed, time.time(), flaw, tenant))
+            await self.store.add(stored_receipt(receipt, signed, time.time(), flaw, tenant))
         except EvoClawError:
-            self.counts["not kept"] += 1  # it is in the command's outcome all the same
+            self.counts["not kept"] += 1  # the command's outcome contains it anyway
 
     def _breach(self, agent_id: str, kind: str, text: str, request_id: str = "") -> None:
         self.counts[kind] += 1
         if kind == Flaw.ABSENT and not self._required:
-            return  # a device without a key, which nobody said it must have
-        self._noted(Breach(agent_id, kind, text, request_id))
+            return  # a device without a key, where receipts are not required
+        self._on_breach(ReceiptBreach(agent_id, kind, text, request_id))
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        # Not waited for: the outcome, which holds the receipt, is on the disk before it counts.
+        # Not awaited: the outcome, which contains the receipt, is stored before it counts.
         task = asyncio.create_task(work)
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
 
 def _compare(receipt: Receipt, report: Report, command: Command | None) -> None:
-    """See that a receipt is about this very result of this very command."""
+    """Check that a receipt is for this result of this command."""
     if receipt.request_id != bounded(report.request_id):
-        text = f"the receipt is for the request {receipt.request_id!r}: it was used before"
+        text = f"the receipt is for request {receipt.request_id!r}: it was used before"
         raise ReceiptRefused(Flaw.OTHER_REQUEST, text)
     try:
         result = result_hash(report.payload)
@@ -285,22 +287,22 @@ def _compare(receipt: Receipt, report: Report, command: Command | None) -> None:
     if command is None or not receipt.args_sha256:
         return
     if receipt.args_sha256 != _arguments_hash(command):
-        text = "the receipt is for other arguments than those that were asked for"
+        text = "the receipt is for other arguments than those of the request"
         raise ReceiptRefused(Flaw.OTHER_ARGUMENTS, text)
-    if (receipt.tenant or LOCAL.tenant) != bounded(_asker(command)):
-        text = "the receipt is for another tenant than the one that asked"
+    if (receipt.tenant or LOCAL.tenant) != bounded(_tenant_of(command)):
+        text = "the receipt is for another tenant than that of the request"
         raise ReceiptRefused(Flaw.OTHER_REQUEST, text)
 
 
-def _asker(command: Command | None) -> str:
-    """The tenant that asked; what nobody asked for is for whoever has this machine to look at.
+def _tenant_of(command: Command | None) -> str:
+    """The tenant of a command; a receipt without a command belongs to the operator's tenant.
 
-    It is never taken from the receipt: a device could write into anybody's book.
+    It is never taken from the receipt: a device could add receipts to any tenant.
     """
     return LOCAL.tenant if command is None else command.tenant or LOCAL.tenant
 
 
-def _command_of(asked: Asked) -> Command:
+def _command_of(asked: StoredCommand) -> Command:
     try:
         return read_command(asked.payload)
     except WireError:
@@ -308,7 +310,7 @@ def _command_of(asked: Asked) -> Command:
 
 
 def _arguments_hash(command: Command) -> str:
-    """The hash of what a command asked with, as its receipt has it."""
+    """The hash of a command's arguments, as its receipt contains it."""
     try:
         return "" if command is UNREADABLE else hash_of(arguments_of(command))
     except (WireError, ValueError, RecursionError):
@@ -328,8 +330,8 @@ def _refused(report: Report, checked: dict[str, JSON]) -> dict[str, JSON]:
     }
 
 
-def seen(receipt: Receipt, hash: str, trust: str) -> dict[str, JSON]:
-    """What is said of a sound receipt beside its result."""
+def valid_receipt(receipt: Receipt, hash: str, trust: str) -> dict[str, JSON]:
+    """The verdict on a valid receipt, as it is added to its result."""
     return {
         "state": "valid",
         "id": short_id(receipt.counter, hash),
@@ -341,8 +343,10 @@ def seen(receipt: Receipt, hash: str, trust: str) -> dict[str, JSON]:
     }
 
 
-def kept_as(receipt: Receipt, signed: Signed, at: float, flaw: str = "", tenant: str = "") -> Kept:
-    """A receipt as the book keeps it, for the tenant that asked: it says so itself if not given."""
+def stored_receipt(
+    receipt: Receipt, signed: Signed, at: float, flaw: str = "", tenant: str = ""
+) -> Kept:
+    """A receipt as it is stored, for a tenant; by default the one in the receipt."""
     return Kept(
         receipt.agent_id,
         receipt.chain,

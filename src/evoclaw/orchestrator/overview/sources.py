@@ -1,4 +1,4 @@
-"""Where a feed looks: the runs, approvals, questions and edges that a tenant has."""
+"""The sources of a feed: the runs, approvals, questions and edges of a tenant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 from evoclaw.orchestrator.errands import RunView
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
-from evoclaw.orchestrator.overview.feed import Item
+from evoclaw.orchestrator.overview.feed import FeedItem
 from evoclaw.orchestrator.people.approvals import Approvals, Case
 from evoclaw.orchestrator.people.questions import Question
 from evoclaw.orchestrator.runs.viewing import Views
@@ -24,20 +24,20 @@ from evoclaw.store.sessions.sessions import SessionStore
 
 D = TypeVar("D")
 
-FIRST = 50
-"""Runs that a newcomer is told."""
-NEWEST = 100
-"""Runs that are looked at whatever they do."""
-OPEN = 500
-"""And of those that are queued or go on."""
-FOLLOWED = 200
-"""And of those that were seen open and are neither any more."""
-REMEMBERED = 1_000
-"""Runs that are shown before what is known of their sessions is forgotten."""
+INITIAL_RUNS = 50
+"""That a new watcher gets."""
+NEWEST_RUNS = 100
+"""That are always polled."""
+MAX_OPEN_RUNS = 500
+"""Queued or in progress, that are polled as well."""
+MAX_FOLLOWED_RUNS = 200
+"""Seen open before and not listed any more, that are polled as well."""
+VIEWS_REUSE_COUNT = 1_000
+"""Runs that are shown before the cache of their sessions is dropped."""
 
 
-def written(talks: Conversations | None) -> Callable[[], Awaitable[Mark]]:
-    """What gives another mark whenever something was written; without a store, each time."""
+def store_mark(talks: Conversations | None) -> Callable[[], Awaitable[Mark]]:
+    """A function that gives another mark after each commit; without a store, each time."""
     numbers = count()
 
     async def mark() -> Mark:
@@ -48,12 +48,12 @@ def written(talks: Conversations | None) -> Callable[[], Awaitable[Mark]]:
     return mark
 
 
-def _item(id_: str, owner: str | None, view: Struct) -> Item:
-    return Item(id_, owner, Raw(msgspec.json.encode(view)))
+def _item(id_: str, owner: str | None, view: Struct) -> FeedItem:
+    return FeedItem(id_, owner, Raw(msgspec.json.encode(view)))
 
 
-class RunNews:
-    """The runs: the newest, and whichever go on or wait."""
+class RunSource:
+    """Runs: the newest, and those in progress or waiting."""
 
     always_whole = False
 
@@ -62,46 +62,48 @@ class RunNews:
         self._views, self._shown = Views(store), 0
         self._known: dict[str, Stands] | None = None
         self._unlisted: list[str] = []
-        """Runs that are not over, and that no list may have the next time."""
+        """Runs that have not ended, and may not be listed in the next poll."""
 
     def is_due(self, written: bool) -> bool:
         """Whether anything was written."""
         return written
 
-    async def look(self) -> Sequence[Item]:
-        """Those that stand otherwise than before."""
+    async def poll(self) -> Sequence[FeedItem]:
+        """The runs whose status changed."""
         store = self._store
-        known = await stands_of(store.database, store.tenant, NEWEST, OPEN, self._unlisted)
+        known = await stands_of(
+            store.database, store.tenant, NEWEST_RUNS, MAX_OPEN_RUNS, self._unlisted
+        )
         before = known if self._known is None else self._known
         changed = [id_ for id_, stands in known.items() if before.get(id_) != stands]
         items = [await self._item(run_id) for run_id in reversed(changed)]
         self._known = known
-        going = [id_ for id_, stands in known.items() if stands[ENDING] in (None, "waiting")]
-        self._unlisted = going[:FOLLOWED]
-        return [one for one in items if one is not None]
+        active = [id_ for id_, stands in known.items() if stands[ENDING] in (None, "waiting")]
+        self._unlisted = active[:MAX_FOLLOWED_RUNS]
+        return [item for item in items if item is not None]
 
-    async def _item(self, run_id: str) -> Item | None:
-        await asyncio.sleep(0)  # there may be hundreds: others go on in between
+    async def _item(self, run_id: str) -> FeedItem | None:
+        await asyncio.sleep(0)  # there may be hundreds: let other tasks run
         run = await self._store.run(run_id)
         if run is None:
-            return None  # it was forgotten meanwhile
+            return None  # it was deleted meanwhile
         self._shown += 1
-        if self._shown % REMEMBERED == 0:
+        if self._shown % VIEWS_REUSE_COUNT == 0:
             self._views = Views(self._store)
-        return _shown_run(await self._views.of(run))
+        return _run_item(await self._views.of(run))
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
-        """The newest ones, the newest first."""
-        views = await Views(self._store).list("", None, owner, "", FIRST)
-        return [_shown_run(view) for view in views]
+    async def all_items(self, owner: str | None) -> Sequence[FeedItem]:
+        """The newest runs, the newest first."""
+        views = await Views(self._store).list("", None, owner, "", INITIAL_RUNS)
+        return [_run_item(view) for view in views]
 
 
-def _shown_run(view: RunView) -> Item:
+def _run_item(view: RunView) -> FeedItem:
     return _item(view.run_id, view.owner, view)
 
 
-class ApprovalNews:
-    """The calls that wait for a person."""
+class ApprovalSource:
+    """Calls that wait for a person's approval."""
 
     always_whole = True
 
@@ -115,31 +117,31 @@ class ApprovalNews:
         self._approvals, self._tenant = approvals, tenant
         self._show, self._clock = show, clock
         self._cases: Sequence[Case] | None = None
-        self._items: Sequence[Item] = ()
+        self._items: Sequence[FeedItem] = ()
 
     def is_due(self, written: bool) -> bool:
-        """Whether anything was written, or one of them is not to be answered any more."""
+        """Whether anything was written, or an approval expired."""
         now, cases = self._clock(), self._cases or ()
         return written or any(case.asking.expires_at <= now for case in cases)
 
-    async def look(self) -> Sequence[Item]:
-        """All of them, and that something changed if nothing is left; nothing if none did."""
+    async def poll(self) -> Sequence[FeedItem]:
+        """All items if any changed, the removed ones if none is left; nothing if none changed."""
         cases = await self._approvals.waiting(self._tenant)
         if cases == self._cases:
             return ()
-        gone, self._cases = self._items, cases
+        removed, self._cases = self._items, cases
         self._items = [
             _item(case.asking.id, case.asking.scope.user, self._show(case)) for case in cases
         ]
-        return self._items or gone
+        return self._items or removed
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
-        """All that wait."""
+    async def all_items(self, owner: str | None) -> Sequence[FeedItem]:
+        """All waiting approvals."""
         return self._items
 
 
-class QuestionNews:
-    """What runs ask their people."""
+class QuestionSource:
+    """Questions of runs to their users."""
 
     always_whole = True
 
@@ -147,38 +149,38 @@ class QuestionNews:
         """Take the sessions of a tenant."""
         self._talks, self._show = talks, show
         self._asked: Sequence[tuple[str, Question]] | None = None
-        self._items: Sequence[Item] = ()
+        self._items: Sequence[FeedItem] = ()
 
     def is_due(self, written: bool) -> bool:
         """Whether anything was written."""
         return written
 
-    async def look(self) -> Sequence[Item]:
-        """All of them, and that something changed if nothing is left; nothing if none did."""
+    async def poll(self) -> Sequence[FeedItem]:
+        """All items if any changed, the removed ones if none is left; nothing if none changed."""
         asked = await self._talks.questions.waiting()
         if asked == self._asked:
             return ()
         owners = await owners_of(self._talks, {session for session, _ in asked})
-        gone, self._asked = self._items, asked
+        removed, self._asked = self._items, asked
         self._items = [
             _item(question.id, owners[session], self._show(session, question))
             for session, question in asked
         ]
-        return self._items or gone
+        return self._items or removed
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
-        """All that are not answered yet."""
+    async def all_items(self, owner: str | None) -> Sequence[FeedItem]:
+        """All unanswered questions."""
         return self._items
 
 
 async def owners_of(talks: Conversations, sessions: set[str]) -> dict[str, str]:
-    """Whose each session is; nobody's if it is gone."""
+    """The owner of each session; empty if it was deleted."""
     found = {id_: await talks.store.session(id_) for id_ in sessions}
-    return {id_: "" if one is None else one.owner for id_, one in found.items()}
+    return {id_: "" if session is None else session.owner for id_, session in found.items()}
 
 
-class FleetNews(Generic[D]):
-    """The edges that are there, that were, and that may be."""
+class EdgeSource(Generic[D]):
+    """Edges: online, known, and joined."""
 
     always_whole = False
 
@@ -188,37 +190,37 @@ class FleetNews(Generic[D]):
         joined: Callable[[], Mapping[str, D]],
         show: Callable[[str, Member | None, D | None], Struct],
     ) -> None:
-        """Choose where to look.
+        """Watch a fleet.
 
         Args:
-            fleet: Who is there.
-            joined: Who joined, by name.
-            show: Makes what is shown of one, of what is known of it.
+            fleet: The known edges.
+            joined: The joined devices, by name.
+            show: Makes the view of an edge, from its member and its device.
         """
         self._fleet, self._joined, self._show = fleet, joined, show
         self._revision = 0
         self._devices: Mapping[str, D] = {}
-        self._items: dict[str, Item] = {}
+        self._items: dict[str, FeedItem] = {}
 
     def is_due(self, written: bool) -> bool:
-        """Always: what joined is not in the store, and all of it costs little."""
+        """Always: joined devices are not in the store, and polling is cheap."""
         return True
 
-    async def look(self) -> Sequence[Item]:
-        """Those of whom something changed, if only a heartbeat came."""
+    async def poll(self) -> Sequence[FeedItem]:
+        """The edges that changed, or sent a heartbeat."""
         devices = self._joined()
-        moved = {member.agent_id for member in self._fleet.changed_since(self._revision)}
+        changed = {member.agent_id for member in self._fleet.changed_since(self._revision)}
         if devices != self._devices:
             known = self._devices
-            moved |= {name for name in (*devices, *known) if devices.get(name) != known.get(name)}
+            changed |= {name for name in (*devices, *known) if devices.get(name) != known.get(name)}
         self._revision, self._devices = self._fleet.revision, devices
-        fresh = [self._made(name) for name in sorted(moved)]
-        self._items |= {one.id: one for one in fresh}
-        return fresh
+        items = [self._item(name) for name in sorted(changed)]
+        self._items |= {item.id: item for item in items}
+        return items
 
-    def _made(self, name: str) -> Item:
+    def _item(self, name: str) -> FeedItem:
         return _item(name, None, self._show(name, self._fleet.find(name), self._devices.get(name)))
 
-    async def whole(self, owner: str | None) -> Sequence[Item]:
-        """All of them, by name."""
+    async def all_items(self, owner: str | None) -> Sequence[FeedItem]:
+        """All edges, by name."""
         return [self._items[name] for name in sorted(self._items)]

@@ -1,4 +1,4 @@
-"""Receipts handed out: with the keys they are checked by, and what they are of."""
+"""Exports stored receipts, with the keys that verify them and the calls that they are for."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from msgspec import Struct
 from evoclaw.core.labels import LOCAL
 from evoclaw.core.messages import JSON
 from evoclaw.store.calls.receipts import Kept, Pin, ReceiptStore, TenantReceipts
-from evoclaw.transport.outbox import Kept as Asked
+from evoclaw.transport.outbox import Kept as StoredCommand
 from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.wire import Outcome, WireError, arguments_of, read_command
 from evoclaw.trust.receipts import ReceiptRefused, read
 
 
-class Proof(Struct, frozen=True):
-    """A receipt, and whether it holds today."""
+class CheckedReceipt(Struct, frozen=True):
+    """A receipt, and whether it is valid today."""
 
     request_id: str
     agent_id: str
@@ -26,34 +26,34 @@ class Proof(Struct, frozen=True):
     counter: int
     hash: str
     at: float
-    """When it came, by our own clock."""
+    """When it arrived, by the orchestrator's clock."""
     valid: bool | None
-    """None if no key is known that the device could be told by."""
+    """None if no key of the device is known."""
     receipt: dict[str, JSON]
-    """As it was signed."""
+    """The signed body."""
 
 
 class ReceiptArchive:
-    """A book and the commands that its receipts are of, as long as those are kept.
+    """The stored receipts and the commands that they are for, of all tenants.
 
-    It holds those of all tenants, for whoever has the machine; a tenant is given `of` its own.
+    It is for the operator of the machine; a tenant gets its own part with `of`.
     """
 
     def __init__(self, store: ReceiptStore, outbox: Outbox | None = None) -> None:
         self.store, self._outbox = store, outbox
 
     def of(self, tenant: str) -> TenantArchive:
-        """What one tenant may see of it."""
+        """The part that one tenant may see."""
         return TenantArchive(self.store, self._outbox, tenant)
 
     async def bundle(
         self, *, agent_id: str = "", run_id: str = ""
     ) -> AsyncGenerator[dict[str, JSON]]:
-        """The lines of a file for the verifier: keys, then receipts, with what they are of.
+        """The lines of a file for `evoclaw verify`: keys, then receipts with their calls.
 
         Args:
-            agent_id: Only this device's.
-            run_id: Only those of this run: then the chains have gaps.
+            agent_id: Only receipts of this device.
+            run_id: Only receipts of this run: then the chains have gaps.
         """
         pins = [pin for pin in await self.store.pins() if agent_id in ("", pin.agent_id)]
         kept = await self.store.listed(agent_id=agent_id, run_id=run_id)
@@ -62,7 +62,7 @@ class ReceiptArchive:
 
 
 class TenantArchive:
-    """The receipts of what one tenant asked for, and its commands."""
+    """The receipts and commands of one tenant."""
 
     def __init__(self, store: ReceiptStore, outbox: Outbox | None, tenant: str) -> None:
         self.receipts: TenantReceipts = store.of(tenant)
@@ -71,38 +71,38 @@ class TenantArchive:
     async def bundle(
         self, *, agent_id: str = "", run_id: str = ""
     ) -> AsyncGenerator[dict[str, JSON]]:
-        """The lines of a file for the verifier; chains have gaps where other tenants asked."""
+        """The lines of a file for `evoclaw verify`; chains have gaps for other tenants' calls."""
         kept = await self.receipts.listed(agent_id=agent_id, run_id=run_id)
-        signers = {one.agent_id for one in kept}
+        signers = {receipt.agent_id for receipt in kept}
         pins = [pin for pin in await self._store.pins() if pin.agent_id in signers]
         async for line in _bundle(pins, kept, self._outbox):
             yield line
 
-    async def of_run(self, run_id: str) -> list[Proof]:
-        """The receipts of one run, each checked anew with the key that its device is known by."""
+    async def of_run(self, run_id: str) -> list[CheckedReceipt]:
+        """The receipts of one run, each verified again with the known key of its device."""
         kept = await self.receipts.listed(run_id=run_id)
         keys = {pin.agent_id: pin.key for pin in await self._store.pins()}
-        # A signature takes a tenth of a millisecond to check: many of them would hold up others.
+        # Verifying takes a tenth of a millisecond: many would block the event loop.
         return await asyncio.to_thread(
-            lambda: [_proof(one, run_id, keys.get(one.agent_id)) for one in kept]
+            lambda: [_check(receipt, run_id, keys.get(receipt.agent_id)) for receipt in kept]
         )
 
 
-def _proof(kept: Kept, run_id: str, key: str | None) -> Proof:
-    return Proof(
+def _check(kept: Kept, run_id: str, key: str | None) -> CheckedReceipt:
+    return CheckedReceipt(
         kept.request_id,
         kept.agent_id,
         kept.chain,
         kept.counter,
         kept.hash,
         kept.at,
-        _holds(kept, run_id, key),
+        _is_valid(kept, run_id, key),
         msgspec.json.decode(kept.body),
     )
 
 
-def _holds(kept: Kept, run_id: str, key: str | None) -> bool | None:
-    """Whether it is signed by that key, and of a call that this run made."""
+def _is_valid(kept: Kept, run_id: str, key: str | None) -> bool | None:
+    """Whether it is signed with this key, and for a call of this run."""
     if kept.flaw or kept.request_id.partition(".")[0] != run_id:
         return False
     if key is None:
@@ -129,12 +129,12 @@ async def _bundle(
         }
         row = None if outbox is None else await outbox.get(kept.request_id)
         if row is not None and row.agent_id == kept.agent_id:
-            line |= _proved(row, kept.tenant)
+            line |= _call_of(row, kept.tenant)
         yield line
 
 
-def _proved(row: Asked, tenant: str) -> dict[str, JSON]:
-    """The arguments and the result that a receipt is of; nothing if another tenant asked."""
+def _call_of(row: StoredCommand, tenant: str) -> dict[str, JSON]:
+    """The arguments and the result that a receipt is for; empty for another tenant's call."""
     try:
         command = read_command(row.payload)
         found: dict[str, JSON] = {"arguments": arguments_of(command)}
@@ -144,6 +144,7 @@ def _proved(row: Asked, tenant: str) -> dict[str, JSON]:
         return {}
     outcome = None if row.outcome is None else msgspec.json.decode(row.outcome, type=Outcome)
     if outcome is not None and outcome.receipt is not None:
-        told: dict[str, JSON] = msgspec.to_builtins(outcome)
-        found["result"] = {name: told[name] for name in told if name not in ("receipt", "checked")}
+        fields: dict[str, JSON] = msgspec.to_builtins(outcome)
+        omitted = ("receipt", "checked")
+        found["result"] = {name: fields[name] for name in fields if name not in omitted}
     return found

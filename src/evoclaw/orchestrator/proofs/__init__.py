@@ -1,1 +1,0 @@
-"""What devices signed, kept and handed out."""

@@ -1,0 +1,1 @@
+"""Receipts of devices: verified, stored and exported."""

@@ -1,1 +1,0 @@
-"""Figures: what runs and calls come to, folded from their records."""

@@ -1,0 +1,1 @@
+"""Metrics of stored runs and calls, folded from their records."""
