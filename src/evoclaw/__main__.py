@@ -15,7 +15,7 @@ def main() -> int:
 
 
 def dt() -> int:
-    """Be the tool that our own name says, as `dt-read`."""
+    """Run the tool that the program's own name says: `dt-read`, in the skill `desktop-tools`."""
     from evoclaw.cli.dt import dt as by_hand
 
     return by_hand(Path(sys.argv[0]).stem, sys.argv[1:], wiring.open_toolbox)

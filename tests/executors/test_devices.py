@@ -1,4 +1,4 @@
-"""What this machine tells of itself, from a kernel's files and real programs of a test's own."""
+"""What this machine tells of itself, from its system and real programs of a test's own."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def here(tmp_path: Path, **places: str) -> LocalDevice:
-    return LocalDevice(LocalProcesses(tmp_path), **places)
+def here(tmp_path: Path) -> LocalDevice:
+    return LocalDevice(LocalProcesses(tmp_path))
 
 
 async def use(bound: BoundTool, given: dict[type, object], **arguments: JSON) -> ToolResult:
@@ -45,7 +45,7 @@ async def use(bound: BoundTool, given: dict[type, object], **arguments: JSON) ->
 
 
 @pytest.mark.parametrize("what", BARE)
-async def test_every_linux_machine_tells_how_it_is(tmp_path: Path, what: str) -> None:
+async def test_every_machine_tells_how_it_is(tmp_path: Path, what: str) -> None:
     machine = here(tmp_path)
     assert set(BARE) <= set(machine.senses())
 
@@ -65,18 +65,29 @@ async def test_its_own_process_is_among_the_heaviest_or_lighter_than_all_of_them
 
 
 async def test_temperature_is_there_if_there_is_a_sensor(tmp_path: Path) -> None:
-    thermal = tmp_path / "thermal"
-    for number, (name, value) in enumerate((("cpu-thermal", "48312"), ("broken", "asleep"))):
-        zone = thermal / f"thermal_zone{number}"
-        zone.mkdir(parents=True)
-        (zone / "type").write_text(name + "\n")
-        (zone / "temp").write_text(value + "\n")
-    machine = here(tmp_path, thermal=str(thermal))
+    readings = {"cpu-thermal": 48.312}
+    warm = LocalDevice(LocalProcesses(tmp_path), temperatures=lambda: dict(readings))
+    bare = LocalDevice(LocalProcesses(tmp_path), temperatures=lambda: {})
 
-    result = await use(device, {Device: machine}, what="temperature")
+    result = await use(device, {Device: warm}, what="temperature")
 
     assert result.text == "cpu-thermal: 48.3 °C"
-    assert "temperature" not in here(tmp_path, thermal=str(tmp_path / "none")).senses()
+    assert result.details == {"celsius": {"cpu-thermal": 48.312}}
+    assert "temperature" not in bare.senses()
+    readings.clear()
+    with pytest.raises(ToolFailure, match="does not report its temperature any more"):
+        await use(device, {Device: warm}, what="temperature")
+
+
+async def test_each_figure_has_the_keys_it_always_had(tmp_path: Path) -> None:
+    machine: dict[type, object] = {Device: here(tmp_path)}
+
+    cpu, memory, disk, processes = [(await use(device, machine, what=w)).details for w in BARE]
+
+    assert cpu.keys() == {"percent", "cores", "load"} and len(cpu["load"]) == 3
+    assert memory.keys() == {"total_mb", "free_mb"} and memory["free_mb"] <= memory["total_mb"]
+    assert disk["disks"]["/"].keys() == {"total", "free"}
+    assert processes["processes"][0].keys() == {"pid", "mb", "name"}
 
 
 async def test_a_pin_is_read_by_the_machines_own_program(tmp_path: Path, bin: Path) -> None:

@@ -5,50 +5,86 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
+from evoclaw.cli import exits
 from evoclaw.cli.dt import parser_of
-from evoclaw.core.bound import BoundTool
+from evoclaw.cli.skills import skills
+from evoclaw.core.bound import BoundTool, Machine
 from evoclaw.core.messages import JSON
-from evoclaw.core.tools import Tool
+from evoclaw.core.ops import ExecOps
+from evoclaw.core.tools import Call, Tool
+from evoclaw.executors.processes import LocalProcesses
+from evoclaw.skills.approvals import ApprovalFile
 from evoclaw.skills.arguments import command_line
+from evoclaw.skills.binary import bind
 from evoclaw.skills.generated import (
     NAME,
+    PROGRAM,
     guide_of,
     manifest_of,
     shipped,
     stdin_parameter,
     without_nulls,
     write_desktop_tools,
+    write_programs,
 )
 from evoclaw.skills.manifest import read_manifest
+from evoclaw.skills.watching import Shelf
 from evoclaw.tools.sets import everything
 from tests.skills.support import load
 
 FOLDER = shipped() / NAME
 
 
-def dt(place: Path, tool: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    code = f"import sys; from evoclaw.__main__ import dt; sys.argv[0] = 'dt-{tool}'; sys.exit(dt())"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=place,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        env={**os.environ, "EVOCLAW_WORKSPACE": str(place)},
-    )
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The skill as `evoclaw skills add desktop-tools` puts it beside the others."""
+    place = tmp_path_factory.mktemp("skills")
+    options = Namespace(action="add", name=None, path=NAME, tool=False, json=False)
+    assert skills(options, place, ApprovalFile(place / "approved.json"), {}) == exits.OK
+    return place / NAME
+
+
+class Programs:
+    """Runs the programs in the skill's own `bin/`."""
+
+    def __init__(self, bin: Path, place: Path) -> None:
+        self._bin, self.place = bin, place
+
+    def __call__(self, tool: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self._bin / f"dt-{tool}", *words],
+            cwd=self.place,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            env={**os.environ, "PATH": "/usr/bin:/bin", "EVOCLAW_WORKSPACE": str(self.place)},
+        )
+
+
+@pytest.fixture
+def dt(installed: Path, tmp_path: Path) -> Programs:
+    return Programs(installed / "bin", tmp_path)
 
 
 def test_the_shipped_files_are_what_the_built_in_tools_say() -> None:
     tools = [bound.tool for bound in everything()]
     assert (FOLDER / "skill.toml").read_text() == manifest_of(tools), "run `make docs`"
     assert (FOLDER / "SKILL.md").read_text() == guide_of(tools), "run `make docs`"
+    programs = {path.name: path for path in (FOLDER / "bin").iterdir()}
+    assert programs.keys() == {f"dt-{tool.name}" for tool in tools}, "run `make docs`"
+    assert {path.read_text() for path in programs.values()} == {
+        f"#!/usr/bin/env python3\n{PROGRAM}"
+    }
+    assert all(os.access(path, os.X_OK) for path in programs.values())
 
 
 def test_the_manifests_tools_are_the_built_in_tools() -> None:
@@ -61,7 +97,7 @@ def test_the_manifests_tools_are_the_built_in_tools() -> None:
             if field not in ("parameters", "description", "slack", "aliases"):
                 assert getattr(declared, field) == getattr(tool, field), (tool.name, field)
         assert declared.description == tool.description.strip()
-        assert program.binary == f"dt-{tool.name}"
+        assert (program.binary, program.on_path) == (f"bin/dt-{tool.name}", False)
     assert not programs
 
 
@@ -90,11 +126,11 @@ def test_a_tool_that_is_added_only_needs_its_files_written_again(tmp_path: Path)
     assert (program.tool.timeout, program.tool.resources) == (1.5, ())
 
 
-def test_a_tool_can_be_called_by_hand(tmp_path: Path) -> None:
-    assert dt(tmp_path, "write", "--path=a.txt", stdin="one\ntwo\n").returncode == 0
+def test_a_tool_can_be_called_by_hand(dt: Programs, tmp_path: Path) -> None:
+    assert dt("write", "--path=a.txt", stdin="one\ntwo\n").returncode == 0
     assert (tmp_path / "a.txt").read_text() == "one\ntwo\n"
 
-    done = dt(tmp_path, "read", "--path", "a.txt", "--offset=2")
+    done = dt("read", "--path", "a.txt", "--offset=2")
     assert (done.returncode, done.stderr) == (0, "")
     assert "two" in done.stdout
     assert "one" not in done.stdout
@@ -112,34 +148,85 @@ def test_a_tool_can_be_called_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_work_by_hand_is_told(
-    tmp_path: Path, words: tuple[str, ...], code: int, said: str
+    dt: Programs, words: tuple[str, ...], code: int, said: str
 ) -> None:
-    done = dt(tmp_path, "read", *words)
+    done = dt("read", *words)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert not done.stdout
 
 
 def test_a_program_of_another_name_says_which_there_are(tmp_path: Path) -> None:
-    done = dt(tmp_path, "nothing")
+    write_programs(tmp_path, ["nothing"], sys.executable)
+    dt = Programs(tmp_path / "bin", tmp_path)
+    done = dt("nothing")
     assert done.returncode == 2
     assert "there are: " in done.stderr
 
 
-def test_what_the_manifest_makes_of_a_call_is_what_the_program_reads(tmp_path: Path) -> None:
+def test_what_the_manifest_makes_of_a_call_is_what_the_program_reads(
+    dt: Programs, tmp_path: Path
+) -> None:
     (program,) = [one for one in load(FOLDER).programs if one.tool.name == "write"]
     assert stdin_parameter(program.tool) == "content"
     line = command_line(program.ways, {"path": "-x", "content": "hello"})
     assert line.stdin == b"hello"
-    done = dt(tmp_path, "write", *line.arguments, stdin="hello")
+    done = dt("write", *line.arguments, stdin="hello")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "-x").read_text() == "hello"
 
 
-def test_a_tool_that_needs_a_run_says_so(tmp_path: Path) -> None:
-    done = dt(tmp_path, "sessions_list")
+def test_a_tool_that_needs_a_run_says_so(dt: Programs) -> None:
+    done = dt("sessions_list")
     assert done.returncode == 2
     assert "evoclaw run" in done.stderr
+
+
+async def test_the_skills_tools_run_its_own_programs(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    (program,) = [one for one in load(installed).programs if one.tool.name == "read"]
+    bound = bind(load(installed), program, pinned=True)
+    machine = Machine({ExecOps: LocalProcesses(tmp_path)}, lambda text: None)
+    call = Call("c", bound.tool, {"path": "a.txt", "offset": 2}, "r.1.0.1", 30)
+
+    result = await bound.run(call, machine)
+
+    assert "two" in result.text and "one" not in result.text
+
+
+def test_the_added_skill_is_no_rival_of_the_built_in_tools(installed: Path) -> None:
+    shelf = Shelf([installed.parent], reserved={bound.name: "built in" for bound in everything()})
+    assert shelf.tools() == ()
+    (problem,) = shelf.problems()
+    assert not problem.refused and "by hand" in problem.reason
+
+
+def test_an_interpreter_with_a_long_path_or_spaces_is_found(tmp_path: Path) -> None:
+    deep = tmp_path / "a place with spaces" / ("x" * 130)
+    deep.mkdir(parents=True)
+    python = deep / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    write_programs(tmp_path, ["read"], str(python))
+    done = Programs(tmp_path / "bin", tmp_path)("read", "--path=none.txt")
+    assert done.returncode == 1 and "none.txt" in done.stderr
+
+
+def test_the_only_command_that_the_wheel_installs_is_evoclaw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend: Any = pytest.importorskip("flit_core.buildapi")
+    monkeypatch.chdir(Path(__file__).parents[2])
+    with ZipFile(tmp_path / backend.build_wheel(str(tmp_path))) as wheel:
+        (entries,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+        assert wheel.read(entries).decode().split() == [
+            *("[console_scripts]", "evoclaw=evoclaw.__main__:main")
+        ]
+        programs = [
+            one for one in wheel.infolist() if one.filename.startswith(f"evoclaw/skills/{NAME}/bin")
+        ]
+        assert len(programs) == len(everything())
+        assert all(one.external_attr >> 16 & 0o111 for one in programs)
 
 
 @pytest.mark.parametrize("bound", everything(), ids=lambda bound: bound.name)

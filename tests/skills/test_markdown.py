@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,6 +66,17 @@ def test_no_value_becomes_anything_but_text() -> None:
     assert head == {"a": "no", "b": "1.0", "c": "2024-01-01", "d": "null", "e": "~", "f": ""}
 
 
+def test_escapes_and_quotes_over_several_lines_are_read_as_yaml_says() -> None:
+    lines = ['a: "\\x41\\n"', "b: 'one", "  two'", "\"c\": ['s, t',", "  u]", "d:", "- v", "- "]
+    head = {"a": "A\n", "b": "one two", "c": ["s, t", "u"], "d": ["v", ""]}
+    assert frontmatter.read(lines) == head
+
+
+def test_the_yaml_library_is_loaded_when_the_first_head_is_read() -> None:
+    code = "import sys, evoclaw.skills.loading; sys.exit('yaml' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_texts_over_several_lines_and_lists_are_read() -> None:
     lines = ["a: one", "  two", "b: |", "  x", "    y", "", "c:", "  - p", "  - 'q r'", "d: [s, t]"]
     assert frontmatter.read(lines) == {
@@ -85,7 +98,18 @@ def test_texts_over_several_lines_and_lists_are_read() -> None:
         (["a: use it when: now"], 2, "quotes"),
         (['a: "open'], 2, "closing"),
         (["a: 'x' y"], 2, "behind the closing"),
-        (['a: "\\x41"'], 2, "understood"),
+        (['a: "\\q"'], 2, "unknown escape"),
+        (['a: "\\UFFFFFFFF"'], 2, "understood"),
+        (['a: "\\ud800"'], 2, "understood"),
+        (["a: x", "<<: y"], 3, "key: value"),
+        (["a: x", "b: {c: d}"], 3, "begin with '{'"),
+        (["a: x", "--- y"], 3, "one document"),
+        (["%YAML 1.1", "--- ", "a: x"], 2, "one document"),
+        (["a: x", "...", "b: y"], 4, "one document"),
+        (["a: x", "b: \x1b[2J"], 3, "cannot be shown"),
+        (["a: x\u2028b: y"], 2, "ends a line"),
+        (["a: " + "x" * (16 << 10)], 2, "more than 16,384 characters"),
+        (["a: " + "[" * 10_000], 2, "simple texts"),
         (["a:", "\tb: c"], 3, "tabs"),
         (["a:", "  b:", "    c: d"], 4, "one level"),
         (["a:", "  - b: c"], 3, "texts only"),
@@ -159,7 +183,7 @@ def test_what_is_read_is_read_as_the_reference_does_or_not_at_all(lines: list[st
     except FrontMatterError:
         return
     try:
-        theirs = cast("dict[str, object]", reference.strictyaml.load(text).data)
+        theirs = cast("dict[str, object]", reference.strictyaml.load(text + "\n").data)
     except reference.strictyaml.YAMLError:
         return  # strictyaml refuses some sound YAML, such as lists in brackets
     if lines:

@@ -349,3 +349,17 @@ async def test_many_rows_are_put_as_one_by_one(place: Place, count: int) -> None
             lambda c: c.execute("SELECT id, name, n FROM things ORDER BY id").fetchall()
         )
         assert [tuple(row) for row in found] == [(i, name, n + 10) for i, name, n in rows]
+
+
+async def test_postgresql_may_take_a_step_of_its_own_in_the_same_place(place: Place) -> None:
+    tables = ("CREATE TABLE one (id TEXT PRIMARY KEY) STRICT",)
+    first = Schema("first", (tables,))
+    await (await place.open(first)).close()
+    here, there = (f"INSERT INTO one VALUES ('{name}')" for name in ("sqlite", "postgres"))
+    more = "INSERT INTO one VALUES ('both')"
+    newer = Schema("first", (tables, (here,), (more,)), postgres=(None, (there,)))
+    for _ in range(2):
+        database = await place.open(newer)
+        found = await database.read(lambda c: c.execute("SELECT id FROM one").fetchall())
+        assert sorted(found) == [("both",), (database.dialect,)]
+        await database.close()

@@ -6,7 +6,7 @@ import asyncio
 import re
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -79,13 +79,15 @@ async def world() -> AsyncGenerator[World]:
         return 1_000.0
 
     try:
-        yield World(
-            SessionStore(first, clock),
-            ApprovalStore(second, clock),
-            ReceiptStore(third, clock),
-            CommandStore(fourth, clock),
-            StoredLedger(fifth, clock),
-        )
+        # A ledger that is left writes what it is behind with: nothing outlives the databases.
+        async with StoredLedger(fifth, clock) as accounts:
+            yield World(
+                SessionStore(first, clock),
+                ApprovalStore(second, clock),
+                ReceiptStore(third, clock),
+                CommandStore(fourth, clock),
+                accounts,
+            )
     finally:
         for database in databases:
             await database.close()
@@ -436,42 +438,6 @@ async def test_a_tenant_that_is_not_said_is_the_one_at_this_machine(tmp_path: Pa
     async with await CommandStore.open(tmp_path / "c.db", durable=False) as store:
         await store.put("a.1", "pi", "a", b"", None, tenant="")
         assert await store.of("local").get("a.1") is not None
-
-
-OLD = (
-    (session_tables.SCHEMA, 1, ("INSERT INTO sessions VALUES (7, 's', 'ann', '', 'agent', ?)",
-        "INSERT INTO runs (id, session_id, asked, parent_run, root_run, background, began_at) "
-        "VALUES ('r', 's', ?, '', 'r', 0, 1.0)",
-        "INSERT INTO records VALUES ('r', 1, ?)",
-        "INSERT INTO messages VALUES ('s', 0, ?)",
-        "INSERT INTO todos VALUES ('s', ?)",
-        "INSERT INTO questions (id, session_id, question, asked_at) VALUES ('r.1', 's', ?, 1.0)")),
-    (command_tables.SCHEMA, 1, ("INSERT INTO commands (request_id, agent_id, run_id, payload, "
-        "state) VALUES ('r.1', 'pi', 'r', ?, 'sent')",)),
-    (receipts.SCHEMA, 1, ("INSERT INTO receipts (agent_id, chain, counter, hash, prev, request_id, "
-        "run_id, tenant, at, body, signature, flaw) "
-        "VALUES ('pi', 'c', 1, 'hash', '', 'r.1', 'r', '', 1.0, ?1, ?1, '')",)),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("schema", "version", "rows"), OLD, ids=lambda one: getattr(one, "name", "")
-)
-async def test_what_was_kept_before_there_were_tenants_is_of_the_one_at_this_machine(
-    schema: Schema, version: int, rows: tuple[str, ...]
-) -> None:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        for statement in (one for step in schema.steps[:version] for one in step):
-            connection.execute(statement)
-        for row in rows:
-            connection.execute(row, (b"blob",))
-        for statement in (one for step in schema.steps[version:] for one in step):
-            connection.execute(statement)
-        names = "SELECT name FROM sqlite_schema WHERE type = 'table'"
-        tables = {name for (name,) in connection.execute(names)} - {"notes", "pins", "meta"}
-        assert not [name for name in tables if name.startswith("old")]
-        for table in tables:
-            assert connection.execute(f"SELECT tenant FROM {table}").fetchall() == [("local",)]
 
 
 async def test_fault_56_the_audit_is_searched_by_tenant_and_counts_no_other_ones(

@@ -81,6 +81,7 @@ RULES: list[dict[str, str]] = [
     {"nested/.gitignore": "*.tmp\n/keep.log\n", ".gitignore": "*.txt\n!nested/sub/y.txt\n"},
     {"nested/.gitignore": "!*.log\n", ".gitignore": "*.log\n"},
     {"nested/sub/.gitignore": "*\n", "logs/.gitignore": "/latest/\n"},
+    {".gitignore": "[a-[z-a].log\n[a-A]5.c\n"},
     {".gitignore": "[.-0]ain.c\nsrc[/]main.c\n"},
     {".git/info/exclude": "*.md\n*.c\n", ".gitignore": "!docs/a.md\n"},
 ]

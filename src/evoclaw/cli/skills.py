@@ -17,7 +17,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.skills import names
 from evoclaw.skills.approvals import ApprovalFile
 from evoclaw.skills.folders import SkillRefused
-from evoclaw.skills.generated import NAME, shipped
+from evoclaw.skills.generated import NAME, shipped, write_programs
 from evoclaw.skills.loading import NotHere, Skill, load_skill
 from evoclaw.skills.watching import Shelf
 
@@ -211,12 +211,18 @@ def _new(folder: Path, name: str, *, tool: bool) -> None:
 def _add(path: Path, folder: Path, approvals: ApprovalFile) -> None:
     """Copy a skill to the others and approve it as it is; one that is there is only approved."""
     source = path.absolute()
+    if path == Path(NAME) and not source.exists():
+        source = shipped() / NAME
     skill = load_skill(source, platform=sys.platform)
     target = folder / source.name
     if source != target:
         if target.exists():
             raise ConfigError(f"there is already a {target}; remove it first")
         _copy(skill, target)
+        if source.resolve() == (shipped() / NAME).resolve():
+            # They are started without us: only now is it known where this package is installed.
+            tools = [program.tool.name for program in skill.programs]
+            write_programs(target, tools, python=sys.executable)
         skill = load_skill(target, platform=sys.platform)
     approvals.pin(skill.name, skill.digest)
     show(f"added {skill.key}: {len(skill.sums)} files, digest {skill.digest[:12]}")

@@ -187,7 +187,7 @@ class Edge:
 
     def heartbeat(self) -> Heartbeat:
         """How this device is."""
-        machine = self.machine.read()
+        machine = self.machine.read(sensors=False)
         return Heartbeat(
             self.parts.who.boot_id,
             self.connection,

@@ -1,4 +1,4 @@
-"""`LocalDevice`: the sensors of this machine, read from the kernel or by the usual programs."""
+"""`LocalDevice`: the sensors of this machine, read from the system or by the usual programs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import base64
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from functools import cached_property
 
 from evoclaw.core.bound import Output
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
 from evoclaw.core.ops import Completed, ExecOps
+from evoclaw.executors import machine
 
 SAMPLE = 0.25
 """Seconds over which the processor's load is measured."""
@@ -34,9 +35,9 @@ class LocalDevice:
     """What this machine can tell; `exec` runs the programs of its camera and its pins."""
 
     def __init__(
-        self, exec: ExecOps, *, proc: str = "/proc", thermal: str = "/sys/class/thermal"
+        self, exec: ExecOps, *, temperatures: Callable[[], dict[str, float]] = machine.temperatures
     ) -> None:
-        self._exec, self._proc, self._thermal = exec, Path(proc), Path(thermal)
+        self._exec, self._temperatures = exec, temperatures
         self._camera = _present(CAMERAS)
         self._pins = _present(PINS)
 
@@ -57,7 +58,7 @@ class LocalDevice:
             "disk": self._disk,
             "processes": self._processes,
         }
-        if self._temperatures():
+        if self._has_temperature:
             ways["temperature"] = self._temperature
         if self._camera:
             ways["camera"] = self._picture
@@ -65,81 +66,53 @@ class LocalDevice:
             ways["gpio"] = lambda: self._gpio(0)
         return ways
 
-    def _temperatures(self) -> dict[str, JSON]:
-        found: dict[str, JSON] = {}
-        for zone in sorted(self._thermal.glob("thermal_zone*")):
-            value = _text(zone / "temp").strip()
-            if value.removeprefix("-").isdigit():
-                found[_text(zone / "type").strip() or zone.name] = int(value) / 1000
-        return found
+    @cached_property
+    def _has_temperature(self) -> bool:
+        return bool(self._temperatures())
 
     async def _temperature(self) -> Output:
-        found = self._temperatures()
-        return _said(
-            "; ".join(f"{name}: {degrees:.1f} °C" for name, degrees in found.items()),
-            celsius=found,
-        )
+        found = await asyncio.to_thread(self._temperatures)
+        if not found:
+            raise _unknown("its temperature any more")
+        text = "; ".join(f"{name}: {degrees:.1f} °C" for name, degrees in found.items())
+        return _said(text, celsius={**found})
 
     async def _cpu(self) -> Output:
-        before = self._ticks()
+        before = machine.cpu_times()
         await asyncio.sleep(SAMPLE)
-        busy, total = (now - then for now, then in zip(self._ticks(), before, strict=True))
-        percent = round(100 * busy / total, 1) if total > 0 else 0.0
-        load = _text(self._proc / "loadavg").split()[:3]
+        now = machine.cpu_times()
+        if now is None or before is None:
+            raise _unknown("how busy its processors are")
+        percent = now.percent_since(before) or 0.0
+        load = [round(each, 2) for each in machine.load_average() or ()]
         cores = os.cpu_count() or 1
-        text = f"{percent} % of {cores} cores busy; load {' '.join(load)}"
-        return _said(text, percent=percent, cores=cores, load=[float(one) for one in load])
-
-    def _ticks(self) -> tuple[int, int]:
-        """Busy and all ticks since the machine began."""
-        words = _text(self._proc / "stat").partition("\n")[0].split()
-        ticks = [int(word) for word in words[1:9]]
-        return sum(ticks) - sum(ticks[3:5]), sum(ticks)
+        text = f"{percent} % of {cores} cores busy"
+        if load:
+            text += f"; load {' '.join(f'{each:.2f}' for each in load)}"
+        return _said(text, percent=percent, cores=cores, load=[*load])
 
     async def _memory(self) -> Output:
-        rows = dict(
-            line.split(":", 1) for line in _text(self._proc / "meminfo").splitlines() if ":" in line
-        )
-        kilobytes = {name: int(rows[name].split()[0]) for name in ("MemTotal", "MemAvailable")}
-        total, free = kilobytes["MemTotal"] // 1024, kilobytes["MemAvailable"] // 1024
+        found = machine.memory()
+        if found is None:
+            raise _unknown("its memory")
+        total, free = found.total >> 20, found.available >> 20
         return _said(f"{free:,} of {total:,} MB free", total_mb=total, free_mb=free)
 
     async def _disk(self) -> Output:
         lines: list[str] = []
         disks: dict[str, JSON] = {}
-        for place in self._mounts():
-            try:
-                about = os.statvfs(place)
-            except OSError:
-                continue  # another user's, or gone
-            total, free = about.f_blocks * about.f_frsize, about.f_bavail * about.f_frsize
-            if total:
-                used = round(100 * (1 - free / total))
-                lines.append(f"{place}: {free / 1e9:.1f} of {total / 1e9:.1f} GB free ({used} %)")
-                disks[place] = {"total": total, "free": free}
+        for path, (total, free) in (await asyncio.to_thread(machine.disks)).items():
+            used = round(100 * (1 - free / total))
+            lines.append(f"{path}: {free / 1e9:.1f} of {total / 1e9:.1f} GB free ({used} %)")
+            disks[path] = {"total": total, "free": free}
         return _said("\n".join(lines) or "no disk is to be seen", disks=disks)
 
-    def _mounts(self) -> list[str]:
-        """Where disks are mounted; one of several places of the same disk, and the root."""
-        rows = [line.split() for line in _text(self._proc / "mounts").splitlines()]
-        found = {row[0]: row[1] for row in reversed(rows) if row and row[0].startswith("/dev/")}
-        return sorted({"/", *found.values()})
-
     async def _processes(self) -> Output:
-        found = await asyncio.to_thread(self._heaviest)
+        heaviest = await asyncio.to_thread(machine.heaviest_processes, MOST_PROCESSES)
+        found = [(round(each.resident / 1e6, 1), each.pid, each.name) for each in heaviest]
         lines = ["    pid  MB     name", *(f"{pid:7} {mb:6.1f}  {name}" for mb, pid, name in found)]
         rows: list[JSON] = [{"pid": pid, "mb": mb, "name": name} for mb, pid, name in found]
         return _said("\n".join(lines), processes=rows)
-
-    def _heaviest(self) -> list[tuple[float, int, str]]:
-        page = os.sysconf("SC_PAGE_SIZE")
-        found: list[tuple[float, int, str]] = []
-        for folder in self._proc.iterdir():
-            words = _text(folder / "statm").split() if folder.name.isdigit() else []
-            if len(words) > 1:
-                name = _text(folder / "comm").strip() or "?"
-                found.append((round(int(words[1]) * page / 1e6, 1), int(folder.name), name))
-        return sorted(found, reverse=True)[:MOST_PROCESSES]
 
     async def _picture(self) -> Output:
         done = await self._exec.run(self._camera, max_output=2 * LARGEST_PICTURE)
@@ -182,12 +155,8 @@ def _present(programs: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return next((argv for argv in programs if shutil.which(argv[0])), ())
 
 
-def _text(path: Path) -> str:
-    """A small file of the kernel; empty where there is none."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+def _unknown(what: str) -> ToolFailure:
+    return ToolFailure(ErrorKind.EXECUTION_FAILED, f"This system does not report {what}.")
 
 
 def _why(what: str, done: Completed) -> str:

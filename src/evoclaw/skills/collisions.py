@@ -7,8 +7,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 
 from msgspec import Struct
 
+from evoclaw.skills.generated import NAME
 from evoclaw.skills.loading import Problem, Skill
 from evoclaw.skills.names import skeleton, version_key
+
+BY_HAND = "its programs are there to be used by hand; the same tools are built in"
 
 
 class Candidate(Struct, frozen=True):
@@ -61,8 +64,11 @@ def _contest_tools(
 ) -> None:
     taken = {skeleton(name): (name, where) for name, where in reserved.items()}
     for one in standing:
-        for program in one.skill.programs:
-            name = program.tool.name
+        if one.skill.name == NAME and any(skeleton(name) in taken for name in _names(one.skill)):
+            # Not refused: a person put it there, to have its programs.
+            lost[id(one)] = Problem(one.skill.folder, BY_HAND, refused=False)
+            continue
+        for name in _names(one.skill):
             if found := taken.get(skeleton(name)):
                 like = "is" if found[0] == name else f"looks like {found[0]!r}, which is"
                 reason = f"its tool {name!r} {like} {found[1]}; rename it"
@@ -72,8 +78,12 @@ def _contest_tools(
             _contest(lost, same, f"its tool {_shared(same)}")
 
 
+def _names(skill: Skill) -> list[str]:
+    return [program.tool.name for program in skill.programs]
+
+
 def _tool_skeletons(skill: Skill) -> list[Hashable]:
-    return [skeleton(program.tool.name) for program in skill.programs]
+    return [skeleton(name) for name in _names(skill)]
 
 
 def _shared(same: Sequence[Candidate]) -> str:

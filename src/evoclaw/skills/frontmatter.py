@@ -1,25 +1,38 @@
 """The head of a SKILL.md: the small part of YAML that is needed, and nothing that surprises.
 
-Every value stays text (`no` is not false, `1.0` is not a number). Texts in one line, in quotes,
-over several lines, as blocks `|` and `>`; a map or a list of texts, one level deep. Whatever else
-YAML can do (anchors, tags, references, nesting) is refused with its line.
+PyYAML finds the texts and where they are; it builds no values. So every value stays text (`no` is
+not false, `1.0` is not a number). Texts, a map or a list of texts, one level deep. Whatever else
+YAML can do (anchors, aliases, tags, nesting, several documents) is refused with its line.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TypeAlias
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import msgspec
+if TYPE_CHECKING:
+    from yaml.error import MarkedYAMLError, YAMLError
+    from yaml.events import Event, NodeEvent
 
 Value: TypeAlias = str | dict[str, str] | list[str]
 
 MAX_LINES = 500
-_KEY = re.compile(r"([A-Za-z_][\w.-]*)[ \t]*:(?:[ \t]+(.*)|$)")
-_BLOCK = re.compile(r"([|>])([+-]?)(?:[ \t]+#.*)?")
-_COMMENT = re.compile(r"[ \t]+#.*")
-_SPECIAL = tuple("[]{}&*!|>'\"%@`#,")
-_JSON_ESCAPES = re.compile(r"\\(?![\"\\/bfnrtu])")
+MAX_CHARACTERS = 16 << 10
+_KEY = re.compile(r"[A-Za-z_][\w.-]*")
+_ODD_LINE_ENDS = re.compile("[\r\x85\u2028\u2029]")
+"""PyYAML begins a new line at these, where people and most programs see none."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a character, which an escape can name and no file can hold."""
+_ONE_DOCUMENT = "only one document is understood, without `%`, `---` and `...`"
+_EXPLAINED = {
+    "mapping values are not allowed here": "a text with a colon must be in quotes",
+    "found unexpected end of stream": "the text has no closing quote",
+    "expected <block end>, but found '<scalar>'": "there is something behind the closing quote",
+    "expected '<document start>', but found '<block mapping start>'": _ONE_DOCUMENT,
+    "could not find expected ':'": "expected `key: value`",
+}
+"""PyYAML's words, and what to tell the writer of the file instead."""
 
 
 class FrontMatterError(ValueError):
@@ -43,171 +56,122 @@ def split(text: str) -> tuple[list[str], str]:
 
 def read(lines: list[str]) -> dict[str, Value]:
     """Read the head's lines."""
-    return _Reader(lines).top()
+    for number, line in enumerate(lines, 2):
+        if "\t" in line[: len(line) - len(line.lstrip())]:
+            raise FrontMatterError(number, "use spaces, not tabs, in front of a line")
+        if _ODD_LINE_ENDS.search(line):
+            raise FrontMatterError(number, "it holds a character that ends a line but is no \\n")
+    if sum(map(len, lines)) > MAX_CHARACTERS:
+        raise FrontMatterError(2, f"the head has more than {MAX_CHARACTERS:,} characters")
+    return _Reader("\n".join((*lines, ""))).top()
 
 
 class _Reader:
-    def __init__(self, lines: list[str]) -> None:
-        self._lines = lines
-        self._at = 0
-        for number, line in enumerate(lines):
-            if "\t" in line[: len(line) - len(line.lstrip())]:
-                raise FrontMatterError(number + 2, "use spaces, not tabs, in front of a line")
+    """Turns PyYAML's events into texts; each is checked before the next one is parsed."""
+
+    def __init__(self, text: str) -> None:
+        import yaml
+
+        self._yaml = yaml
+        self._events = self._parsed(text)
+
+    def _parsed(self, text: str) -> Iterator[Event]:
+        try:
+            yield from cast("Any", self._yaml).parse(text, Loader=self._yaml.SafeLoader)
+        except self._yaml.YAMLError as problem:
+            raise _explained(problem, text) from None
+        except (ValueError, OverflowError):
+            # An escape for a character that does not exist.
+            raise FrontMatterError(2, "the text in quotes is not understood") from None
 
     def top(self) -> dict[str, Value]:
+        events = self._yaml.events
+        next(self._events)  # the stream
+        start = next(self._events)
+        if isinstance(start, events.StreamEndEvent):
+            return {}
+        if not isinstance(start, events.DocumentStartEvent) or start.explicit:
+            raise _error(start, _ONE_DOCUMENT)
+        found = self._map(next(self._events), deeper=True)
+        next(self._events)  # the document's end
+        after = next(self._events)
+        if not isinstance(after, events.StreamEndEvent):
+            raise _error(after, _ONE_DOCUMENT)
+        return found
+
+    def _map(self, start: Event, *, deeper: bool) -> dict[str, Value]:
+        events = self._yaml.events
+        if not isinstance(start, events.MappingStartEvent):
+            raise _error(start, "expected `key: value`")
+        _plain(start)
         found: dict[str, Value] = {}
-        while (line := self._next_line()) is not None:
-            if line.startswith(" "):
-                raise self._error("this line is further in than the one above it says")
-            key, said = self._key(line)
+        while not isinstance(event := next(self._events), events.MappingEndEvent):
+            key = self._text(event)
+            # A key further in than its map was written as `? key`.
+            if not _KEY.fullmatch(key) or event.start_mark.column != start.start_mark.column:
+                raise _error(event, f"expected `key: value`, got {key[:60]!r}")
             if key in found:
-                raise self._error(f"{key!r} is there twice")
-            found[key] = self._value(said, 0)
+                raise _error(event, f"{key!r} is there twice")
+            found[key] = self._value(next(self._events), deeper=deeper)
         return found
 
-    def _value(self, said: str, indent: int) -> Value:
-        if said and not said.startswith("#"):
-            if said.startswith("["):
-                return self._flow(said)
-            return self._scalar(said, indent)
-        self._at += 1
-        line = self._next_line()
-        if line is None or _indent(line) <= indent:
-            if line is not None and line.startswith("- "):
-                return self._list(0)
-            return ""
-        deeper = _indent(line)
-        return self._list(deeper) if line.lstrip().startswith("- ") else self._map(deeper)
+    def _value(self, event: Event, *, deeper: bool) -> Value:
+        events = self._yaml.events
+        if isinstance(event, events.CollectionStartEvent) and not deeper:
+            raise _error(event, "only one level of keys is understood")
+        if isinstance(event, events.MappingStartEvent):
+            if event.flow_style:
+                raise _error(event, "a text may not begin with '{'; put it in quotes")
+            # No value of the inner map is a map or a list.
+            return cast("dict[str, str]", self._map(event, deeper=False))
+        if isinstance(event, events.SequenceStartEvent):
+            return self._list(event)
+        return self._text(event)
 
-    def _map(self, indent: int) -> dict[str, str]:
-        found: dict[str, str] = {}
-        while (line := self._next_line()) is not None and _indent(line) >= indent:
-            if _indent(line) > indent:
-                raise self._error("only one level of keys is understood")
-            key, said = self._key(line.lstrip())
-            if key in found:
-                raise self._error(f"{key!r} is there twice")
-            if not said or said.startswith("#"):
-                found[key] = ""
-                self._at += 1
-            else:
-                found[key] = self._scalar(said, indent)
-        return found
-
-    def _list(self, indent: int) -> list[str]:
+    def _list(self, start: NodeEvent) -> list[str]:
+        events = self._yaml.events
+        _plain(start)
         found: list[str] = []
-        while (line := self._next_line()) is not None and _indent(line) == indent:
-            item = line.lstrip()
-            if not item.startswith("- "):
-                break
-            if _KEY.match(item[2:].strip()):
-                raise self._error("a list may hold texts only; put this one in quotes")
-            found.append(self._scalar(item[2:].strip(), indent))
+        while not isinstance(event := next(self._events), events.SequenceEndEvent):
+            if isinstance(event, events.CollectionStartEvent):
+                problem = "a list may hold simple texts only; put this one in quotes"
+                raise _error(event, problem)
+            found.append(self._text(event))
         return found
 
-    def _scalar(self, said: str, indent: int) -> str:
-        if _BLOCK.fullmatch(said):
-            return self._block(said, indent)
-        if said.startswith(("'", '"')):
-            return self._quoted(said)
-        if said.startswith(_SPECIAL) or said.startswith(("- ", "? ", ": ")) or said in "-?:":
-            raise self._error(f"a text may not begin with {said[0]!r}; put it in quotes")
-        parts = [self._plain(said)]
-        self._at += 1
-        # A text goes on as long as lines are further in.
-        while self._at < len(self._lines):
-            line = self._lines[self._at]
-            if line.strip() and (_indent(line) <= indent or line.lstrip().startswith("#")):
-                break
-            parts.append(self._plain(line.strip()))
-            self._at += 1
-        return _folded(parts).strip()
-
-    def _plain(self, text: str) -> str:
-        text = _COMMENT.sub("", text)
-        if ": " in text or text.endswith(":"):
-            raise self._error("a text with a colon must be in quotes")
-        return text.rstrip()
-
-    def _quoted(self, said: str) -> str:
-        quote = said[0]
-        pattern = r"'((?:[^']|'')*)'" if quote == "'" else r'"((?:[^"\\]|\\.)*)"'
-        found = re.match(pattern, said)
-        if found is None:
-            raise self._error(f"the text has no closing {quote}, which must be on the same line")
-        rest = said[found.end() :]
-        if rest.strip() and not _COMMENT.fullmatch(rest):
-            raise self._error(f"there is something behind the closing {quote}")
-        single = quote == "'"
-        text = found[1].replace("''", "'") if single else self._unescaped(found[0])
-        self._at += 1
-        return text
-
-    def _unescaped(self, quoted: str) -> str:
-        if _JSON_ESCAPES.search(quoted.replace("\\\\", "")):
-            raise self._error(r"only \" \\ \/ \b \f \n \r \t \u0041 are understood in quotes")
-        try:
-            return msgspec.json.decode(quoted.replace("\t", "\\t"), type=str)
-        except msgspec.DecodeError:
-            raise self._error("the text in quotes is not understood") from None
-
-    def _block(self, said: str, indent: int) -> str:
-        style, chomp = said[0], said[1:2]
-        self._at += 1
-        taken: list[str] = []
-        while self._at < len(self._lines):
-            line = self._lines[self._at]
-            if line.strip() and _indent(line) <= indent:
-                break
-            taken.append(line.rstrip())
-            self._at += 1
-        inner = min((_indent(line) for line in taken if line), default=0)
-        lines = [line[inner:] for line in taken]
-        text = "\n".join(lines).strip("\n") if style == "|" else _folded(lines).strip("\n")
-        return text if chomp == "-" or not text else text + "\n"
-
-    def _flow(self, said: str) -> list[str]:
-        found = re.fullmatch(r"\[([^\[\]{}&*!#]*)\](?:[ \t]+#.*)?", said)
-        if found is None:
-            raise self._error("a list in brackets must be simple texts on one line")
-        inside = found[1].strip()
-        items = [item.strip() for item in inside.split(",")] if inside else []
-        self._at += 1
-        return [item[1:-1] if _is_quoted(item) else item for item in items if item]
-
-    def _key(self, line: str) -> tuple[str, str]:
-        found = _KEY.fullmatch(line.rstrip())
-        if found is None:
-            raise self._error(f"expected `key: value`, got {line.strip()[:60]!r}")
-        return found[1], (found[2] or "").strip()
-
-    def _next_line(self) -> str | None:
-        """The next line that says something."""
-        while self._at < len(self._lines):
-            line = self._lines[self._at]
-            if line.strip() and not line.lstrip().startswith("#"):
-                return line
-            self._at += 1
-        return None
-
-    def _error(self, problem: str) -> FrontMatterError:
-        return FrontMatterError(min(self._at, len(self._lines) - 1) + 2, problem)
+    def _text(self, event: Event) -> str:
+        events = self._yaml.events
+        if isinstance(event, events.AliasEvent):
+            raise _error(event, "a text may not begin with '*'; put it in quotes")
+        if not isinstance(event, events.ScalarEvent):
+            raise _error(event, "expected `key: value`")
+        _plain(event)
+        if _SURROGATE.search(event.value):
+            raise _error(event, "the text in quotes is not understood")
+        return event.value
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
+def _plain(event: NodeEvent) -> None:
+    """Refuse what is named or typed: no text, list or map of ours needs that."""
+    if event.anchor is not None:
+        raise _error(event, "a text may not begin with '&'; put it in quotes")
+    if getattr(event, "tag", None) is not None:
+        raise _error(event, "a text may not begin with '!'; put it in quotes")
 
 
-def _is_quoted(text: str) -> bool:
-    return len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+def _error(event: Event, problem: str) -> FrontMatterError:
+    return FrontMatterError(event.start_mark.line + 2, problem)
 
 
-def _folded(lines: list[str]) -> str:
-    """Lines joined by spaces; an empty one stands for a new line."""
-    text = ""
-    for line in lines:
-        if not line:
-            text += "\n"
-        else:
-            text += line if not text or text.endswith("\n") else f" {line}"
-    return text
+def _explained(problem: YAMLError, text: str) -> FrontMatterError:
+    marked = cast("MarkedYAMLError", problem)
+    position = getattr(problem, "position", None)
+    if position is not None:
+        line = text.count("\n", 0, position)
+        return FrontMatterError(line + 2, "it holds a character that cannot be shown")
+    said = marked.problem or "this is not understood"
+    mark = marked.problem_mark
+    if said.startswith("found unexpected end of stream") and marked.context_mark:
+        mark = marked.context_mark
+    words = _EXPLAINED.get(said, said)
+    return FrontMatterError((mark.line if mark else 0) + 2, words)

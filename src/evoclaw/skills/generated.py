@@ -1,9 +1,10 @@
-"""The skill `desktop-tools`: the built-in tools as programs `dt-…`, written from their schemas."""
+"""The skill `desktop-tools`: the built-in tools as programs `bin/dt-…`, from their schemas."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -16,12 +17,22 @@ from evoclaw.core.tools import EVERYTHING, Tool
 NAME = "desktop-tools"
 VERSION = "1.0.0"
 PREFIX = "dt-"
+BIN = "bin"
 DESCRIPTION = (
     "Work with files, programs and the rest of a machine by hand or from a script: every built-in "
     "tool of EvoClaw as a program dt-NAME. Use when a tool has to be called from a shell."
 )
 _BY_STDIN = ("content", "patch", "diff")
 """Parameters whose values are long texts, so that they come by standard input."""
+PROGRAM = """\
+import sys
+
+from evoclaw.__main__ import dt
+
+sys.exit(dt())
+"""
+"""Which tool it is, its own name says."""
+LONGEST_SHEBANG = 120
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -38,12 +49,39 @@ def stdin_parameter(tool: Tool) -> str | None:
 
 
 def write_desktop_tools(tools: Iterable[Tool], folder: Path | None = None) -> None:
-    """Write both files of the skill anew, into the package if no folder is given."""
+    """Write all files of the skill again, into the package if no folder is given."""
     every = list(tools)
     target = folder or shipped() / NAME
     target.mkdir(parents=True, exist_ok=True)
     (target / "skill.toml").write_text(manifest_of(every), encoding="utf-8")
     (target / "SKILL.md").write_text(guide_of(every), encoding="utf-8")
+    for path in (target / BIN).glob(f"{PREFIX}*"):
+        path.unlink()
+    write_programs(target, (tool.name for tool in every))
+
+
+def write_programs(folder: Path, names: Iterable[str], python: str | None = None) -> None:
+    """Write the programs of a skill's `bin/`.
+
+    Args:
+        folder: The skill.
+        names: The tools.
+        python: The interpreter that has this package; the first on the PATH if not given.
+    """
+    (folder / BIN).mkdir(exist_ok=True)
+    for name in names:
+        path = folder / BIN / f"{PREFIX}{name}"
+        path.write_text(_first_lines(python) + PROGRAM, encoding="utf-8")
+        path.chmod(0o755)
+
+
+def _first_lines(python: str | None) -> str:
+    if python is None:
+        return "#!/usr/bin/env python3\n"
+    if len(python) <= LONGEST_SHEBANG and not re.search(r"\s", python):
+        return f"#!{python}\n"
+    # A kernel cuts such a line off. A shell reads the next two as a command, Python as a text.
+    return f"#!/bin/sh\n'''exec' {shlex.quote(python)} \"$0\" \"$@\"\n' '''\n"
 
 
 def guide_of(tools: Iterable[Tool]) -> str:
@@ -64,8 +102,9 @@ def guide_of(tools: Iterable[Tool]) -> str:
             "",
             "# Desktop tools",
             "",
-            "Each tool is a program. Parameters are options, `--key=value`; a boolean is a flag,",
-            "`--key` or `--no-key`; lists and objects are JSON. Long texts come by standard input:",
+            "Each tool is a program in `bin/`. Parameters are options, `--key=value`; a boolean is",
+            "a flag, `--key` or `--no-key`; lists and objects are JSON. Long texts come by",
+            "standard input:",
             "",
             "    dt-read --path=notes.txt --limit=20",
             "    dt-write --path=notes.txt < draft.txt",
@@ -105,8 +144,7 @@ def _table_of(tool: Tool) -> list[str]:
     by_stdin = stdin_parameter(tool)
     values: dict[str, JSON] = {
         "name": tool.name,
-        "binary": f"{PREFIX}{tool.name}",
-        "on_path": True,
+        "binary": f"{BIN}/{PREFIX}{tool.name}",
         "description": tool.description,
         "timeout_ms": round(tool.timeout * 1000),
         "max_timeout_ms": round(tool.max_timeout * 1000),

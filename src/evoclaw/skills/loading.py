@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def _check_binary(folder: Path, program: Program, files: dict[str, Entry]) -> No
         raise SkillRefused(
             folder / FILE, f"tool {program.tool.name!r}: there is no {program.binary!r}{hint}"
         )
-    if not entry.mode & stat.S_IXUSR:
+    if os.name == "posix" and not entry.mode & stat.S_IXUSR:
         raise SkillRefused(folder / program.binary, "it cannot be run; use `chmod +x` on it")
 
 

@@ -45,51 +45,48 @@ _GLUE = frozenset(
 )
 """Words that are in every text, and so find nothing."""
 
+_OBSERVATIONS = (
+    """CREATE TABLE memory_observations (
+        seq INTEGER PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        id TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        session_id TEXT NOT NULL,
+        agent TEXT NOT NULL,
+        event_type TEXT NOT NULL,
+        at REAL NOT NULL,
+        labelled INTEGER NOT NULL,
+        whose TEXT NOT NULL,
+        content TEXT NOT NULL,
+        rest BLOB NOT NULL,
+        UNIQUE (tenant, owner, id)
+    ) STRICT""",
+    "CREATE INDEX memory_owners ON memory_observations (tenant, owner, seq)",
+    "CREATE INDEX memory_sessions ON memory_observations (tenant, session_id, seq)",
+    "CREATE INDEX memory_age ON memory_observations (at)",
+)
+_FTS5 = (
+    "CREATE VIRTUAL TABLE memory_words USING fts5 (whose, content, "
+    "content='memory_observations', content_rowid='seq', tokenize='porter unicode61')",
+    """CREATE TRIGGER memory_kept AFTER INSERT ON memory_observations BEGIN
+        INSERT INTO memory_words (rowid, whose, content)
+        VALUES (new.seq, new.whose, new.content);
+    END""",
+    """CREATE TRIGGER memory_forgotten AFTER DELETE ON memory_observations BEGIN
+        INSERT INTO memory_words (memory_words, rowid, whose, content)
+        VALUES ('delete', old.seq, old.whose, old.content);
+    END""",
+)
+_TSVECTOR = (
+    "ALTER TABLE memory_observations ADD COLUMN words tsvector "
+    "GENERATED ALWAYS AS (to_tsvector('english'::regconfig, content)) STORED",
+    "CREATE INDEX memory_words ON memory_observations USING gin (words)",
+)
 SCHEMA = Schema(
     "memory",
-    (
-        (
-            """CREATE TABLE memory_observations (
-                seq INTEGER PRIMARY KEY,
-                tenant TEXT NOT NULL,
-                id TEXT NOT NULL,
-                owner TEXT NOT NULL,
-                session_id TEXT NOT NULL,
-                agent TEXT NOT NULL,
-                event_type TEXT NOT NULL,
-                at REAL NOT NULL,
-                labelled INTEGER NOT NULL,
-                whose TEXT NOT NULL,
-                content TEXT NOT NULL,
-                rest BLOB NOT NULL,
-                UNIQUE (tenant, owner, id)
-            ) STRICT""",
-            "CREATE INDEX memory_owners ON memory_observations (tenant, owner, seq)",
-            "CREATE INDEX memory_sessions ON memory_observations (tenant, session_id, seq)",
-            "CREATE INDEX memory_age ON memory_observations (at)",
-        ),
-        (
-            "CREATE VIRTUAL TABLE memory_words USING fts5 (whose, content, "
-            "content='memory_observations', content_rowid='seq', tokenize='porter unicode61')",
-            """CREATE TRIGGER memory_kept AFTER INSERT ON memory_observations BEGIN
-                INSERT INTO memory_words (rowid, whose, content)
-                VALUES (new.seq, new.whose, new.content);
-            END""",
-            """CREATE TRIGGER memory_forgotten AFTER DELETE ON memory_observations BEGIN
-                INSERT INTO memory_words (memory_words, rowid, whose, content)
-                VALUES ('delete', old.seq, old.whose, old.content);
-            END""",
-        ),
-    ),
+    ((*_OBSERVATIONS, *_FTS5),),
     sealed=(("memory_observations", ("rest",)),),
-    postgres=(
-        None,
-        (
-            "ALTER TABLE memory_observations ADD COLUMN words tsvector "
-            "GENERATED ALWAYS AS (to_tsvector('english'::regconfig, content)) STORED",
-            "CREATE INDEX memory_words ON memory_observations USING gin (words)",
-        ),
-    ),
+    postgres=((*_OBSERVATIONS, *_TSVECTOR),),
 )
 _COLUMNS = "o.seq, o.id, o.session_id, o.agent, o.event_type, o.at, o.content, o.rest"
 _PUT = (

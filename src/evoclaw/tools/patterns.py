@@ -190,7 +190,8 @@ class _Glob:
             high = low
             if self._glob[at : at + 1] == b"-" and self._glob[at + 1 : at + 2] not in (b"]", b""):
                 high, at = self._member(at + 1)
-            members.update(range(low, high + 1))
+            # As in git, the first one counts even where the range runs backwards.
+            members.update((low, *range(low, high + 1)))
         self._at = at + 1
         chosen = (set(range(256)) - members if negated else members) - {SLASH, 0}
         return _any_of(chosen)

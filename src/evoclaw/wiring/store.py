@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 FILE = "evoclaw.db"
 """In the data folder."""
 PASSWORD = "EVOCLAW_STORE_PASSWORD"
-BEFORE = {
-    "session store": "sessions.db",
-    "command store": "orchestrator.db",
-    "approval store": "approvals.db",
-    "budget ledger": "budget.db",
-    "receipt book": "receipts.db",
-}
-"""The files that earlier versions kept each kind of store in; they are taken in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +212,6 @@ class _Where(TypedDict, total=False):
     place: Required[Path | str]
     schema: str
     password: str
-    old: Mapping[str, Path]
 
 
 def _where(env: Mapping[str, str]) -> _Where:
@@ -229,8 +220,7 @@ def _where(env: Mapping[str, str]) -> _Where:
 
     home, settings = default_data_folder(env), orchestrator_settings(env).store
     if not settings.url:
-        old = {kind: home / name for kind, name in BEFORE.items()}
-        return _Where(place=home / FILE, old=old)
+        return _Where(place=home / FILE)
     from evoclaw.store.databases.postgres_link import read_password
 
     password = env.get(PASSWORD, "")

@@ -123,7 +123,8 @@ SCHEMA = Schema(
                 UNIQUE (agent_id, hash, request_id, flaw)
             ) STRICT""",
             "CREATE INDEX receipts_chain ON receipts (agent_id, chain, counter)",
-            "CREATE INDEX receipts_run ON receipts (run_id)",
+            "CREATE INDEX receipts_of ON receipts (tenant, run_id)",
+            "CREATE INDEX receipts_came ON receipts (at)",
             """CREATE TABLE pins (
                 agent_id TEXT PRIMARY KEY NOT NULL, key TEXT NOT NULL, trust TEXT NOT NULL,
                 at REAL NOT NULL
@@ -131,12 +132,6 @@ SCHEMA = Schema(
             # A journal's table: this machine's own chain has its place where its receipts are.
             "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT",
         ),
-        (
-            "UPDATE receipts SET tenant = 'local' WHERE tenant = ''",
-            "DROP INDEX receipts_run",
-            "CREATE INDEX receipts_of ON receipts (tenant, run_id)",
-        ),
-        ("CREATE INDEX receipts_came ON receipts (at)",),
     ),
     sealed=(("receipts", ("body", "signature")), ("meta", ("value",))),
 )

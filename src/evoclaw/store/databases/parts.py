@@ -6,7 +6,7 @@ One file, or one PostgreSQL, so that what belongs together is committed together
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from evoclaw.store.databases.database import Connection, Database, Dialect, Sche
 from evoclaw.store.databases.dialect import steps_of, translated_table
 from evoclaw.store.databases.opening import PATIENCE, Held, refuse_newer
 from evoclaw.store.databases.sqlite import SqliteDatabase
-from evoclaw.store.databases.taking import OldFile
 
 if TYPE_CHECKING:
     import psycopg
@@ -36,8 +35,6 @@ class Parts(Struct, frozen=True):
     """A file with several kinds of store; there may be more in it than is asked for."""
 
     schemas: tuple[Schema, ...]
-    old: Mapping[str, Path] = {}
-    """Files of their own that earlier versions kept kinds of store in, by the kind."""
     name: str = "evoclaw database"
     mark: int = 0x45564F43
     lasting: str = "NORMAL"
@@ -57,20 +54,9 @@ class Parts(Struct, frozen=True):
         known = _versions(connection)
         for schema in self.schemas:
             if known.get(schema.name) != len(schema.steps):
-                self._advance(connection, schema)
-
-    def _advance(self, connection: sqlite3.Connection, schema: Schema) -> None:
-        old = self.old.get(schema.name)
-        connection.execute("BEGIN IMMEDIATE")
-        if schema.name in _versions(connection) or old is None or not old.exists():
-            advance(connection, schema, "sqlite")
-            connection.execute("COMMIT")
-            return
-        with OldFile(old, schema) as taken:
-            advance(connection, schema, "sqlite")
-            taken.copy_to(connection)
-            connection.execute("COMMIT")
-        taken.set_aside()
+                connection.execute("BEGIN IMMEDIATE")
+                advance(connection, schema, "sqlite")
+                connection.execute("COMMIT")
 
 
 async def open_database(
@@ -81,7 +67,6 @@ async def open_database(
     password: str = "",
     durable: bool = True,
     set_aside: bool = False,
-    old: Mapping[str, Path] | None = None,
     patience: float = PATIENCE,
 ) -> Database:
     """Open or make a database for several kinds of store.
@@ -93,11 +78,10 @@ async def open_database(
         password: For the PostgreSQL.
         durable: Whether a write is on the disk when it returns, not just with the system.
         set_aside: Whether a damaged file is moved away and a new one begun.
-        old: Files of earlier versions, by the kind of store they hold: taken in when that is made.
         patience: Seconds that a PostgreSQL may be away before those who ask are told.
     """
     if isinstance(place, Path):
-        form = Parts(tuple(schemas), old or {})
+        form = Parts(tuple(schemas))
         return await SqliteDatabase.open(place, form, durable=durable, set_aside=set_aside)
     try:
         from evoclaw.store.databases.postgres import PostgresDatabase

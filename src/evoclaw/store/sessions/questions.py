@@ -13,23 +13,6 @@ from evoclaw.store.databases.notices import Kind, Notice, run_of
 QUESTIONS = (
     """CREATE TABLE questions (
         seq INTEGER PRIMARY KEY,
-        id TEXT NOT NULL UNIQUE,
-        session_id TEXT NOT NULL,
-        question BLOB NOT NULL,
-        answer BLOB,
-        asked_at REAL NOT NULL,
-        answered_at REAL,
-        closed_at REAL
-    ) STRICT""",
-    "CREATE INDEX questions_open ON questions (session_id, seq) "
-    "WHERE answer IS NULL AND closed_at IS NULL",
-)
-"""The table, a part of the session store's schema: as it was before there were tenants."""
-QUESTIONS_OF_TENANTS = (
-    "CREATE TABLE old_questions AS SELECT * FROM questions",
-    "DROP TABLE questions",
-    """CREATE TABLE questions (
-        seq INTEGER PRIMARY KEY,
         tenant TEXT NOT NULL,
         id TEXT NOT NULL,
         session_id TEXT NOT NULL,
@@ -40,13 +23,10 @@ QUESTIONS_OF_TENANTS = (
         closed_at REAL,
         UNIQUE (tenant, id)
     ) STRICT""",
-    "INSERT INTO questions SELECT seq, 'local', id, session_id, question, answer, asked_at, "
-    "answered_at, closed_at FROM old_questions",
-    "DROP TABLE old_questions",
     "CREATE INDEX questions_open ON questions (tenant, session_id, seq) "
     "WHERE answer IS NULL AND closed_at IS NULL",
 )
-"""The way from there."""
+"""The table, a part of the session store's schema."""
 
 
 class StoredQuestion(Struct, frozen=True):
