@@ -13,7 +13,7 @@ from bench.fleet.bare import PING, PONG, connected
 from bench.fleet.profiling import profile
 from tests.faults.light import light_edge, marking
 
-from evoclaw.edge.identity import Limits
+from evoclaw.edge.device import Limits
 from evoclaw.transport.address import Address
 
 AT_ONCE = 64

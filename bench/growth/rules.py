@@ -20,7 +20,7 @@ from evoclaw.observe.audit.material import material_in
 from evoclaw.observe.audit.reading import search
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import Warm
-from evoclaw.shell.kept import forget_commands
+from evoclaw.shell.commands import clear_command_cache
 from evoclaw.tools.sets import named
 
 SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000)}
@@ -64,7 +64,7 @@ def _judge(rules: Rules, tool: str, arguments: dict[str, JSON]) -> Op:
     numbers = count()
 
     async def op() -> None:
-        forget_commands()
+        clear_command_cache()
         id = f"bench.{next(numbers)}.1.1"
         await rules.judge(Call(id, TOOLS[tool], dict(arguments), id, 10.0))
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.transport.accounts import (
+from evoclaw.transport.broker_accounts import (
     Account,
     Accounts,
     Role,

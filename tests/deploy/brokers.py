@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.address import TlsSettings, parse_url
-from evoclaw.transport.engines import Nats
+from evoclaw.transport.broker_engines import Nats
 from evoclaw.transport.mqtt import MqttLink
 from tests.ports import free_port
 from tests.transport.brokers import Broker

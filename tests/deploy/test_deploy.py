@@ -21,7 +21,7 @@ from evoclaw.cli.main import parser
 from evoclaw.config import read_evoclaw_toml
 from evoclaw.core.errors import ConfigError
 from evoclaw.providers import how_to_get_a_model
-from evoclaw.transport.accounts import Accounts, Role
+from evoclaw.transport.broker_accounts import Accounts, Role
 from evoclaw.trust.grants import Signer
 from tests.deploy.brokers import FILES, accounts
 

@@ -12,8 +12,8 @@ from evoclaw import verify
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Ports
 from evoclaw.edge.assemble import assemble
+from evoclaw.edge.device import Identity
 from evoclaw.edge.edge import Edge
-from evoclaw.edge.identity import Identity
 from evoclaw.edge.receipts import Receipts
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions

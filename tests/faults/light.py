@@ -10,11 +10,10 @@ from pathlib import Path
 
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.ports import Ports
+from evoclaw.edge.device import Identity, Limits, Parts
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
-from evoclaw.edge.identity import Identity, Limits
-from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import ToolPlans
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from evoclaw.core.ports import Ports
 from evoclaw.edge.assemble import assemble
-from evoclaw.edge.identity import Identity, Limits
+from evoclaw.edge.device import Identity, Limits
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers.scripted import Scripted

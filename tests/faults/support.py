@@ -17,9 +17,9 @@ from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.parts import open_database
-from evoclaw.transport.accounts import Role
 from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
+from evoclaw.transport.broker_accounts import Role
 from evoclaw.transport.mqtt import MqttLink
 from evoclaw.transport.wire import tool_hash
 from evoclaw.trust.grants import Signer

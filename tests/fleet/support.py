@@ -19,8 +19,8 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.edge.assemble import assemble
 from evoclaw.edge.clock import OrchestratorClock
+from evoclaw.edge.device import Identity, Limits
 from evoclaw.edge.edge import Edge
-from evoclaw.edge.identity import Identity, Limits
 from evoclaw.edge.plans import GrantCheck, no_grants
 from evoclaw.executors.edge import Grants, ungranted
 from evoclaw.executors.local import LocalExecutor

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.messages import ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
-from evoclaw.edge.granted import Granted
+from evoclaw.edge.grant_check import Granted
 from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool

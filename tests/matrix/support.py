@@ -25,14 +25,14 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.browser.chromium import Chromium
 from evoclaw.executors.browser.program import find_browser
 from evoclaw.executors.canvases import FileCanvas
-from evoclaw.executors.fetching import WebFetcher
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.executors.searching import Brave, Searxng
 from evoclaw.executors.ssh.files import SshFiles
 from evoclaw.executors.ssh.processes import SshProcesses
 from evoclaw.executors.url_guard import Guard
+from evoclaw.executors.web_fetch import WebFetcher
+from evoclaw.executors.web_search import Brave, Searxng
 from evoclaw.executors.wrapped import Wrapper
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.chain import Chain

@@ -23,7 +23,7 @@ from evoclaw.governance.rules.document import CallExample, parse_rules
 from evoclaw.governance.rules.examples import example_call
 from evoclaw.governance.rules.policy import Rules
 from tests.shell import attacks
-from tests.shell.cage import Cage, why_not
+from tests.shell.sandbox import Cage, why_not
 
 FUZZ = int(os.environ.get("EVOCLAW_FUZZ", "0"))
 EXAMPLES = FUZZ or 200

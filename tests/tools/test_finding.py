@@ -14,8 +14,8 @@ from evoclaw.core.bound import BoundTool
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ops import FileOps, FileStat
+from evoclaw.executors.file_survey import Folder
 from evoclaw.executors.files import LocalFiles
-from evoclaw.executors.surveying import Folder
 from evoclaw.tools.search import glob, grep
 from evoclaw.tools.surveying import Surveyable
 from tests.tools.support import use

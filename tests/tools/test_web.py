@@ -15,10 +15,10 @@ from evoclaw.core.bound import BoundTool
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock, ToolResult
 from evoclaw.core.tools import Effect
-from evoclaw.executors.fetching import Page, WebFetcher
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.searching import Brave, Found
 from evoclaw.executors.url_guard import Guard
+from evoclaw.executors.web_fetch import Page, WebFetcher
+from evoclaw.executors.web_search import Brave, Found
 from evoclaw.tools.readable import all_text, decoded, is_text, readable
 from evoclaw.tools.web import CodeSearcher, Fetcher, Searcher, codesearch, webfetch, websearch
 from tests.tools.support import call_of

@@ -23,11 +23,11 @@ import pytest
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport import broker as broker_module
-from evoclaw.transport import child as child_module
-from evoclaw.transport import engines as engines_module
-from evoclaw.transport.accounts import Account, Accounts, Role, client_id, write_private
+from evoclaw.transport import broker_engines as engines_module
+from evoclaw.transport import child_process as child_module
 from evoclaw.transport.broker import EmbeddedBroker
-from evoclaw.transport.engines import TlsFiles
+from evoclaw.transport.broker_accounts import Account, Accounts, Role, client_id, write_private
+from evoclaw.transport.broker_engines import TlsFiles
 from evoclaw.transport.link import MAX_PAYLOAD
 
 WAIT = 20.0

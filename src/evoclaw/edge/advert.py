@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from evoclaw.core.tools import Tool
 from evoclaw.core.version import VERSION
-from evoclaw.edge.identity import Identity
+from evoclaw.edge.device import Identity
 from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
 
 _SUMMARIES = {

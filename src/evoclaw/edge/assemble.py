@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from evoclaw.core.ports import Executor, Ports
+from evoclaw.edge.audit import CallNotes
+from evoclaw.edge.call_spans import traced
 from evoclaw.edge.clock import OrchestratorClock
+from evoclaw.edge.device import Identity, Limits, Parts
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
-from evoclaw.edge.identity import Identity, Limits
-from evoclaw.edge.noting import CallNotes
 from evoclaw.edge.outputs import Outputs
-from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, no_grants
 from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
-from evoclaw.edge.traced import traced
 from evoclaw.edge.tuned import Tuned
 from evoclaw.store.calls.artifacts import Artifacts
 from evoclaw.store.calls.journal import Journal

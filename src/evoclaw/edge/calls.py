@@ -17,14 +17,13 @@ from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.wording import crashed, outcome_unknown
 from evoclaw.edge import refusals
-from evoclaw.edge.chunks import Chunks
+from evoclaw.edge.call_slots import Places
 from evoclaw.edge.clock import OrchestratorClock
-from evoclaw.edge.identity import Limits
-from evoclaw.edge.idle import watched
-from evoclaw.edge.live import Live
-from evoclaw.edge.places import Places
+from evoclaw.edge.device import Limits
+from evoclaw.edge.live_output import Chunks
 from evoclaw.edge.plans import Plan, Planner, named, refused
 from evoclaw.edge.reports import Reports
+from evoclaw.edge.running_call import Live, watched
 from evoclaw.store.calls.journal import CallState, Entry, Journal, Kind, Row
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import Command, ReportType, encode, fingerprint, message_hash

@@ -15,8 +15,8 @@ import msgspec
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
 from evoclaw.edge.calls import Calls
+from evoclaw.edge.device import Parts
 from evoclaw.edge.genome import Genome
-from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import no_grants
 from evoclaw.edge.reports import Reports
 from evoclaw.transport.wire import (

@@ -12,9 +12,9 @@ from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.edge import commands
 from evoclaw.edge.advert import advert
 from evoclaw.edge.calls import Calls
-from evoclaw.edge.memory import Memory
-from evoclaw.edge.parts import Parts
+from evoclaw.edge.device import Parts
 from evoclaw.edge.reports import Reports
+from evoclaw.edge.retention import Memory
 from evoclaw.edge.status import MachineStatus
 from evoclaw.transport.clocks import steady
 from evoclaw.transport.link import Incoming, LinkDown, TooLarge, Will

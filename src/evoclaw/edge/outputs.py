@@ -30,7 +30,7 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.truncate import head_and_tail
 from evoclaw.edge.artifact_tool import NAME, artifact_tool
-from evoclaw.edge.tee import TEXT, Tee
+from evoclaw.edge.live_output import TEXT, Tee
 from evoclaw.executors.wrapped import Wrapper
 from evoclaw.store.calls.artifacts import Artifact, Artifacts
 

@@ -21,7 +21,7 @@ from evoclaw.core.ports import Allow, Ask, Deny, Ports, Progress
 from evoclaw.core.tools import Call, Context, failure
 from evoclaw.core.toolset import NO_TOOLS, Toolset
 from evoclaw.core.wording import denied
-from evoclaw.edge.noting import CallNotes
+from evoclaw.edge.audit import CallNotes
 from evoclaw.transport.link import MAX_PAYLOAD
 from evoclaw.transport.wire import (
     JOB_TIME,

@@ -1,4 +1,4 @@
-"""The command `prompt`: a question in plain words, answered by the device's own model and tools."""
+"""The command `prompt`: a question answered by the device's own model and tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.events import StopReason
+from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, StopReason
 from evoclaw.core.messages import (
     ErrorKind,
     Message,
@@ -19,12 +19,42 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.ports import Ports, Progress
 from evoclaw.core.run import run
+from evoclaw.core.state import RunState
 from evoclaw.core.tools import failure
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genome
-from evoclaw.edge.notes import RunNotes
 from evoclaw.edge.plans import GrantCheck, Plan, no_grants
 from evoclaw.transport.wire import Command
+
+
+class RunNotes:
+    """Listens to one run; a sink."""
+
+    def __init__(self, outcomes: Outcomes, tool_error_limit: int) -> None:
+        self._outcomes, self._limit = outcomes, tool_error_limit
+        self._state = RunState("")
+        self._began: dict[str, float] = {}
+
+    def receive(self, record: Record) -> None:
+        """Take one record in."""
+        event = record.event
+        self._state.apply(event)
+        if isinstance(event, CallStarted):
+            self._began[event.call_id] = record.at
+        elif isinstance(event, CallFinished):
+            self._note_call(event, record.at)
+        elif isinstance(event, RunFinished):
+            by_tools = event.stop is StopReason.ERROR and self._state.failed_turns >= self._limit
+            self._outcomes.record_run(event.stop, by_tools=by_tools)
+
+    def _note_call(self, event: CallFinished, at: float) -> None:
+        result = event.result
+        began = self._began.pop(result.call_id, None)
+        elapsed = None if began is None else max(at - began, 0.0) * 1000
+        self._outcomes.record_call(
+            result.name, error=result.error, message=result.text, elapsed_ms=elapsed
+        )
+
 
 DEFAULT = 60.0
 """Seconds for a prompt that does not say."""

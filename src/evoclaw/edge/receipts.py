@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Executor
 from evoclaw.core.tools import Tool
-from evoclaw.edge.identity import Identity
+from evoclaw.edge.device import Identity
 from evoclaw.store.calls.receipts import Place
 from evoclaw.transport.wire import (
     Command,

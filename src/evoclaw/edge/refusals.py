@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
-from evoclaw.edge.live import Live
 from evoclaw.edge.plans import refused
+from evoclaw.edge.running_call import Live
 from evoclaw.store.calls.journal import Row
 from evoclaw.transport.wire import Command, WireError, read_command
 

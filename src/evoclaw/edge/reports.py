@@ -11,7 +11,7 @@ import msgspec
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, ErrorKind
-from evoclaw.edge.identity import Identity, Limits
+from evoclaw.edge.device import Identity, Limits
 from evoclaw.edge.receipts import ReceiptDraft, Receipts
 from evoclaw.store.calls.journal import CallState, Journal
 from evoclaw.transport.link import Link, LinkDown, TooLarge

@@ -17,10 +17,10 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
 from evoclaw.executors.beneath import FOLDER, open_beneath
-from evoclaw.executors.protected import check_change
+from evoclaw.executors.file_survey import Folder, Survey
+from evoclaw.executors.file_walk import Walk, kind_of
+from evoclaw.executors.protected_paths import check_change
 from evoclaw.executors.roots import Place, Roots, explained, outside
-from evoclaw.executors.surveying import Folder, Survey
-from evoclaw.executors.walk import Walk, kind_of
 
 MAX_READ = 64 << 20
 """What one read may bring into memory."""

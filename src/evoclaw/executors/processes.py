@@ -15,9 +15,9 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed
 from evoclaw.executors.command_limits import limits_met
 from evoclaw.executors.finishing import finish
-from evoclaw.executors.output import STDERR, STDOUT, Watch
+from evoclaw.executors.process_output import STDERR, STDOUT, Watch
+from evoclaw.executors.process_trees import Job, Namespace, Supervised, Tree, Unshare
 from evoclaw.executors.roots import Roots
-from evoclaw.executors.trees import Job, Namespace, Supervised, Tree, Unshare
 from evoclaw.executors.workspace_watch import Vigil
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"

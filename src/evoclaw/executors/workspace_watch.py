@@ -7,7 +7,7 @@ import os
 
 from evoclaw.core.sandboxes import Confines
 from evoclaw.executors.command_limits import DISK, FILES
-from evoclaw.executors.output import Watch
+from evoclaw.executors.process_output import Watch
 from evoclaw.executors.protected_paths import absent, set_aside
 
 EVERY = 0.25

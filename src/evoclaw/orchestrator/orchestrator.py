@@ -29,7 +29,7 @@ from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.fleet.reception import Ledger, Reception
 from evoclaw.orchestrator.fleet.tidying import Shelf, Tidying
 from evoclaw.store.calls.command_values import QueueFull
-from evoclaw.transport.lanes import AGAIN, SILENCE
+from evoclaw.transport.edge_queues import AGAIN, SILENCE
 from evoclaw.transport.link import Link
 from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.requests import Requests

@@ -10,10 +10,10 @@ from typing import TypeVar
 import msgspec
 
 from evoclaw.core.sandboxes import Confines, Engine, Prover, Warm
-from evoclaw.executors.output import Watch
+from evoclaw.executors.process_output import Watch
+from evoclaw.executors.process_trees import Tree
 from evoclaw.executors.processes import DEFAULT_PATH, LocalProcesses
 from evoclaw.executors.protected_paths import guarded
-from evoclaw.executors.trees import Tree
 from evoclaw.executors.workspace_watch import Vigil
 from evoclaw.sandbox.cgroups import Groups, emptied
 from evoclaw.sandbox.workers.cold import EngineTree

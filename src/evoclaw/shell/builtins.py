@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from evoclaw.shell.shapes import ANYTHING, Word, literal
-from evoclaw.shell.state import Scene
+from evoclaw.shell.analysis_state import Scene
+from evoclaw.shell.effects import ANYTHING, Word, literal
 from evoclaw.shell.words import calculate
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -10,8 +10,8 @@ from typing import cast
 
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Effect
+from evoclaw.shell.effects import Access, Effects, Host, Place, escape, names
 from evoclaw.shell.hosts import host_of
-from evoclaw.shell.shapes import Access, Effects, Host, Place, escape, names
 
 SHELL_TOOLS = frozenset({"bash", "shell"})
 _TREES = frozenset({"glob", "grep", "git_status", "git_diff", "git_log", "git_commit"})
@@ -61,9 +61,9 @@ def read_call(call: Call, workspace: str, home: str) -> Effects:
 @cache
 def _reader() -> Callable[[str, str, str], Effects]:
     # Here, not above: most of this package is for commands, which a device may never be given.
-    from evoclaw.shell.kept import read_kept
+    from evoclaw.shell.commands import read_cached_command
 
-    return read_kept
+    return read_cached_command
 
 
 def _joined(workspace: str, path: str) -> str:

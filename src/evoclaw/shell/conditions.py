@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from evoclaw.shell.analysis_state import Scene
+from evoclaw.shell.effects import Unreadable, Word
 from evoclaw.shell.grammar import Node
-from evoclaw.shell.shapes import Unreadable, Word
-from evoclaw.shell.state import Scene
 
 _SINGLE = frozenset({"[", "]", "=", "==", "!=", "!", "-a", "-o"})
 _DOUBLE = _SINGLE | {"[[", "]]", "<", ">", "&&", "||", "(", ")", "=~"}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence, Set
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 from unicodedata import category
 
-from evoclaw.shell.shapes import Unreadable
+from evoclaw.shell.effects import Unreadable
 
 if TYPE_CHECKING:
     from tree_sitter import Node as _Node
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     Node: TypeAlias = _Node
 else:
     Node = object
+
 
 LONGEST = 16_384
 """Bytes of a command that is looked into."""
@@ -65,3 +67,47 @@ def _check_joints(text: str) -> None:
         before = text[max(0, found.start() - 2) : found.start()]
         if before[-1:] not in (" ", "\t") or before[:1] == "\\":
             raise Unreadable("a word goes on in the next line; write it in one line")
+
+
+_GAP = re.compile(rb"(?:[ \t\n]|(?<=[ \t])\\\n)*")
+_TIGHT = re.compile(rb"(?:[ \t]|(?<=[ \t])\\\n)+")
+Laid: TypeAlias = tuple[Node, str, int, int]
+"""A node, its type, and where it begins and ends."""
+
+
+def check_gaps(data: bytes, children: Sequence[Node]) -> None:
+    """Between statements there may be blanks and lines."""
+    end = -1
+    for child in children:
+        start = child.start_byte
+        if -1 < end < start and data[end:start] != b" " and not _GAP.fullmatch(data, end, start):
+            raise Unreadable("its shell syntax is not understood")
+        end = child.end_byte
+
+
+def check_tight(data: bytes, children: Sequence[Node]) -> None:
+    """Between words there must be blanks and no more."""
+    end = -1
+    for child in children:
+        start = child.start_byte
+        if end > -1 and data[end:start] != b" " and not _TIGHT.fullmatch(data, end, start):
+            raise Unreadable("its shell syntax is not understood")
+        end = child.end_byte
+
+
+def laid_out(node: Node) -> list[Laid]:
+    """The children of a node; each of its properties is fetched once, for that is dear."""
+    return [(one, one.type, one.start_byte, one.end_byte) for one in node.children]
+
+
+def check_redirects(data: bytes, children: Sequence[Laid], kinds: Set[str]) -> None:
+    """Like between words, but that a redirection may follow a word closely."""
+    before = -1
+    for child, kind, start, end in children:
+        if before > -1 and data[before:start] != b" " and not _TIGHT.fullmatch(data, before, start):
+            closely = before == start and data[start : start + 1] in (b"<", b">", b"&")
+            if not closely or kind not in kinds:
+                raise Unreadable("its shell syntax is not understood")
+        before = end
+        if kind == "heredoc_redirect" and child is not children[-1][0]:
+            raise Unreadable("a heredoc is not understood")

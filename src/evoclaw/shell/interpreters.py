@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from evoclaw.shell.shapes import Access, Word, names
-from evoclaw.shell.state import Scene
+from evoclaw.shell.analysis_state import Scene
+from evoclaw.shell.effects import Access, Word, names
 
 SHELLS = frozenset({"bash", "sh", "dash", "ash", "ksh", "mksh", "rbash"})
 _OTHERS = re.compile(

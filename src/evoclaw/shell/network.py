@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from evoclaw.shell.analysis_state import Scene
+from evoclaw.shell.effects import Word, literal, names
 from evoclaw.shell.hosts import host_in, host_of
-from evoclaw.shell.shapes import Word, literal, names
-from evoclaw.shell.state import Scene
 
 FETCHERS = frozenset({"curl", "wget", "http", "https", "xh", "aria2c", "lynx", "w3m", "links"})
 TALKERS = names(

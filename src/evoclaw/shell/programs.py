@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from evoclaw.shell.analysis_state import Scene
 from evoclaw.shell.builtins import BUILTINS
+from evoclaw.shell.effects import Program, Unreadable, Word, names
 from evoclaw.shell.interpreters import SHELLS, is_code, is_interpreter, shell_code
-from evoclaw.shell.known import NO_PATHS, SPECS, guess_paths, touch_paths
+from evoclaw.shell.known_programs import NO_PATHS, SPECS, guess_paths, touch_paths
 from evoclaw.shell.network import meet_hosts
-from evoclaw.shell.shapes import Program, Unreadable, Word, names
-from evoclaw.shell.state import Scene
 from evoclaw.shell.wrappers import WRAPPERS, find_runs, unwrap
 
 MOST_WRAPPERS = 12

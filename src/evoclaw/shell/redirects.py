@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from evoclaw.shell.gaps import laid_out
-from evoclaw.shell.grammar import Node
-from evoclaw.shell.shapes import ANYTHING, Access, Unreadable, Word, unescape
-from evoclaw.shell.state import Scene
+from evoclaw.shell.analysis_state import Scene
+from evoclaw.shell.effects import ANYTHING, Access, Unreadable, Word, unescape
+from evoclaw.shell.grammar import Node, laid_out
 from evoclaw.shell.words import Reader, Substitute
 
 _OPENS = {

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import ClassVar
 
-from evoclaw.shell.grammar import Node
-from evoclaw.shell.shapes import (
+from evoclaw.shell.analysis_state import Scene
+from evoclaw.shell.effects import (
     ANYTHING,
     Unreadable,
     Word,
@@ -16,7 +16,7 @@ from evoclaw.shell.shapes import (
     literal,
     unescape,
 )
-from evoclaw.shell.state import Scene
+from evoclaw.shell.grammar import Node
 
 PLAIN = ("word", "number")
 FAST = re.compile(rb"[A-Za-z0-9_./:@%+-][A-Za-z0-9_./:@%+=,-]*")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from evoclaw.shell.shapes import ANYTHING, Access, Unreadable, Word, escape, literal
-from evoclaw.shell.state import Scene
+from evoclaw.shell.analysis_state import Scene
+from evoclaw.shell.effects import ANYTHING, Access, Unreadable, Word, escape, literal
 
 _ASSIGNMENT = re.compile(r"([^=\s-][^=]*)=(.*)", re.DOTALL)
 

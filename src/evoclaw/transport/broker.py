@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Self
 
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.transport.accounts import Accounts, Role, hashed, make_folder, write_private
-from evoclaw.transport.child import Child
-from evoclaw.transport.engines import PROBE, Setup, TlsFiles, engine_named
+from evoclaw.transport.broker_accounts import Accounts, Role, hashed, make_folder, write_private
+from evoclaw.transport.broker_engines import PROBE, Setup, TlsFiles, engine_named
+from evoclaw.transport.child_process import Child
 
 logger = logging.getLogger(__name__)
 

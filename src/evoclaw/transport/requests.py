@@ -20,15 +20,13 @@ from evoclaw.core.eager import begin
 from evoclaw.core.errors import EvoClawError, Standstill, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
-from evoclaw.transport.acks import Acks
 from evoclaw.transport.clocks import steady_wall
-from evoclaw.transport.closings import LOOK, Closings
-from evoclaw.transport.endings import Endings, known, too_large
-from evoclaw.transport.lanes import AGAIN, SILENCE, Lanes
+from evoclaw.transport.completions import LOOK, Acks, Closings, Endings, known, too_large
+from evoclaw.transport.edge_queues import AGAIN, SILENCE, Lanes
 from evoclaw.transport.link import Link, TooLarge
 from evoclaw.transport.outbox import CLOSED, Kept, Outbox
 from evoclaw.transport.outcomes import failed, read_outcome
-from evoclaw.transport.waiters import Waiter
+from evoclaw.transport.pending_requests import Waiter
 from evoclaw.transport.wire import (
     Chunk,
     Command,

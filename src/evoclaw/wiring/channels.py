@@ -9,7 +9,7 @@ from evoclaw.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from evoclaw.cli.needs import ChannelFacts
-    from evoclaw.transport.accounts import Accounts
+    from evoclaw.transport.broker_accounts import Accounts
 
 
 def channels(env: Mapping[str, str]) -> Sequence[ChannelFacts]:
@@ -23,7 +23,7 @@ def channels(env: Mapping[str, str]) -> Sequence[ChannelFacts]:
 
 def add_user(name: str, env: Mapping[str, str]) -> str:
     """Make a person's account at our broker, or give it another password: the password."""
-    from evoclaw.transport.accounts import Role
+    from evoclaw.transport.broker_accounts import Role
 
     accounts = _accounts(env)
     others = [one for one in accounts.all() if one.name == name and one.role is not Role.USER]
@@ -34,7 +34,7 @@ def add_user(name: str, env: Mapping[str, str]) -> str:
 
 def remove_user(name: str, env: Mapping[str, str]) -> bool:
     """Take a person's account away; False if there is none."""
-    from evoclaw.transport.accounts import Role
+    from evoclaw.transport.broker_accounts import Role
 
     accounts = _accounts(env)
     if not any(one.name == name and one.role is Role.USER for one in accounts.all()):
@@ -45,7 +45,7 @@ def remove_user(name: str, env: Mapping[str, str]) -> bool:
 
 def _accounts(env: Mapping[str, str]) -> Accounts:
     from evoclaw.config.places import default_data_folder
-    from evoclaw.transport.accounts import Accounts
+    from evoclaw.transport.broker_accounts import Accounts
     from evoclaw.wiring.fleet import is_ours
 
     home = default_data_folder(env)

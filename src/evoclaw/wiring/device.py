@@ -16,7 +16,7 @@ from evoclaw.core.ports import Executor, Policy, Ports
 
 if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
-    from evoclaw.edge.noting import CallNotes
+    from evoclaw.edge.audit import CallNotes
     from evoclaw.governance.budget.settings import BudgetSettings
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.tracing.tracing import Tracing
@@ -40,7 +40,7 @@ async def open_device(
     tracing: Tracing | None = None,
 ) -> Device:
     """Put it together; it is closed with the stack."""
-    from evoclaw.edge.noting import CallNotes
+    from evoclaw.edge.audit import CallNotes
     from evoclaw.governance.rates import Rates
     from evoclaw.observe.audit.policy import Recordable
     from evoclaw.observe.audit.sink import Who
@@ -91,17 +91,17 @@ async def _ports(
 async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
     """The tools of an edge: files, commands, pages, and the device itself."""
     from evoclaw.executors.devices import LocalDevice, LocalNotifier
-    from evoclaw.executors.fetching import WebFetcher
     from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.url_guard import Guard
+    from evoclaw.executors.web_fetch import WebFetcher
     from evoclaw.executors.wrapped import Filtered
     from evoclaw.governance.flow.flags import Flagged
     from evoclaw.governance.network import Domains
     from evoclaw.tools.device import Device as DeviceOps
     from evoclaw.tools.device import Notifier
     from evoclaw.tools.web import Fetcher
-    from evoclaw.wiring.cages import open_cages
+    from evoclaw.wiring.sandboxes import open_cages
 
     domains = Domains(config.network)
     caged = await open_cages(config.workspace, config.cage, domains, stack, data=config.data)

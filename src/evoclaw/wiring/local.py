@@ -99,7 +99,7 @@ def box_executor(
     from evoclaw.skills.binary import Cages
     from evoclaw.skills.executing import SkillExecutor
     from evoclaw.skills.narrowing import Narrowed
-    from evoclaw.wiring.cages import Caged
+    from evoclaw.wiring.sandboxes import Caged
 
     tools = box.tools
     if names is not None:

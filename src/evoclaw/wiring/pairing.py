@@ -32,7 +32,7 @@ class Invited(Struct, frozen=True):
 def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
     """Make an account that a token opens, once."""
     from evoclaw.config import default_data_folder
-    from evoclaw.transport.accounts import Accounts
+    from evoclaw.transport.broker_accounts import Accounts
     from evoclaw.transport.topics import ID_RULE, is_agent_id
     from evoclaw.trust.pairing import Pairings
     from evoclaw.wiring.fleet import find_broker, is_ours
@@ -66,8 +66,8 @@ async def join(
     """Join a fleet and write this edge's `agent.toml`; its id."""
     from evoclaw.config import default_data_folder, write_agent_toml
     from evoclaw.edge.joining import Guest
-    from evoclaw.transport.accounts import write_private
     from evoclaw.transport.address import TlsSettings, parse_url
+    from evoclaw.transport.broker_accounts import write_private
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.transport.topics import is_agent_id
     from evoclaw.trust.receipts import DeviceKey
@@ -119,7 +119,7 @@ def public_key(env: Mapping[str, str], file: str | None = None) -> str:
 async def revoke(agent_id: str, env: Mapping[str, str], devices: Devices) -> None:
     """Shut an edge out: no account, no approved tools."""
     from evoclaw.config import default_data_folder
-    from evoclaw.transport.accounts import Accounts
+    from evoclaw.transport.broker_accounts import Accounts
 
     accounts = Accounts(default_data_folder(env) / "broker")
     if any(account.name == agent_id for account in accounts.all()):

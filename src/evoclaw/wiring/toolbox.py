@@ -58,7 +58,7 @@ class Toolbox:
         """The sandbox engines: name, whether it can be relied on, and what there is to say."""
         from evoclaw.sandbox.engines.native.engine import Native
         from evoclaw.sandbox.engines.registry import engines
-        from evoclaw.wiring.cages import Caged, tried_out
+        from evoclaw.wiring.sandboxes import Caged, tried_out
 
         caged = cast("Caged", self.given[Caged])
         return await tried_out(caged, {**engines(), "native": Native()})
@@ -92,7 +92,7 @@ async def open_toolbox(
     from evoclaw.skills.binary import Cages
     from evoclaw.skills.disclosure import Disclosure
     from evoclaw.tools.skill import SkillTexts
-    from evoclaw.wiring.cages import Caged, open_cages
+    from evoclaw.wiring.sandboxes import Caged, open_cages
     from evoclaw.wiring.servers import connect_servers
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.skills import shelf, skills_folder
@@ -160,10 +160,10 @@ def _found(
     """What there is, by Protocol, and why the rest is not."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.executors.canvases import FileCanvas
-    from evoclaw.executors.fetching import WebFetcher
     from evoclaw.executors.files import LocalFiles
-    from evoclaw.executors.searching import search_from
     from evoclaw.executors.url_guard import Guard
+    from evoclaw.executors.web_fetch import WebFetcher
+    from evoclaw.executors.web_search import search_from
     from evoclaw.tools.canvas import Canvas
     from evoclaw.tools.nodes import Nodes
     from evoclaw.tools.notes import Todos, TodosInMemory

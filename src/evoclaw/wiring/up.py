@@ -153,9 +153,9 @@ class _Broker:
 
     async def start(self, stack: AsyncExitStack) -> str:
         """Begin it, and say how it is reached; its address."""
-        from evoclaw.transport.accounts import Role
         from evoclaw.transport.broker import EmbeddedBroker
-        from evoclaw.transport.engines import TlsFiles
+        from evoclaw.transport.broker_accounts import Role
+        from evoclaw.transport.broker_engines import TlsFiles
 
         files = None if self._tls is None else TlsFiles(*self._tls[:2])
         self.running = broker = EmbeddedBroker(
@@ -217,7 +217,7 @@ def _joining(
 async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroker) -> Path:
     """Write the local edge's `agent.toml`: a full edge, trusted with everything here."""
     from evoclaw.config import write_agent_toml
-    from evoclaw.transport.accounts import write_private
+    from evoclaw.transport.broker_accounts import write_private
     from evoclaw.trust.grants import Signer
 
     folder = home / "edge" / local.agent_id
@@ -248,7 +248,7 @@ async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroke
 
 async def _keep_edge(config: Path) -> None:
     """Run the edge as a process of its own, and again if it ends."""
-    from evoclaw.transport.child import Child
+    from evoclaw.transport.child_process import Child
 
     telemetry = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
     while True:

@@ -18,10 +18,10 @@ from evoclaw.orchestrator.channels.front_desk import FrontDesk
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings
 from evoclaw.providers.scripted import Asked, says
-from evoclaw.transport.accounts import Role
-from evoclaw.transport.boxes import BoxState, OutboxMessage
 from evoclaw.transport.broker import EmbeddedBroker
+from evoclaw.transport.broker_accounts import Role
 from evoclaw.transport.link import Link
+from evoclaw.transport.mailboxes import BoxState, OutboxMessage
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.mqtt import Address, MqttLink
 from tests.orchestrator.channels.support import Kitchen, kitchen, until

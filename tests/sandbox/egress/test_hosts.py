@@ -9,8 +9,8 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.proxy import GuardedProxy
-from evoclaw.executors.fetching import WebFetcher
 from evoclaw.executors.url_guard import Guard
+from evoclaw.executors.web_fetch import WebFetcher
 from evoclaw.governance.network import Domains, NetworkSettings
 from tests.sandbox.egress.sites import PATIENCE, Names, site
 

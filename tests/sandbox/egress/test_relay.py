@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.sandboxes import Confines
-from evoclaw.sandbox.egress.inside import relayed
+from evoclaw.sandbox.egress.relay_command import relayed
 from evoclaw.sandbox.engines.native.engine import Native
 from evoclaw.sandbox.engines.native.seccomp import How
 from tests.sandbox.egress.sites import ANSWER, PATIENCE, site, until, way_to

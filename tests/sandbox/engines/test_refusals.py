@@ -17,7 +17,7 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.engines.firejail import Firejail
 from evoclaw.sandbox.engines.podman import Podman
-from evoclaw.sandbox.engines.unconfined import NoCage
+from evoclaw.sandbox.engines.registry import NoCage
 from evoclaw.sandbox.sandbox import EngineCage
 from evoclaw.sandbox.self_test import Canary
 from tests.sandbox.engines.support import open_up, workspace

@@ -16,7 +16,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.processes import Main, end_all, find_main
 from evoclaw.executors.browser.proxy import GuardedProxy, MayVisit
-from evoclaw.executors.browser.visit import NOTHING_OPEN, Sight, Visit
+from evoclaw.executors.browser.session_pages import NOTHING_OPEN, Sight, Visit
 from evoclaw.executors.url_guard import Guard, read_url
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from evoclaw.executors.mcp.offers import LeftOut, Offered, Pins, Terms, choose
 from evoclaw.executors.mcp.servers import McpServer
 
 if TYPE_CHECKING:
-    from evoclaw.executors.mcp.wire import Connection
+    from evoclaw.executors.mcp.connection import Connection
 
 LONGEST_PAUSE = 60.0
 """Seconds, at most, before a server that failed is tried again."""
@@ -94,8 +94,8 @@ class McpExecutor:
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Have the server run one call; a server that went away is started or sought again."""
+        from evoclaw.executors.mcp.connection import Lost, NotRun
         from evoclaw.executors.mcp.results import to_result
-        from evoclaw.executors.mcp.wire import Lost, NotRun
 
         if call.resumed and not call.harmless:
             # Servers keep no journal: what was begun before a crash, nobody can know.
@@ -142,7 +142,7 @@ class McpExecutor:
     async def _connect(self) -> Connection:
         try:
             # Asked for only here: whoever uses no MCP server need not have it installed.
-            from evoclaw.executors.mcp.wire import Connection, Unreachable
+            from evoclaw.executors.mcp.connection import Connection, Unreachable
         except ImportError as missing:
             raise ConfigError(f"MCP needs more: pip install 'evoclaw[mcp]' ({missing})") from None
         connection = Connection(self.server, self._changed)
@@ -159,7 +159,7 @@ class McpExecutor:
         return connection
 
     async def _list(self, connection: Connection) -> None:
-        from evoclaw.executors.mcp.wire import Unreachable
+        from evoclaw.executors.mcp.connection import Unreachable
 
         try:
             listed = await connection.list()

@@ -17,8 +17,8 @@ from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.executors.process_trees import PATIENCE
 from evoclaw.executors.processes import DEFAULT_PATH
-from evoclaw.executors.trees import PATIENCE
 
 MOST_RUBBISH = 1_000
 """Lines that are no messages before a server is given up."""
@@ -86,7 +86,7 @@ class ServerProcess:
         if program is None:
             raise ConfigError(f"there is no program {self._command[0]!r} on this machine")
         told, control = os.pipe()
-        script = str(Path(__file__).parent.with_name("supervisor.py"))
+        script = str(Path(__file__).parent.with_name("supervisor_program.py"))
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", script, str(told), program, *self._command[1:]),

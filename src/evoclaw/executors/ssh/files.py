@@ -21,11 +21,11 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
 from evoclaw.executors.files import MAX_READ
 from evoclaw.executors.finishing import finish
-from evoclaw.executors.protected import check_change
+from evoclaw.executors.protected_paths import check_change
 from evoclaw.executors.roots import Root, check_path, explained, outside
+from evoclaw.executors.ssh.atomic_write import drop, fill, look, make_folder
 from evoclaw.executors.ssh.connection import SshConnection
-from evoclaw.executors.ssh.drafts import drop, fill, look, make_folder
-from evoclaw.executors.ssh.reasons import check_regular, file_kind, near, os_error
+from evoclaw.executors.ssh.sftp_errors import check_regular, file_kind, near, os_error
 from evoclaw.executors.ssh.walk import SshWalk
 
 if TYPE_CHECKING:

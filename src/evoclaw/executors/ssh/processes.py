@@ -15,7 +15,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed
 from evoclaw.executors.finishing import finish
-from evoclaw.executors.output import STDERR, STDOUT, Watch
+from evoclaw.executors.process_output import STDERR, STDOUT, Watch
 from evoclaw.executors.processes import SHOWN
 from evoclaw.executors.roots import check_path, outside
 from evoclaw.executors.ssh.connection import SshConnection, whole

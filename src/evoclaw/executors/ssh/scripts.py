@@ -266,5 +266,5 @@ scope["main"]()
 
 def _supervisor() -> str:
     """The supervisor of this machine, with what stands before it on another."""
-    source = Path(__file__).parent.with_name("supervisor.py").read_text(encoding="utf-8")
+    source = Path(__file__).parent.with_name("supervisor_program.py").read_text(encoding="utf-8")
     return f"SOURCE = {source!r}\nNAMED = {NAMED!r}\n{_PYTHON}"

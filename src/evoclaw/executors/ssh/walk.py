@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from evoclaw.core.ops import FileStat
+from evoclaw.executors.file_walk import DEEPEST, WIDEST, kind_of
 from evoclaw.executors.roots import outside
 from evoclaw.executors.ssh.connection import SshConnection
-from evoclaw.executors.walk import DEEPEST, WIDEST, kind_of
 
 if TYPE_CHECKING:
     from asyncssh import SFTPClient

@@ -25,7 +25,7 @@ from evoclaw.governance.rules.disk import Disk
 from evoclaw.governance.rules.document import Reach, Rule, Then
 from evoclaw.governance.rules.patterns import is_plain, parts
 from evoclaw.shell.calls import SHELL_TOOLS
-from evoclaw.shell.shapes import (
+from evoclaw.shell.effects import (
     Access,
     Effects,
     Host,

@@ -14,8 +14,8 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.governance.rules.patterns import covers, is_plain, meet
+from evoclaw.shell.effects import Host, Program, Word, escape
 from evoclaw.shell.hosts import canonical
-from evoclaw.shell.shapes import Host, Program, Word, escape
 
 _CLUSTER = re.compile(r"-[A-Za-z0-9]+")
 

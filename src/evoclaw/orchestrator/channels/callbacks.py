@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.fetching import pinned
 from evoclaw.executors.url_guard import Guard, Resolve, Target
+from evoclaw.executors.web_fetch import pinned
 from evoclaw.orchestrator.channels.letters import Undelivered
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import Principal
-from evoclaw.transport.boxes import BoxState, OutboxMessage
+from evoclaw.transport.mailboxes import BoxState, OutboxMessage
 
 Answer = OutboxMessage
 """What goes back: the same on every channel."""

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.channels.letters import Answer, Front, Letter, Refused, State, Undelivered
 from evoclaw.orchestrator.channels.settings import ChannelSettings
-from evoclaw.transport.boxes import InboxMessage, encode_outbox, read_inbox
 from evoclaw.transport.link import Incoming, Link, LinkDown, TooLarge, Will
+from evoclaw.transport.mailboxes import InboxMessage, encode_outbox, read_inbox
 from evoclaw.transport.topics import Box, box_topic, every_box, read_box_topic
 from evoclaw.transport.wire import WireError
 

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.sandboxes import Confines, Engine
+
+
+class NoCage:
+    """Confines nothing. Never a stand-in for an engine that is missing."""
+
+    name = "none"
+
+    def missing(self) -> str:
+        """Nothing is."""
+        return ""
+
+    def command(self, confines: Confines, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
+        """The same command."""
+        return tuple(argv)
+
 
 BUBBLEWRAP, FIREJAIL, PODMAN, NATIVE, NONE = "bubblewrap", "firejail", "podman", "native", "none"
 AUTO = "auto"
@@ -114,7 +129,7 @@ def engines() -> Mapping[str, Engine]:
     from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
     from evoclaw.sandbox.engines.firejail import Firejail
     from evoclaw.sandbox.engines.podman import Podman
-    from evoclaw.sandbox.engines.unconfined import NoCage
+    from evoclaw.sandbox.engines.registry import NoCage
 
     found: tuple[Engine, ...] = (Bubblewrap(), Firejail(), Podman(), NoCage())
     return {engine.name: engine for engine in found}

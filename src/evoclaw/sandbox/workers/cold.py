@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 
 from evoclaw.core.sandboxes import Confines, Engine, Outliving
-from evoclaw.executors.output import Watch
-from evoclaw.executors.trees import PATIENCE, Job, Supervised
+from evoclaw.executors.process_output import Watch
+from evoclaw.executors.process_trees import PATIENCE, Job, Supervised
 from evoclaw.sandbox.cgroups import Group, Groups
 from evoclaw.sandbox.workers.warm import with_way_out
 

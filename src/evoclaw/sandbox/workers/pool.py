@@ -16,7 +16,7 @@ from contextlib import suppress
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.sandboxes import Confines
-from evoclaw.executors.trees import PATIENCE, Job, memory_file
+from evoclaw.executors.process_trees import PATIENCE, Job, memory_file
 from evoclaw.sandbox.cgroups import Group, Groups, emptied
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from evoclaw.executors.output import STDERR, STDOUT, Watch
-from evoclaw.executors.trees import PATIENCE, Job, memory_file
-from evoclaw.sandbox.egress.inside import relayed
+from evoclaw.executors.process_output import STDERR, STDOUT, Watch
+from evoclaw.executors.process_trees import PATIENCE, Job, memory_file
+from evoclaw.sandbox.egress.relay_command import relayed
 from evoclaw.sandbox.workers.pool import Cell, Nursery
 
 PIECE = 256 << 10

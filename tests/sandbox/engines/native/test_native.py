@@ -22,7 +22,7 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.engines.native.engine import PACKAGE, Native, refusal
 from evoclaw.sandbox.engines.native.program.kernel import REFUSED
 from evoclaw.sandbox.engines.native.seccomp import ARCHITECTURES, NUMBERS, How, call_filter
-from tests.sandbox.engines.native.cages import KINDS, Cage, make_cage
+from tests.sandbox.engines.native.sandboxes import KINDS, Cage, make_cage
 
 PATIENCE = 10.0
 

@@ -10,7 +10,10 @@ decision from its words. What it cannot do as told it does not do by half: it sa
 import os
 import sys
 
-from evoclaw.sandbox.engines.native.program import person, rules, supervise, walls
+from evoclaw.sandbox.engines.native.program import credentials as person
+from evoclaw.sandbox.engines.native.program import filesystem as walls
+from evoclaw.sandbox.engines.native.program import restrictions as rules
+from evoclaw.sandbox.engines.native.program import supervise
 from evoclaw.sandbox.engines.native.program.kernel import (
     CLOSE_RANGE,
     DUMPABLE,

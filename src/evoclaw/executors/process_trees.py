@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from evoclaw.executors.output import Watch
+from evoclaw.executors.process_output import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Supervised:
     async def start(self, job: Job, watch: Watch) -> None:
         """Start the supervisor, which starts the command."""
         told, self._control = os.pipe()
-        script = str(Path(__file__).with_name("supervisor.py"))
+        script = str(Path(__file__).with_name("supervisor_program.py"))
         argv = (sys.executable, "-I", "-S", script, str(told), *job.argv)
         try:
             self._main = await _spawn(argv, job, watch, told)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.walk import kind_of
+from evoclaw.executors.file_walk import kind_of
 
 if TYPE_CHECKING:
     from asyncssh import SFTPAttrs, SFTPClient, SFTPError

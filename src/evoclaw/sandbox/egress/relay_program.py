@@ -1,8 +1,8 @@
-"""A program of its own, run inside a cage: a loopback port that leads to the egress proxy's socket.
+"""A standalone program, run in a sandbox: a loopback port that leads to the egress proxy's socket.
 
-`relay.py SOCKET PROGRAM ARGUMENT...`. Programs know proxies by host and port, not by a socket in
-the file system. It listens, starts the command with the names of the proxy in its environment,
-passes bytes until the command ends, and ends as it did. Standard library only.
+`relay_program.py SOCKET PROGRAM ARGUMENT...`. Programs know proxies by host and port, not by a
+socket in the file system. It listens, starts the command with the proxy in its environment,
+passes bytes until the command ends, and exits as the command did. Standard library only.
 """
 
 import os

@@ -12,8 +12,8 @@ from evoclaw.core.messages import ErrorKind, TextBlock, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import failure
 from evoclaw.core.tracing import here, trace_id_of, traceparent
+from evoclaw.edge.call_spans import traced
 from evoclaw.edge.plans import Plan, Work
-from evoclaw.edge.traced import traced
 from evoclaw.observe.tracing.tracing import Tracing
 from evoclaw.transport.wire import Command, fingerprint
 from tests.observe.collector import SERVER, Collector, Span, collector

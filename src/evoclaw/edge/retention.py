@@ -7,8 +7,8 @@ from collections import Counter
 from secrets import token_hex
 
 from evoclaw.core.errors import EvoClawError
+from evoclaw.edge.device import Limits
 from evoclaw.edge.fitness import Outcomes
-from evoclaw.edge.identity import Limits
 from evoclaw.store.calls.artifacts import Artifacts
 from evoclaw.store.calls.journal import Journal
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from evoclaw.shell.shapes import Access, Word, escape, literal, names
-from evoclaw.shell.state import Scene
+from evoclaw.shell.analysis_state import Scene
+from evoclaw.shell.effects import Access, Word, escape, literal, names
 
 
 class Spec(Struct, frozen=True):

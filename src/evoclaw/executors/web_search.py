@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind, is_object
-from evoclaw.executors.fetching import Limits, Page, WebFetcher
 from evoclaw.executors.url_guard import ANYWHERE, Guard
+from evoclaw.executors.web_fetch import Limits, Page, WebFetcher
 
 BRAVE = "https://api.search.brave.com/res/v1/web/search"
 GITHUB = "https://api.github.com/search/code"

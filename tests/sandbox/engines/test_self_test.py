@@ -109,7 +109,7 @@ import concurrent.futures.thread, encodings.idna
 from pathlib import Path
 from evoclaw.core.errors import ToolFailure
 import evoclaw.sandbox.engines.bubblewrap, evoclaw.sandbox.engines.firejail
-import evoclaw.sandbox.engines.podman, evoclaw.sandbox.engines.unconfined
+import evoclaw.sandbox.engines.podman, evoclaw.sandbox.engines.registry
 from tests.sandbox.engines.support import cage, inside, workspace
 
 os.setgroups([]); os.setgid({uid}); os.setuid({uid})

@@ -1,20 +1,94 @@
-"""How commands end: kept once, then acknowledged, then told. What is acknowledged is never lost."""
+"""How commands are completed: the outcome is stored once, then acknowledged, then delivered."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 import msgspec
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.core.messages import ErrorKind
+from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.wording import outcome_unknown
 from evoclaw.transport.link import TooLarge
 from evoclaw.transport.outbox import CLOSED, Kept, Outbox
 from evoclaw.transport.outcomes import failed, is_about
-from evoclaw.transport.waiters import Waiter
-from evoclaw.transport.wire import Outcome
+from evoclaw.transport.pending_requests import Waiter
+from evoclaw.transport.wire import Command, Outcome
+
+AFTER = 0.02
+"""Seconds that they are gathered."""
+MOST = 500
+"""In one message."""
+
+
+class Acks:
+    """What is to be acknowledged, by agent. One that gets lost is asked for by a resend."""
+
+    def __init__(
+        self,
+        send: Callable[[str, Command], Coroutine[object, object, bool]],
+        spawn: Callable[[Coroutine[object, object, None]], None],
+    ) -> None:
+        self._send, self._spawn = send, spawn
+        self._waiting: dict[str, list[str]] = {}
+
+    def add(self, agent_id: str, request_id: str) -> None:
+        """Acknowledge a result soon."""
+        waiting = self._waiting.setdefault(agent_id, [])
+        waiting.append(request_id)
+        if len(waiting) == 1:
+            asyncio.get_running_loop().call_later(AFTER, self._due, agent_id)
+
+    def flush(self) -> None:
+        """Acknowledge everything now."""
+        for agent_id in tuple(self._waiting):
+            self._due(agent_id)
+
+    def _due(self, agent_id: str) -> None:
+        if agent_id in self._waiting:
+            self._spawn(self._say(agent_id))
+
+    async def _say(self, agent_id: str) -> None:
+        ids = self._waiting.pop(agent_id, [])
+        for start in range(0, len(ids), MOST):
+            some: JSON = ids[start : start + MOST]
+            await self._send(agent_id, Command("result_ack", {"request_ids": some}))
+
+
+LOOK = 5.0
+"""Seconds between two looks into the store: another process may have been told the outcome."""
+
+
+class Closings:
+    """Wakes those who wait when a command's end was kept."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+
+    def note(self, request_id: str) -> None:
+        """A command was closed, or may have been."""
+        for event in self._waiting.get(request_id, ()):
+            event.set()
+
+    async def wait(self, request_id: str, is_closed: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until the store says that it is closed."""
+        event = asyncio.Event()
+        self._waiting.setdefault(request_id, set()).add(event)
+        try:
+            while not await is_closed():
+                event.clear()
+                try:
+                    async with asyncio.timeout(LOOK):
+                        await event.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            waiting = self._waiting[request_id]
+            waiting.discard(event)
+            if not waiting:
+                del self._waiting[request_id]
 
 
 class Foreign(EvoClawError):

@@ -5,6 +5,7 @@
 import os
 import stat
 
+from evoclaw.sandbox.engines.native.program.credentials import Person
 from evoclaw.sandbox.engines.native.program.kernel import (
     HERE,
     MACHINES,
@@ -15,7 +16,6 @@ from evoclaw.sandbox.engines.native.program.kernel import (
     Kernel,
     Refused,
 )
-from evoclaw.sandbox.engines.native.program.person import Person
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 NOSUID_NODEV, NOEXEC, PRIVATE, DETACH = 0x2 | 0x4, 0x8, 0x4000 | 0x40000, 2

@@ -14,8 +14,8 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.fetching import Limits, Page, WebFetcher, pinned
 from evoclaw.executors.url_guard import Guard, Target
+from evoclaw.executors.web_fetch import Limits, Page, WebFetcher, pinned
 
 HERE = ("127.0.0.1",)
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"

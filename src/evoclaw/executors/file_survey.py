@@ -13,8 +13,8 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CLOSED
 from evoclaw.executors.beneath import FOLDER, open_beneath
+from evoclaw.executors.file_walk import DEEPEST, WIDEST
 from evoclaw.executors.roots import Place, Roots, explained
-from evoclaw.executors.walk import DEEPEST, WIDEST
 
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """NONBLOCK: opening a fifo would wait for a writer for ever."""

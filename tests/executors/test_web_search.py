@@ -10,7 +10,7 @@ from aiohttp import web
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
-from evoclaw.executors.searching import (
+from evoclaw.executors.web_search import (
     BRAVE_KEY,
     GITHUB_KEY,
     SEARXNG_URL,

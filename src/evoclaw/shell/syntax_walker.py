@@ -6,47 +6,29 @@ import re
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from evoclaw.shell.analysis_state import Scene
 from evoclaw.shell.conditions import look_into_test
-from evoclaw.shell.gaps import (
+from evoclaw.shell.effects import Unreadable, Word, names
+from evoclaw.shell.grammar import (
+    DEEPEST,
     Laid,
+    Node,
     check_gaps,
     check_redirects,
     check_tight,
     laid_out,
+    parse,
 )
-from evoclaw.shell.grammar import DEEPEST, Node, parse
 from evoclaw.shell.programs import run_program
 from evoclaw.shell.redirects import Redirects
-from evoclaw.shell.salvage import salvage
-from evoclaw.shell.shapes import Effects, Unreadable, Word, names
-from evoclaw.shell.state import Reassigned, Scene, begin
 from evoclaw.shell.words import FAST, PLAIN, calculate, word, words
 
-MOST_TRIES = 16
-"""Times a command is read again because a variable was no constant after all."""
 _BEFORE_COMMENT = frozenset(b" \t\n;&|()")
 _TOKENS = names(
     "; & && || | |& ( ) { } ;; if then elif else fi while until do done in case esac !"
 ) | {"\n"}
 _REDIRECTS = frozenset({"file_redirect", "heredoc_redirect", "herestring_redirect"})
 _BASH_ONLY = frozenset({"c_style_for_statement", "array", "herestring_redirect"})
-
-
-def read_command(text: str, cwd: str, home: str) -> Effects:
-    """What a command would do when bash runs it in a folder."""
-    changing: frozenset[str] = frozenset()
-    for _ in range(MOST_TRIES):
-        scene = begin(cwd, home, changing)
-        try:
-            Walk(scene).text(text, posix=False)
-            return scene.effects()
-        except Reassigned as found:
-            changing |= {found.name}
-        except Unreadable as problem:
-            scene.doubt(str(problem))
-            salvage(scene, text)
-            return scene.effects()
-    return Effects(unreadable="its variables change too often")
 
 
 class Walk:

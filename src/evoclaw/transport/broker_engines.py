@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
-from evoclaw.transport.accounts import Account, Hashed, make_folder, write_private
+from evoclaw.transport.broker_accounts import Account, Hashed, make_folder, write_private
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution

@@ -7,8 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
-from evoclaw.shell.hosts import canonical
-from evoclaw.shell.shapes import (
+from evoclaw.shell.effects import (
     Access,
     Effects,
     Host,
@@ -19,6 +18,7 @@ from evoclaw.shell.shapes import (
     Word,
     escape,
 )
+from evoclaw.shell.hosts import canonical
 
 MOST_FOLDERS = 4
 """Folders a command may be in at once, by our reckoning; after more we have lost track."""

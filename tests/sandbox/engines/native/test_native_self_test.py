@@ -19,7 +19,7 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.engines.native.seccomp import How
 from evoclaw.sandbox.sandbox import EngineCage
 from evoclaw.sandbox.self_test import Canary
-from tests.sandbox.engines.native.cages import AS_NOBODY, KINDS, Cage, make_cage
+from tests.sandbox.engines.native.sandboxes import AS_NOBODY, KINDS, Cage, make_cage
 
 ATTEMPTS = Path(__file__).with_name("attempts.py").read_text()
 PASSWORD = "correct-horse-battery"

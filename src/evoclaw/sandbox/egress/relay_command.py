@@ -24,4 +24,4 @@ def relayed(argv: Sequence[str], socket: str, *, python: str = "") -> tuple[str,
 @cache
 def _source() -> str:
     # Handed over as text: our files are not there inside.
-    return Path(__file__).with_name("relay.py").read_text()
+    return Path(__file__).with_name("relay_program.py").read_text()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evoclaw.core.messages import ErrorKind
-from evoclaw.transport.boxes import (
+from evoclaw.transport.mailboxes import (
     MAX_TEXT,
     BoxState,
     InboxMessage,

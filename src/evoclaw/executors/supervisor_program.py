@@ -1,9 +1,9 @@
-"""A program of its own: run one command and leave nothing of it running.
+"""A standalone program: runs one command and leaves none of its processes behind.
 
-`python -I -S supervisor.py CONTROL PROGRAM ARGUMENT...`, where CONTROL is a descriptor: the byte
-`T` asks everything politely to end, its closing ends everything. Used where no pid namespace can
-be had. As a "subreaper" it inherits every orphan of the command, so whatever the command started,
-in whatever session, stays its descendant; that it has no children left is the proof that
+`python -I -S supervisor_program.py CONTROL PROGRAM ARGUMENT...`, where CONTROL is a descriptor: the
+byte `T` asks everything politely to end, its closing ends everything. Used where no pid namespace
+is available. As a subreaper it inherits every orphan of the command, so whatever the command
+started, in whatever session, stays its descendant; that it has no children left is the proof that
 everything is dead. It then ends exactly as the command did.
 """
 

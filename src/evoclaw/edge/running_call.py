@@ -1,13 +1,15 @@
-"""A call that is on this device and has not ended."""
+"""`RunningCall`: a call on this device that has not ended, and its idle timeout."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON
-from evoclaw.edge.places import Ticket
+from evoclaw.edge.call_slots import Ticket
 from evoclaw.edge.plans import Plan
 from evoclaw.transport.wire import Command, fingerprint
 
@@ -87,3 +89,27 @@ class Live:
             found["elapsed_s"] = round(now - self.began, 1)
             found["idle_s"] = round(now - self.heard, 1)
         return found
+
+
+@contextmanager
+def watched(live: Live, seconds: float | None) -> Generator[None]:
+    """End a call that says nothing for so long; None lets it be silent."""
+    if seconds is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        nonlocal timer
+        left = live.heard + seconds - loop.time()
+        if left > 0:
+            timer = loop.call_later(left, look)
+        else:
+            live.silent = True
+            live.deadline.expire()
+
+    timer = loop.call_later(seconds, look)
+    try:
+        yield
+    finally:
+        timer.cancel()
