@@ -94,7 +94,7 @@ def test_every_variable_and_setting_is_one_that_is_read(which: str, tmp_path: Pa
     assert (address.port, address.username, address.tls is not None) == (8883, "orchestrator", True)
     assert config.broker.password_file == Path(SECRETS, "broker-password")
     assert config.broker.ca_file == Path(SECRETS, "broker-ca")
-    assert config.server.host == "0.0.0.0" and config.cage.engine == "native"
+    assert config.server.host == "0.0.0.0" and config.sandbox_settings.engine == "native"
 
 
 @BOTH

@@ -21,12 +21,12 @@ from tests.observe.test_tracing import tracing_to
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ASKED = Command("tool", {}, "run.1.0.1", run_id="run", traceparent=PARENT)
-CAGED = {"exit_code": 3, "isolation": "native"}
+SANDBOXED = {"exit_code": 3, "isolation": "native"}
 
 
 def done(error: ErrorKind | None = None) -> Work:
     async def work(deadline: Deadline, progress: Progress) -> ToolResult:
-        return ToolResult("run.1.0.1", "bash", (TextBlock("words"),), error, dict(CAGED))
+        return ToolResult("run.1.0.1", "bash", (TextBlock("words"),), error, dict(SANDBOXED))
 
     return work
 

@@ -14,25 +14,25 @@ import pytest_asyncio
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.sandbox.engines.registry import engines
+from evoclaw.sandbox.engines.registry import package_engines
 from tests.executors.support import alive, cancelled_when_ready, token
 from tests.sandbox.engines.support import PYTHON, open_up, somebody
 from tests.sandbox.engines.test_self_test import as_user, shared_folder
-from tests.sandbox.workers.support import MB, caged, confines, owner, refusal, run, said
+from tests.sandbox.workers.support import MB, owner, policy, refusal, run, said, sandboxed
 from tests.sandbox.workers.test_limits import FORKS
 
 ENGINES = ["bubblewrap", "bubblewrap, cold", "firejail", "podman"]
 
 
-@pytest_asyncio.fixture(name="caged_in", params=ENGINES)
-async def _caged_in(
+@pytest_asyncio.fixture(name="sandboxed_in", params=ENGINES)
+async def _sandboxed_in(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncGenerator[LocalProcesses]:
     name, _, how = str(request.param).partition(", ")
-    bounds = confines(open_up(tmp_path), memory=512 * MB, processes=120, file_size=20 * MB)
+    bounds = policy(open_up(tmp_path), memory=512 * MB, processes=120, file_size=20 * MB)
     try:
-        async with caged(
-            bounds, engines()[name], warm=how != "cold", max_bytes=10 * MB
+        async with sandboxed(
+            bounds, package_engines()[name], warm=how != "cold", max_bytes=10 * MB
         ) as processes:
             yield processes
     except ToolFailure as refused:
@@ -42,14 +42,14 @@ async def _caged_in(
 
 
 async def test_fault_28_endless_output_is_stopped_in_every_engine(
-    caged_in: LocalProcesses,
+    sandboxed_in: LocalProcesses,
 ) -> None:
     mark = token()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     async with asyncio.timeout(60):
         with pytest.raises(ToolFailure) as stopped:
-            await caged_in.run(["yes", mark])
+            await sandboxed_in.run(["yes", mark])
 
     assert stopped.value.kind is ErrorKind.TOO_LARGE
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
@@ -57,60 +57,60 @@ async def test_fault_28_endless_output_is_stopped_in_every_engine(
 
 
 async def test_fault_30_a_fork_bomb_is_contained_in_every_engine(
-    caged_in: LocalProcesses, tmp_path: Path
+    sandboxed_in: LocalProcesses, tmp_path: Path
 ) -> None:
     mark = token()
     (tmp_path / "bomb.py").write_text(FORKS)
 
-    failed = await refusal(caged_in, f"exec python3 bomb.py {mark}")
+    failed = await refusal(sandboxed_in, f"exec python3 bomb.py {mark}")
 
     assert failed.kind is ErrorKind.RESOURCE and "processes" in failed.details["limits"]
     assert alive(mark) == []
-    assert await said(caged_in, "echo alive") == "alive"
+    assert await said(sandboxed_in, "echo alive") == "alive"
 
 
-async def test_fault_31_bombs_are_named_in_every_engine(caged_in: LocalProcesses) -> None:
-    memory = await refusal(caged_in, "python3 -c 'x = bytearray(900 << 20)'")
-    sparse = await refusal(caged_in, "truncate -s 1T bomb")
+async def test_fault_31_bombs_are_named_in_every_engine(sandboxed_in: LocalProcesses) -> None:
+    memory = await refusal(sandboxed_in, "python3 -c 'x = bytearray(900 << 20)'")
+    sparse = await refusal(sandboxed_in, "truncate -s 1T bomb")
 
     assert memory.kind is ErrorKind.RESOURCE and "memory" in memory.details["limits"]
     assert sparse.kind is ErrorKind.RESOURCE and sparse.details["limits"] == ["file size"]
 
 
 async def test_fault_32_nothing_survives_a_cancel_in_any_engine(
-    caged_in: LocalProcesses,
+    sandboxed_in: LocalProcesses,
 ) -> None:
     mark = token()
     command = f"setsid sleep {mark} & (setsid env -i sleep {mark} &) ; echo ready; sleep {mark}"
 
-    assert await cancelled_when_ready(caged_in, command) < 8
+    assert await cancelled_when_ready(sandboxed_in, command) < 8
     assert alive(mark) == []
 
 
 async def test_fault_33_the_stubborn_are_killed_in_every_engine(
-    caged_in: LocalProcesses,
+    sandboxed_in: LocalProcesses,
 ) -> None:
     mark = token()
     for command in (
         "trap '' TERM; echo ready; while :; do sleep {0}; done",
         "echo ready; kill -STOP $$; sleep {0}",
     ):
-        assert await cancelled_when_ready(caged_in, command.format(mark)) < 8
+        assert await cancelled_when_ready(sandboxed_in, command.format(mark)) < 8
         assert alive(mark) == []
 
 
 async def test_fault_34_nobody_is_asked_for_anything_in_any_engine(
-    caged_in: LocalProcesses,
+    sandboxed_in: LocalProcesses,
 ) -> None:
-    done = await run(caged_in, "read x; tty; (echo password: > /dev/tty) 2>/dev/null; exit 7")
+    done = await run(sandboxed_in, "read x; tty; (echo password: > /dev/tty) 2>/dev/null; exit 7")
 
     assert (done.exit_code, done.stdout) == (7, b"not a tty\n")
 
 
 async def test_files_belong_to_the_owner_in_every_engine(
-    caged_in: LocalProcesses, tmp_path: Path
+    sandboxed_in: LocalProcesses, tmp_path: Path
 ) -> None:
-    assert await said(caged_in, "id -u; touch made; pwd") != "0"
+    assert await said(sandboxed_in, "id -u; touch made; pwd") != "0"
 
     assert owner(tmp_path / "made") == owner(tmp_path)
 

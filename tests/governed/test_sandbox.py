@@ -1,4 +1,4 @@
-"""The cage as a user of `evoclaw run` sees it: what a command can reach, and what is said of it."""
+"""The sandbox as a user of `evoclaw run` sees it: what commands reach, and what is reported."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_a_command_has_no_network_at_all(tmp_path: Path) -> None:
     assert not [name for name, what in tried.items() if what.startswith("WORKED")], tried
 
 
-async def test_with_a_list_of_hosts_the_only_way_out_is_the_proxy_which_refuses_the_others(
+async def test_with_an_allowlist_the_proxy_is_the_only_egress_and_refuses_other_hosts(
     tmp_path: Path,
 ) -> None:
     async with shell(tmp_path, *turns(bash("sh probe.sh"))) as here:
@@ -161,7 +161,7 @@ async def test_fault_35_an_engine_that_is_not_there_is_named_with_what_to_do(
     assert f"install the package {engine}" in text_of(told)
 
 
-async def test_without_a_cage_commands_run_only_if_that_was_said(tmp_path: Path) -> None:
+async def test_without_a_sandbox_commands_run_only_if_configured(tmp_path: Path) -> None:
     async with shell(tmp_path, *turns(bash("touch made; id -u"))) as here:
         furnish(here)
         settings(here, '[sandbox]\nengine = "none"\n')
@@ -176,7 +176,7 @@ async def test_without_a_cage_commands_run_only_if_that_was_said(tmp_path: Path)
     assert isolation(told) == row["isolation"]
     assert isolation(told) in ("none", "pid-namespace"), "it names no engine"
     (said,) = (one for one in json.loads(doctor.out) if one["name"] == "sandbox none")
-    assert "without a cage" in said["says"] and not said["ok"]
+    assert "without a sandbox" in said["says"] and not said["ok"]
     assert wrong.code == 2 and "choose one of" in wrong.err and "Traceback" not in wrong.err
 
 

@@ -1,4 +1,4 @@
-"""A yes that was given in advance counts only where a cage bounds what it was given for."""
+"""A yes that was given in advance counts only where a sandbox bounds what it was given for."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from evoclaw.wiring.rules import command_rules
 from tests.governed.support import hidden
 
 
-async def judged(command: str, workspace: Path, *, caged: bool) -> Verdict:
+async def judged(command: str, workspace: Path, *, sandboxed: bool) -> Verdict:
     call = Call("1", Tool("bash", "", {}), {"command": command}, "run.1.0.1", 1.0)
-    return await command_rules("", workspace, Level.FULL, workspace, caged=caged).judge(call)
+    return await command_rules("", workspace, Level.FULL, workspace, sandboxed=sandboxed).judge(
+        call
+    )
 
 
 @pytest.mark.parametrize("command", [hidden("touch x"), "touch x; ((1+", "python3 -c 'print(1)'"])
-async def test_what_cannot_be_read_is_asked_about_where_nothing_is_caged(
+async def test_unreadable_commands_are_asked_about_without_a_sandbox(
     tmp_path: Path, command: str
 ) -> None:
-    free, bare = [await judged(command, tmp_path, caged=caged) for caged in (True, False)]
+    free, bare = [
+        await judged(command, tmp_path, sandboxed=sandboxed) for sandboxed in (True, False)
+    ]
     assert not isinstance(free, Ask | Deny)
     assert isinstance(bare, Ask)
 
 
-@pytest.mark.parametrize("caged", [True, False])
-async def test_a_denial_stays_one(tmp_path: Path, caged: bool) -> None:
-    assert isinstance(await judged("cat /etc/shadow", tmp_path, caged=caged), Deny)
+@pytest.mark.parametrize("sandboxed", [True, False])
+async def test_a_denial_stays_one(tmp_path: Path, sandboxed: bool) -> None:
+    assert isinstance(await judged("cat /etc/shadow", tmp_path, sandboxed=sandboxed), Deny)
 
 
 @pytest.mark.parametrize(
@@ -53,5 +57,5 @@ async def test_a_workspace_in_our_folder_can_be_worked_in_and_nothing_beside_it(
     own = tmp_path / ".evoclaw"
     workspace = own / "edge" / "pi" / "workspace"
     workspace.mkdir(parents=True)
-    verdict = await judged(f"echo x > {path.format(own=own)}", workspace, caged=True)
+    verdict = await judged(f"echo x > {path.format(own=own)}", workspace, sandboxed=True)
     assert isinstance(verdict, Ask | Deny) is denied, verdict

@@ -1,4 +1,4 @@
-"""Where commands that a policy let pass are really run, and watched: a cage with marks in it.
+"""Where commands that a policy let pass are really run, and watched: a sandbox with marks in it.
 
 The same file is the process inside: it reads a line of JSON, runs what it says with bash in a fresh
 folder, and answers with what was seen.
@@ -30,7 +30,7 @@ LONGEST = 1.5
 """Seconds that a command may take."""
 
 
-class Cage:
+class FuzzSandbox:
     """The outer side."""
 
     def __init__(self, folder: Path) -> None:
@@ -59,7 +59,7 @@ class Cage:
         self._process.stdin.write(json.dumps(what).encode() + b"\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
-        assert line, "the cage broke"
+        assert line, "the sandbox broke"
         return json.loads(line)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ def isolated(folder: Path) -> list[str]:
 
 
 def why_not() -> str:
-    """Why there can be no cage here; empty if there can."""
+    """Why there can be no sandbox here; empty if there can."""
     if shutil.which("bwrap") is None:
         return "there is no bwrap: install your system's package bubblewrap"
     probe = ["bwrap", "--unshare-all", "--cap-drop", "ALL", "--ro-bind", "/", "/", "--", "true"]

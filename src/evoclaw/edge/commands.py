@@ -180,7 +180,7 @@ async def _job(edge: Device, command: Command) -> JSON:
         raise ToolFailure(ErrorKind.NOT_FOUND, f"There is no job {wanted[:200]!r} here.")
     if action == "cancel":
         return await _cancel(edge, command)
-    live = next((one for one in edge.calls.live if one.request_id == wanted), None)
+    live = next((call for call in edge.calls.live if call.request_id == wanted), None)
     if live is not None:
         return live.describe() | {"ended": False, "output": live.said}
     found: dict[str, JSON] = {"job_id": wanted, "state": str(row.state)}
@@ -258,7 +258,7 @@ def _welcome(edge: Device, command: Command) -> None:
 
 def _result_ack(edge: Device, command: Command) -> None:
     given = command.payload.get("request_ids")
-    ids = [one for one in given if isinstance(one, str)] if is_array(given) else []
+    ids = [value for value in given if isinstance(value, str)] if is_array(given) else []
     edge.spawn(edge.reports.acknowledged(ids))
 
 

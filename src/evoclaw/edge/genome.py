@@ -238,10 +238,10 @@ def _is_deeper(value: JSON, limit: int) -> bool:
     level: list[JSON] = [value]
     for _ in range(limit):
         inner: list[JSON] = []
-        for one in level:
-            if is_object(one):
-                inner += one.values()
-            elif is_array(one):
-                inner += one
+        for value in level:
+            if is_object(value):
+                inner += value.values()
+            elif is_array(value):
+                inner += value
         level = inner
-    return any(is_object(one) or is_array(one) for one in level)
+    return any(is_object(value) or is_array(value) for value in level)

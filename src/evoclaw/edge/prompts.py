@@ -84,7 +84,7 @@ class PromptPlans:
     async def plan(self, command: Command) -> Plan | ToolResult:
         """Read the question."""
         said = [command.payload.get(word) for word in _WORDS]
-        text = next((one for one in said if isinstance(one, str) and one.strip()), None)
+        text = next((value for value in said if isinstance(value, str) and value.strip()), None)
         if text is None:
             raise ToolFailure(ErrorKind.INVALID_PARAMS, "A prompt needs its text as `prompt`.")
         self._check(command)

@@ -118,7 +118,7 @@ class Reports:
 
     async def acknowledged(self, request_ids: Iterable[str]) -> None:
         """Somebody has it: no need to keep the results any longer."""
-        ids = [one for one in request_ids if one]
+        ids = [request_id for request_id in request_ids if request_id]
         for request_id in ids:
             self._untold.pop(request_id, None)
         if ids:
@@ -130,8 +130,8 @@ class Reports:
     def send_again(self) -> None:
         """Do not wait any longer with what was not acknowledged: there is a new listener."""
         now = time.monotonic()
-        for one in self._untold.values():
-            one.due, one.tries = now, 0
+        for result in self._untold.values():
+            result.due, result.tries = now, 0
         self._wake.set()
 
     def link_is_up(self) -> None:
@@ -145,11 +145,11 @@ class Reports:
             await self._save()
             await self._make_room()
             now, sent = time.monotonic(), 0
-            for request_id, one in tuple(self._untold.items()):
-                if one.due > now or sent == WINDOW or not self._link.is_up:
+            for request_id, untold in tuple(self._untold.items()):
+                if untold.due > now or sent == WINDOW or not self._link.is_up:
                     continue
-                one.due = now + self._pause(one.tries)
-                one.tries += 1
+                untold.due = now + self._pause(untold.tries)
+                untold.tries += 1
                 sent += 1
                 if request_id in self._untold and not await self._again(request_id):
                     self._untold.pop(request_id, None)
@@ -167,7 +167,7 @@ class Reports:
     def _when(self) -> float:
         """When there is something to do."""
         later = time.monotonic() + self._limits.resend
-        due = min((one.due for one in self._untold.values()), default=math.inf)
+        due = min((result.due for result in self._untold.values()), default=math.inf)
         if self._unsaved:
             due = min(due, later)
         return due if self._link.is_up or due == math.inf else max(due, later)

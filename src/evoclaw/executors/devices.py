@@ -88,7 +88,7 @@ class LocalDevice:
         load = _text(self._proc / "loadavg").split()[:3]
         cores = os.cpu_count() or 1
         text = f"{percent} % of {cores} cores busy; load {' '.join(load)}"
-        return _said(text, percent=percent, cores=cores, load=[float(one) for one in load])
+        return _said(text, percent=percent, cores=cores, load=[float(value) for value in load])
 
     def _ticks(self) -> tuple[int, int]:
         """Busy and all ticks since the machine began."""

@@ -113,13 +113,13 @@ class Walk:
             return False
         before = len(found)
         try:
-            for one in chain((name,), names):
+            for following in chain((name,), names):
                 try:
-                    about = os.stat(one, dir_fd=descriptor, follow_symlinks=False)
+                    about = os.stat(following, dir_fd=descriptor, follow_symlinks=False)
                 except OSError:
                     continue
                 kind = kind_of(about.st_mode)
-                found.append(FileStat(prefix + one, kind, about.st_size, about.st_mtime))
+                found.append(FileStat(prefix + following, kind, about.st_size, about.st_mtime))
                 if kind == "dir" or len(found) >= BATCH:
                     break
         finally:

@@ -19,7 +19,7 @@ from evoclaw.core.ops import FileStat
 from evoclaw.executors.beneath import FOLDER, open_beneath
 from evoclaw.executors.file_survey import Folder, Survey
 from evoclaw.executors.file_walk import Walk, kind_of
-from evoclaw.executors.protected_paths import check_change
+from evoclaw.executors.protected_paths import check_not_protected
 from evoclaw.executors.roots import Place, Roots, explained, outside
 
 MAX_READ = 64 << 20
@@ -196,7 +196,7 @@ class LocalFiles:
                 ErrorKind.INVALID_PARAMS, f"'{path}' names a folder. Add the file's name."
             )
         if self._protect:
-            check_change(path, inside)
+            check_not_protected(path, inside)
         return place, above, name
 
     def _reach(self, place: Place, above: str, *, make: bool) -> int:

@@ -1,4 +1,4 @@
-"""Taking in what a process writes, in bounded memory, and noticing that it ended."""
+"""Collects what a process writes, in bounded memory, and notices that it ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 STDOUT, STDERR = 1, 2
 
 
-class Kept:
-    """The head and the tail of a stream, and how much there was."""
+class BoundedOutput:
+    """The head and the tail of a stream, and its total size."""
 
     def __init__(self, limit: int) -> None:
         self._half = max(1, limit // 2)
@@ -19,7 +19,7 @@ class Kept:
         self.total = 0
 
     def add(self, data: bytes) -> None:
-        """Take in the next piece."""
+        """Add the next piece."""
         self.total += len(data)
         room = self._half - len(self._head)
         if room > 0:
@@ -30,7 +30,7 @@ class Kept:
             del self._tail[: -self._half]
 
     def content(self) -> bytes:
-        """All of it, or head and tail with a line between them that says what is missing."""
+        """All of it, or head and tail with a line between them that says how much is missing."""
         tail = self._tail[-self._half :]
         missing = self.total - len(self._head) - len(tail)
         if not missing:
@@ -38,30 +38,30 @@ class Kept:
         return bytes(self._head) + f"\n[… {missing:,} bytes left out …]\n".encode() + bytes(tail)
 
 
-class Watch(asyncio.SubprocessProtocol):
-    """What is seen of one process: its output and its end."""
+class ProcessWatch(asyncio.SubprocessProtocol):
+    """Watches one process: its output and its exit."""
 
     def __init__(
         self, max_output: int, max_bytes: int, on_output: Callable[[str], None] | None = None
     ) -> None:
-        self.kept = {STDOUT: Kept(max_output), STDERR: Kept(max_output)}
+        self.kept = {STDOUT: BoundedOutput(max_output), STDERR: BoundedOutput(max_output)}
         self.exited = asyncio.Event()
         self.closed = asyncio.Event()
-        """Nobody holds the other end of a pipe any more."""
+        """No process holds the other end of a pipe any more."""
         self.wake = asyncio.Event()
         """The process ended, wrote too much, or was asked to stop."""
         self.overflowed = False
         self._max_bytes = max_bytes
         self._open = {STDOUT, STDERR}
         self._on_output = on_output
-        # Who keeps all of it elsewhere says so; others are spared more than they could show.
+        # A listener that stores all output sets `wants_everything`; others get `max_output`.
         everything = getattr(on_output, "wants_everything", False)
         self._sent, self._may_send = 0, sys.maxsize if everything else max_output
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {fd: decoder("replace") for fd in self._open}
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Keep a piece, and pass it on while there is not too much."""
+        """Store a piece, and pass it on up to the limit."""
         self.kept[fd].add(data)
         if sum(kept.total for kept in self.kept.values()) > self._max_bytes:
             self.overflowed = True

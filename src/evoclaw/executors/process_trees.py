@@ -1,8 +1,8 @@
-"""Starting a command so that it and everything it starts can be ended, and be known to have ended.
+"""Process trees: a command and everything it starts, ended together and verified to be dead.
 
-Killing a process, or its group, leaves behind what moved to a session of its own. Two ways do
-not: a pid namespace, which the kernel empties when its first process ends; and, where that is not
-allowed, a supervisor that inherits the orphans. Both also end everything when we die ourselves.
+Killing a process, or its group, leaves behind what moved to its own session. Two ways do not: a
+pid namespace, which the kernel empties when its first process ends; and, where that is not
+allowed, a supervisor that inherits the orphans. Both also end everything when we are killed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from evoclaw.executors.process_output import Watch
+from evoclaw.executors.process_output import ProcessWatch
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 5.0
-"""Seconds to wait for what takes milliseconds, before calling it broken."""
-NUDGE = 0.05
+END_TIMEOUT_S = 5.0
+"""How long to wait for what should take milliseconds."""
+END_POLL_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What to run, checked: the program is there and the folder is allowed."""
+class CommandSpec:
+    """A command to run, checked: the program exists and the folder is allowed."""
 
     argv: tuple[str, ...]
     cwd: str
@@ -37,64 +37,64 @@ class Job:
     stdin: bytes | None = None
 
 
-class Tree(Protocol):
+class ProcessTree(Protocol):
     """A command and everything it starts."""
 
-    async def start(self, job: Job, watch: Watch) -> None:
-        """Start it; `OSError` if that cannot be."""
+    async def start(self, job: CommandSpec, watch: ProcessWatch) -> None:
+        """Start it; `OSError` if that fails."""
         ...
 
     def terminate(self) -> None:
-        """Ask it politely to end."""
+        """Ask it to end (SIGTERM)."""
         ...
 
     async def end(self) -> int:
-        """Kill whatever is left, see that it is dead, and say how the command ended."""
+        """Kill what is left, wait until it is dead, and return the exit code."""
         ...
 
     def met(self) -> list[str]:
-        """The limits that the command met, as far as the kernel tells."""
+        """The limits that the command reached, as far as the kernel reports them."""
         ...
 
 
-class Holder(asyncio.SubprocessProtocol):
+class NamespaceHolder(asyncio.SubprocessProtocol):
     """The first process of a namespace: `cat`, which echoes when ready and ends with its input."""
 
     def __init__(self) -> None:
         self.ready, self.exited = asyncio.Event(), asyncio.Event()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """It echoed: the namespace stands."""
+        """Note that it echoed: the namespace is ready."""
         self.ready.set()
 
     def process_exited(self) -> None:
-        """It ended, and with it, says the kernel, everything in the namespace."""
+        """Note that it ended, and with it everything in the namespace."""
         self.exited.set()
         self.ready.set()
 
 
 @dataclass(frozen=True, slots=True)
-class Unshare:
-    """How this machine lets us make a pid namespace."""
+class UnshareTools:
+    """The programs that make a pid namespace on this machine."""
 
     unshare: str
     nsenter: str
     cat: str
     user: bool
-    """Through a user namespace, as anyone but root must."""
+    """Through a user namespace, as users other than root need."""
 
 
-class Namespace:
-    """A command in a pid namespace of its own."""
+class NamespaceTree:
+    """A command in its own pid namespace."""
 
-    def __init__(self, how: Unshare) -> None:
+    def __init__(self, how: UnshareTools) -> None:
         self._how = how
-        self._holder = Holder()
+        self._holder = NamespaceHolder()
         self._held: asyncio.SubprocessTransport | None = None
         self._main: asyncio.SubprocessTransport | None = None
-        self._watch: Watch | None = None
+        self._watch: ProcessWatch | None = None
 
-    async def start(self, job: Job, watch: Watch) -> None:
+    async def start(self, job: CommandSpec, watch: ProcessWatch) -> None:
         """Make the namespace, then enter it with the command."""
         loop = asyncio.get_running_loop()
         user = ("--user", "--map-current-user") if self._how.user else ()
@@ -110,7 +110,7 @@ class Namespace:
             env={},
         )
         cast("asyncio.WriteTransport", self._held.get_pipe_transport(0)).write(b"\n")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(END_TIMEOUT_S):
             await self._holder.ready.wait()
         if self._holder.exited.is_set():
             raise ChildProcessError("no pid namespace could be made")
@@ -139,7 +139,7 @@ class Namespace:
             if held is not None:
                 held.close()
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(END_TIMEOUT_S):
                     await self._emptied()
             self._held.close()
         return await _close(self._main, self._watch)
@@ -155,7 +155,7 @@ class Namespace:
             if self._main is not None and self._main.get_returncode() is None:
                 _signal(self._main.get_pid(), signal.SIGCONT)
             with suppress(TimeoutError):
-                async with asyncio.timeout(NUDGE):
+                async with asyncio.timeout(END_POLL_INTERVAL_S):
                     await self._holder.exited.wait()
 
 
@@ -177,15 +177,15 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-class Supervised:
+class SupervisedTree:
     """A command below a supervisor."""
 
     def __init__(self) -> None:
         self._control: int | None = None
         self._main: asyncio.SubprocessTransport | None = None
-        self._watch: Watch | None = None
+        self._watch: ProcessWatch | None = None
 
-    async def start(self, job: Job, watch: Watch) -> None:
+    async def start(self, job: CommandSpec, watch: ProcessWatch) -> None:
         """Start the supervisor, which starts the command."""
         told, self._control = os.pipe()
         script = str(Path(__file__).with_name("supervisor_program.py"))
@@ -209,7 +209,7 @@ class Supervised:
             self._control = None
         if self._main is not None and self._watch is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(END_TIMEOUT_S):
                     await self._watch.exited.wait()
         return await _close(self._main, self._watch)
 
@@ -233,7 +233,7 @@ def memory_file(data: bytes) -> int:
 
 
 async def _spawn(
-    argv: tuple[str, ...], job: Job, watch: Watch, *keep: int
+    argv: tuple[str, ...], job: CommandSpec, watch: ProcessWatch, *keep: int
 ) -> asyncio.SubprocessTransport:
     given = memory_file(job.stdin) if job.stdin is not None else None
     try:
@@ -254,12 +254,12 @@ async def _spawn(
             os.close(given)
 
 
-async def _close(main: asyncio.SubprocessTransport | None, watch: Watch | None) -> int:
+async def _close(main: asyncio.SubprocessTransport | None, watch: ProcessWatch | None) -> int:
     if main is None or watch is None:
         return 0
     if not watch.exited.is_set():
         main.kill()
-    if not await watch.settled(PATIENCE):
+    if not await watch.settled(END_TIMEOUT_S):
         logger.warning("process %d or what it started could not be ended", main.get_pid())
     code = main.get_returncode()
     # Closing also frees a reader that something unkillable still holds the other end of.

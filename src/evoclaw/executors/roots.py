@@ -138,7 +138,7 @@ class Roots:
         finally:
             os.close(descriptor)
         found = difflib.get_close_matches(name, names, n=3)
-        return [posixpath.join(posixpath.dirname(place.shown), one) for one in found]
+        return [posixpath.join(posixpath.dirname(place.shown), match) for match in found]
 
 
 def _root(path: str | Path, *, writable: bool) -> Root:
@@ -198,7 +198,7 @@ def explained(problem: OSError, path: str, near: Iterable[str] = ()) -> ToolFail
     if code == errno.EXDEV:
         return outside(path)
     if code == errno.ENOENT:
-        guess = ", ".join(f"'{one}'" for one in near)
+        guess = ", ".join(f"'{path}'" for path in near)
         hint = f"Did you mean {guess}?" if guess else "Use glob to see what there is."
         return ToolFailure(ErrorKind.NOT_FOUND, f"'{path}' does not exist. {hint}")
     if code == errno.ELOOP:

@@ -15,7 +15,7 @@ import sys
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
-PATIENCE = 4.0
+SWEEP_TIMEOUT_S = 4.0
 """Seconds of killing after which what is left cannot be killed by us."""
 
 
@@ -80,7 +80,7 @@ def _reap(pid: int) -> int | None:
 
 def _sweep() -> None:
     """Freeze and kill all descendants until there are none."""
-    give_up = time.monotonic() + PATIENCE
+    give_up = time.monotonic() + SWEEP_TIMEOUT_S
     while time.monotonic() < give_up:
         frozen: set[int] = set()
         # What is frozen cannot fork, so the set stops growing.

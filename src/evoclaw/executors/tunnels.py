@@ -58,7 +58,7 @@ def for_the_server(head: bytes) -> bytes:
 def closing(head: bytes) -> bytes:
     """A head that promises nothing beyond this one exchange."""
     lines = head.removesuffix(END).split(b"\r\n")
-    kept = [one for one in lines[1:] if one.partition(b":")[0].strip().lower() not in _OURS]
+    kept = [line for line in lines[1:] if line.partition(b":")[0].strip().lower() not in _OURS]
     return b"\r\n".join((lines[0], *kept, b"Connection: close")) + END
 
 

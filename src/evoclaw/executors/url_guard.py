@@ -104,7 +104,7 @@ class Guard:
                 name is resolved, for each redirect and each part of a page anew.
         """
         self._may = may
-        self._allowed = tuple(_network(one) for one in allowed)
+        self._allowed = tuple(_network(network) for network in allowed)
         self._resolve = resolve or resolve_by_system
 
     async def target(self, url: str) -> Target:
@@ -119,7 +119,7 @@ class Guard:
             )
         literal = _literal(host)
         found = [str(literal)] if literal else await self._look_up(host, port)
-        addresses = [_address(one) for one in found]
+        addresses = [_address(match) for match in found]
         for address in addresses:
             # One bad address spoils the name: whoever mixes them hopes for the second try.
             if why := self.objection(address):

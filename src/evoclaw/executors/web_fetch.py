@@ -203,7 +203,7 @@ def pinned(target: Target, tls: ssl.SSLContext | None = None) -> TCPConnector:
     import aiohttp
     from aiohttp.abc import AbstractResolver, ResolveResult
 
-    allowed = frozenset(ipaddress.ip_address(one) for one in target.addresses)
+    allowed = frozenset(ipaddress.ip_address(address) for address in target.addresses)
 
     class Pinned(AbstractResolver):
         async def resolve(

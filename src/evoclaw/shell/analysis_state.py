@@ -180,12 +180,12 @@ class Scene:
     @contextmanager
     def bound(self, name: str, values: Sequence[Word]) -> Generator[None]:
         """A variable goes through values while something is read."""
-        numbers = all(one.text is not None and one.text.isdecimal() for one in values)
+        numbers = all(value.text is not None and value.text.isdecimal() for value in values)
         self.assign(name, Word("0", "0") if numbers and values else None)
         every = _every(values)
         if every is not None and name not in self.variables and not is_dangerous(name):
             self.constants[name] = every
-        if any(one.text is None for one in values):
+        if any(value.text is None for value in values):
             self._names_of_files.add(name)
         yield
         self.constants.pop(name, None)
@@ -215,13 +215,15 @@ class Scene:
         if odd := self._counted & self._inexact:
             self.doubt(f"it calculates with {min(odd)}, which may hold more than a number")
         places = [
-            Place("", one.access, one.by, one.tree, one.sure) if relative and self._lost else one
-            for one, relative in self._places
+            Place("", path.access, path.by, path.tree, path.sure)
+            if relative and self._lost
+            else path
+            for path, relative in self._places
         ]
         if self.scripts:
             # A script that this command wrote is code that was not looked into.
             tame = {*self.scripts, *_NO_CONTENT}
-            if any(one.access is Access.WRITE and one.by not in tame for one in places):
+            if any(path.access is Access.WRITE and path.by not in tame for path in places):
                 self.code += self.scripts
         return Effects(
             tuple(self.programs),
@@ -235,13 +237,15 @@ class Scene:
 
 def _every(values: Sequence[Word]) -> str | None:
     """One pattern that stands for each of several words."""
-    if any("\0" in one.pattern or one.pattern[:1] in "-.~" or not one.pattern for one in values):
+    if any(
+        "\0" in value.pattern or value.pattern[:1] in "-.~" or not value.pattern for value in values
+    ):
         return None
     if len(values) == 1:
         # A value with a blank would be several words where it is used without quotes.
         return values[0].pattern if not re.search(r"\s", values[0].pattern) else None
-    plain = all(one.text is not None and _PLAIN.fullmatch(one.text) for one in values)
-    return "*" if plain and values and not any("/" in one.pattern for one in values) else None
+    plain = all(value.text is not None and _PLAIN.fullmatch(value.text) for value in values)
+    return "*" if plain and values and not any("/" in value.pattern for value in values) else None
 
 
 def begin(cwd: str, home: str, variables: frozenset[str] = frozenset()) -> Scene:

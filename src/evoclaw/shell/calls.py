@@ -93,7 +93,7 @@ def _guessed(
     hosts: list[Host] = []
     tree = name in _TREES
     if tree and not arguments.keys() & {"path", "workdir"}:
-        places += [Place(escape(workspace), one, tree=True) for one in access]
+        places += [Place(escape(workspace), kind, tree=True) for kind in access]
     for key, text in _strings(arguments, ""):
         named = _named(key) if len(key) <= LONGEST_NAME else _names(key)
         if named == "url" or _URL.fullmatch(text):
@@ -101,11 +101,11 @@ def _guessed(
             if host is not None:
                 hosts.append(Host(host))
                 continue
-            places += [Place("", one) for one in access]
+            places += [Place("", kind) for kind in access]
         elif named == "path" or text.startswith(("/", "../", "~/")):
             # Tools take a path as it is: nothing in it is expanded.
             pattern = escape(_joined(workspace, text))
-            places += [Place(pattern, one, tree=tree) for one in access]
+            places += [Place(pattern, kind, tree=tree) for kind in access]
     return Effects(places=tuple(places), hosts=tuple(hosts))
 
 

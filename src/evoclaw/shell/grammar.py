@@ -97,7 +97,7 @@ def check_tight(data: bytes, children: Sequence[Node]) -> None:
 
 def laid_out(node: Node) -> list[Laid]:
     """The children of a node; each of its properties is fetched once, for that is dear."""
-    return [(one, one.type, one.start_byte, one.end_byte) for one in node.children]
+    return [(child, child.type, child.start_byte, child.end_byte) for child in node.children]
 
 
 def check_redirects(data: bytes, children: Sequence[Laid], kinds: Set[str]) -> None:

@@ -101,8 +101,8 @@ class Redirects:
 
     def _heredoc(self, node: Node, check_gaps: CheckGaps) -> None:
         children = node.children
-        for one, two in pairwise(children):
-            if self._scene.data[one.end_byte : two.start_byte].strip(b" \t\n"):
+        for left, two in pairwise(children):
+            if self._scene.data[left.end_byte : two.start_byte].strip(b" \t\n"):
                 raise Unreadable("a heredoc is not understood")
         operator = children[0].type
         if operator not in ("<<", "<<-"):

@@ -156,7 +156,7 @@ class Walk:
     def _case_item(self, node: Node) -> None:
         children = node.children
         self._check_gaps(children)
-        ends = next((i for i, one in enumerate(children) if one.type == ")"), None)
+        ends = next((i for i, child in enumerate(children) if child.type == ")"), None)
         if ends is None:
             raise Unreadable("a case is not understood")
         for child in children[:ends]:

@@ -66,7 +66,7 @@ def words(node: Node, scene: Scene, substitute: Substitute) -> list[Word]:
         patterns = braces(pattern) if not scene.posix else unsure_braces(pattern)
         if patterns is None:
             return [ANYTHING]
-        return [reader.finish(one) for one in patterns]
+        return [reader.finish(pattern) for pattern in patterns]
     return [reader.finish(pattern)]
 
 
@@ -97,7 +97,7 @@ def braces(pattern: str) -> list[str] | None:
         pieces += [[pattern[end : group.start()]], options]
         end = group.end()
     rest = pattern[end:]
-    made = ["".join(one) for one in product(*pieces, [rest])] if pieces else [pattern]
+    made = ["".join(choice) for choice in product(*pieces, [rest])] if pieces else [pattern]
     if len(made) > MOST_BRACES:
         return None
     # What is left over may be nested or unbalanced: such braces are somebody else's riddle.
@@ -186,7 +186,7 @@ class Reader:
         if "\\" not in text:
             return text
         pieces = re.split(r"(\\.)", text, flags=re.DOTALL)
-        return "".join(escape(one[1:]) if one[:1] == "\\" else one for one in pieces)
+        return "".join(escape(piece[1:]) if piece[:1] == "\\" else piece for piece in pieces)
 
     def _joined(self, node: Node) -> str:
         end = node.start_byte

@@ -212,7 +212,9 @@ class Mosquitto:
                 f"acl_file {folder / 'rights'}",
             ]
             passwords = [f"{PROBE}:{setup.probe.mosquitto}"]
-            passwords += [f"{one.name}:{one.password.mosquitto}" for one in setup.accounts]
+            passwords += [
+                f"{account.name}:{account.password.mosquitto}" for account in setup.accounts
+            ]
             write_private(folder / "passwords", _lines(passwords))
             write_private(folder / "rights", _lines(_rights(setup.accounts)))
         write_private(path, _lines(lines))

@@ -143,7 +143,7 @@ class Lanes:
         """An edge said how many more it takes."""
         lane = self._lane(agent_id)
         if room is not None:
-            lane.window = max(1, room + sum(one.accepted for one in lane.flights.values()))
+            lane.window = max(1, room + sum(flight.accepted for flight in lane.flights.values()))
             if lane.behind:
                 self.wake(agent_id)
 

@@ -103,11 +103,11 @@ class Waiter:
         self._tell(*self._joined)
 
     def _tell(self, *waiting: asyncio.Future[Outcome]) -> None:
-        for one in waiting:
-            if one.done():
+        for waiter in waiting:
+            if waiter.done():
                 continue
             if self.answer is not None:
-                one.set_result(self.answer)
+                waiter.set_result(self.answer)
             elif self._problem is not None:
-                one.set_exception(self._problem)
-                one.exception()  # seen: whoever sent it knows by itself
+                waiter.set_exception(self._problem)
+                waiter.exception()  # seen: whoever sent it knows by itself

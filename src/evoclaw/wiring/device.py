@@ -101,12 +101,14 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
     from evoclaw.tools.device import Device as DeviceOps
     from evoclaw.tools.device import Notifier
     from evoclaw.tools.web import Fetcher
-    from evoclaw.wiring.sandboxes import open_cages
+    from evoclaw.wiring.sandboxes import open_sandboxes
 
     domains = Domains(config.network)
-    caged = await open_cages(config.workspace, config.cage, domains, stack, data=config.data)
+    sandboxed = await open_sandboxes(
+        config.workspace, config.sandbox_settings, domains, stack, data=config.data
+    )
     # The camera, the pins and the screen are the device's own: their programs are fixed.
-    person, device = LocalNotifier(caged.plain), LocalDevice(caged.plain)
+    person, device = LocalNotifier(sandboxed.plain), LocalDevice(sandboxed.plain)
     given: dict[type, object] = {
         Fetcher: WebFetcher(Guard(may=domains.may)),
         DeviceOps: device,
@@ -115,9 +117,9 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
     executor = LocalExecutor(
         _tools(config, notifies=person.works),
         files=LocalFiles(config.workspace),
-        exec=caged.plain,
+        exec=sandboxed.plain,
         given=given,
-        exec_for=caged.exec_for,
+        exec_for=sandboxed.exec_for,
         sound=True,
     )
     return Filtered(Flagged(executor, config.flow), config.capabilities)

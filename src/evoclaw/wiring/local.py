@@ -96,10 +96,10 @@ def box_executor(
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.routed import Routed
     from evoclaw.executors.wrapped import Filtered
-    from evoclaw.skills.binary import Cages
+    from evoclaw.skills.binary import Sandboxes
     from evoclaw.skills.executing import SkillExecutor
     from evoclaw.skills.narrowing import Narrowed
-    from evoclaw.wiring.sandboxes import Caged
+    from evoclaw.wiring.sandboxes import SandboxedProcesses
 
     tools = box.tools
     if names is not None:
@@ -112,12 +112,15 @@ def box_executor(
                 there = ", ".join(sorted(known))
                 raise ConfigError(f"no tool {name!r}; there are: {there}")
         tools = tuple(tool for tool in tools if tool.name in names)
-    caged = cast("Caged", box.given[Caged])
-    executor: Executor = LocalExecutor(tools, given=box.given, exec_for=caged.exec_for)
+    sandboxed = cast("SandboxedProcesses", box.given[SandboxedProcesses])
+    executor: Executor = LocalExecutor(tools, given=box.given, exec_for=sandboxed.exec_for)
     if names is None:
         processes = cast("ExecOps", box.given[ExecOps])
         skills = SkillExecutor(
-            box.shelf, processes, given={Cages: caged.cages}, exec_for=caged.exec_for
+            box.shelf,
+            processes,
+            given={Sandboxes: sandboxed.sandboxes},
+            exec_for=sandboxed.exec_for,
         )
         executor = Routed([executor, skills, box.own, *box.servers])
     return Narrowed(Filtered(executor, capabilities), box.shelf, history)

@@ -38,7 +38,7 @@ def rules_file(name: str, folder: Path) -> Path | None:
 
 
 def command_rules(
-    name: str, folder: Path, level: Level, workspace: Path | None, *, caged: bool = True
+    name: str, folder: Path, level: Level, workspace: Path | None, *, sandboxed: bool = True
 ) -> Policy:
     """Judges what calls do.
 
@@ -47,7 +47,7 @@ def command_rules(
         folder: Where it is looked for.
         level: An agent that may act by itself has a person's word for what cannot be seen through.
         workspace: Where calls run, if that is here.
-        caged: Whether a cage bounds what cannot be seen through; else that is always asked.
+        sandboxed: Whether a sandbox bounds what cannot be seen through; else that is always asked.
     """
     from evoclaw.governance.advance import InAdvance
     from evoclaw.governance.autonomy import Level
@@ -55,7 +55,7 @@ def command_rules(
     file = rules_file(name, folder)
     # Those of the owner are read at once: what is wrong with them must be told at once.
     rules = WhenNeeded(workspace) if file is None else loaded_rules(file, workspace)
-    return InAdvance(rules) if caged and level is Level.FULL else rules
+    return InAdvance(rules) if sandboxed and level is Level.FULL else rules
 
 
 class WhenNeeded(Policy):

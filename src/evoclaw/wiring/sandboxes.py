@@ -1,4 +1,4 @@
-"""The cages of a workspace: what its commands run in, and the one way out of them."""
+"""Builds the sandboxes of a workspace, and the egress gateway of their commands."""
 
 from __future__ import annotations
 
@@ -16,74 +16,76 @@ from evoclaw.core.tools import Call
 
 if TYPE_CHECKING:
     from evoclaw.core.ops import ExecOps
-    from evoclaw.core.sandboxes import Confines, Engine
+    from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
     from evoclaw.governance.network import Domains
-    from evoclaw.sandbox.egress.gateway import Passage
+    from evoclaw.sandbox.egress.gateway import EgressConnection
     from evoclaw.sandbox.engines.registry import SandboxSettings
-    from evoclaw.sandbox.sandboxes import LocalCages
+    from evoclaw.sandbox.sandboxes import LocalSandboxes
 
-NONE = "none"
-GIT = "git_"
+NO_ENGINE = "none"
+GIT_TOOL_PREFIX = "git_"
 """These tools run one fixed program that is kept from running others, and need its settings."""
 
 
-class Caged:
-    """Processes of a workspace, by who asks for them."""
+class SandboxedProcesses:
+    """The processes of a workspace, sandboxed by tool, tenant and trust."""
 
-    def __init__(self, confines: Callable[[], Confines], settings: SandboxSettings) -> None:
-        """Build nothing yet: a device that is never given a command carries no cages."""
+    def __init__(self, policy: Callable[[], SandboxPolicy], settings: SandboxSettings) -> None:
+        """Build nothing yet: a device that never runs a command needs no sandboxes."""
         from evoclaw.executors.processes import LocalProcesses
 
-        self._confines, self._settings = confines, settings
-        self._cages: LocalCages | None = None
-        self.plain: ExecOps = LocalProcesses(confines().workspace)
-        """Without a cage, for programs of our own choice."""
+        self._policy, self._settings = policy, settings
+        self._sandboxes: LocalSandboxes | None = None
+        self.plain: ExecOps = LocalProcesses(policy().workspace)
+        """Processes without a sandbox, for programs of our own choice."""
 
     @property
-    def cages(self) -> LocalCages:
-        """The cages, built when they are first needed."""
-        if self._cages is None:
-            self._cages = _built(self._confines(), self._settings)
-        return self._cages
+    def sandboxes(self) -> LocalSandboxes:
+        """The sandboxes, built when they are first needed."""
+        if self._sandboxes is None:
+            self._sandboxes = _build_sandboxes(self._policy(), self._settings)
+        return self._sandboxes
 
     async def close(self) -> None:
-        """End everything in every cage."""
-        if self._cages is not None:
-            await self._cages.close()
+        """End everything in every sandbox."""
+        if self._sandboxes is not None:
+            await self._sandboxes.close()
 
     def exec_for(self, call: Call) -> ExecOps:
-        """What a call may run programs in; nothing warm is shared across tenants or trust."""
-        if call.name.startswith(GIT):
+        """Where a call runs programs; no warm worker is shared across tenants or trust."""
+        if call.name.startswith(GIT_TOOL_PREFIX):
             return self.plain
         context = call.context
-        return self.cages.exec_for(
+        return self.sandboxes.exec_for(
             call.name, tenant=context.principal.tenant, trusted=not context.label.untrusted
         )
 
 
-async def tried_out(caged: Caged, engines: Mapping[str, Engine]) -> list[tuple[str, bool, str]]:
-    """The engines there are: of the one in use whether it holds, of the others how to get them."""
+async def self_test_engines(
+    sandboxed: SandboxedProcesses, package_engines: Mapping[str, SandboxEngine]
+) -> list[tuple[str, bool, str]]:
+    """Every engine: the one in use is self-tested, of the others it says how to install them."""
     found: list[tuple[str, bool, str]] = []
-    for name, engine in engines.items():
-        if name == caged.cages.default:
-            found.append((name, *await _holds(caged)))
-        elif name != NONE:
+    for name, engine in package_engines.items():
+        if name == sandboxed.sandboxes.default:
+            found.append((name, *await _engine_holds(sandboxed)))
+        elif name != NO_ENGINE:
             why = engine.missing()
             found.append((name, not why, why or "installed; not in use"))
     return found
 
 
-async def _holds(caged: Caged) -> tuple[bool, str]:
-    if caged.cages.default == NONE:
-        return False, 'commands run without a cage, because [sandbox] says engine = "none"'
+async def _engine_holds(sandboxed: SandboxedProcesses) -> tuple[bool, str]:
+    if sandboxed.sandboxes.default == NO_ENGINE:
+        return False, 'commands run without a sandbox, because [sandbox] sets engine = "none"'
     try:
-        await caged.cages.exec_in().run(("true",))
+        await sandboxed.sandboxes.exec_in().run(("true",))
     except ToolFailure as failure:
         return False, failure.message
-    return True, "in use; every way out that we know was tried, and it held"
+    return True, "in use; it passed the self-test: every known escape was tried and blocked"
 
 
-async def open_cages(
+async def open_sandboxes(
     workspace: Path,
     settings: SandboxSettings,
     domains: Domains,
@@ -91,75 +93,77 @@ async def open_cages(
     *,
     data: Path,
     readable: Iterable[Path] = (),
-    passed: Callable[[Passage], None] | None = None,
-) -> Caged:
-    """The cages of a workspace, closed with the stack; nothing runs before the first command.
+    on_connection: Callable[[EgressConnection], None] | None = None,
+) -> SandboxedProcesses:
+    """The sandboxes of a workspace, closed with the stack; nothing runs before the first command.
 
     Args:
         workspace: The folder that commands may change.
         settings: Which engine, and its limits.
         domains: Which hosts commands may reach.
         stack: Closes them.
-        data: Our own folder: no command may see it.
+        data: EvoClaw's own folder: no command may see it.
         readable: Folders that commands may read beside the system's.
-        passed: Told of every connection that was asked for.
+        on_connection: Called with every egress connection that a command requested.
     """
-    place, hidden = _place(workspace, data)
-    proxy = await _gateway(domains, stack, passed) if domains.open_to_commands else ""
-    there = [folder for folder in readable if folder.is_dir()]
+    root, hidden = _locate_workspace(workspace, data)
+    proxy = await _open_gateway(domains, stack, on_connection) if domains.open_to_commands else ""
+    existing = [folder for folder in readable if folder.is_dir()]
 
-    def confines() -> Confines:
-        return settings.confines(place, hidden=hidden, readable=there, proxy=proxy)
+    def policy() -> SandboxPolicy:
+        return settings.sandbox_policy(root, hidden=hidden, readable=existing, proxy=proxy)
 
-    caged = Caged(confines, settings)
-    stack.push_async_callback(caged.close)
-    return caged
+    sandboxed = SandboxedProcesses(policy, settings)
+    stack.push_async_callback(sandboxed.close)
+    return sandboxed
 
 
-def _built(confines: Confines, settings: SandboxSettings) -> LocalCages:
-    from evoclaw.executors.protected_paths import guarded
-    from evoclaw.sandbox.engines.native.engine import Native
-    from evoclaw.sandbox.engines.registry import choose, engines
-    from evoclaw.sandbox.sandboxes import LocalCages
-    from evoclaw.sandbox.self_test import Canary
+def _build_sandboxes(policy: SandboxPolicy, settings: SandboxSettings) -> LocalSandboxes:
+    from evoclaw.executors.protected_paths import protected_paths
+    from evoclaw.sandbox.engines.native.engine import NativeEngine
+    from evoclaw.sandbox.engines.registry import choose_engine, package_engines
+    from evoclaw.sandbox.sandboxes import LocalSandboxes
+    from evoclaw.sandbox.self_test import SandboxSelfTest
 
-    there = {**engines(), "native": Native()}
-    return LocalCages(
-        replace(confines, protected=guarded(confines.workspace)),
+    there = {**package_engines(), "native": NativeEngine()}
+    return LocalSandboxes(
+        replace(policy, protected=protected_paths(policy.workspace)),
         there,
-        Canary(),
-        default=choose(settings.engine, there),
+        SandboxSelfTest(),
+        default=choose_engine(settings.engine, there),
         tools=settings.tools,
         warm=settings.warm,
     )
 
 
-def _place(workspace: Path, data: Path) -> tuple[str, tuple[str, ...]]:
-    """Where the workspace really is, and what of ours in it no command may see."""
-    place, ours = os.path.realpath(workspace), os.path.realpath(data)
-    if not f"{ours}/".startswith(f"{place.rstrip('/')}/"):
-        return place, ()
-    parts = os.path.relpath(ours, place).split("/")
+def _locate_workspace(workspace: Path, data: Path) -> tuple[str, tuple[str, ...]]:
+    """The real path of the workspace, and the folders in it that no command may see."""
+    root, ours = os.path.realpath(workspace), os.path.realpath(data)
+    if not f"{ours}/".startswith(f"{root.rstrip('/')}/"):
+        return root, ()
+    parts = os.path.relpath(ours, root).split("/")
     if CLOSED not in parts:
         raise ConfigError(
-            f"EvoClaw's own folder {ours} lies inside the workspace {place}, where tools could "
-            "change it; work in another folder, or name another one with EVOCLAW_HOME"
+            f"EvoClaw's own folder '{ours}' lies inside the workspace '{root}', where tools could "
+            "change it; work in another folder, or set EVOCLAW_HOME to another folder"
         )
     top = "/".join(parts[: parts.index(CLOSED) + 1])
-    return place, (f"{place.rstrip('/')}/{top}",)
+    return root, (f"{root.rstrip('/')}/{top}",)
 
 
-async def _gateway(
-    domains: Domains, stack: AsyncExitStack, passed: Callable[[Passage], None] | None
+async def _open_gateway(
+    domains: Domains,
+    stack: AsyncExitStack,
+    on_connection: Callable[[EgressConnection], None] | None,
 ) -> str:
     from evoclaw.executors.url_guard import Guard
-    from evoclaw.sandbox.egress.gateway import Gateway
+    from evoclaw.sandbox.egress.gateway import EgressGateway
 
-    gateway = Gateway(
+    gateway = EgressGateway(
         domains.commands_may,
         guard=Guard(may=domains.may),
         ports=domains.ports,
-        passed=passed or (lambda passage: None),
+        on_connection=on_connection or (lambda connection: None),
     )
     await gateway.start()
     stack.push_async_callback(gateway.close)

@@ -56,12 +56,12 @@ class Toolbox:
 
     async def sandbox(self) -> list[tuple[str, bool, str]]:
         """The sandbox engines: name, whether it can be relied on, and what there is to say."""
-        from evoclaw.sandbox.engines.native.engine import Native
-        from evoclaw.sandbox.engines.registry import engines
-        from evoclaw.wiring.sandboxes import Caged, tried_out
+        from evoclaw.sandbox.engines.native.engine import NativeEngine
+        from evoclaw.sandbox.engines.registry import package_engines
+        from evoclaw.wiring.sandboxes import SandboxedProcesses, self_test_engines
 
-        caged = cast("Caged", self.given[Caged])
-        return await tried_out(caged, {**engines(), "native": Native()})
+        sandboxed = cast("SandboxedProcesses", self.given[SandboxedProcesses])
+        return await self_test_engines(sandboxed, {**package_engines(), "native": NativeEngine()})
 
     def problems(self) -> dict[str, str]:
         """What of these cannot be used, and why."""
@@ -89,10 +89,10 @@ async def open_toolbox(
     """
     from evoclaw.config.places import default_data_folder
     from evoclaw.governance.network import Domains
-    from evoclaw.skills.binary import Cages
+    from evoclaw.skills.binary import Sandboxes
     from evoclaw.skills.disclosure import Disclosure
     from evoclaw.tools.skill import SkillTexts
-    from evoclaw.wiring.sandboxes import Caged, open_cages
+    from evoclaw.wiring.sandboxes import SandboxedProcesses, open_sandboxes
     from evoclaw.wiring.servers import connect_servers
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.skills import shelf, skills_folder
@@ -102,16 +102,20 @@ async def open_toolbox(
         skills, servers = shelf(env), await connect_servers(env, stack)
         config = orchestrator_settings(env)
         domains = Domains(config.network)
-        caged = await open_cages(
+        sandboxed = await open_sandboxes(
             workspace,
-            config.cage,
+            config.sandbox_settings,
             domains,
             stack,
             data=home,
             readable=[skills_folder(env)],
         )
         found, reasons = _found(workspace, env, key, stack, domains)
-        found |= {ExecOps: caged.cages.exec_in(), Cages: caged.cages, Caged: caged}
+        found |= {
+            ExecOps: sandboxed.sandboxes.exec_in(),
+            Sandboxes: sandboxed.sandboxes,
+            SandboxedProcesses: sandboxed,
+        }
         found |= {SkillTexts: Disclosure(skills), **(given or {})}
         yield _filled(found, reasons, skills, servers, home / "tools")
 

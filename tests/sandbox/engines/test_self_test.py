@@ -1,4 +1,4 @@
-"""Fault 36: the canary gets out of nothing, or the engine is refused; as root and as a user."""
+"""Fault 36: the self_test gets out of nothing, or the engine is refused; as root and as a user."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox import self_test_program as probe
-from evoclaw.sandbox.engines.registry import engines
-from evoclaw.sandbox.self_test import ROWS, Canary
-from tests.sandbox.engines.support import PYTHON, cage, inside, open_up, somebody, workspace
-from tests.sandbox.workers.support import may_cage
+from evoclaw.sandbox.engines.registry import package_engines
+from evoclaw.sandbox.self_test import SELF_TEST_ROWS, SandboxSelfTest
+from tests.sandbox.engines.support import PYTHON, inside, open_up, sandbox, somebody, workspace
+from tests.sandbox.workers.support import may_sandbox
 
 QUICK = ["bubblewrap", "bubblewrap, cold", "firejail"]
 
@@ -33,16 +33,16 @@ async def test_fault_36_every_row_is_blocked_or_the_engine_is_refused(
     tmp_path: Path, name: str
 ) -> None:
     engine, _, how = name.partition(", ")
-    if missing := engines()[engine].missing():
+    if missing := package_engines()[engine].missing():
         pytest.skip(missing)
     bounds = workspace(open_up(tmp_path))
-    found = cage(engine, bounds, warm=how != "cold")
+    found = sandbox(engine, bounds, warm=how != "cold")
     try:
         async with asyncio.timeout(30):
             done = await inside(found, bounds).run(("id", "-u"))
     except ToolFailure as refused:
         assert refused.kind is ErrorKind.SANDBOX_UNAVAILABLE
-        if engine == "bubblewrap" and may_cage():
+        if engine == "bubblewrap" and may_sandbox():
             raise
         pytest.skip(f"refused here, as it must be: {refused}")
     finally:
@@ -52,22 +52,24 @@ async def test_fault_36_every_row_is_blocked_or_the_engine_is_refused(
     assert done.stdout.strip() != b"0"
 
 
-async def test_fault_36_without_a_cage_the_canary_gets_out(tmp_path: Path) -> None:
+async def test_fault_36_without_a_sandbox_the_self_test_escapes(tmp_path: Path) -> None:
     """Else it would prove nothing: each row that is open must be found open."""
     bounds = workspace(tmp_path)
 
-    escapes = await Canary().sing(bounds, LocalProcesses(tmp_path, isolation="none"))
+    escapes = await SandboxSelfTest().find_escapes(
+        bounds, LocalProcesses(tmp_path, isolation="none")
+    )
 
     found = {"read a secret", "tcp", "udp", "unix socket", "abstract socket", "host pids"}
     found |= {"kill", "setuid", "protected paths", "write outside"}
     assert found <= set(escapes)
     if os.geteuid() == 0:
         assert {"rights", "raw socket", "mknod", "remount", "sysctl"} <= set(escapes)
-    assert not any(name.startswith("canary-") for name in os.listdir("/etc"))  # noqa: PTH208
+    assert not any(name.startswith("self_test-") for name in os.listdir("/etc"))  # noqa: PTH208
 
 
 def test_what_is_tried_is_what_is_judged() -> None:
-    assert tuple(probe.WAYS) == ROWS
+    assert tuple(probe.ESCAPE_ATTEMPTS) == SELF_TEST_ROWS
 
 
 async def test_our_variables_and_descriptors_are_rows_too(
@@ -78,28 +80,28 @@ async def test_our_variables_and_descriptors_are_rows_too(
 
     leaky = LocalProcesses(tmp_path, env={"SOME_API_KEY": "hush"})
 
-    assert "SOME_API_KEY" in (await Canary().sing(bounds, leaky))["environment"]
+    assert "SOME_API_KEY" in (await SandboxSelfTest().find_escapes(bounds, leaky))["environment"]
 
 
-async def test_a_proof_is_not_repeated_for_the_same_cage(tmp_path: Path) -> None:
+async def test_a_passed_self_test_is_not_repeated_for_the_same_sandbox(tmp_path: Path) -> None:
     bounds = workspace(tmp_path)
-    canary = Canary()
-    sung: list[int] = []
+    self_test = SandboxSelfTest()
+    runs: list[int] = []
 
-    class Counting(Canary):
-        async def sing(self, confines: object, exec: object) -> dict[str, str]:
-            sung.append(1)
+    class Counting(SandboxSelfTest):
+        async def find_escapes(self, policy: object, exec: object) -> dict[str, str]:
+            runs.append(1)
             return {}
 
-    canary = Counting()
-    engine, exec = engines()["bubblewrap"], LocalProcesses(tmp_path)
-    await canary.prove(engine, bounds, exec)
-    await canary.prove(engine, bounds, exec)
-    assert len(sung) == 1
+    self_test = Counting()
+    engine, exec = package_engines()["bubblewrap"], LocalProcesses(tmp_path)
+    await self_test.check(engine, bounds, exec)
+    await self_test.check(engine, bounds, exec)
+    assert len(runs) == 1
 
     other = workspace(tmp_path / "other") if (tmp_path / "other").mkdir() is None else bounds
-    await canary.prove(engine, other, exec)
-    assert len(sung) == 2
+    await self_test.check(engine, other, exec)
+    assert len(runs) == 2
 
 
 AS_USER = """
@@ -110,7 +112,7 @@ from pathlib import Path
 from evoclaw.core.errors import ToolFailure
 import evoclaw.sandbox.engines.bubblewrap, evoclaw.sandbox.engines.firejail
 import evoclaw.sandbox.engines.podman, evoclaw.sandbox.engines.registry
-from tests.sandbox.engines.support import cage, inside, workspace
+from tests.sandbox.engines.support import sandbox, inside, workspace
 
 os.setgroups([]); os.setgid({uid}); os.setuid({uid})
 sys.executable, sys.prefix, sys.base_prefix = {python!r}, "/usr", "/usr"
@@ -119,7 +121,7 @@ os.chdir("/")
 
 async def main(folder, name, how):
     bounds = workspace(Path(folder))
-    found = cage(name, bounds, warm=how != "cold")
+    found = sandbox(name, bounds, warm=how != "cold")
     try:
         done = await inside(found, bounds).run(("bash", "-c", "id -u; touch made"))
         print(json.dumps([done.isolation, done.stdout.decode().strip(), done.exit_code]))
@@ -142,7 +144,7 @@ def _shared() -> Generator[Path]:
 def shared_folder() -> Generator[Path]:
     """A folder that everybody may read, with our sources and a workspace of somebody's."""
     uid, _ = somebody()
-    with tempfile.TemporaryDirectory(prefix="cage-") as name:
+    with tempfile.TemporaryDirectory(prefix="sandbox-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         root = Path(__file__).parents[3]
@@ -162,7 +164,7 @@ def test_fault_36_as_a_plain_user(shared: Path, name: str) -> None:
     isolation, said, code = as_user(shared, engine, how)
 
     if isolation == "sandbox_unavailable":
-        if engine == "bubblewrap" and "not installed" not in said and may_cage():
+        if engine == "bubblewrap" and "not installed" not in said and may_sandbox():
             pytest.fail(said)
         pytest.skip(f"refused here, as it must be: {said}")
     assert (isolation, said, code) == (engine, str(somebody()[0]), 0)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.core.sandboxes import Confines
+from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.sandbox.cgroups import Group, Groups, find_groups
+from evoclaw.sandbox.cgroups import Cgroup, CgroupFactory, find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
-from evoclaw.sandbox.sandbox import EngineCage
-from evoclaw.sandbox.self_test import Canary
-from tests.sandbox.workers.support import caged, confines, said
+from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.self_test import SandboxSelfTest
+from tests.sandbox.workers.support import policy, said, sandboxed
 
-pytestmark = pytest.mark.skipif(find_groups() is None, reason="no control groups for us here")
+pytestmark = pytest.mark.skipif(find_cgroups() is None, reason="no control groups for us here")
 
 
 def own() -> str:
@@ -23,45 +23,47 @@ def own() -> str:
     return Path("/proc/self/cgroup").read_text()
 
 
-class SlowGroups(Groups):
-    """Of a busy kernel: a cell is ready before its group is."""
+class SlowGroups(CgroupFactory):
+    """Of a busy kernel: a worker is ready before its group is."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: CgroupFactory) -> None:
         super().__init__({})
         self._groups, self.slow = groups, False
 
-    def make(self, confines: Confines) -> Group:
-        made = self._groups.make(confines)
+    def make(self, policy: SandboxPolicy) -> Cgroup:
+        made = self._groups.make(policy)
         if self.slow:
             time.sleep(0.1)
         return made
 
 
 async def test_a_command_is_under_its_limits_however_late_they_are_made(tmp_path: Path) -> None:
-    async with caged(confines(tmp_path)):
-        pass  # where no cage can be built, this says so
-    found = find_groups()
+    async with sandboxed(policy(tmp_path)):
+        pass  # where no sandbox can be built, this says so
+    found = find_cgroups()
     assert found is not None
     before = own()
     groups = SlowGroups(found)
-    cage = EngineCage(Bubblewrap(), confines(tmp_path), prover=Canary(), groups=groups)
+    sandbox = EngineSandbox(
+        Bubblewrap(), policy(tmp_path), self_test=SandboxSelfTest(), groups=groups
+    )
     try:
-        await cage.ready()
-        processes = LocalProcesses(str(tmp_path), cage=cage)
+        await sandbox.ready()
+        processes = LocalProcesses(str(tmp_path), sandbox=sandbox)
         groups.slow = True
         for _ in range(5):  # also those that were ready before
             shown = await said(processes, "cat /proc/self/cgroup")
             assert "evoclaw-" in shown
         assert own() == before
     finally:
-        await cage.close()
+        await sandbox.close()
 
 
 def test_nobody_is_taken_for_us(tmp_path: Path) -> None:
     before = own()
-    groups = find_groups()
+    groups = find_cgroups()
     assert groups is not None
-    group = groups.make(Confines(str(tmp_path)))
+    group = groups.make(SandboxPolicy(str(tmp_path)))
     try:
         with pytest.raises(ProcessLookupError):
             group.add(0)

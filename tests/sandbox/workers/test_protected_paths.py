@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.executors.protected_paths import absent, guarded, set_aside
-from evoclaw.sandbox.workers.cold import divided
+from evoclaw.executors.protected_paths import absent_protected_names, protected_paths, set_aside
+from evoclaw.sandbox.workers.cold import divide_environment
 
 
 def test_what_runs_by_itself_is_found_at_any_depth(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_what_runs_by_itself_is_found_at_any_depth(tmp_path: Path) -> None:
     (tmp_path / "worktree").mkdir()
     (tmp_path / "worktree" / ".git").write_text("gitdir: elsewhere")
 
-    found = {path.removeprefix(f"{tmp_path}/") for path in guarded(str(tmp_path))}
+    found = {path.removeprefix(f"{tmp_path}/") for path in protected_paths(str(tmp_path))}
 
     assert found == {
         *(".envrc", ".git/config", ".git/hooks", "sub/.git/config", "sub/.git/hooks"),
@@ -26,13 +26,13 @@ def test_what_runs_by_itself_is_found_at_any_depth(tmp_path: Path) -> None:
 def test_a_link_is_not_mounted_over(tmp_path: Path) -> None:
     (tmp_path / ".bashrc").symlink_to("/etc/passwd")
 
-    assert guarded(str(tmp_path)) == ()
+    assert protected_paths(str(tmp_path)) == ()
 
 
 def test_what_is_not_there_is_looked_for_afterwards(tmp_path: Path) -> None:
     (tmp_path / ".bashrc").write_text("")
 
-    names = set(absent(str(tmp_path)))
+    names = set(absent_protected_names(str(tmp_path)))
 
     assert ".bashrc" not in names and {".zshrc", "agent.toml", ".git", ".evoclaw"} <= names
 
@@ -74,7 +74,7 @@ def test_a_link_that_a_command_made_is_set_aside_and_never_followed(tmp_path: Pa
     assert (outside / "hooks").is_dir()
 
 
-def test_no_program_outside_a_cage_obeys_the_command_s_variables() -> None:
+def test_no_program_outside_a_sandbox_obeys_the_command_s_variables() -> None:
     given = {
         "LD_PRELOAD": "/w/x.so",
         "BASH_ENV": "/w/x",
@@ -83,7 +83,7 @@ def test_no_program_outside_a_cage_obeys_the_command_s_variables() -> None:
         "A": "1",
     }
 
-    outside, inside = divided(given)
+    outside, inside = divide_environment(given)
 
     assert outside["A"] == "1" and outside.get("PATH") != "/w"
     assert not {"LD_PRELOAD", "BASH_ENV", "PYTHONPATH"} & set(outside)

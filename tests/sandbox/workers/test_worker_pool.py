@@ -1,4 +1,4 @@
-"""A worker is kept and its cells are not: what one command leaves, the next does not find."""
+"""A worker is kept and its workers are not: what one command leaves, the next does not find."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.sandbox.cgroups import find_groups
+from evoclaw.sandbox.cgroups import find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
-from evoclaw.sandbox.sandbox import EngineCage
-from evoclaw.sandbox.sandboxes import LocalCages
-from evoclaw.sandbox.self_test import Canary
+from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.sandboxes import LocalSandboxes
+from evoclaw.sandbox.self_test import SandboxSelfTest
 from tests.executors.support import SOON, alive, cancelled_when_ready, token
-from tests.sandbox.workers.support import caged, confines, listing, may_cage, owner, run, said
+from tests.sandbox.workers.support import listing, may_sandbox, owner, policy, run, said, sandboxed
 
 LEAVE = """
 exec 7>/tmp/open; export LEFT=1; cd /; umask 777
@@ -66,12 +66,12 @@ async def test_reuse_leaks_nothing_from_command_to_command(
     assert alive(mark) == []
 
 
-async def test_the_canary_does_not_get_out_of_a_cage_that_was_used(
+async def test_the_self_test_does_not_escape_a_used_sandbox(
     processes: LocalProcesses, tmp_path: Path
 ) -> None:
     await run(processes, LEAVE)
 
-    assert await Canary().sing(confines(tmp_path, processes=800), processes) == {}
+    assert await SandboxSelfTest().find_escapes(policy(tmp_path, processes=800), processes) == {}
 
 
 async def test_paths_are_true_and_files_belong_to_the_owner_of_the_workspace(
@@ -101,7 +101,7 @@ async def test_a_workspace_in_a_closed_folder_of_root_can_be_used(tmp_path: Path
     closed.chmod(0o700)
     (inner / "mine").write_text("old")
     (inner / "mine").chmod(0o600)
-    async with caged(confines(inner)) as processes:
+    async with sandboxed(policy(inner)) as processes:
         assert await said(processes, "cat mine; echo new > mine") == "old"
 
     assert (inner / "mine").read_text() == "new\n"
@@ -148,7 +148,7 @@ FETCH = "python3 -c 'import urllib.request as r; print(r.urlopen(\"http://any.ho
 
 
 @pytest.mark.parametrize("warm", [True, False])
-async def test_the_only_way_out_is_the_proxy_s_socket(tmp_path: Path, warm: bool) -> None:
+async def test_the_proxy_socket_is_the_only_egress(tmp_path: Path, warm: bool) -> None:
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,8 +160,8 @@ async def test_the_only_way_out_is_the_proxy_s_socket(tmp_path: Path, warm: bool
     with tempfile.TemporaryDirectory() as folder:
         server = await asyncio.start_unix_server(answer, f"{folder}/egress.sock")
         async with server:
-            bounds = confines(tmp_path, proxy=f"{folder}/egress.sock")
-            async with caged(bounds, warm=warm) as processes:
+            bounds = policy(tmp_path, proxy=f"{folder}/egress.sock")
+            async with sandboxed(bounds, warm=warm) as processes:
                 assert await said(processes, FETCH) == "b'ok'"
     assert asked[0].startswith(b"GET http://any.host/")
 
@@ -187,7 +187,7 @@ async def test_fault_37_what_is_protected_cannot_be_changed_or_moved(
         (tmp_path / folder).mkdir(parents=True)
     for file in (".git/config", ".bashrc", ".evoclaw/config.toml"):
         (tmp_path / file).write_text("before")
-    async with caged(confines(tmp_path)) as processes:
+    async with sandboxed(policy(tmp_path)) as processes:
         before = listing(tmp_path)
         assert (await run(processes, command)).exit_code != 0
 
@@ -259,10 +259,10 @@ async def test_a_worker_that_dies_is_replaced(processes: LocalProcesses) -> None
 
 
 async def test_a_worker_without_work_ends_and_comes_back(tmp_path: Path) -> None:
-    if not may_cage() or Bubblewrap().missing():
-        pytest.skip("no cage can be built here")
-    cage = EngineCage(Bubblewrap(), confines(tmp_path), prover=None, idle=0.05)
-    processes = LocalProcesses(tmp_path, cage=cage)
+    if not may_sandbox() or Bubblewrap().missing():
+        pytest.skip("no sandbox can be built here")
+    sandbox = EngineSandbox(Bubblewrap(), policy(tmp_path), self_test=None, idle=0.05)
+    processes = LocalProcesses(tmp_path, sandbox=sandbox)
     try:
         async with asyncio.timeout(30):
             assert await said(processes, "echo one") == "one"
@@ -270,55 +270,55 @@ async def test_a_worker_without_work_ends_and_comes_back(tmp_path: Path) -> None
                 await asyncio.to_thread(os.sched_yield)
             assert await said(processes, "sleep 0.2; echo two") == "two"
     finally:
-        await cage.close()
+        await sandbox.close()
 
 
 def _workers() -> list[int]:
-    """The processes of cages below this one."""
+    """The processes of sandboxes below this one."""
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         # Gone meanwhile.
         with suppress(OSError):
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if parent == str(os.getpid()) and b"nursery" in (folder / "cmdline").read_bytes():
+            if parent == str(os.getpid()) and b"\0pool\0" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
     return found
 
 
 async def test_nothing_warm_is_shared_between_tenants_or_trust_levels(tmp_path: Path) -> None:
-    if not may_cage():
-        pytest.skip("no cage can be built here")
+    if not may_sandbox():
+        pytest.skip("no sandbox can be built here")
     engine = Bubblewrap()
     if missing := engine.missing():
         pytest.skip(missing)
-    cages = LocalCages(confines(tmp_path), {engine.name: engine}, Canary())
+    sandboxes = LocalSandboxes(policy(tmp_path), {engine.name: engine}, SandboxSelfTest())
     try:
         for tenant, trusted in (("a", True), ("a", False), ("b", True), ("a", True)):
-            exec = cages.exec_in(tenant=tenant, trusted=trusted)
+            exec = sandboxes.exec_in(tenant=tenant, trusted=trusted)
             done = await exec.run(("id", "-u"))
             assert done.isolation == "bubblewrap"
         assert len(_workers()) == 3
     finally:
-        await cages.close()
+        await sandboxes.close()
     assert _workers() == []
 
 
 async def test_an_unknown_engine_is_refused_and_none_is_said_to_be_none(tmp_path: Path) -> None:
-    cages = LocalCages(confines(tmp_path), {}, Canary())
+    sandboxes = LocalSandboxes(policy(tmp_path), {}, SandboxSelfTest())
 
     with pytest.raises(ToolFailure) as refused:
-        cages.exec_in("bubblewrap")
+        sandboxes.exec_in("bubblewrap")
     assert refused.value.kind is ErrorKind.SANDBOX_UNAVAILABLE
-    assert (await cages.exec_in("none").run(("true",))).isolation in ("none", "pid-namespace")
+    assert (await sandboxes.exec_in("none").run(("true",))).isolation in ("none", "pid-namespace")
 
 
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
-from tests.sandbox.workers.support import caged, confines
+from tests.sandbox.workers.support import sandboxed, policy
 
 async def main(root, mark):
-    async with caged(confines(Path(root))) as processes:
+    async with sandboxed(policy(Path(root))) as processes:
         await processes.run(
             ["bash", "-c", f"setsid sleep {mark} & echo ready; sleep {mark}"],
             on_output=lambda text: print(text, end="", flush=True),
@@ -329,8 +329,8 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_nothing_is_left_when_we_are_killed_ourselves(tmp_path: Path) -> None:
-    if not may_cage() or Bubblewrap().missing():
-        pytest.skip("no cage can be built here")
+    if not may_sandbox() or Bubblewrap().missing():
+        pytest.skip("no sandbox can be built here")
     mark = token()
     async with asyncio.timeout(20):
         ours = await asyncio.create_subprocess_exec(
@@ -345,5 +345,5 @@ async def test_nothing_is_left_when_we_are_killed_ourselves(tmp_path: Path) -> N
         while alive(mark) or alive(str(tmp_path)):
             await asyncio.to_thread(os.sched_yield)
     # The groups of the dead are removed by whoever comes next.
-    find_groups()
+    find_cgroups()
     assert listing(Path("/sys/fs/cgroup"), f"evoclaw-{ours.pid}-*") == []

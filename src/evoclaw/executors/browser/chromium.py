@@ -102,7 +102,7 @@ class Chromium:
 
     @property
     def isolation(self) -> str:
-        """The cage pages really run in."""
+        """The sandbox pages really run in."""
         if self._sandbox:
             return "chromium"
         return "none (as root, Chromium runs without its sandbox)"
@@ -251,7 +251,7 @@ class SessionBrowser:
 
     @property
     def isolation(self) -> str:
-        """The cage pages really run in."""
+        """The sandbox pages really run in."""
         return self._chromium.isolation
 
     async def open(self, url: str, *, seconds: float) -> Sight:

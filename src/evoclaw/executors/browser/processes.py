@@ -70,17 +70,21 @@ def belonging(mark: str) -> set[int]:
     """The processes that carry a mark, and those in a session with one of them."""
     found = list(_living(mark.encode()))
     own = os.getsid(0)
-    sessions = {one.session for one in found if one.marked} - {own, 0}
-    return {one.pid for one in found if one.marked or one.session in sessions} - {os.getpid()}
+    sessions = {match.session for match in found if match.marked} - {own, 0}
+    return {match.pid for match in found if match.marked or match.session in sessions} - {
+        os.getpid()
+    }
 
 
 def find_main(mark: str) -> Main:
     """Look for the process that carries a mark among its arguments and was started for us."""
-    for one in _living(mark.encode()):
-        if one.marked and b"--remote-debugging-pipe" in one.arguments:
+    for process in _living(mark.encode()):
+        if process.marked and b"--remote-debugging-pipe" in process.arguments:
             option = b"--user-data-dir="
-            profiles = [it.removeprefix(option) for it in one.arguments if it.startswith(option)]
-            driver = 0 if one.parent in (1, os.getpid()) else one.parent
+            profiles = [
+                it.removeprefix(option) for it in process.arguments if it.startswith(option)
+            ]
+            driver = 0 if process.parent in (1, os.getpid()) else process.parent
             return Main(driver, os.fsdecode(profiles[0]) if profiles else "")
     return Main()
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors import tunnels as carrying
+from evoclaw.executors import tunnels
 from evoclaw.executors.tunnels import END, HEAD_SECONDS, LONGEST_HEAD
 from evoclaw.executors.url_guard import Guard, Target
 
@@ -110,22 +110,22 @@ class GuardedProxy:
             target = await self.judge(f"https://{place}/" if tunnel else place)
         except ToolFailure:
             # Without a body, so that a browser shows its own error and no page of ours.
-            await carrying.answer(writer, "403 Forbidden")
+            await tunnels.answer(writer, "403 Forbidden")
             return
         try:
-            there, back = await carrying.connect(target)
+            there, back = await tunnels.connect(target)
         except OSError:
-            await carrying.answer(writer, "502 Bad Gateway")
+            await tunnels.answer(writer, "502 Bad Gateway")
             return
         try:
             if tunnel:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             else:
-                back.write(carrying.for_the_server(head))
-            up = asyncio.create_task(carrying.carry(reader, back, _uncounted))
-            bring = carrying.carry if tunnel else carrying.bring_answer
+                back.write(tunnels.for_the_server(head))
+            up = asyncio.create_task(tunnels.carry(reader, back, _uncounted))
+            bring = tunnels.carry if tunnel else tunnels.bring_answer
             down = asyncio.create_task(bring(there, writer, self._count))
-            await carrying.join(up, down, back)
+            await tunnels.join(up, down, back)
         finally:
             back.close()
 

@@ -127,7 +127,7 @@ class Visit:
         return self._page
 
     def _open_windows(self) -> list[Page]:
-        self._windows = [one for one in self._windows if not one.is_closed()]
+        self._windows = [window for window in self._windows if not window.is_closed()]
         return self._windows
 
     def allow(self, seconds: float) -> None:
@@ -193,7 +193,7 @@ class Visit:
         from playwright.async_api import Error
 
         page = self.page
-        others = [one for one in self._open_windows() if one is not page]
+        others = [window for window in self._open_windows() if window is not page]
         try:
             came = await page.go_back(wait_until="domcontentloaded")
         except Error as problem:
@@ -214,7 +214,7 @@ class Visit:
                 "() => (({scrollWidth, scrollHeight}) => [scrollWidth, scrollHeight])"
                 "(document.documentElement)"
             )
-            width, height = (min(max(1, int(one)), TALLEST) for one in size)
+            width, height = (min(max(1, int(pixels)), TALLEST) for pixels in size)
             clip = {"x": 0, "y": 0, "width": width, "height": height}
         return await self.page.screenshot(
             type="jpeg", quality=70, full_page=full_page, clip=clip, animations="disabled"
@@ -286,8 +286,8 @@ class Visit:
     def _unreached(self, url: str, problem: Exception | None) -> ToolFailure:
         """Why a page did not come: refused on its way, or something of the net."""
         place = self._asked.url if self._asked is not None else url
-        for one in (place, url):
-            if (failure := self._proxy.refusals.get(place_of(one))) is not None:
+        for text in (place, url):
+            if (failure := self._proxy.refusals.get(place_of(text))) is not None:
                 return failure
         said = str(problem) if problem is not None else ""
         if "Download is starting" in said:

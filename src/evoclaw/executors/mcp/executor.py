@@ -169,9 +169,9 @@ class McpExecutor:
             await self._bury(connection, str(problem))
             raise self._offline("Go on without it or explain to the user.") from None
         offers, self.left_out = choose(listed, self._terms, self._pins)
-        found = {one.tool.name: one for one in offers}
+        found = {offer.tool.name: offer for offer in offers}
         if found != self._offers:
-            self._tools = Toolset(one.tool for one in offers)
+            self._tools = Toolset(offer.tool for offer in offers)
             self._offers = found
 
     def _changed(self) -> None:
@@ -196,7 +196,9 @@ class McpExecutor:
         if self._connection is connection:
             self._connection = None
             self._note_failure(reason, connection.last_words)
-            self._old = [one for one in self._old if not one.ended] + [connection]
+            self._old = [connection for connection in self._old if not connection.ended] + [
+                connection
+            ]
 
     def _note_failure(self, reason: str, last_words: str) -> None:
         # The first failure costs no pause: most often a server was only restarted.

@@ -131,28 +131,28 @@ def choose(
     if len(every) > MOST_TOOLS:
         left.append(LeftOut("", f"{len(every) - MOST_TOOLS} tools beyond {MOST_TOOLS} are ignored"))
         every = every[:MOST_TOOLS]
-    names = Counter(tool_name(terms.server, one.name) for one in every)
+    names = Counter(tool_name(terms.server, entry.name) for entry in every)
     sound: dict[str, Offered] = {}
-    for one in every:
-        shown = one_line(one.name, LONGEST_NAME)
+    for entry in every:
+        shown = one_line(entry.name, LONGEST_NAME)
         try:
-            tool = _tool(one, terms)
+            tool = _tool(entry, terms)
             if names[tool.name] > 1:
                 left.append(LeftOut(shown, "the server lists this name more than once"))
                 continue
             compile_schema(tool)
-            sound[tool.name] = Offered(tool, one.name, digest(one))
+            sound[tool.name] = Offered(tool, entry.name, digest(entry))
         except SchemaError as refused:
             left.append(LeftOut(shown, one_line(refused.problem, LONGEST_NOTE)))
         except RecursionError:
             left.append(LeftOut(shown, "its schema is nested too deeply"))
-    approved = pins.approved(terms.server, {name: one.digest for name, one in sound.items()})
+    approved = pins.approved(terms.server, {name: offer.digest for name, offer in sound.items()})
     left += [
-        LeftOut(name, "new or changed; a person must approve it", one.digest)
-        for name, one in sound.items()
+        LeftOut(name, "new or changed; a person must approve it", offer.digest)
+        for name, offer in sound.items()
         if name not in approved
     ]
-    return tuple(one for name, one in sound.items() if name in approved), tuple(left)
+    return tuple(offer for name, offer in sound.items() if name in approved), tuple(left)
 
 
 def _tool(listed: Listed, terms: Terms) -> Tool:

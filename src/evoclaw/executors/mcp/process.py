@@ -17,7 +17,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.executors.process_trees import PATIENCE
+from evoclaw.executors.process_trees import END_TIMEOUT_S
 from evoclaw.executors.processes import DEFAULT_PATH
 
 MOST_RUBBISH = 1_000
@@ -168,10 +168,10 @@ async def _end(process: asyncio.subprocess.Process, control: int) -> None:
             await asyncio.wait([exited], timeout=GRACE)
     finally:
         os.close(control)
-    await asyncio.wait([exited], timeout=PATIENCE)
+    await asyncio.wait([exited], timeout=END_TIMEOUT_S)
     if not exited.done():
         process.kill()
-        await asyncio.wait([exited], timeout=PATIENCE)
+        await asyncio.wait([exited], timeout=END_TIMEOUT_S)
     exited.cancel()
 
 

@@ -43,7 +43,7 @@ def to_result(call: Call, answer: types.CallToolResult, server: str) -> ToolResu
 
 
 def _blocks(answer: types.CallToolResult) -> list[Block]:
-    blocks = [_block(one) for one in answer.content[:MOST_BLOCKS]]
+    blocks = [_block(block) for block in answer.content[:MOST_BLOCKS]]
     if len(answer.content) > MOST_BLOCKS:
         blocks.append(TextBlock(f"[{len(answer.content) - MOST_BLOCKS} more parts left out]"))
     if answer.structured_content is not None:

@@ -21,7 +21,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
 from evoclaw.executors.files import MAX_READ
 from evoclaw.executors.finishing import finish
-from evoclaw.executors.protected_paths import check_change
+from evoclaw.executors.protected_paths import check_not_protected
 from evoclaw.executors.roots import Root, check_path, explained, outside
 from evoclaw.executors.ssh.atomic_write import drop, fill, look, make_folder
 from evoclaw.executors.ssh.connection import SshConnection
@@ -228,7 +228,7 @@ class SshFiles:
                 ErrorKind.INVALID_PARAMS, f"'{path}' names a folder. Add the file's name."
             )
         if self._protect:
-            check_change(path, relative)
+            check_not_protected(path, relative)
         # Finds out, where it does no harm, whether the connection still stands.
         await sftp.realpath(root.path)
         return posixpath.join(root.path, above) if above else root.path, name

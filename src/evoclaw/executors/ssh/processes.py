@@ -15,8 +15,8 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed
 from evoclaw.executors.finishing import finish
-from evoclaw.executors.process_output import STDERR, STDOUT, Watch
-from evoclaw.executors.processes import SHOWN
+from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch
+from evoclaw.executors.processes import MAX_SHOWN_OUTPUT_BYTES
 from evoclaw.executors.roots import check_path, outside
 from evoclaw.executors.ssh.connection import SshConnection, whole
 from evoclaw.executors.ssh.scripts import Order, boot, probe, script, word
@@ -72,7 +72,7 @@ class Channel(Protocol):
 class Remote:
     """One script on the other side, as an SSH session sees it: its answer, its output, its end."""
 
-    def __init__(self, mark: str, watch: Watch) -> None:
+    def __init__(self, mark: str, watch: ProcessWatch) -> None:
         self.watch = watch
         self.answer: str | None = None
         self.code: int | None = None
@@ -140,7 +140,7 @@ class SshProcesses:
 
     They start in a clean environment (PATH, HOME and LANG as the login there has them), without a
     terminal and with nothing to read. When a call ends, however it ends, what it started is dead;
-    also when the connection breaks. This is tidiness, not a cage: a command may do whatever the
+    also when the connection breaks. This is tidiness, not a sandbox: a command may do whatever the
     account may.
     """
 
@@ -188,7 +188,7 @@ class SshProcesses:
     ) -> Completed:
         """Run a program to its end, its leftovers included."""
         order = self._order(tuple(argv), cwd, {**self._env, **(env or {})}, stdin)
-        watch = Watch(max_output, self._max_bytes, on_output)
+        watch = ProcessWatch(max_output, self._max_bytes, on_output)
         async with self._places:
             channel, remote = await self._prepared(order, watch, cwd)
             # From here on it may have happened. A task of its own: cancelling the caller must
@@ -223,7 +223,9 @@ class SshProcesses:
         elif remote.code is None:
             logger.warning("the connection to %s broke while a command ran", self._ssh.name)
 
-    async def _prepared(self, order: Order, watch: Watch, cwd: str) -> tuple[Channel, Remote]:
+    async def _prepared(
+        self, order: Order, watch: ProcessWatch, cwd: str
+    ) -> tuple[Channel, Remote]:
         """A script that waits for the word to go; until then nothing has happened."""
         from asyncssh import Error
 
@@ -252,7 +254,9 @@ class SshProcesses:
         async with self._asking:
             if self._python is None:
                 mark = secrets.token_hex(16)
-                channel, remote = await _opened(connection, mark, Watch(NOISE, NOISE), probe(mark))
+                channel, remote = await _opened(
+                    connection, mark, ProcessWatch(NOISE, NOISE), probe(mark)
+                )
                 await _closed(channel)
                 if remote.answer is None:
                     raise self._refused(remote, None, ".")
@@ -300,15 +304,18 @@ class SshProcesses:
         if order is not None and word in REFUSALS:
             kind, text = REFUSALS[word]
             return ToolFailure(kind, text.format(cwd=cwd, program=order.argv[0]))
-        said = remote.noise[-SHOWN:].decode(errors="replace").strip() or "it gave no reason"
+        said = (
+            remote.noise[-MAX_SHOWN_OUTPUT_BYTES:].decode(errors="replace").strip()
+            or "it gave no reason"
+        )
         return ToolFailure(
             ErrorKind.EXECUTION_FAILED,
             f"The command could not be started on {self._ssh.name}, and nothing was done: {said}",
         )
 
-    def _too_much(self, watch: Watch) -> ToolFailure:
+    def _too_much(self, watch: ProcessWatch) -> ToolFailure:
         out, err = watch.kept[STDOUT], watch.kept[STDERR]
-        head = (out.content() or err.content())[:SHOWN].decode(errors="replace")
+        head = (out.content() or err.content())[:MAX_SHOWN_OUTPUT_BYTES].decode(errors="replace")
         return ToolFailure(
             ErrorKind.TOO_LARGE,
             f"The command wrote more than {self._max_bytes:,} bytes and was stopped. Send its "
@@ -320,7 +327,7 @@ class SshProcesses:
 
 
 async def _opened(
-    connection: SSHClientConnection, mark: str, watch: Watch, text: bytes
+    connection: SSHClientConnection, mark: str, watch: ProcessWatch, text: bytes
 ) -> tuple[Channel, Remote]:
     """Send a script and hear its answer, if it gives one."""
     from asyncssh import ConnectionLost

@@ -70,4 +70,4 @@ async def near(sftp: SFTPClient, folder: str, path: str) -> list[str]:
         if len(names) >= NEAR:
             break
     found = difflib.get_close_matches(name, names, n=3)
-    return [posixpath.join(posixpath.dirname(path), one) for one in found]
+    return [posixpath.join(posixpath.dirname(path), match) for match in found]

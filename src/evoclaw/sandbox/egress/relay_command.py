@@ -1,4 +1,4 @@
-"""How a command inside a cage gets at the egress proxy."""
+"""The command line that runs a command behind the egress relay, inside a sandbox."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 
 
-def relayed(argv: Sequence[str], socket: str, *, python: str = "") -> tuple[str, ...]:
-    """The command line that runs `argv` with a way to the proxy; for inside of the cage.
+def relay_command(argv: Sequence[str], socket: str, *, python: str = "") -> tuple[str, ...]:
+    """The command line that runs `argv` with a port that leads to the proxy, inside the sandbox.
 
     Args:
         argv: What to run.
-        socket: The proxy's socket, as it is called inside.
+        socket: The path of the proxy's socket inside.
         python: A Python 3.11 that is there inside; if not given, the one that runs us, by its
             real path.
     """
@@ -23,5 +23,5 @@ def relayed(argv: Sequence[str], socket: str, *, python: str = "") -> tuple[str,
 
 @cache
 def _source() -> str:
-    # Handed over as text: our files are not there inside.
+    # Passed as text: our files are not visible inside.
     return Path(__file__).with_name("relay_program.py").read_text()

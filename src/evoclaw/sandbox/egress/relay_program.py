@@ -11,19 +11,19 @@ import signal
 import socket
 import sys
 
-PIECE = 64 << 10
-MOST = 256
-"""Connections at once."""
+READ_BYTES = 64 << 10
+MAX_CONNECTIONS = 256
+"""Concurrent connections."""
 
 
-class End:
-    """One side of a passage."""
+class RelayEnd:
+    """One end of a relayed connection."""
 
     def __init__(self, side: socket.socket) -> None:
         self.side, self.number = side, side.fileno()
-        self.other: End = self
+        self.other: RelayEnd = self
         self.waiting = b""
-        """Bytes that this side has not taken yet."""
+        """Bytes that this end has not accepted yet."""
         self.ended = self.shut = False
 
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _woken(_number: int, _frame: object) -> None:
-    """Only there so that the signal wakes us."""
+    """Do nothing: the signal only has to wake `poll`."""
 
 
 def _start(argv: list[str], proxy: str) -> int:
@@ -64,14 +64,14 @@ def _start(argv: list[str], proxy: str) -> int:
 
 def _relay(listening: socket.socket, path: str, woken: int, command: int) -> int:
     """Pass bytes until the command ends; its status."""
-    ends: dict[int, End] = {}
+    ends: dict[int, RelayEnd] = {}
     while True:
         poll = select.poll()
         poll.register(woken, select.POLLIN)
-        if len(ends) < 2 * MOST:
+        if len(ends) < 2 * MAX_CONNECTIONS:
             poll.register(listening, select.POLLIN)
         for end in ends.values():
-            # Nothing is read for a side that has not taken what it has.
+            # Nothing is read for an end that has not accepted what it was sent.
             wanted = 0 if end.ended or end.other.waiting else select.POLLIN
             poll.register(end.number, wanted | (select.POLLOUT if end.waiting else 0))
         for number, event in poll.poll():
@@ -86,7 +86,7 @@ def _relay(listening: socket.socket, path: str, woken: int, command: int) -> int
                 _move(ends[number], event, ends)
 
 
-def _accept(listening: socket.socket, path: str, ends: dict[int, End]) -> None:
+def _accept(listening: socket.socket, path: str, ends: dict[int, RelayEnd]) -> None:
     try:
         near, _ = listening.accept()
     except OSError:
@@ -98,35 +98,35 @@ def _accept(listening: socket.socket, path: str, ends: dict[int, End]) -> None:
         near.close()
         far.close()
         return
-    one, two = End(near), End(far)
-    one.other, two.other = two, one
-    for end in (one, two):
+    inner, outer = RelayEnd(near), RelayEnd(far)
+    inner.other, outer.other = outer, inner
+    for end in (inner, outer):
         end.side.setblocking(False)
         ends[end.number] = end
 
 
-def _move(end: End, event: int, ends: dict[int, End]) -> None:
+def _move(end: RelayEnd, event: int, ends: dict[int, RelayEnd]) -> None:
     other = end.other
     try:
         if event & select.POLLOUT:
             end.waiting = end.waiting[end.side.send(end.waiting) :]
         if event & (select.POLLIN | select.POLLHUP | select.POLLERR) and not other.waiting:
-            piece = b"" if end.ended else end.side.recv(PIECE)
+            piece = b"" if end.ended else end.side.recv(READ_BYTES)
             end.ended = end.ended or not piece
             other.waiting = piece
-        for one in (end, other):
-            if one.other.ended and not one.waiting and not one.shut:
-                one.shut = True
-                one.side.shutdown(socket.SHUT_WR)
+        for side in (end, other):
+            if side.other.ended and not side.waiting and not side.shut:
+                side.shut = True
+                side.side.shutdown(socket.SHUT_WR)
         over = end.ended and other.ended and not end.waiting and not other.waiting
     except BlockingIOError:
         return
     except OSError:
         over = True
     if over:
-        for one in (end, other):
-            ends.pop(one.number, None)
-            one.side.close()
+        for side in (end, other):
+            ends.pop(side.number, None)
+            side.side.close()
 
 
 def _end_like(status: int) -> None:
@@ -136,7 +136,7 @@ def _end_like(status: int) -> None:
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    # As the first process of a namespace it cannot be killed by itself.
+    # The first process of a namespace cannot kill itself by a signal.
     os._exit(128 + number)
 
 

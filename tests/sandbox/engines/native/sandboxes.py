@@ -1,4 +1,4 @@
-"""Native cages for the tests: as root and as a plain user, with namespaces and without."""
+"""Native sandboxes for the tests: as root and as a plain user, with namespaces and without."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from typing import Any
 
 import pytest
 
-from evoclaw.core.sandboxes import Confines
-from evoclaw.sandbox.engines.native.engine import SCOPED, Native
+from evoclaw.core.sandboxes import SandboxPolicy
+from evoclaw.sandbox.engines.native.engine import SIGNAL_SCOPE_LANDLOCK_ABI, NativeEngine
 from evoclaw.sandbox.engines.native.program.kernel import Kernel
-from evoclaw.sandbox.engines.native.seccomp import How
+from evoclaw.sandbox.engines.native.seccomp import NativeMode
 
 NOBODY = 65534
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-KINDS = [(who, how) for who in ("root", "user") for how in How]
+KINDS = [(who, how) for who in ("root", "user") for how in NativeMode]
 PATIENCE = 30.0
 
 
 @dataclass
-class Cage:
-    """One kind of cage and a workspace that it may change."""
+class NativeSandbox:
+    """One kind of sandbox and a workspace that it may change."""
 
-    engine: Native
+    engine: NativeEngine
     place: Path
-    """Beside the workspace; everybody may read and change what is here, but for the cage."""
+    """Beside the workspace; everybody may read and change what is here, but for the sandbox."""
     workspace: Path
     before: tuple[str, ...]
     uid: int
-    """Who asks for the cage."""
+    """Who asks for the sandbox."""
     python: str
-    confines: dict[str, Any] = field(default_factory=dict[str, Any])
+    policy: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def command(self, *argv: str, **confines: Any) -> tuple[str, ...]:
-        within = Confines(str(self.workspace), **(self.confines | confines))
+    def command(self, *argv: str, **policy: Any) -> tuple[str, ...]:
+        within = SandboxPolicy(str(self.workspace), **(self.policy | policy))
         return (*self.before, *self.engine.command(within, argv, str(self.workspace)))
 
     def run(
@@ -47,10 +47,10 @@ class Cage:
         *argv: str,
         env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
-        **confines: Any,
+        **policy: Any,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*argv, **confines),
+            self.command(*argv, **policy),
             cwd="/",
             env={"PATH": "/usr/bin:/bin", **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -61,40 +61,40 @@ class Cage:
             pass_fds=tuple(pass_fds),
         )
 
-    def shell(self, script: str, **confines: Any) -> subprocess.CompletedProcess[str]:
-        return self.run("/bin/sh", "-c", script, **confines)
+    def shell(self, script: str, **policy: Any) -> subprocess.CompletedProcess[str]:
+        return self.run("/bin/sh", "-c", script, **policy)
 
     def give(self, *paths: Path) -> None:
-        """Let whoever asks for the cage own these."""
+        """Let whoever asks for the sandbox own these."""
         for path in paths:
             if os.geteuid() == 0:
                 os.lchown(path, self.uid, self.uid)
 
 
-def make_cage(who: str, how: How, tmp_path: Path) -> Cage:
-    """A cage, or a skip that says what is missing."""
+def make_sandbox(who: str, how: NativeMode, tmp_path: Path) -> NativeSandbox:
+    """A sandbox, or a skip that says what is missing."""
     root = os.geteuid() == 0
     if who == "root" and not root:
         pytest.skip("needs root")
     before, python, uid = (), sys.executable, os.geteuid()
     if who == "user" and root:
         before, uid = AS_NOBODY, NOBODY
-    elif root and how is How.RULES:
+    elif root and how is NativeMode.RULES:
         # Without a mapped mount root can only become the folder's owner.
         uid = NOBODY
     if uid != os.geteuid():
         python = python_for_anyone()
-    engine = Native(how, python=python)
+    engine = NativeEngine(how, python=python)
     if why := engine.missing():
         (pytest.fail if _possible(how) else pytest.skip)(why)
     if uid != os.geteuid():
         _open_to_others(tmp_path)
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    cage = Cage(engine, tmp_path, workspace, before, uid, python)
-    cage.give(workspace)
+    sandbox = NativeSandbox(engine, tmp_path, workspace, before, uid, python)
+    sandbox.give(workspace)
     tmp_path.chmod(0o777)
-    return cage
+    return sandbox
 
 
 def python_for_anyone() -> str:
@@ -121,11 +121,11 @@ def _open_to_others(folder: Path) -> None:
         one.chmod(mode | 0o055)
 
 
-def _possible(how: How) -> bool:
-    """Whether this machine allows what such a cage is made of: then it must work."""
-    if Kernel().landlock() < SCOPED:
+def _possible(how: NativeMode) -> bool:
+    """Whether this machine allows what such a sandbox is made of: then it must work."""
+    if Kernel().landlock() < SIGNAL_SCOPE_LANDLOCK_ABI:
         return False
     argv = ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--fork", "true")
-    if how is How.RULES or shutil.which("unshare") is None:
-        return how is How.RULES
+    if how is NativeMode.RULES or shutil.which("unshare") is None:
+        return how is NativeMode.RULES
     return subprocess.run(argv, capture_output=True, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""What a native cage holds in: every way out is tried from inside and watched from outside."""
+"""What a native sandbox holds in: every way out is tried from inside and watched from outside."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from evoclaw.core.sandboxes import Confines
+from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.sandbox.engines.native.seccomp import How
-from evoclaw.sandbox.sandbox import EngineCage
-from evoclaw.sandbox.self_test import Canary
-from tests.sandbox.engines.native.sandboxes import AS_NOBODY, KINDS, Cage, make_cage
+from evoclaw.sandbox.engines.native.seccomp import NativeMode
+from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.self_test import SandboxSelfTest
+from tests.sandbox.engines.native.sandboxes import AS_NOBODY, KINDS, NativeSandbox, make_sandbox
 
 ATTEMPTS = Path(__file__).with_name("attempts.py").read_text()
 PASSWORD = "correct-horse-battery"
@@ -28,18 +28,18 @@ REACHES_NOBODY = "signal everybody"
 
 
 class Outside:
-    """What is to be found outside of a cage, and whether anybody found it."""
+    """What is to be found outside of a sandbox, and whether anybody found it."""
 
-    def __init__(self, cage: Cage, stack: ExitStack) -> None:
-        place = cage.place / "outside"
+    def __init__(self, sandbox: NativeSandbox, stack: ExitStack) -> None:
+        place = sandbox.place / "outside"
         place.mkdir()
         place.chmod(0o777)
         self.secret, self.marker = place / "secret", place / "marker"
         self.secret.write_text("the secret")
         self.secret.chmod(0o666)
-        cage.give(self.secret)
+        sandbox.give(self.secret)
         self.time = self.secret.stat().st_mtime
-        before = AS_NOBODY if cage.uid != os.geteuid() else ()
+        before = AS_NOBODY if sandbox.uid != os.geteuid() else ()
         self.sleeper = subprocess.Popen(
             (*before, "sleep", "600"), env={"PATH": os.environ["PATH"], "PASSWORD": PASSWORD}
         )
@@ -93,47 +93,49 @@ class Outside:
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: "-".join(kind))
-def cage(request: pytest.FixtureRequest, tmp_path: Path) -> Cage:
+def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> NativeSandbox:
     who, how = request.param
-    return make_cage(who, how, tmp_path)
+    return make_sandbox(who, how, tmp_path)
 
 
 @pytest.fixture
-def outside(cage: Cage) -> Iterator[Outside]:
+def outside(sandbox: NativeSandbox) -> Iterator[Outside]:
     with ExitStack() as stack:
-        yield Outside(cage, stack)
+        yield Outside(sandbox, stack)
 
 
-def _furnished(cage: Cage) -> tuple[str, ...]:
+def _furnished(sandbox: NativeSandbox) -> tuple[str, ...]:
     """A workspace with what may not be changed in it; where that cannot be, without."""
-    if cage.engine.how() is How.RULES:
+    if sandbox.engine.how() is NativeMode.RULES:
         return ()
-    git = cage.workspace / ".git"
+    git = sandbox.workspace / ".git"
     hooks = git / "hooks"
     hooks.mkdir(parents=True)
     hook = hooks / "post-commit"
     hook.write_text("as it was")
-    cage.give(git, hooks, hook)
-    return (str(hooks), str(cage.workspace / ".bashrc"))
+    sandbox.give(git, hooks, hook)
+    return (str(hooks), str(sandbox.workspace / ".bashrc"))
 
 
-def _lending(cage: Cage) -> str:
+def _lending(sandbox: NativeSandbox) -> str:
     """A program of root's that lends its rights to whoever runs it."""
     program = shutil.which("id", path="/usr/bin:/bin")
     assert program is not None
-    lending = cage.workspace / "lending"
+    lending = sandbox.workspace / "lending"
     shutil.copy(program, lending)
     lending.chmod(0o4755 if os.geteuid() == 0 else 0o755)
     return str(lending)
 
 
-def test_fault_36_nothing_gets_out_of_a_native_cage(cage: Cage, outside: Outside) -> None:
-    protected = _furnished(cage)
+def test_fault_36_nothing_escapes_a_native_sandbox(
+    sandbox: NativeSandbox, outside: Outside
+) -> None:
+    protected = _furnished(sandbox)
     read, write = os.pipe()
     os.write(write, b"inherited")
-    given = outside.seen_from_inside() | {"descriptor": read, "setuid": _lending(cage)}
-    done = cage.run(
-        cage.python,
+    given = outside.seen_from_inside() | {"descriptor": read, "setuid": _lending(sandbox)}
+    done = sandbox.run(
+        sandbox.python,
         *("-I", "-S", "-c", ATTEMPTS, json.dumps(given)),
         protected=protected,
         pass_fds=[read],
@@ -158,25 +160,25 @@ def test_fault_36_nothing_gets_out_of_a_native_cage(cage: Cage, outside: Outside
     assert os.getpriority(os.PRIO_PROCESS, outside.sleeper.pid) == os.nice(0)
     if not protected:
         return
-    hooks = cage.workspace / ".git" / "hooks"
+    hooks = sandbox.workspace / ".git" / "hooks"
     assert [one.name for one in hooks.iterdir()] == ["post-commit"]
     assert (hooks / "post-commit").read_text() == "as it was"
-    bashrc = cage.workspace / ".bashrc"
+    bashrc = sandbox.workspace / ".bashrc"
     assert bashrc.read_text() == ""
 
 
-def test_fault_36_the_attempts_succeed_where_there_is_no_cage(tmp_path: Path) -> None:
+def test_fault_36_the_attempts_succeed_without_a_sandbox(tmp_path: Path) -> None:
     """Otherwise the test above would prove nothing."""
-    cage = make_cage("user", How.RULES, tmp_path)
+    sandbox = make_sandbox("user", NativeMode.RULES, tmp_path)
     only = ["write outside", "read a secret", "truncate outside", "change a mode outside"]
     only += ["tcp to 127.0.0.1", "udp to ::1", "unix socket", "unix datagram", "abstract socket"]
     only += ["signal a process outside", "read what a process outside was called with"]
     with ExitStack() as stack:
-        outside = Outside(cage, stack)
+        outside = Outside(sandbox, stack)
         given = json.dumps(outside.seen_from_inside() | {"only": only})
         done = subprocess.run(
-            (*cage.before, cage.python, "-I", "-S", "-c", ATTEMPTS, given),
-            cwd=cage.workspace,
+            (*sandbox.before, sandbox.python, "-I", "-S", "-c", ATTEMPTS, given),
+            cwd=sandbox.workspace,
             capture_output=True,
             text=True,
             timeout=30,
@@ -189,15 +191,15 @@ def test_fault_36_the_attempts_succeed_where_there_is_no_cage(tmp_path: Path) ->
         assert outside.sleeper.wait(10) != 0
 
 
-async def test_fault_36_the_canary_of_every_engine_finds_no_way_out(cage: Cage) -> None:
-    if cage.before:
-        pytest.skip("the canary runs as whoever runs the tests: as root here")
-    confines = Confines(str(cage.workspace))
-    caged = EngineCage(cage.engine, confines, prover=Canary())
+async def test_fault_36_every_engine_passes_the_self_test(sandbox: NativeSandbox) -> None:
+    if sandbox.before:
+        pytest.skip("the self_test runs as whoever runs the tests: as root here")
+    policy = SandboxPolicy(str(sandbox.workspace))
+    sandboxed = EngineSandbox(sandbox.engine, policy, self_test=SandboxSelfTest())
     try:
-        processes = LocalProcesses(cage.workspace, cage=caged)
-        done = await processes.run(("/bin/sh", "-c", "echo sung > here"))
+        processes = LocalProcesses(sandbox.workspace, sandbox=sandboxed)
+        done = await processes.run(("/bin/sh", "-c", "echo runs > here"))
         assert (done.exit_code, done.isolation) == (0, "native")
     finally:
-        await caged.close()
-    assert (cage.workspace / "here").read_text() == "sung\n"
+        await sandboxed.close()
+    assert (sandbox.workspace / "here").read_text() == "runs\n"

@@ -1,4 +1,4 @@
-"""Who the caged command is: never root, and with no capability at all."""
+"""`Credentials`: the user that a sandboxed command runs as: never root, without capabilities."""
 
 # Loading pathlib would make every start slower.
 # ruff: noqa: PTH116
@@ -8,38 +8,38 @@ from evoclaw.sandbox.engines.native.program.kernel import (
     AMBIENT,
     DUMPABLE,
     KEEP_BOUND,
-    MACHINES,
+    MACHINE_SYSCALLS,
     Kernel,
-    Refused,
+    SandboxRefused,
 )
 
 NEW_USER = 0x10000000
 SYS_ADMIN = 21
-FRESH = 0x70000000
-"""Ids from here on belong to nobody; a fresh one keeps cages apart from each other."""
-EVERYONE = 0xFFFFFFFF
+FIRST_FRESH_ID = 0x70000000
+"""Ids from here on are unused; a fresh one keeps sandboxes apart from each other."""
+MAX_ID = 0xFFFFFFFF
 
 
-class Person:
-    """Whom the launcher becomes."""
+class Credentials:
+    """The user that the launcher becomes."""
 
     def __init__(self, workspace: str) -> None:
         self.root = os.geteuid() == 0
         self.privileged = self.root and bool(_effective() >> SYS_ADMIN & 1)
-        """Whether namespaces and mapped mounts can be had without a user namespace."""
+        """Whether namespaces and id-mapped mounts are available without a user namespace."""
         found = os.stat(workspace)
         self._workspace = workspace
         self._owner, self._group = found.st_uid, found.st_gid
         self.uid, self.gid = os.geteuid(), os.getegid()
         self.ids = -1
-        """The mapping that lets a fresh user change what belongs to root; -1: none."""
+        """The id mapping that lets a fresh user change what belongs to root; -1: none."""
         self.counted = False
         """Whether the kernel counts the user's other processes too."""
 
     def choose(self, kernel: Kernel) -> None:
-        """Settle on a user before any namespace is made."""
+        """Choose a user before any namespace is made."""
         if self.privileged:
-            fresh = FRESH + int.from_bytes(os.urandom(3), "little")
+            fresh = FIRST_FRESH_ID + int.from_bytes(os.urandom(3), "little")
             self.uid, self.gid = self._owner or fresh, self._group or fresh
             self.counted = self.uid != fresh
             if fresh in (self.uid, self.gid):
@@ -48,27 +48,27 @@ class Person:
             self.become(kernel)
 
     def become(self, kernel: Kernel) -> None:
-        """Be the workspace's owner from now on, where nothing can be mapped."""
+        """Become the workspace's owner, where ids cannot be mapped."""
         if not self.root:
             return
         if self._owner == 0:
-            raise Refused(
+            raise SandboxRefused(
                 f"the workspace '{self._workspace}' belongs to root, commands never run as root, "
                 "and mapping its owner needs CAP_SYS_ADMIN. Run as a plain user, or give the "
                 f"folder to one (chown -R USER '{self._workspace}')"
             )
         self.uid, self.gid = self._owner, self._group or self._owner
         self.drop(kernel)
-        # Otherwise our own entry under /proc would stay root's, and with it the id maps.
+        # Otherwise our entry in /proc, and with it the id maps, would still belong to root.
         kernel.process("be dumpable", DUMPABLE, 1)
         kernel.die_with_parent()
 
     def mapped(self, path: str) -> int:
-        """The mapping for a folder: what does not belong to root needs none."""
+        """The id mapping for a folder: only root's folders need one."""
         return self.ids if os.stat(path).st_uid == 0 else -1
 
     def map_itself(self) -> None:
-        """Be the same user inside a new user namespace."""
+        """Map the user to itself in a new user namespace."""
         for name, text in (
             ("setgroups", "deny"),
             ("uid_map", f"{self.uid} {self.uid} 1"),
@@ -77,11 +77,11 @@ class Person:
             _write(f"/proc/self/{name}", text)
 
     def drop(self, kernel: Kernel) -> None:
-        """Give up everything that root, or a namespace's first process, could do."""
+        """Drop all privileges of root, or of a namespace's first process."""
         last = int(_read("/proc/sys/kernel/cap_last_cap"))
         if _effective():
-            for one in range(last + 1):
-                kernel.process("drop a capability", KEEP_BOUND, one)
+            for capability in range(last + 1):
+                kernel.process("drop a capability", KEEP_BOUND, capability)
         kernel.process("drop ambient capabilities", AMBIENT, 4)
         if os.geteuid() == 0:
             os.setgroups([])
@@ -89,13 +89,13 @@ class Person:
             os.setresuid(self.uid, self.uid, self.uid)
         nothing = bytes(24)
         version = (0x20080522).to_bytes(4, "little") + bytes(4)
-        kernel.call("drop capabilities", MACHINES[os.uname().machine][1], version, nothing)
+        kernel.call("drop capabilities", MACHINE_SYSCALLS[os.uname().machine][1], version, nothing)
         if os.geteuid() == 0 or _effective():
-            raise Refused("the rights of root could not be given up")
+            raise SandboxRefused("the privileges of root could not be dropped")
 
 
 def _mapping(kernel: Kernel, uid: int, gid: int, fresh: int) -> int:
-    """A user namespace that swaps root and the fresh id on disk; only its mapping is used."""
+    """A user namespace that swaps root and the fresh id; only its mapping is used."""
     ready, made = os.pipe()
     done, finish = os.pipe()
     helper = os.fork()
@@ -110,20 +110,22 @@ def _mapping(kernel: Kernel, uid: int, gid: int, fresh: int) -> int:
     try:
         os.close(made)
         if not os.read(ready, 1):
-            raise Refused("map the workspace's owner: no user namespace can be made")
+            raise SandboxRefused(
+                "cannot map the workspace's owner: user namespaces are not allowed"
+            )
         for name, mine in (("uid_map", uid), ("gid_map", gid)):
             _write(f"/proc/{helper}/{name}", _swapped(fresh if mine == fresh else 0))
         return os.open(f"/proc/{helper}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        for one in (ready, done, finish):
-            os.close(one)
+        for end in (ready, done, finish):
+            os.close(end)
         os.waitpid(helper, 0)
 
 
 def _swapped(fresh: int) -> str:
     if not fresh:
-        return f"0 0 {EVERYONE}"
-    rest = EVERYONE - fresh - 1
+        return f"0 0 {MAX_ID}"
+    rest = MAX_ID - fresh - 1
     return f"0 {fresh} 1\n1 1 {fresh - 1}\n{fresh} 0 1\n{fresh + 1} {fresh + 1} {rest}"
 
 
@@ -131,7 +133,7 @@ def _effective() -> int:
     for line in _read("/proc/self/status").splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
-    raise Refused("/proc does not say which capabilities we hold")
+    raise SandboxRefused("/proc/self/status does not show our capabilities")
 
 
 def _read(path: str) -> str:

@@ -1,41 +1,41 @@
-"""A file system of its own for the cage: a fresh root that holds copies of what was named."""
+"""The file system of a native sandbox: a fresh root with mounts of what the policy names."""
 
 # Loading pathlib would make every start slower.
 # ruff: noqa: PTH103, PTH112, PTH115, PTH120, PTH123, PTH211
 import os
 import stat
 
-from evoclaw.sandbox.engines.native.program.credentials import Person
+from evoclaw.sandbox.engines.native.program.credentials import Credentials
 from evoclaw.sandbox.engines.native.program.kernel import (
-    HERE,
-    MACHINES,
+    AT_FDCWD,
+    MACHINE_SYSCALLS,
     MOUNT_SETATTR,
     NO_DEVICES,
     NO_SUID,
     READ_ONLY,
     Kernel,
-    Refused,
+    SandboxRefused,
 )
 
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICE_NAMES = ("null", "zero", "full", "random", "urandom")
 NOSUID_NODEV, NOEXEC, PRIVATE, DETACH = 0x2 | 0x4, 0x8, 0x4000 | 0x40000, 2
-STAGES = ("/tmp", "/mnt", "/usr")
-"""Where the new root is built; everything that is needed of the old one is taken before."""
-FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+STAGING_FOLDERS = ("/tmp", "/mnt", "/usr")
+"""Where the new root is built; the mounts that are needed of the old root are cloned before."""
+OPEN_FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Plan:
+class FilesystemPlan:
     """What goes into the new root."""
 
     def __init__(
         self, read: list[str], write: list[str], protect: list[str], proxy: list[str], memory: int
     ) -> None:
-        self.write = [one for one in write if not _inside(one, write)]
-        self.read = [one for one in read if not _inside(one, read) and not _below(one, write)]
+        self.write = [path for path in write if not _inside(path, write)]
+        self.read = [path for path in read if not _inside(path, read) and not _below(path, write)]
         self.protect = protect
         self.proxy, self.memory = proxy, memory
         if "/" in self.write:
-            raise Refused("the whole file system cannot be the workspace")
+            raise SandboxRefused("the whole file system cannot be the workspace")
 
 
 def _inside(path: str, folders: list[str]) -> bool:
@@ -46,44 +46,44 @@ def _below(path: str, folders: list[str]) -> bool:
     return path in folders or _inside(path, folders)
 
 
-def build(kernel: Kernel, plan: Plan, person: Person) -> None:
-    """Leave the old root behind and stand in the new one."""
+def build(kernel: Kernel, plan: FilesystemPlan, user: Credentials) -> None:
+    """Build the new root and switch to it."""
     kernel.libc("cut off the host's mounts", "mount", None, b"/", None, PRIVATE, None)
     for folder in plan.write:
         _hold_places(kernel, folder, plan.protect)
-    taken = _take(kernel, plan, person)
-    stage = next(one for one in STAGES if os.path.isdir(one))
+    taken = _take(kernel, plan, user)
+    stage = next(folder for folder in STAGING_FOLDERS if os.path.isdir(folder))
     kernel.mount("tmpfs", stage, NOSUID_NODEV, "mode=755,size=16m")
     _furnish(kernel, stage, plan.memory)
     for path, copy in taken:
         _place(kernel, stage, path, copy)
-    _name(stage, person)
+    _name(stage, user)
     for folder in plan.write:
         _protect(kernel, stage + folder, folder, plan.protect)
     os.chdir(stage)
-    kernel.call("enter the new root", MACHINES[os.uname().machine][0], b".", b".")
+    kernel.call("enter the new root", MACHINE_SYSCALLS[os.uname().machine][0], b".", b".")
     kernel.libc("leave the old root", "umount2", b".", DETACH)
     os.chdir("/")
     wanted = (READ_ONLY | NO_SUID | NO_DEVICES).to_bytes(8, "little") + bytes(24)
-    kernel.call("close the new root", MOUNT_SETATTR, HERE, b"/", 0, wanted, 32)
+    kernel.call("close the new root", MOUNT_SETATTR, AT_FDCWD, b"/", 0, wanted, 32)
 
 
-def _take(kernel: Kernel, plan: Plan, person: Person) -> list[tuple[str, int | str]]:
-    """Copies of mounts, or the targets of links, parents before their children."""
+def _take(kernel: Kernel, plan: FilesystemPlan, user: Credentials) -> list[tuple[str, int | str]]:
+    """Clones of mounts, or the targets of links, parents before their children."""
     taken: list[tuple[str, int | str]] = []
     for path in plan.read:
         try:
             link = stat.S_ISLNK(os.lstat(path).st_mode)
         except (FileNotFoundError, PermissionError):
-            # What is not there, or not for this user, will not be there inside.
+            # A path that is missing, or unreadable for this user, is missing inside too.
             continue
         taken.append(
             (path, os.readlink(path) if link else kernel.tree(path, READ_ONLY | NO_DEVICES))
         )
-    taken += [(path, kernel.tree(path, NO_DEVICES, person.mapped(path))) for path in plan.write]
+    taken += [(path, kernel.tree(path, NO_DEVICES, user.mapped(path))) for path in plan.write]
     taken += [(path, kernel.tree(path, READ_ONLY | NO_DEVICES)) for path in plan.proxy]
-    taken += [(f"/dev/{name}", kernel.tree(f"/dev/{name}")) for name in DEVICES]
-    return sorted(taken, key=lambda one: one[0].count("/"))
+    taken += [(f"/dev/{name}", kernel.tree(f"/dev/{name}")) for name in DEVICE_NAMES]
+    return sorted(taken, key=lambda item: item[0].count("/"))
 
 
 def _place(kernel: Kernel, stage: str, path: str, copy: int | str) -> None:
@@ -107,20 +107,20 @@ def _furnish(kernel: Kernel, stage: str, memory: int) -> None:
     kernel.mount("tmpfs", f"{stage}/dev/shm", NOSUID_NODEV | NOEXEC, f"mode=1777,size={memory}")
     try:
         kernel.mount("proc", f"{stage}/proc", NOSUID_NODEV | NOEXEC)
-    except Refused:
-        # Containers that hide parts of /proc forbid a new one; without any, less is seen.
+    except SandboxRefused:
+        # Containers that mask parts of /proc forbid a new one; without it, less is visible.
         os.makedirs(f"{stage}/proc/self")
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"{stage}/dev/{name}")
 
 
-def _name(stage: str, person: Person) -> None:
-    """Give the user a name; the host's own lists stay outside."""
+def _name(stage: str, user: Credentials) -> None:
+    """Name the user in passwd and group; the host's own files stay outside."""
     home = os.environ.get("HOME", "/").replace(":", "").replace("\n", "")
-    me = f"caged:x:{person.uid}:{person.gid}::{home}:/bin/sh"
+    me = f"sandboxed:x:{user.uid}:{user.gid}::{home}:/bin/sh"
     for name, text in (
         ("passwd", f"root:x:0:0::/:/bin/false\n{me}\n"),
-        ("group", f"root:x:0:\ncaged:x:{person.gid}:\n"),
+        ("group", f"root:x:0:\nsandboxed:x:{user.gid}:\n"),
         ("hosts", "127.0.0.1 localhost\n::1 localhost\n"),
     ):
         if not os.path.lexists(f"{stage}/etc/{name}"):
@@ -129,23 +129,23 @@ def _name(stage: str, person: Person) -> None:
 
 
 def _hold_places(kernel: Kernel, folder: str, protected: list[str]) -> None:
-    """Make an empty place for each protected path that is not there, so that it can be covered.
+    """Create each missing protected path empty, so that it can be mounted over.
 
-    Below a folder that caged commands can change no name is followed: each step is opened from
-    the one before. A path that ends in `/` becomes a folder, every other one a file.
+    In a folder that sandboxed commands can change no link is followed: each step is opened from
+    the one before. A path that ends in `/` becomes a folder, any other a file.
     """
     for path in protected:
         if not _inside(path.rstrip("/"), [folder]):
             continue
         steps = path[len(folder) :].strip("/").split("/")
-        here = os.open(folder, FOLDER)
+        here = os.open(folder, OPEN_FOLDER_FLAGS)
         try:
             for index, step in enumerate(steps):
                 last = index == len(steps) - 1
                 if not _is_there(here, step):
                     _make(here, step, last and not path.endswith("/"))
                 if not last:
-                    here, above = os.open(step, FOLDER, dir_fd=here), here
+                    here, above = os.open(step, OPEN_FOLDER_FLAGS, dir_fd=here), here
                     os.close(above)
         finally:
             os.close(here)
@@ -157,7 +157,9 @@ def _is_there(folder: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     if stat.S_ISLNK(found.st_mode):
-        raise Refused(f"'{name}' is or leads to a protected path, and is a link: name its target")
+        raise SandboxRefused(
+            f"'{name}' is or leads to a protected path, and is a link: name its target"
+        )
     return True
 
 
@@ -169,21 +171,21 @@ def _make(folder: int, name: str, file: bool) -> None:
         else:
             os.mkdir(name, 0o755, dir_fd=folder)
     except FileExistsError:
-        # Another cage was quicker.
+        # Another sandbox has just created it.
         return
 
 
 def _protect(kernel: Kernel, target: str, folder: str, protected: list[str]) -> None:
-    """Cover protected paths by themselves, read-only.
+    """Mount protected paths over themselves, read-only.
 
-    The folders above them are covered too, writable: what is a mount can be neither renamed nor
-    removed, and so nobody slips another folder under a protected name.
+    The folders above them are mounted over themselves too, writable: a mount point can be neither
+    renamed nor removed, and so no command can put another folder under a protected name.
     """
     inner = {path.rstrip("/")[len(folder) + 1 :] for path in protected if _inside(path, [folder])}
     above = {parent for path in inner for parent in _parents(path)} - inner
-    root = os.open(target, FOLDER)
+    root = os.open(target, OPEN_FOLDER_FLAGS)
     try:
-        for path in sorted(inner | above, key=lambda one: one.count("/")):
+        for path in sorted(inner | above, key=lambda path: path.count("/")):
             place = kernel.beneath(root, path)
             kernel.put(kernel.tree(place, READ_ONLY if path in inner else 0), place)
             os.close(place)
@@ -197,7 +199,7 @@ def _parents(path: str) -> list[str]:
 
 
 def open_loopback(kernel: Kernel) -> None:
-    """Bring up the loopback of a new network: all there is, and no way out."""
+    """Bring up the loopback interface of a new network namespace: its only interface."""
     request = b"lo".ljust(16, b"\0") + (0x1 | 0x40).to_bytes(2, "little") + bytes(22)
     socket = kernel.libc("make a socket", "socket", 2, 2, 0)
     try:

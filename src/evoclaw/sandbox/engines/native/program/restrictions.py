@@ -1,4 +1,4 @@
-"""What the kernel refuses the caged command from within: limits, Landlock, seccomp."""
+"""The restrictions that a native sandbox sets on its own process: rlimits, Landlock, seccomp."""
 
 # Loading pathlib would make every start slower.
 # ruff: noqa: PTH116, PTH208
@@ -17,22 +17,22 @@ from evoclaw.sandbox.engines.native.program.kernel import (
 )
 
 DATA, FSIZE, CORE, NPROC, NOFILE, AS = 2, 1, 4, 6, 7, 9
-ROOMY = 8
-"""Times the memory that may be reserved: runtimes reserve far more than they ever use."""
+ADDRESS_SPACE_FACTOR = 8
+"""Address space per byte of memory: runtimes reserve far more than they use."""
 FILE_RIGHTS = 0x1 | 0x2 | 0x4 | 1 << 14 | 1 << 15
-"""Execute, write, read, truncate, ioctl: what a rule about a single file may hold."""
-USE, LIST, DEVICE = 0x1 | 0x4 | 0x8, 0x8, 0x2 | 0x4 | 1 << 14
-CHANGE = ((1 << 15) - 1) & ~(1 << 6 | 1 << 11)
-"""All but making devices, and talking to them."""
+"""Execute, write, read, truncate, ioctl: the rights that a rule for a single file may have."""
+USE_RIGHTS, LIST_RIGHTS, DEVICE_RIGHTS = 0x1 | 0x4 | 0x8, 0x8, 0x2 | 0x4 | 1 << 14
+CHANGE_RIGHTS = ((1 << 15) - 1) & ~(1 << 6 | 1 << 11)
+"""All rights but creating devices and ioctl on them."""
 PROC_FILES = ("cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "filesystems", "sys")
 
 
 def set_limits(
     kernel: Kernel, *, memory: int, processes: int, file_size: int, open_files: int
 ) -> None:
-    """Set what one process, and one user, may use at most."""
+    """Set the resource limits of one process, and of one user."""
     kernel.limit("limit memory", DATA, memory)
-    kernel.limit("limit address space", AS, memory * ROOMY)
+    kernel.limit("limit address space", AS, memory * ADDRESS_SPACE_FACTOR)
     kernel.limit("limit processes", NPROC, processes)
     kernel.limit("limit file size", FSIZE, file_size)
     kernel.limit("limit open files", NOFILE, open_files)
@@ -40,7 +40,7 @@ def set_limits(
 
 
 def tasks_of(uid: int) -> int:
-    """How many threads a user has now: the kernel's limit counts them all."""
+    """How many threads a user has now: the kernel's limit counts all of them."""
     found = 0
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -53,7 +53,7 @@ def tasks_of(uid: int) -> int:
 
 
 def restrict(kernel: Kernel, abi: int, grants: list[tuple[str, int]], *, network: bool) -> None:
-    """Landlock: only what is granted can be opened, and nobody outside can be signalled."""
+    """Restrict by Landlock: only granted paths can be opened, no process outside signalled."""
     every = (1 << (16 if abi >= 5 else 15)) - 1
     attributes = (ctypes.c_uint64 * 3)(every, 0 if network else 0x3, 0x3)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
@@ -69,7 +69,7 @@ def _grant(kernel: Kernel, ruleset: int, path: str, rights: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
-        # Granting less is never wrong.
+        # Skipping a grant only restricts further.
         return
     try:
         mode = os.fstat(place).st_mode
@@ -84,11 +84,11 @@ def _grant(kernel: Kernel, ruleset: int, path: str, rights: int) -> None:
 
 
 def filter_calls(kernel: Kernel, code: bytes) -> None:
-    """Let the kernel refuse the system calls that the filter names; the last thing to be done."""
+    """Install the seccomp filter; must be the last restriction."""
 
-    class Program(ctypes.Structure):
+    class _FilterProgram(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
-    program = Program(len(code) // 8, code)
+    program = _FilterProgram(len(code) // 8, code)
     what = "enter the seccomp filter"
     kernel.libc(what, "prctl", SET_SECCOMP, FILTER, ctypes.byref(program), 0, 0)
