@@ -12,7 +12,7 @@ from evoclaw.core.messages import ErrorKind, TextBlock, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import failure
 from evoclaw.core.tracing import here, trace_id_of, traceparent
-from evoclaw.edge.call_spans import traced
+from evoclaw.edge.call_spans import add_spans
 from evoclaw.edge.plans import Plan, Work
 from evoclaw.observe.tracing.tracing import Tracing
 from evoclaw.transport.wire import Command, fingerprint
@@ -37,7 +37,7 @@ async def perform(
     async def plan(command: Command) -> Plan | ToolResult:
         return Plan(name, work)
 
-    made = await traced({"tool": plan}, tracing, "pi")["tool"](command)
+    made = await add_spans({"tool": plan}, tracing, "pi")["tool"](command)
     assert isinstance(made, Plan)
     await made.work(Deadline(), lambda text: None)
 
@@ -124,11 +124,13 @@ async def test_what_is_refused_is_no_span_and_untraced_plans_are_left_alone(
         return failure(command.request_id, "bash", ErrorKind.PERMISSION_DENIED, "no")
 
     async def ask(tracing: Tracing) -> None:
-        assert isinstance(await traced({"tool": refuse}, tracing, "pi")["tool"](ASKED), ToolResult)
+        assert isinstance(
+            await add_spans({"tool": refuse}, tracing, "pi")["tool"](ASKED), ToolResult
+        )
 
     assert (await spans_of(monkeypatch, ask))[0] == []
     planners = {"tool": refuse}
-    assert traced(planners, None, "pi") is planners
+    assert add_spans(planners, None, "pi") is planners
 
 
 def test_asking_again_in_another_trace_is_asking_for_the_same() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.beneath import FOLDER, open_beneath, walk_beneath
+from evoclaw.executors.beneath import OPEN_FOLDER_FLAGS, open_beneath, walk_beneath
 from evoclaw.executors.files import LocalFiles
 
 
@@ -90,10 +90,10 @@ async def test_fault_31_a_wide_folder_is_walked_in_batches_and_can_be_left(
 @pytest.fixture
 def deep(tmp_path: Path) -> Generator[Path]:
     """A tree too deep for any path."""
-    here = os.open(tmp_path, FOLDER)
+    here = os.open(tmp_path, OPEN_FOLDER_FLAGS)
     for _ in range(2500):
         os.mkdir("dd", dir_fd=here)
-        below = os.open("dd", FOLDER, dir_fd=here)
+        below = os.open("dd", OPEN_FOLDER_FLAGS, dir_fd=here)
         os.close(here)
         here = below
     os.close(here)
@@ -122,7 +122,7 @@ def test_both_ways_of_opening_agree_on_every_spelling(tmp_path: Path) -> None:
 
     def outcome(opened: bool, path: str, links: bool) -> str:
         way = open_beneath if opened else walk_beneath
-        folder = os.open(root, FOLDER)
+        folder = os.open(root, OPEN_FOLDER_FLAGS)
         try:
             found = way(folder, path, os.O_PATH, links=links, mounts=False)
         except OSError as problem:

@@ -14,8 +14,8 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.url_guard import Guard, Target
-from evoclaw.executors.web_fetch import Limits, Page, WebFetcher, pinned
+from evoclaw.executors.url_guard import UrlGuard, UrlTarget
+from evoclaw.executors.web_fetch import FetchedPage, FetchLimits, WebFetcher, pinned
 
 HERE = ("127.0.0.1",)
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
@@ -78,13 +78,13 @@ async def serving(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def fetch(url: str, guard: Guard | None = None, **limits: float) -> Page:
-    fetcher = WebFetcher(guard or Guard(HERE), limits=Limits(**limits))  # pyright: ignore[reportArgumentType]
+async def fetch(url: str, guard: UrlGuard | None = None, **limits: float) -> FetchedPage:
+    fetcher = WebFetcher(guard or UrlGuard(HERE), limits=FetchLimits(**limits))  # pyright: ignore[reportArgumentType]
     async with asyncio.timeout(20):
         return await fetcher.fetch(url)
 
 
-async def failure(url: str, guard: Guard | None = None, **limits: float) -> ToolFailure:
+async def failure(url: str, guard: UrlGuard | None = None, **limits: float) -> ToolFailure:
     with pytest.raises(ToolFailure) as raised:
         await fetch(url, guard, **limits)
     return raised.value
@@ -128,7 +128,7 @@ async def test_a_page_comes_with_status_type_and_where_it_was_found() -> None:
     async with serving(plain(b"hello")) as server:
         page = await fetch(server.url("/a?b=c#part"))
 
-    assert page == Page(server.url("/a?b=c"), 200, "text/plain", b"hello")
+    assert page == FetchedPage(server.url("/a?b=c"), 200, "text/plain", b"hello")
     assert server.requests[0].startswith(b"GET /a?b=c HTTP/1.1\r\n")
 
 
@@ -150,7 +150,7 @@ async def test_cookies_are_not_kept_and_extra_headers_do_not_travel() -> None:
         writer.write(moved("/next") if b"GET /start" in request else plain(b"there"))
 
     async with serving(answer) as server:
-        fetcher = WebFetcher(Guard(HERE))
+        fetcher = WebFetcher(UrlGuard(HERE))
         page = await fetcher.fetch(server.url("/start"), headers={"Authorization": "Bearer key"})
 
     assert page.body == b"there" and page.url == server.url("/next")
@@ -197,11 +197,13 @@ async def test_a_refusal_comes_with_its_beginning_and_when_to_come_again() -> No
 async def test_fault_61_a_denied_address_sees_no_connection() -> None:
     async with serving(plain(b"secret")) as server:
         for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "①②⑦.⓪.⓪.①"):
-            refused = await failure(server.url(host=host), Guard())
+            refused = await failure(server.url(host=host), UrlGuard())
             assert refused.kind is ErrorKind.PERMISSION_DENIED, host
             assert "was not contacted" in refused.message
         for host in ("127.1", "2130706433", "0x7f.1", "0177.0.0.1", "%31%32%37.0.0.1"):
-            assert (await failure(server.url(host=host), Guard())).kind is ErrorKind.INVALID_PARAMS
+            assert (
+                await failure(server.url(host=host), UrlGuard())
+            ).kind is ErrorKind.INVALID_PARAMS
 
     assert server.connections == 0
 
@@ -219,7 +221,7 @@ async def test_fault_61_a_redirect_to_a_private_address_is_not_followed() -> Non
         for target in targets:
             resolve = Changing(["127.0.0.2"])
             async with serving(moved(target)) as outside:
-                refused = await failure(outside.url(), Guard(HERE, resolve=resolve))
+                refused = await failure(outside.url(), UrlGuard(HERE, resolve=resolve))
             assert refused.kind in (ErrorKind.PERMISSION_DENIED, ErrorKind.INVALID_PARAMS), target
             assert outside.connections == 1
 
@@ -228,7 +230,7 @@ async def test_fault_61_a_redirect_to_a_private_address_is_not_followed() -> Non
 
 async def test_fault_61_a_name_that_changes_between_lookups_reaches_only_what_was_judged() -> None:
     resolve = Changing(["127.0.0.1"], ["127.0.0.2"])
-    guard = Guard(HERE, resolve=resolve)
+    guard = UrlGuard(HERE, resolve=resolve)
     async with (
         serving(plain(b"public")) as public,
         serving(plain(b"secret"), host="127.0.0.2", port=public.port) as inside,
@@ -249,7 +251,7 @@ async def test_fault_61_a_redirect_to_the_same_name_is_judged_anew() -> None:
         serving(moved("/again")) as public,
         serving(plain(b"secret"), host="127.0.0.2", port=public.port) as inside,
     ):
-        refused = await failure(public.url(host="rebind.example"), Guard(HERE, resolve=resolve))
+        refused = await failure(public.url(host="rebind.example"), UrlGuard(HERE, resolve=resolve))
 
         assert refused.kind is ErrorKind.PERMISSION_DENIED
         assert inside.connections == 0 and len(resolve.asked) == 2
@@ -258,7 +260,7 @@ async def test_fault_61_a_redirect_to_the_same_name_is_judged_anew() -> None:
 async def test_fault_61_one_denied_address_among_good_ones_refuses_the_name() -> None:
     async with serving(plain(b"public")) as public:
         for mixed in (["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "::1"]):
-            guard = Guard(HERE, resolve=Changing(mixed))
+            guard = UrlGuard(HERE, resolve=Changing(mixed))
             refused = await failure(public.url(host="mixed.example"), guard)
             assert refused.kind is ErrorKind.PERMISSION_DENIED
 
@@ -269,7 +271,7 @@ async def test_fault_61_the_socket_itself_goes_to_judged_addresses_only() -> Non
     import aiohttp
 
     async with serving(plain(b"secret"), host="127.0.0.2") as inside:
-        connector = pinned(Target("http://good.example/", ("127.0.0.1",)))
+        connector = pinned(UrlTarget("http://good.example/", ("127.0.0.1",)))
         async with aiohttp.ClientSession(connector=connector) as session:
             # A literal needs no resolver: this way in must be shut as well.
             with pytest.raises(ToolFailure, match="was not judged"):
@@ -280,7 +282,7 @@ async def test_fault_61_the_socket_itself_goes_to_judged_addresses_only() -> Non
 
 async def test_a_second_good_address_is_tried_when_the_first_is_silent() -> None:
     async with serving(plain(b"here"), host="127.0.0.2") as server:
-        guard = Guard(("127.0.0.0/24",), resolve=Changing(["127.0.0.1", "127.0.0.2"]))
+        guard = UrlGuard(("127.0.0.0/24",), resolve=Changing(["127.0.0.1", "127.0.0.2"]))
         assert (await fetch(server.url(host="two.example"), guard)).body == b"here"
 
 
@@ -290,7 +292,7 @@ async def test_over_tls_the_name_stays_the_name(tmp_path: Path) -> None:
     server_side.sni_callback = lambda _, name, __: names.append(name)
 
     async with serving(plain(b"safe"), tls=server_side) as server:
-        guard = Guard(HERE, resolve=Changing(["127.0.0.1"]))
+        guard = UrlGuard(HERE, resolve=Changing(["127.0.0.1"]))
         url = f"https://pinned.example:{server.port}/"
         async with asyncio.timeout(30):
             page = await WebFetcher(guard, tls=client_side).fetch(url)
@@ -431,7 +433,7 @@ async def test_fault_62_a_name_server_that_never_answers_is_given_up_in_time() -
         await asyncio.Event().wait()
         return ()
 
-    refused = await failure("http://slow.example/", Guard(resolve=resolve), seconds=0.1)
+    refused = await failure("http://slow.example/", UrlGuard(resolve=resolve), seconds=0.1)
 
     assert refused.kind is ErrorKind.TIMEOUT
 

@@ -15,9 +15,9 @@ from evoclaw.executors.web_search import (
     GITHUB_KEY,
     SEARXNG_URL,
     Brave,
-    Found,
     GitHubCode,
-    Offer,
+    SearchHit,
+    SearchOffer,
     Searxng,
     search_from,
 )
@@ -141,13 +141,13 @@ async def test_brave_is_asked_with_the_key_and_its_answer_read() -> None:
         found = await bounded(brave.search("asyncio timeout & more", count=3, seconds=5))
 
     assert found == [
-        Found(
+        SearchHit(
             "Coroutines and Tasks — Python documentation",
             "https://docs.python.org/3/library/asyncio-task.html",
             "asyncio.timeout() limits the time & more",
             "March 1, 2026",
         ),
-        Found("No words", "https://example.org/b"),
+        SearchHit("No words", "https://example.org/b"),
     ]
     request = server.asked[0]
     assert request.path == "/res/v1/web/search"
@@ -235,8 +235,8 @@ async def test_a_searxng_server_is_asked_for_json(path: str) -> None:
         await bounded(searxng.search_code("wait_for", language="python", count=2, seconds=5))
 
     assert found == [
-        Found("A page", "https://example.org/a", "Some of it", "2026-02-03T00:00:00"),
-        Found("Another", "https://example.org/b"),
+        SearchHit("A page", "https://example.org/a", "Some of it", "2026-02-03T00:00:00"),
+        SearchHit("Another", "https://example.org/b"),
     ]
     first, second = server.asked
     assert first.path == "/search"
@@ -261,7 +261,7 @@ async def test_github_is_asked_for_files() -> None:
         found = await bounded(github.search_code("wait_for", language="python", count=5, seconds=5))
 
     assert found == [
-        Found(
+        SearchHit(
             "python/cpython Lib/asyncio/tasks.py",
             "https://github.com/python/cpython/blob/main/Lib/asyncio/tasks.py",
             "async def wait_for(fut):\n",
@@ -273,7 +273,7 @@ async def test_github_is_asked_for_files() -> None:
 
 
 def test_who_searches_is_chosen_by_what_is_set() -> None:
-    def kinds(offer: Offer) -> tuple[type, type]:
+    def kinds(offer: SearchOffer) -> tuple[type, type]:
         return type(offer.web), type(offer.code)
 
     brave, searxng, github = {BRAVE_KEY: "k"}, {SEARXNG_URL: "http://h:1"}, {GITHUB_KEY: "t"}

@@ -1,4 +1,4 @@
-"""Places for calls that run: first come, first served; how many there are may change meanwhile."""
+"""`CallSlots`: limits concurrent calls, first come first served; the limit may change meanwhile."""
 
 from __future__ import annotations
 
@@ -6,55 +6,55 @@ import asyncio
 from collections.abc import Callable
 
 
-class Ticket:
-    """One call's turn, drawn when it came."""
+class SlotTicket:
+    """A call's position in the queue for a slot."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, slots: CallSlots) -> None:
+        self._slots = slots
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
-    def has_place(self) -> bool:
-        """Whether it is this call's turn."""
+    def has_slot(self) -> bool:
+        """Whether the call has a slot."""
         return self._turn.done()
 
     async def wait(self) -> None:
-        """Wait for the place."""
+        """Wait for a slot."""
         if not self._turn.done():
             await asyncio.wait([self._turn])
 
     def give(self) -> None:
-        """It is its turn."""
+        """Give it a slot."""
         self._turn.set_result(None)
 
     def leave(self) -> None:
-        """Give the place back, or the turn up; may be said twice."""
-        self._places.leave(self)
+        """Release the slot, or leave the queue; may be called twice."""
+        self._slots.leave(self)
 
 
-class Places:
-    """Hands out places in the order in which tickets were drawn."""
+class CallSlots:
+    """Assigns slots in the order of the tickets."""
 
     def __init__(self, most: Callable[[], int]) -> None:
         self._most = most
-        self._taken: set[Ticket] = set()
-        self._waiting: dict[Ticket, None] = {}
+        self._taken: set[SlotTicket] = set()
+        self._waiting: dict[SlotTicket, None] = {}
 
-    def draw(self) -> Ticket:
-        """A ticket for a call that came just now."""
-        ticket = Ticket(self)
+    def enqueue(self) -> SlotTicket:
+        """A ticket for a new call."""
+        ticket = SlotTicket(self)
         self._waiting[ticket] = None
         self.changed()
         return ticket
 
-    def leave(self, ticket: Ticket) -> None:
-        """Take a ticket back."""
+    def leave(self, ticket: SlotTicket) -> None:
+        """Remove a ticket."""
         self._waiting.pop(ticket, None)
         self._taken.discard(ticket)
         self.changed()
 
     def changed(self) -> None:
-        """Hand out what is free: there may be more places than before."""
+        """Assign free slots: the limit may have grown."""
         while self._waiting and len(self._taken) < self._most():
             ticket = next(iter(self._waiting))
             del self._waiting[ticket]

@@ -1,4 +1,4 @@
-"""Commands whose work is a span of its own, below the call of the orchestrator's that asked."""
+"""Traces commands: each runs in a span below the orchestrator's call."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from evoclaw.observe.tracing.tracing import Tracing
 
 
-def traced(
+def add_spans(
     planners: Mapping[str, Planner], tracing: Tracing | None, agent_id: str
 ) -> Mapping[str, Planner]:
-    """The same plans, and what they do is traced; what is not begun is told by whoever asked."""
+    """The same planners, with a span around the work of each plan."""
     if tracing is None:
         return planners
     return {name: _traced(planner, tracing, agent_id) for name, planner in planners.items()}

@@ -17,67 +17,67 @@ from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.link import Link
 
 
-class Identity(Struct, frozen=True):
-    """Who speaks. The boot id tells this process from the ones before it."""
+class EdgeIdentity(Struct, frozen=True):
+    """The identity of a device. The boot id distinguishes this process from earlier ones."""
 
     agent_id: str
     agent_type: str = ""
     summary: str = ""
-    """The one line it says of itself."""
+    """Its one-line summary."""
     client_id: str = ""
-    """Its name at the broker, if that is not its id."""
+    """Its MQTT client id, if that is not the agent id."""
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
-class Limits(Struct, frozen=True):
-    """How much at once, and for how long."""
+class DeviceLimits(Struct, frozen=True):
+    """The limits and intervals of a device."""
 
     concurrency: int = 4
     queue: int = 100
-    """Calls that may wait beside those that run; the next one is refused at once."""
+    """Calls that may wait beside those that run; further ones are refused at once."""
     jobs: int = 16
     """Jobs that may run beside the calls."""
     heartbeat: float = 30.0
-    """Seconds between two signs of life."""
+    """Seconds between two heartbeats."""
     output_bytes: int = 64 * 1024
-    """What a report holds of one result; more stays on the device."""
+    """The largest result in a report; the rest stays on the device."""
     dedupe_seconds: float = 86_400.0
-    """How long a call that ended is remembered; no command may be valid for longer."""
+    """How long an ended call is remembered; no command may be valid for longer."""
     dedupe_most: int = 100_000
     untold_most: int = 10_000
-    """Results kept that nobody has acknowledged; beyond that the oldest are no longer told."""
+    """Unacknowledged results that are kept; beyond that the oldest are dropped."""
     resend: float = 2.0
-    """Seconds until a result that nobody acknowledged is sent again; doubled each time."""
+    """Seconds until an unacknowledged result is sent again; doubled each time."""
     greeting: float = 1.0
-    """Seconds until a hello that nobody answered is said again; doubled each time."""
+    """Seconds until an unanswered hello is sent again; doubled each time."""
     shyness: float = 1.0
-    """Seconds at most before a hello that everybody was asked for: not all at the same moment."""
+    """The random delay, in seconds, before a hello that was requested by broadcast."""
     accepted_after: float = 0.1
-    """Seconds before a call is said to be accepted: most have ended by then, which says it too."""
+    """Seconds before a call is reported as accepted: most have ended by then."""
     long: float = 15.0
-    """Seconds after which a call says from time to time that it still goes on."""
+    """Seconds after which a call sends progress reports."""
     beat: float = 10.0
-    """Seconds between two such words."""
+    """Seconds between two progress reports."""
 
 
-class Parts(Struct, frozen=True):
-    """What a device is made of."""
+class EdgeParts(Struct, frozen=True):
+    """The dependencies of a device."""
 
-    who: Identity
+    who: EdgeIdentity
     link: Link
     journal: Journal
     executor: Executor
     """Its tools, for the advert; the planners run them."""
     planners: Mapping[str, Planner]
-    """For the commands that do something: `tool`, `execute`, `prompt`."""
+    """For the commands that run something: `tool`, `execute`, `prompt`."""
     genomes: Genomes
     outcomes: Outcomes
-    limits: Limits = Limits()
+    limits: DeviceLimits = DeviceLimits()
     has_model: bool = False
     clock: OrchestratorClock = field(default_factory=OrchestratorClock)
     accepts: frozenset[str] | None = None
-    """The commands it takes; None means all."""
+    """The commands it accepts; None means all."""
     check: GrantCheck = no_grants
-    """Whether a command that the planners do not see was granted."""
+    """Checks the grant of a command that has no planner."""
     artifacts: Artifacts | None = None
-    """Where big outputs are kept; what has expired is removed."""
+    """The store of large outputs, removed when they expire."""

@@ -24,21 +24,21 @@ from evoclaw.core.errors import RecordingError
 from evoclaw.core.events import StopReason
 from evoclaw.core.messages import JSON, ErrorKind
 
-FAULTS = frozenset({ErrorKind.TIMEOUT, ErrorKind.EXECUTION_FAILED, ErrorKind.INTERNAL})
+FAULT_KINDS = frozenset({ErrorKind.TIMEOUT, ErrorKind.EXECUTION_FAILED, ErrorKind.INTERNAL})
 """Failures that are the tool's own."""
-LIMITS = frozenset(
+LIMIT_STOPS = frozenset(
     {StopReason.MAX_ITERATIONS, StopReason.BUDGET_EXCEEDED, StopReason.DURATION_EXCEEDED}
 )
 MODEL_ERRORS = frozenset({StopReason.ERROR, StopReason.LOOP_DETECTED})
-MOST_TOOLS = 256
-OTHERS = "(others)"
+MAX_TOOLS = 256
+OTHER_TOOLS = "(others)"
 """Where calls of further tools are counted, and of names that never ran: they come from afar and
 may be made up."""
-LONGEST_ERROR = 500
+MAX_ERROR_CHARS = 500
 
-_FINENESS = 8
+_BUCKETS_PER_DOUBLING = 8
 """Buckets for each doubling: a percentile is at most 1 in 22 off."""
-_ENDLESS = 1e12
+_MAX_LATENCY_MS = 1e12
 """Milliseconds: some thirty years, and no latency any more."""
 Count = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
@@ -55,12 +55,14 @@ class Latencies(Struct, forbid_unknown_fields=True):
 
     def add(self, elapsed_ms: float) -> None:
         """Count one."""
-        taken = min(elapsed_ms, _ENDLESS) if elapsed_ms > 0 else 0.0
+        taken = min(elapsed_ms, _MAX_LATENCY_MS) if elapsed_ms > 0 else 0.0
         self.low_ms = min(self.low_ms, taken) if self.count else taken
         self.high_ms = max(self.high_ms, taken)
         self.count += 1
         self.total_ms += taken
-        bucket = math.floor(math.log2(max(taken * 1000, 1.0)) * _FINENESS)  # from a microsecond
+        bucket = math.floor(
+            math.log2(max(taken * 1000, 1.0)) * _BUCKETS_PER_DOUBLING
+        )  # from a microsecond
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
 
     def mean(self) -> float:
@@ -75,7 +77,7 @@ class Latencies(Struct, forbid_unknown_fields=True):
         for bucket in sorted(self.buckets):
             left -= self.buckets[bucket]
             if left <= 0:
-                middle = 2 ** ((bucket + 0.5) / _FINENESS) / 1000
+                middle = 2 ** ((bucket + 0.5) / _BUCKETS_PER_DOUBLING) / 1000
                 return round(min(max(middle, self.low_ms), self.high_ms), 3)
         return 0.0
 
@@ -96,7 +98,7 @@ class ToolOutcomes(Struct, forbid_unknown_fields=True):
     @property
     def faults(self) -> int:
         """Failures that are the tool's own."""
-        return sum(self.errors.get(kind, 0) for kind in FAULTS)
+        return sum(self.errors.get(kind, 0) for kind in FAULT_KINDS)
 
     def metrics(self) -> dict[str, JSON]:
         """The figures, under the names that they are known by."""
@@ -114,7 +116,7 @@ class ToolOutcomes(Struct, forbid_unknown_fields=True):
         }
 
 
-class _Kept(Struct, forbid_unknown_fields=True):
+class _StoredOutcomes(Struct, forbid_unknown_fields=True):
     """What outlives the process. Read strictly: what is damaged must not pass for empty."""
 
     tools: dict[str, ToolOutcomes]
@@ -128,7 +130,7 @@ class Outcomes:
     """What happened so far."""
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
-        self._kept = _Kept({}, {}, 0)
+        self._kept = _StoredOutcomes({}, {}, 0)
         self._now = now
 
     def record_call(
@@ -142,8 +144,8 @@ class Outcomes:
         """Count a call; None for the time means that it never ran."""
         tools, name = self._kept.tools, tool
         never_ran = error is not None and elapsed_ms is None
-        if name not in tools and (never_ran or len(tools) >= MOST_TOOLS):
-            name = OTHERS
+        if name not in tools and (never_ran or len(tools) >= MAX_TOOLS):
+            name = OTHER_TOOLS
         found = tools.setdefault(name, ToolOutcomes())
         found.calls += 1
         if elapsed_ms is not None:
@@ -152,7 +154,7 @@ class Outcomes:
             found.succeeded += 1
             return
         found.errors[str(error)] = found.errors.get(error, 0) + 1
-        found.last_error = (message or str(error))[:LONGEST_ERROR]
+        found.last_error = (message or str(error))[:MAX_ERROR_CHARS]
         found.last_error_time = self._now()
 
     def record_run(self, stop: StopReason, *, by_tools: bool = False) -> None:
@@ -170,7 +172,7 @@ class Outcomes:
             "runs": {
                 "completed": self._runs(frozenset({StopReason.COMPLETED})),
                 "model_errors": self._runs(MODEL_ERRORS),
-                "limits": self._runs(LIMITS),
+                "limits": self._runs(LIMIT_STOPS),
                 "tool_errors": self._kept.brought_down,
                 "by_stop": dict(sorted(self._kept.runs.items())),
             },
@@ -182,7 +184,7 @@ class Outcomes:
         succeeded = sum(tool.succeeded for _, tool in tools)
         judged = succeeded + sum(tool.faults for _, tool in tools)
         completed = self._runs(frozenset({StopReason.COMPLETED}))
-        limited = self._runs(LIMITS)
+        limited = self._runs(LIMIT_STOPS)
         runs = completed + limited + self._runs(MODEL_ERRORS)
         return {
             "tools": _share(succeeded, judged),
@@ -199,7 +201,7 @@ class Outcomes:
     def load(self, data: bytes) -> None:
         """Go on from what was kept; what cannot be read is an error and changes nothing."""
         try:
-            self._kept = msgspec.json.decode(data, type=_Kept)
+            self._kept = msgspec.json.decode(data, type=_StoredOutcomes)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
             raise RecordingError(f"the kept outcomes cannot be read: {problem}") from None
 

@@ -1,4 +1,4 @@
-"""Whether an orchestrator that this device trusts stands behind a command."""
+"""`SignedGrantCheck`: verifies that a trusted orchestrator granted a command."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from evoclaw.transport.wire import Command, digest
 from evoclaw.trust.grants import GrantRefused, Refusal, Verifier
 
 
-class Granted:
-    """Checks the grant of every command that does something; needs nobody else to do so."""
+class SignedGrantCheck:
+    """Checks the grant of every command that runs something, offline."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Granted:
         *,
         only: Mapping[str, Verifier] | None = None,
     ) -> None:
-        """`only` says, for some commands, by whom they must be signed instead."""
+        """`only` names other verifiers for some commands."""
         self._agent_id, self._verifier, self._clock = agent_id, verifier, clock
         self._only = dict(only or {})
 

@@ -8,22 +8,22 @@ from collections.abc import AsyncGenerator
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.ports import Progress
-from evoclaw.edge.reports import Reports
+from evoclaw.edge.reports import EdgeReports
 from evoclaw.store.calls.artifacts import Artifact, Artifacts
-from evoclaw.transport.wire import Chunk, ReportType, as_payload
+from evoclaw.transport.wire import OutputChunk, ReportType, as_payload
 
-SOON = 0.1
-"""Seconds that output is gathered."""
-MOST = 32_000
-"""Characters of one piece; when more comes than can be sent, the oldest is left out and it says so.
-The final result holds what matters."""
-LEFT_OUT = "\n[some output was left out here]\n"
+CHUNK_INTERVAL_S = 0.1
+"""How long output is collected before it is sent."""
+MAX_CHUNK_CHARS = 32_000
+"""Characters of one chunk; when more comes than can be sent, the oldest is left out, with a note.
+The final result is complete."""
+LEFT_OUT_NOTE = "\n[some output was left out here]\n"
 
 
-class Chunks:
-    """Gathers and sends the output of one call."""
+class OutputChunks:
+    """Collects and sends the output of one call."""
 
-    def __init__(self, reports: Reports, request_id: str) -> None:
+    def __init__(self, reports: EdgeReports, request_id: str) -> None:
         self._reports, self._request_id = reports, request_id
         self._text = ""
         self._seq = 0
@@ -32,8 +32,8 @@ class Chunks:
     def add(self, text: str) -> None:
         """Take a piece of output."""
         self._text += text
-        if len(self._text) > MOST:
-            self._text = LEFT_OUT + self._text[-MOST + len(LEFT_OUT) :]
+        if len(self._text) > MAX_CHUNK_CHARS:
+            self._text = LEFT_OUT_NOTE + self._text[-MAX_CHUNK_CHARS + len(LEFT_OUT_NOTE) :]
         if self._task is None:
             self._task = asyncio.create_task(self._send_soon())
 
@@ -46,7 +46,7 @@ class Chunks:
 
     async def _send_soon(self) -> None:
         while self._text:
-            await asyncio.sleep(SOON)
+            await asyncio.sleep(CHUNK_INTERVAL_S)
             await self._send()
         self._task = None
 
@@ -54,27 +54,27 @@ class Chunks:
         text, self._text = self._text, ""
         if text:
             self._seq += 1
-            chunk = Chunk(self._request_id, self._seq, text)
+            chunk = OutputChunk(self._request_id, self._seq, text)
             await self._reports.say(ReportType.CHUNK, as_payload(chunk))
 
 
-SHOWN = 64 * 1024
-"""Characters that are passed on while a call runs."""
-NO_MORE = "\n[… more output, not shown while it runs …]\n"
-TEXT = "text/plain; charset=utf-8"
+MAX_SHOWN_CHARS = 64 * 1024
+"""Output that is passed on while a call runs."""
+NO_MORE_NOTE = "\n[… more output, not shown while it runs …]\n"
+TEXT_MEDIA_TYPE = "text/plain; charset=utf-8"
 
 
-class Tee:
-    """Told the pieces of one call's output; only what gets long goes to the disk."""
+class OutputTee:
+    """Passes on the output of one call and stores it; only long output goes to the disk."""
 
     wants_everything = True
-    """Whoever speaks need not keep anything back."""
+    """The process need not cut its output."""
 
     def __init__(self, artifacts: Artifacts, progress: Progress, *, long: int) -> None:
         self._artifacts, self._progress, self._long = artifacts, progress, long
         self._shown = 0
         self.total = 0
-        """Bytes that were said."""
+        """Bytes of output so far."""
         self._pieces: deque[bytes] = deque()
         self._more = asyncio.Event()
         self._ended = False
@@ -89,10 +89,10 @@ class Tee:
             self._more.set()
         self.total += len(data)
         if self._task is None and self.total > self._long:
-            self._task = asyncio.create_task(self._artifacts.put(self._each(), TEXT))
+            self._task = asyncio.create_task(self._artifacts.put(self._each(), TEXT_MEDIA_TYPE))
 
     async def finish(self) -> Artifact | None:
-        """What was said, as an artifact; None if it was not long, or cannot be kept."""
+        """The output as an artifact; None if it is short, or cannot be stored."""
         self._ended = True
         self._more.set()
         if self._task is None:
@@ -100,20 +100,20 @@ class Tee:
         try:
             return await self._task
         except EvoClawError:
-            return None  # the disk is full: the call's own result must do
+            return None  # the disk is full: only the call's own result is left
 
     async def close(self) -> None:
-        """Let go of what was not asked for."""
+        """Drop output that `finish` did not take."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def _pass_on(self, text: str) -> None:
-        if self._shown < SHOWN:
-            self._progress(text[: SHOWN - self._shown])
+        if self._shown < MAX_SHOWN_CHARS:
+            self._progress(text[: MAX_SHOWN_CHARS - self._shown])
             self._shown += len(text)
-            if self._shown >= SHOWN:
-                self._progress(NO_MORE)
+            if self._shown >= MAX_SHOWN_CHARS:
+                self._progress(NO_MORE_NOTE)
 
     async def _each(self) -> AsyncGenerator[bytes, None]:
         while True:

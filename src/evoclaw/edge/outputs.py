@@ -29,8 +29,8 @@ from evoclaw.core.ports import Executor, Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.truncate import head_and_tail
-from evoclaw.edge.artifact_tool import NAME, artifact_tool
-from evoclaw.edge.live_output import TEXT, Tee
+from evoclaw.edge.artifact_tool import TOOL_NAME, artifact_tool
+from evoclaw.edge.live_output import TEXT_MEDIA_TYPE, OutputTee
 from evoclaw.executors.wrapped import Wrapper
 from evoclaw.store.calls.artifacts import Artifact, Artifacts
 
@@ -60,9 +60,9 @@ class Outputs(Wrapper):
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Run one call, and keep here what is too much."""
-        if call.name == NAME:
+        if call.name == TOOL_NAME:
             return await self._tool.run(call, Machine({}, progress))
-        tee = Tee(self._artifacts, progress, long=self._limit)
+        tee = OutputTee(self._artifacts, progress, long=self._limit)
         try:
             try:
                 result = await super().execute(call, tee)
@@ -72,7 +72,7 @@ class Outputs(Wrapper):
         finally:
             await tee.close()
 
-    async def _fitting(self, result: ToolResult, tee: Tee) -> ToolResult:
+    async def _fitting(self, result: ToolResult, tee: OutputTee) -> ToolResult:
         result = replace(result, details=_short(result.details))
         if any(isinstance(block, ImageBlock) for block in result.blocks):
             result = await self._without_big_images(result)
@@ -94,13 +94,13 @@ class Outputs(Wrapper):
             shown = f"{first[:LEAD]}\n{shown}"
         return self._told(result, shown, details | {"truncated": True})
 
-    async def _kept(self, text: str, tee: Tee, *, long: bool) -> Artifact | None:
+    async def _kept(self, text: str, tee: OutputTee, *, long: bool) -> Artifact | None:
         """The whole output: what was said while it ran, or the result if that is more."""
         data = text.encode("utf-8", "replace") if long else b""
         if tee.total >= len(data) and (artifact := await tee.finish()) is not None:
             return artifact
         try:
-            return await self._artifacts.put(data, TEXT) if long else None
+            return await self._artifacts.put(data, TEXT_MEDIA_TYPE) if long else None
         except EvoClawError:
             return None
 
@@ -155,7 +155,8 @@ class Outputs(Wrapper):
 def _how_to_read(kept: Artifact, size: int) -> str:
     cut = "" if kept.kept >= size else f", the first {kept.kept:,} of them kept"
     return (
-        f"{size:,} bytes in all{cut}; read on with the tool `{NAME}` and the handle {kept.handle}: "
+        f"{size:,} bytes in all{cut}; read on with the tool `{TOOL_NAME}` and the handle "
+        f"{kept.handle}: "
         "action read with offset and length, tail, or grep with a pattern."
     )
 

@@ -27,8 +27,8 @@ from evoclaw.edge.plans import GrantCheck, Plan, no_grants
 from evoclaw.transport.wire import Command
 
 
-class RunNotes:
-    """Listens to one run; a sink."""
+class RunOutcomeSink:
+    """A sink that records the calls and the end of a prompt's run in the device's outcomes."""
 
     def __init__(self, outcomes: Outcomes, tool_error_limit: int) -> None:
         self._outcomes, self._limit = outcomes, tool_error_limit
@@ -56,8 +56,8 @@ class RunNotes:
         )
 
 
-DEFAULT = 60.0
-"""Seconds for a prompt that does not say."""
+DEFAULT_PROMPT_TIMEOUT_S = 60.0
+"""For a prompt without a timeout."""
 _WORDS = ("prompt", "query", "message", "text", "content")
 _STOPS = {
     StopReason.CANCELLED: ErrorKind.CANCELLED,
@@ -92,7 +92,11 @@ class PromptPlans:
             why = "This agent has no model of its own; call its tools instead."
             return failure(command.request_id, "prompt", ErrorKind.NOT_FOUND, why)
         ports, asked = self._ports, command.payload.get("timeout_ms")
-        given = asked / 1000 if isinstance(asked, int | float) and asked > 0 else DEFAULT
+        given = (
+            asked / 1000
+            if isinstance(asked, int | float) and asked > 0
+            else DEFAULT_PROMPT_TIMEOUT_S
+        )
         seconds = min(given, self._genome().run_seconds)
 
         async def work(deadline: Deadline, progress: Progress) -> ToolResult:
@@ -109,7 +113,7 @@ class PromptPlans:
             max_turns=genome.max_turns, temperature=genome.temperature, max_seconds=seconds
         )
         task: list[Message] = [SystemMessage(genome.prompt)] if genome.prompt else []
-        notes = RunNotes(self._outcomes, settings.tool_error_limit)
+        notes = RunOutcomeSink(self._outcomes, settings.tool_error_limit)
         end = asyncio.get_running_loop().call_later(seconds, deadline.expire)
         try:
             answer = await run([*task, asked], ports, settings, sinks=[notes], deadline=deadline)

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON
-from evoclaw.edge.call_slots import Ticket
+from evoclaw.edge.call_slots import SlotTicket
 from evoclaw.edge.plans import Plan
 from evoclaw.transport.wire import Command, fingerprint
 
-TAIL = 2_000
-"""Characters of a job's output that are shown while it runs."""
+MAX_SHOWN_OUTPUT_CHARS = 2_000
+"""The tail of a job's output that is shown while it runs."""
 
 
-class Live:
-    """What is known of it while it lasts."""
+class RunningCall:
+    """The state of a call until it ends."""
 
     __slots__ = (
         "began",
@@ -38,22 +38,22 @@ class Live:
     )
 
     def __init__(
-        self, command: Command, ticket: Ticket, message: bytes = b"", *, kept: bool = False
+        self, command: Command, ticket: SlotTicket, message: bytes = b"", *, kept: bool = False
     ) -> None:
         self.command, self.ticket, self.message = command, ticket, message
         self.digest = fingerprint(command)
         self.deadline = Deadline()
         self.kept = kept
-        """It is written down: from now on it is told what became of it."""
+        """It is in the journal: its outcome will be reported."""
         self.committed = False
-        """It is being written down as begun, so it goes on to an end that is told."""
+        """It is being journaled as started, so it runs until it has an outcome."""
         self.plan: Plan | None = None
         self.came = time.monotonic()
         self.began = self.heard = 0.0
-        """When it began, and when it last said something."""
+        """When it started, and when it last wrote output."""
         self.said = ""
         self.silent = False
-        """It was ended because it said nothing for too long."""
+        """It was ended because it wrote no output for too long."""
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -63,21 +63,21 @@ class Live:
 
     @property
     def is_job(self) -> bool:
-        """Whether it goes on in the background."""
+        """Whether it runs in the background."""
         return self.plan is not None and self.plan.background
 
-    def begin(self, plan: Plan) -> None:
-        """It runs from now on."""
+    def start(self, plan: Plan) -> None:
+        """Note that it runs."""
         self.plan = plan
         self.began = self.heard = time.monotonic()
 
     def hear(self, text: str) -> None:
-        """It said something."""
+        """Note that it wrote output."""
         self.heard = time.monotonic()
-        self.said = (self.said + text)[-TAIL:]
+        self.said = (self.said + text)[-MAX_SHOWN_OUTPUT_CHARS:]
 
     def describe(self) -> dict[str, JSON]:
-        """How it stands, for who asks."""
+        """Its status, as JSON."""
         now = time.monotonic()
         found: dict[str, JSON] = {
             "job_id": self.request_id,
@@ -92,8 +92,8 @@ class Live:
 
 
 @contextmanager
-def watched(live: Live, seconds: float | None) -> Generator[None]:
-    """End a call that says nothing for so long; None lets it be silent."""
+def idle_timeout(live: RunningCall, seconds: float | None) -> Generator[None]:
+    """End a call that writes no output for so long; None: no idle timeout."""
     if seconds is None:
         yield
         return

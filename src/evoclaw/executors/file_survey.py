@@ -1,4 +1,4 @@
-"""Looking through a tree in one go, in a thread: each folder opened beneath the root it is in."""
+"""`Survey`: scans a tree in one thread: each folder is opened beneath its root."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from itertools import chain, islice
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CLOSED
-from evoclaw.executors.beneath import FOLDER, open_beneath
-from evoclaw.executors.file_walk import DEEPEST, WIDEST
-from evoclaw.executors.roots import Place, Roots, explained
+from evoclaw.executors.beneath import OPEN_FOLDER_FLAGS, open_beneath
+from evoclaw.executors.file_walk import MAX_DEPTH, MAX_FOLDER_ENTRIES
+from evoclaw.executors.roots import LocatedPath, Roots, explained
 
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+OPEN_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """NONBLOCK: opening a fifo would wait for a writer for ever."""
 
 
-class Folder:
+class SurveyFolder:
     """One folder below the start, while it is visited. Open only while it is read."""
 
     def __init__(self, survey: Survey, inside: str) -> None:
@@ -37,7 +37,7 @@ class Folder:
         if "/" in name:
             return None  # not in this folder
         try:
-            file = os.open(name, FILE, dir_fd=self._open())
+            file = os.open(name, OPEN_FILE_FLAGS, dir_fd=self._open())
         except OSError:
             return None
         try:
@@ -56,13 +56,13 @@ class Folder:
         except OSError:
             return 0.0
 
-    def below(self, name: str) -> Folder | None:
+    def below(self, name: str) -> SurveyFolder | None:
         """A folder in this one; None if it is gone, closed to us, or another file system."""
         self.close()
-        if len(self.path) + len(name) >= DEEPEST:
+        if len(self.path) + len(name) >= MAX_DEPTH:
             return None
         try:
-            return Folder(self._survey, posixpath.join(self._inside, name))
+            return SurveyFolder(self._survey, posixpath.join(self._inside, name))
         except OSError:
             return None
 
@@ -79,19 +79,21 @@ class Folder:
 
 
 class Survey:
-    """A tree that is looked through."""
+    """A scan of a tree."""
 
-    def __init__(self, roots: Roots, start: Place, *, hard_links: bool) -> None:
+    def __init__(self, roots: Roots, start: LocatedPath, *, hard_links: bool) -> None:
         self._roots, self._start, self._hard_links = roots, start, hard_links
         self.shown = start.shown
         self._top = -1
 
-    def run(self, visit: Callable[[Folder], Iterator[str]], abandoned: Callable[[], bool]) -> None:
+    def run(
+        self, visit: Callable[[SurveyFolder], Iterator[str]], abandoned: Callable[[], bool]
+    ) -> None:
         """Have every folder visited, until told that nobody waits any more."""
-        stack: list[tuple[Folder, Iterator[str]]] = []
+        stack: list[tuple[SurveyFolder, Iterator[str]]] = []
         try:
-            self._top = self._roots.open(self._start, FOLDER)
-            first = Folder(self, "")
+            self._top = self._roots.open(self._start, OPEN_FOLDER_FLAGS)
+            first = SurveyFolder(self, "")
             stack.append((first, visit(first)))
             while stack and not abandoned():
                 folder, work = stack[-1]
@@ -125,10 +127,10 @@ class Survey:
 def _entries(descriptor: int) -> list[tuple[str, str]]:
     with os.scandir(descriptor) as found:
         entries = ((entry.name, _kind(entry)) for entry in found if entry.name != CLOSED)
-        first = list(islice(entries, WIDEST))
+        first = list(islice(entries, MAX_FOLDER_ENTRIES))
         beyond = next(entries, None)
         if beyond is not None:
-            return heapq.nsmallest(WIDEST, chain(first, (beyond,), entries))
+            return heapq.nsmallest(MAX_FOLDER_ENTRIES, chain(first, (beyond,), entries))
     first.sort()
     return first
 

@@ -1,4 +1,4 @@
-"""Walking a tree of files in sorted order, off the event loop, with little in memory."""
+"""`FileWalk`: walks a tree of files in sorted order, off the event loop, with little memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from itertools import chain, islice
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CLOSED, FileStat
-from evoclaw.executors.beneath import FOLDER, open_beneath
-from evoclaw.executors.roots import Place, Roots, explained
+from evoclaw.executors.beneath import OPEN_FOLDER_FLAGS, open_beneath
+from evoclaw.executors.roots import LocatedPath, Roots, explained
 
-BATCH = 512
-"""Files looked at per trip to a thread."""
-WIDEST = 200_000
+BATCH_ENTRIES = 512
+"""Files that are read in one thread call."""
+MAX_FOLDER_ENTRIES = 200_000
 """Names kept of one folder; of a wider one, the first in sorted order."""
-DEEPEST = 4_000
-"""Characters of a path below which nothing is looked for: a tool could not name it."""
+MAX_DEPTH = 4_000
+"""Length of a path below which the walk stops: a tool could not name it."""
 
 
 def kind_of(mode: int) -> str:
@@ -34,20 +34,20 @@ def kind_of(mode: int) -> str:
     return "link" if stat.S_ISLNK(mode) else "other"
 
 
-class Walk:
+class FileWalk:
     """What is below a folder, as an async iterator.
 
     Nothing stays open between two steps, so a walk may be dropped at any time.
     """
 
-    def __init__(self, roots: Roots, start: Place) -> None:
+    def __init__(self, roots: Roots, start: LocatedPath) -> None:
         self._roots, self._start = roots, start
         self._folders: list[tuple[str, Iterator[str]]] = []
         self._ready: deque[FileStat] = deque()
         self._entering: str | None = ""
         """Relative to the start: the folder to go into next."""
 
-    def __aiter__(self) -> Walk:
+    def __aiter__(self) -> FileWalk:
         return self
 
     async def __anext__(self) -> FileStat:
@@ -68,16 +68,16 @@ class Walk:
             folder, self._entering = self._entering, None
             self._folders.append((folder, self._list(folder)))
         found: list[FileStat] = []
-        while self._folders and len(found) < BATCH and self._entering is None:
+        while self._folders and len(found) < BATCH_ENTRIES and self._entering is None:
             folder, names = self._folders[-1]
             if not self._look(folder, names, found):
                 self._folders.pop()
-            elif found[-1].kind == "dir" and len(found[-1].path) < DEEPEST:
+            elif found[-1].kind == "dir" and len(found[-1].path) < MAX_DEPTH:
                 self._entering = posixpath.join(folder, posixpath.basename(found[-1].path))
         return found
 
     def _open(self, folder: str, flags: int) -> int:
-        start = self._roots.open(self._start, FOLDER)
+        start = self._roots.open(self._start, OPEN_FOLDER_FLAGS)
         try:
             return open_beneath(start, folder or ".", flags, links=False, mounts=self._roots.mounts)
         finally:
@@ -108,7 +108,7 @@ class Walk:
         above = posixpath.normpath(posixpath.join(self._start.shown, folder))
         prefix = "" if above == "." else above.rstrip("/") + "/"
         try:
-            descriptor = self._open(folder, FOLDER)
+            descriptor = self._open(folder, OPEN_FOLDER_FLAGS)
         except OSError:
             return False
         before = len(found)
@@ -120,7 +120,7 @@ class Walk:
                     continue
                 kind = kind_of(about.st_mode)
                 found.append(FileStat(prefix + following, kind, about.st_size, about.st_mtime))
-                if kind == "dir" or len(found) >= BATCH:
+                if kind == "dir" or len(found) >= BATCH_ENTRIES:
                     break
         finally:
             os.close(descriptor)
@@ -130,8 +130,8 @@ class Walk:
 def _sorted_names(descriptor: int) -> list[str]:
     with os.scandir(descriptor) as entries:
         names = (entry.name for entry in entries if entry.name != CLOSED)
-        first = list(islice(names, WIDEST))
+        first = list(islice(names, MAX_FOLDER_ENTRIES))
         beyond = next(names, None)
         if beyond is None:
             return sorted(first)
-        return heapq.nsmallest(WIDEST, chain(first, (beyond,), names))
+        return heapq.nsmallest(MAX_FOLDER_ENTRIES, chain(first, (beyond,), names))

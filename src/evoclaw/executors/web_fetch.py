@@ -1,4 +1,4 @@
-"""`WebFetcher`: gets what is at a URL, over judged addresses only and under caps for everything."""
+"""`WebFetcher`: fetches a URL, over judged addresses only and with limits on everything."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.url_guard import Guard, Target
+from evoclaw.executors.url_guard import UrlGuard, UrlTarget
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, TCPConnector
 
-PIECE = 64 << 10
-"""Bytes that are unpacked at once."""
-REFUSAL = 64 << 10
-"""Bytes that are read of an answer with an error status."""
-MOVED = (301, 302, 303, 307, 308)
-HEADERS = {
+READ_BYTES = 64 << 10
+"""Bytes that are decompressed at once."""
+MAX_ERROR_BODY_BYTES = 64 << 10
+"""Bytes that are read of a response with an error status."""
+REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+REQUEST_HEADERS = {
     "User-Agent": "evoclaw",
     "Accept": "text/markdown, text/html, application/xhtml+xml, text/plain;q=0.9, */*;q=0.8",
     # Only what we unpack piece by piece ourselves.
@@ -34,35 +34,35 @@ HEADERS = {
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
-class Limits(Struct, frozen=True):
-    """What one fetch may cost."""
+class FetchLimits(Struct, frozen=True):
+    """The limits of one fetch."""
 
     wire_bytes: int = 10 << 20
-    """As they come."""
+    """Compressed."""
     body_bytes: int = 20 << 20
-    """Unpacked."""
+    """Decompressed."""
     ratio: int = 100
-    """Unpacked bytes for each that came; looked at above `small` bytes."""
+    """Decompressed bytes for each received; checked above `small` bytes."""
     small: int = 1 << 20
     redirects: int = 5
-    """How many to follow; with 0 a redirect is itself the answer."""
+    """How many to follow; with 0 the redirect itself is returned."""
     seconds: float = 120.0
     """From the first lookup to the last byte, at most."""
     connect_seconds: float = 10.0
 
 
-class Page(Struct, frozen=True):
-    """What was found at a URL."""
+class FetchedPage(Struct, frozen=True):
+    """The response of a URL."""
 
     url: str
-    """Where it was found in the end."""
+    """The URL after redirects."""
     status: int
     content_type: str
-    """As the server said it; may be empty."""
+    """As the server sent it; may be empty."""
     body: bytes
-    """Unpacked; of a refusal only the beginning."""
+    """Decompressed; of an error only the beginning."""
     retry_after: str = ""
-    """When to come again, as the server said it."""
+    """The Retry-After header."""
 
 
 class WebFetcher:
@@ -70,9 +70,9 @@ class WebFetcher:
 
     def __init__(
         self,
-        guard: Guard | None = None,
+        guard: UrlGuard | None = None,
         *,
-        limits: Limits | None = None,
+        limits: FetchLimits | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Set the rules.
@@ -82,8 +82,8 @@ class WebFetcher:
             limits: What one fetch may cost.
             tls: Whom to trust; the system's authorities if not given.
         """
-        self._guard = guard or Guard()
-        self._limits = limits or Limits()
+        self._guard = guard or UrlGuard()
+        self._limits = limits or FetchLimits()
         self._tls = tls
 
     async def fetch(
@@ -92,7 +92,7 @@ class WebFetcher:
         *,
         seconds: float = 30.0,
         headers: Mapping[str, str] | None = None,
-    ) -> Page:
+    ) -> FetchedPage:
         """Get what is at a URL; raise `ToolFailure` when it may not or cannot be had.
 
         Args:
@@ -116,7 +116,7 @@ class WebFetcher:
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError) as error:
             raise _broken(url, error) from None
 
-    async def _follow(self, url: str, headers: dict[str, str]) -> Page:
+    async def _follow(self, url: str, headers: dict[str, str]) -> FetchedPage:
         seen: set[str] = set()
         while True:
             target = await self._guard.target(url)
@@ -125,7 +125,7 @@ class WebFetcher:
             seen.add(target.url)
             async with self._asked(target, headers) as response:
                 location = response.headers.get("Location", "")
-                follows = response.status in MOVED and bool(location)
+                follows = response.status in REDIRECT_STATUSES and bool(location)
                 if not follows or not self._limits.redirects:
                     return await self._page(target, response)
             if len(seen) > self._limits.redirects:
@@ -136,7 +136,7 @@ class WebFetcher:
 
     @asynccontextmanager
     async def _asked(
-        self, target: Target, headers: dict[str, str]
+        self, target: UrlTarget, headers: dict[str, str]
     ) -> AsyncGenerator[ClientResponse]:
         import aiohttp
         from yarl import URL
@@ -149,24 +149,26 @@ class WebFetcher:
                 timeout=timeout,
                 auto_decompress=False,
                 trust_env=False,
-                read_bufsize=PIECE,
+                read_bufsize=READ_BYTES,
             ) as session,
             session.get(
-                URL(target.url, encoded=True), headers=HEADERS | headers, allow_redirects=False
+                URL(target.url, encoded=True),
+                headers=REQUEST_HEADERS | headers,
+                allow_redirects=False,
             ) as response,
         ):
             yield response
 
-    async def _page(self, target: Target, response: ClientResponse) -> Page:
+    async def _page(self, target: UrlTarget, response: ClientResponse) -> FetchedPage:
         refused = response.status >= 400
         body = bytearray()
         async with aclosing(self._unpacked(target.url, response)) as pieces:
             async for piece in pieces:
                 body += piece
-                if refused and len(body) >= REFUSAL:
-                    del body[REFUSAL:]
+                if refused and len(body) >= MAX_ERROR_BODY_BYTES:
+                    del body[MAX_ERROR_BODY_BYTES:]
                     break
-        return Page(
+        return FetchedPage(
             target.url,
             response.status,
             response.headers.get("Content-Type", ""),
@@ -198,14 +200,14 @@ class WebFetcher:
         unpack.end()
 
 
-def pinned(target: Target, tls: ssl.SSLContext | None = None) -> TCPConnector:
+def pinned(target: UrlTarget, tls: ssl.SSLContext | None = None) -> TCPConnector:
     """A connector that reaches the judged addresses of one target and nothing else."""
     import aiohttp
     from aiohttp.abc import AbstractResolver, ResolveResult
 
     allowed = frozenset(ipaddress.ip_address(address) for address in target.addresses)
 
-    class Pinned(AbstractResolver):
+    class PinnedResolver(AbstractResolver):
         async def resolve(
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
         ) -> list[ResolveResult]:
@@ -224,7 +226,7 @@ def pinned(target: Target, tls: ssl.SSLContext | None = None) -> TCPConnector:
         return socket.socket(kind, how, proto)
 
     return aiohttp.TCPConnector(
-        resolver=Pinned(),
+        resolver=PinnedResolver(),
         socket_factory=open_socket,
         use_dns_cache=False,
         force_close=True,
@@ -245,7 +247,7 @@ def _resolved(host: str, port: int, address: str) -> Any:
 
 
 class _Unpacker:
-    """Unpacks a body piece by piece, so that a bomb is seen before it is in memory."""
+    """Decompresses a body in pieces, so that a bomb is detected before it is in memory."""
 
     def __init__(self, url: str, encoding: str) -> None:
         self._url, self._window = url, _WINDOWS.get(encoding, 0)
@@ -274,7 +276,7 @@ class _Unpacker:
     def _step(self, data: bytes) -> bytes:
         assert self._stream is not None
         try:
-            return self._stream.decompress(data, PIECE)
+            return self._stream.decompress(data, READ_BYTES)
         except zlib.error as error:
             if self._window == _WINDOWS["deflate"] and not self._begun:
                 # Half of the world's servers leave out the header that `deflate` should have.

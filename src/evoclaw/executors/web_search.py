@@ -1,11 +1,11 @@
-"""Who searches the web and code for the tools: Brave, a SearXNG server, GitHub's code search."""
+"""Search backends of the tools: Brave, a SearXNG server, GitHub's code search."""
 
 from __future__ import annotations
 
 import html
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
@@ -13,15 +13,15 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind, is_object
-from evoclaw.executors.url_guard import ANYWHERE, Guard
-from evoclaw.executors.web_fetch import Limits, Page, WebFetcher
+from evoclaw.executors.url_guard import ANY_NETWORK, UrlGuard
+from evoclaw.executors.web_fetch import FetchedPage, FetchLimits, WebFetcher
 
-BRAVE = "https://api.search.brave.com/res/v1/web/search"
-GITHUB = "https://api.github.com/search/code"
+BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
+GITHUB_URL = "https://api.github.com/search/code"
 BRAVE_KEY, SEARXNG_URL, GITHUB_KEY = "BRAVE_API_KEY", "SEARXNG_URL", "GITHUB_SEARCH_TOKEN"
-LARGEST_ANSWER = 4 << 20
+MAX_ANSWER_BYTES = 4 << 20
 T = TypeVar("T")
-DOCUMENTED = (
+CODE_SITES = (
     "stackoverflow.com",
     "github.com",
     "docs.python.org",
@@ -30,12 +30,12 @@ DOCUMENTED = (
     "pkg.go.dev",
     "readthedocs.io",
 )
-"""Where Brave looks for code and documentation, if no other sites are given."""
+"""The sites that Brave searches for code and documentation by default."""
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 
 
-class Found(Struct, frozen=True):
-    """One thing that a search found."""
+class SearchHit(Struct, frozen=True):
+    """One search result."""
 
     title: str
     url: str
@@ -43,18 +43,10 @@ class Found(Struct, frozen=True):
     date: str = ""
 
 
-class Asks(Protocol):
-    """The way to a search server."""
-
-    async def fetch(self, url: str, *, seconds: float, headers: Mapping[str, str]) -> Page:
-        """Get what is at a URL."""
-        ...
-
-
 def to_server() -> WebFetcher:
     """A fetcher for addresses that the operator chose: anywhere, but never on by a redirect."""
-    limits = Limits(wire_bytes=LARGEST_ANSWER, body_bytes=2 * LARGEST_ANSWER, redirects=0)
-    return WebFetcher(Guard(ANYWHERE), limits=limits)
+    limits = FetchLimits(wire_bytes=MAX_ANSWER_BYTES, body_bytes=2 * MAX_ANSWER_BYTES, redirects=0)
+    return WebFetcher(UrlGuard(ANY_NETWORK), limits=limits)
 
 
 class _BraveHit(Struct, frozen=True):
@@ -80,9 +72,9 @@ class Brave:
         self,
         key: str,
         *,
-        url: str = BRAVE,
-        sites: Sequence[str] = DOCUMENTED,
-        ask: Asks | None = None,
+        url: str = BRAVE_URL,
+        sites: Sequence[str] = CODE_SITES,
+        ask: WebFetcher | None = None,
     ) -> None:
         """Take the key.
 
@@ -95,7 +87,7 @@ class Brave:
         self._key, self._url, self._sites = _one_line(key), _checked(url), tuple(sites)
         self._ask = ask or to_server()
 
-    async def search(self, query: str, *, count: int, seconds: float) -> Sequence[Found]:
+    async def search(self, query: str, *, count: int, seconds: float) -> Sequence[SearchHit]:
         """Find pages."""
         asked = {"q": query, "count": str(min(count, 20)), "text_decorations": "false"}
         page = await self._ask.fetch(
@@ -106,7 +98,7 @@ class Brave:
         answer = _read(page, _BraveAnswer, "Brave Search")
         hits = (answer.web.results if answer.web else None) or []
         return [
-            Found(
+            SearchHit(
                 _plain(hit.title),
                 hit.url,
                 _plain(hit.description or ""),
@@ -118,7 +110,7 @@ class Brave:
 
     async def search_code(
         self, query: str, *, language: str, count: int, seconds: float
-    ) -> Sequence[Found]:
+    ) -> Sequence[SearchHit]:
         """Find pages on the sites that document code."""
         sites = " OR ".join(f"site:{site}" for site in self._sites)
         words = f"{query} {language}".strip()
@@ -148,7 +140,7 @@ class Searxng:
         *,
         categories: str = "general",
         code_categories: str = "it",
-        ask: Asks | None = None,
+        ask: WebFetcher | None = None,
     ) -> None:
         """Take the address.
 
@@ -162,20 +154,20 @@ class Searxng:
         self._categories, self._code_categories = categories, code_categories
         self._ask = ask or to_server()
 
-    async def search(self, query: str, *, count: int, seconds: float) -> Sequence[Found]:
+    async def search(self, query: str, *, count: int, seconds: float) -> Sequence[SearchHit]:
         """Find pages."""
         return await self._search(query, self._categories, count, seconds)
 
     async def search_code(
         self, query: str, *, language: str, count: int, seconds: float
-    ) -> Sequence[Found]:
+    ) -> Sequence[SearchHit]:
         """Find pages about programming."""
         words = f"{query} {language}".strip()
         return await self._search(words, self._code_categories, count, seconds)
 
     async def _search(
         self, query: str, categories: str, count: int, seconds: float
-    ) -> Sequence[Found]:
+    ) -> Sequence[SearchHit]:
         asked = {"q": query, "format": "json", "categories": categories}
         page = await self._ask.fetch(
             f"{self._url}?{urlencode(asked)}",
@@ -190,7 +182,7 @@ class Searxng:
             )
         hits = _read(page, _SearxngAnswer, "SearXNG").results
         found = [
-            Found(_plain(hit.title), hit.url, _plain(hit.content or ""), hit.date or "")
+            SearchHit(_plain(hit.title), hit.url, _plain(hit.content or ""), hit.date or "")
             for hit in hits
             if hit.url
         ]
@@ -219,13 +211,13 @@ class _GitHubAnswer(Struct, frozen=True):
 class GitHubCode:
     """GitHub's code search, with a token."""
 
-    def __init__(self, token: str, *, url: str = GITHUB, ask: Asks | None = None) -> None:
+    def __init__(self, token: str, *, url: str = GITHUB_URL, ask: WebFetcher | None = None) -> None:
         """Take the token, and where to ask."""
         self._token, self._url, self._ask = _one_line(token), _checked(url), ask or to_server()
 
     async def search_code(
         self, query: str, *, language: str, count: int, seconds: float
-    ) -> Sequence[Found]:
+    ) -> Sequence[SearchHit]:
         """Find files."""
         words = f"{query} language:{language}" if language else query
         asked = {"q": words, "per_page": str(count)}
@@ -239,7 +231,7 @@ class GitHubCode:
         )
         hits = _read(page, _GitHubAnswer, "GitHub").items
         return [
-            Found(
+            SearchHit(
                 f"{hit.repository.full_name} {hit.path}",
                 hit.html_url,
                 " … ".join(match.fragment for match in hit.text_matches[:2]),
@@ -248,16 +240,16 @@ class GitHubCode:
         ]
 
 
-class Offer(Struct, frozen=True):
-    """Who searches, if anybody does."""
+class SearchOffer(Struct, frozen=True):
+    """The configured search backends, if any."""
 
     web: Brave | Searxng | None
     code: Brave | Searxng | GitHubCode | None
     reason: str
-    """Who it is, or what to set so that somebody does; for people."""
+    """The backend's name, or what to configure; for people."""
 
 
-def search_from(settings: Mapping[str, str]) -> Offer:
+def search_from(settings: Mapping[str, str]) -> SearchOffer:
     """Choose who searches by what is set, as in the environment; raise `ConfigError` if it is bad.
 
     A SearXNG server of one's own comes before Brave; for code GitHub comes before both.
@@ -270,12 +262,12 @@ def search_from(settings: Mapping[str, str]) -> Offer:
     if web is None:
         how = f"set {BRAVE_KEY} (Brave Search) or {SEARXNG_URL} (a SearXNG server)"
         also = "" if code is not None else f", or {GITHUB_KEY} for codesearch alone"
-        return Offer(None, code, f"nobody to search the web with: {how}{also}")
+        return SearchOffer(None, code, f"nobody to search the web with: {how}{also}")
     names = {Brave: "Brave Search", Searxng: "SearXNG", GitHubCode: "GitHub"}
-    return Offer(web, code, f"web: {names[type(web)]}; code: {names[type(code or web)]}")
+    return SearchOffer(web, code, f"web: {names[type(web)]}; code: {names[type(code or web)]}")
 
 
-def _read(page: Page, shape: type[T], who: str) -> T:
+def _read(page: FetchedPage, shape: type[T], who: str) -> T:
     if page.status != 200:
         raise _refusal(page, who)
     try:
@@ -289,7 +281,7 @@ def _read(page: Page, shape: type[T], who: str) -> T:
         ) from None
 
 
-def _refusal(page: Page, who: str) -> ToolFailure:
+def _refusal(page: FetchedPage, who: str) -> ToolFailure:
     code, detail = _complaint(page.body)
     if page.status in (401, 403) or code == "SUBSCRIPTION_TOKEN_INVALID":
         what = "does not accept the key that is set. Searching is not possible; tell the user"
@@ -311,7 +303,7 @@ def _refusal(page: Page, who: str) -> ToolFailure:
 
 
 def _complaint(body: bytes) -> tuple[str, str]:
-    """The code and the words of an error, in any of the shapes these servers have."""
+    """The code and the message of an error, in any of the formats these servers use."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):

@@ -83,7 +83,7 @@ def write(plan: dict[str, Any]) -> str:
 
 
 def secret(plan: dict[str, Any]) -> str:
-    """Read what is nobody else's business."""
+    """Read a secret file."""
     for path in plan["secrets"]:
         try:
             with open(path, "rb") as file:
@@ -192,7 +192,7 @@ def remount(plan: dict[str, Any]) -> str:
     """Change what is mounted."""
     for place in (b"/", b"/usr", b"/etc", os.fsencode(plan["workspace"])):
         if libc.mount(None, place, None, ctypes.c_ulong(REMOUNT | BIND), None) == 0:
-            return f"mounted {place.decode()} anew"
+            return f"remounted {place.decode()}"
     if libc.mount(b"tmpfs", b"/usr", b"tmpfs", ctypes.c_ulong(NOSUID), None) == 0:
         libc.umount2(b"/usr", 2)
         return "mounted something over /usr"

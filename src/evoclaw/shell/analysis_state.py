@@ -1,4 +1,4 @@
-"""What was found so far while a command is read, and what is known of its variables and folder."""
+"""`AnalysisState`: the effects found so far in a command, and its variables and working folder."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 from evoclaw.shell.effects import (
-    Access,
     Effects,
-    Host,
-    Place,
-    Program,
-    Setting,
+    HostEffect,
+    PathAccess,
+    PathEffect,
+    ProgramEffect,
+    SettingEffect,
     Unreadable,
     Word,
     escape,
 )
 from evoclaw.shell.hosts import canonical
 
-MOST_FOLDERS = 4
-"""Folders a command may be in at once, by our reckoning; after more we have lost track."""
-MOST = 2_000
+MAX_POSSIBLE_FOLDERS = 4
+"""Possible working folders that are tracked; beyond that the folder is unknown."""
+MAX_EFFECTS = 2_000
 """Programs, paths and hosts of one command."""
 
 _DANGEROUS = re.compile(
@@ -51,20 +51,20 @@ _SOCKET = re.compile(r"/+dev/+(?:tcp|udp)/+([^/]+)/.*", re.DOTALL)
 
 @lru_cache(512)
 def is_dangerous(name: str) -> bool:
-    """Whether programs run, load or trust what a variable says."""
+    """Whether programs run, load or trust the value of a variable."""
     return _DANGEROUS.fullmatch(name) is not None and _HARMLESS.fullmatch(name) is None
 
 
 class Reassigned(Exception):
-    """A variable was taken for a constant and is none: read the command again, knowing that."""
+    """A variable turned out not to be constant: read the command again, knowing that."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
 
 
-class Scene:
-    """One command, and all that is nested in it."""
+class AnalysisState:
+    """The analysis of one command and everything nested in it."""
 
     __slots__ = (
         "_assigned", "_counted", "_inexact", "_lost", "_names_of_files", "_places", "_used",
@@ -72,7 +72,7 @@ class Scene:
         "reparse", "repeated", "scripts", "settings", "straight", "unknown", "variables",
     )  # fmt: skip
     reparse: Callable[[str, bool], None]
-    """Look into code for a shell that was found in a word; True for one that is not bash."""
+    """Analyse shell code that was found in a word; True for a shell other than bash."""
 
     def __init__(
         self, cwds: tuple[str, ...], home: str, variables: frozenset[str] = frozenset()
@@ -96,12 +96,12 @@ class Scene:
         """How many shells, and how many loops and functions, are around what is read now."""
         self.straight = True
         """What is read now is run exactly once, before what follows it."""
-        self.programs: list[Program] = []
-        self.hosts: list[Host] = []
-        self.settings: list[Setting] = []
+        self.programs: list[ProgramEffect] = []
+        self.hosts: list[HostEffect] = []
+        self.settings: list[SettingEffect] = []
         self.code: list[str] = []
         self.constants: dict[str, str] = {}
-        self._places: list[tuple[Place, bool]] = []
+        self._places: list[tuple[PathEffect, bool]] = []
         """Each with whether it depends on the folder."""
         self._assigned: set[str] = set()
         self._used: set[str] = set()
@@ -114,28 +114,28 @@ class Scene:
         """The folder is not known any more."""
 
     def place(
-        self, word: Word, access: Access, by: str = "", *, tree: bool = False, sure: bool = True
+        self, word: Word, access: PathAccess, by: str = "", *, tree: bool = False, sure: bool = True
     ) -> None:
         """A path is read or written."""
         pattern, text, places = word.pattern, word.text, self._places
         if text is not None and text.startswith("/dev/") and _IGNORED.fullmatch(text):
             return
-        if len(places) > MOST:
+        if len(places) > MAX_EFFECTS:
             raise Unreadable("it touches more than can be looked at")
         if "\0" in pattern:
-            places.append((Place("", access, by, tree, sure), False))
+            places.append((PathEffect("", access, by, tree, sure), False))
         elif not pattern.startswith("/"):
             for cwd in self.cwds:
-                places.append((Place(f"{cwd}/{pattern}", access, by, tree, sure), True))
+                places.append((PathEffect(f"{cwd}/{pattern}", access, by, tree, sure), True))
         else:
-            places.append((Place(pattern, access, by, tree, sure), False))
+            places.append((PathEffect(pattern, access, by, tree, sure), False))
 
     def both(self, word: Word, by: str, *, tree: bool = False, sure: bool = True) -> None:
         """A path may be read or written."""
-        self.place(word, Access.READ, by, tree=tree, sure=sure)
-        self.place(word, Access.WRITE, by, tree=tree, sure=sure)
+        self.place(word, PathAccess.READ, by, tree=tree, sure=sure)
+        self.place(word, PathAccess.WRITE, by, tree=tree, sure=sure)
 
-    def redirect(self, word: Word, access: Access, by: str) -> None:
+    def redirect(self, word: Word, access: PathAccess, by: str) -> None:
         """The shell itself opens a path; some names are connections to it."""
         text = word.text
         if text is None:
@@ -148,11 +148,11 @@ class Scene:
 
     def host(self, name: str, by: str, *, sure: bool = True) -> None:
         """A host is talked to; empty if it can be any."""
-        self.hosts.append(Host(name, by, sure))
+        self.hosts.append(HostEffect(name, by, sure))
 
     def go(self, word: Word) -> None:
         """The working folder may change."""
-        if self.repeated or word.text is None or len(self.cwds) >= MOST_FOLDERS:
+        if self.repeated or word.text is None or len(self.cwds) >= MAX_POSSIBLE_FOLDERS:
             self._lost = True
         elif word.pattern.startswith("/"):
             self.cwds = (*self.cwds, word.pattern)
@@ -162,7 +162,7 @@ class Scene:
     def assign(self, name: str, word: Word | None, *, constant: bool = False) -> None:
         """A variable is set; None if what to is not known."""
         dangerous = is_dangerous(name)
-        self.settings.append(Setting(name, dangerous))
+        self.settings.append(SettingEffect(name, dangerous))
         text = word.text if word is not None else None
         if name in self._used:
             raise Reassigned(name)
@@ -215,7 +215,7 @@ class Scene:
         if odd := self._counted & self._inexact:
             self.doubt(f"it calculates with {min(odd)}, which may hold more than a number")
         places = [
-            Place("", path.access, path.by, path.tree, path.sure)
+            PathEffect("", path.access, path.by, path.tree, path.sure)
             if relative and self._lost
             else path
             for path, relative in self._places
@@ -223,7 +223,7 @@ class Scene:
         if self.scripts:
             # A script that this command wrote is code that was not looked into.
             tame = {*self.scripts, *_NO_CONTENT}
-            if any(path.access is Access.WRITE and path.by not in tame for path in places):
+            if any(path.access is PathAccess.WRITE and path.by not in tame for path in places):
                 self.code += self.scripts
         return Effects(
             tuple(self.programs),
@@ -248,6 +248,6 @@ def _every(values: Sequence[Word]) -> str | None:
     return "*" if plain and values and not any("/" in value.pattern for value in values) else None
 
 
-def begin(cwd: str, home: str, variables: frozenset[str] = frozenset()) -> Scene:
-    """Begin in a folder."""
-    return Scene((escape(cwd.rstrip("/")),), escape(home.rstrip("/")), variables)
+def start_analysis(cwd: str, home: str, variables: frozenset[str] = frozenset()) -> AnalysisState:
+    """Start the analysis in a folder."""
+    return AnalysisState((escape(cwd.rstrip("/")),), escape(home.rstrip("/")), variables)

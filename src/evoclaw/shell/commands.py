@@ -6,16 +6,16 @@ import re
 from functools import lru_cache
 from itertools import islice
 
-from evoclaw.shell.analysis_state import Reassigned, Scene, begin
+from evoclaw.shell.analysis_state import AnalysisState, Reassigned, start_analysis
 from evoclaw.shell.effects import Effects, Unreadable, literal
-from evoclaw.shell.syntax_walker import Walk
+from evoclaw.shell.syntax_walker import SyntaxWalker
 
 MAX_READ_ATTEMPTS = 16
 """Times a command is read again because a variable turned out not to be constant."""
 MAX_CACHED_COMMANDS, MAX_CACHED_COMMAND_CHARS = 256, 1_024
 """Commands that are cached, and the longest of them."""
 MAX_SALVAGED_WORDS = 100
-"""Words that are looked at in a command that could not be read."""
+"""Words that are checked for paths in a command that could not be read."""
 _BREAKS = re.compile(r"[\s;&|<>(){}\"'`=,]+")
 _HOME = re.compile(r"\$HOME\b|\$\{HOME\}|(?<![\w/.~])~(?=/|\s|$)")
 
@@ -24,9 +24,9 @@ def read_command(text: str, cwd: str, home: str) -> Effects:
     """What a command would do when bash runs it in a folder."""
     changing: frozenset[str] = frozenset()
     for _ in range(MAX_READ_ATTEMPTS):
-        scene = begin(cwd, home, changing)
+        scene = start_analysis(cwd, home, changing)
         try:
-            Walk(scene).text(text, posix=False)
+            SyntaxWalker(scene).text(text, posix=False)
             return scene.effects()
         except Reassigned as found:
             changing |= {found.name}
@@ -37,8 +37,8 @@ def read_command(text: str, cwd: str, home: str) -> Effects:
     return Effects(unreadable="its variables change too often")
 
 
-def salvage(scene: Scene, text: str) -> None:
-    """Note every word with a slash in it as read and written; the rest stays in doubt."""
+def salvage(scene: AnalysisState, text: str) -> None:
+    """Note every word with a slash as a path that is read and written; the rest is unknown."""
     told = _HOME.sub(lambda _: scene.home.replace("\\", "") or "~", text)
     plain = (word.replace("\\", "") for word in _BREAKS.split(told))
     paths = (word for word in plain if "/" in word and "\0" not in word)

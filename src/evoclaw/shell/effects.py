@@ -1,4 +1,4 @@
-"""The effects of one call, as far as they can be told before it runs."""
+"""The effects of one call, as far as they are known before it runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SIGNS = re.compile(r"[\\*?\[\]{},~]")
 
 
 class Unreadable(Exception):
-    """What was asked cannot be told by reading it; the text says why."""
+    """The effects of a command cannot be determined by reading it; the text says why."""
 
 
-class Access(StrEnum):
+class PathAccess(StrEnum):
     """What is done to a path."""
 
     READ = "read"
@@ -47,17 +47,17 @@ class Word(Struct, frozen=True, gc=False):
         return self.pattern.replace("\0", "…") if self.text is None else self.text
 
 
-class Program(Struct, frozen=True, gc=False):
+class ProgramEffect(Struct, frozen=True, gc=False):
     """One program that would be started, or one builtin of the shell."""
 
     name: str
-    """Without its folder; empty if only running it tells."""
+    """Without its folder; empty if it is only known at run time."""
     words: tuple[Word, ...] = ()
     """Its arguments."""
     path: str = ""
     """As it was written, when that has a folder."""
     plain: bool = False
-    """We know that it starts no other program that its arguments name."""
+    """It is known to start no other program that its arguments name."""
 
     @property
     def shown(self) -> str:
@@ -65,14 +65,14 @@ class Program(Struct, frozen=True, gc=False):
         return " ".join((self.path or self.name or "…", *(word.shown for word in self.words)))
 
 
-class Place(Struct, frozen=True, gc=False):
+class PathEffect(Struct, frozen=True, gc=False):
     """One path that would be read or written."""
 
     pattern: str
     """Like a word's, absolute, not yet without its `..`; empty if it can be any path."""
-    access: Access
+    access: PathAccess
     by: str = ""
-    """The program; empty for a redirection of many, and for tools that are no shell."""
+    """The program; empty for a redirection of several, and for tools other than a shell."""
     tree: bool = False
     """Everything below it, too."""
     sure: bool = True
@@ -84,8 +84,8 @@ class Place(Struct, frozen=True, gc=False):
         return bool(self.pattern) and not any(sign in self.pattern for sign in "\0*?[")
 
 
-class Host(Struct, frozen=True, gc=False):
-    """A host that would be talked to."""
+class HostEffect(Struct, frozen=True, gc=False):
+    """A host that would be contacted."""
 
     name: str
     """Lower case, without a dot at its end; empty if it can be any."""
@@ -94,38 +94,38 @@ class Host(Struct, frozen=True, gc=False):
     """False for a word that need not be a host at all."""
 
 
-class Setting(Struct, frozen=True, gc=False):
+class SettingEffect(Struct, frozen=True, gc=False):
     """A variable that a command would set."""
 
     name: str
     dangerous: bool = False
-    """Programs run or load what it says."""
+    """Programs run or load its value."""
 
 
 class Effects(Struct, frozen=True, gc=False):
     """All that a call would do."""
 
-    programs: tuple[Program, ...] = ()
-    places: tuple[Place, ...] = ()
-    hosts: tuple[Host, ...] = ()
-    settings: tuple[Setting, ...] = ()
+    programs: tuple[ProgramEffect, ...] = ()
+    places: tuple[PathEffect, ...] = ()
+    hosts: tuple[HostEffect, ...] = ()
+    settings: tuple[SettingEffect, ...] = ()
     code: tuple[str, ...] = ()
-    """Programs that are given code of their own, which is not looked into."""
+    """Programs that are given code in another language, which is not analysed."""
     unreadable: str = ""
-    """Why this is not all; empty if it is."""
+    """Why the effects are incomplete; empty if they are complete."""
 
     @property
-    def reads(self) -> tuple[Place, ...]:
+    def reads(self) -> tuple[PathEffect, ...]:
         """What would be read."""
-        return tuple(place for place in self.places if place.access is Access.READ)
+        return tuple(place for place in self.places if place.access is PathAccess.READ)
 
     @property
-    def writes(self) -> tuple[Place, ...]:
+    def writes(self) -> tuple[PathEffect, ...]:
         """What would be written, made, moved or removed."""
-        return tuple(place for place in self.places if place.access is Access.WRITE)
+        return tuple(place for place in self.places if place.access is PathAccess.WRITE)
 
 
-NOTHING = Effects()
+NO_EFFECTS = Effects()
 
 
 def literal(text: str) -> Word:
@@ -133,8 +133,8 @@ def literal(text: str) -> Word:
     return Word(escape(text), text)
 
 
-ANYTHING = Word("\0", None, many=True)
-"""Words that are only known when the command runs."""
+ANY_WORD = Word("\0", None, many=True)
+"""Words that are only known at run time."""
 
 
 def escape(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Shell text to a syntax tree, by tree-sitter's grammar for bash: known to this file alone."""
+"""Parses shell text with tree-sitter's grammar for bash; the only file that uses tree-sitter."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ else:
     Node = object
 
 
-LONGEST = 16_384
-"""Bytes of a command that is looked into."""
-DEEPEST = 40
-"""Nested nodes, which bounds the recursion of those who walk the tree."""
+MAX_COMMAND_CHARS = 16_384
+"""Length of a command that is analysed."""
+MAX_SYNTAX_DEPTH = 40
+"""Nested nodes, which limits the recursion of the walkers."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _JOINED = re.compile(r"\\\n")
@@ -39,8 +39,8 @@ def _parser() -> Parser:
 
 def parse(text: str) -> tuple[Node, bytes]:
     """The tree of a command and the bytes that it is about, or `Unreadable`."""
-    if len(text) > LONGEST:
-        raise Unreadable(f"the command has more than {LONGEST} characters")
+    if len(text) > MAX_COMMAND_CHARS:
+        raise Unreadable(f"the command has more than {MAX_COMMAND_CHARS} characters")
     if found := _CONTROL.search(text):
         raise Unreadable(f"it holds the control character {ord(found[0]):#04x}")
     if not text.isascii():
@@ -55,7 +55,7 @@ def parse(text: str) -> tuple[Node, bytes]:
 
 
 def _check_letters(text: str) -> None:
-    """Refuse what a shell, a grammar and a person may see differently."""
+    """Refuse characters that a shell, a grammar and a person may read differently."""
     for sign in text:
         if not sign.isascii() and category(sign)[0] in "CZ":
             raise Unreadable(f"it holds the invisible character U+{ord(sign):04X}")
@@ -71,7 +71,7 @@ def _check_joints(text: str) -> None:
 
 _GAP = re.compile(rb"(?:[ \t\n]|(?<=[ \t])\\\n)*")
 _TIGHT = re.compile(rb"(?:[ \t]|(?<=[ \t])\\\n)+")
-Laid: TypeAlias = tuple[Node, str, int, int]
+LaidOutNode: TypeAlias = tuple[Node, str, int, int]
 """A node, its type, and where it begins and ends."""
 
 
@@ -95,13 +95,13 @@ def check_tight(data: bytes, children: Sequence[Node]) -> None:
         end = child.end_byte
 
 
-def laid_out(node: Node) -> list[Laid]:
-    """The children of a node; each of its properties is fetched once, for that is dear."""
+def laid_out(node: Node) -> list[LaidOutNode]:
+    """The children of a node; each property is fetched once, as that is slow."""
     return [(child, child.type, child.start_byte, child.end_byte) for child in node.children]
 
 
-def check_redirects(data: bytes, children: Sequence[Laid], kinds: Set[str]) -> None:
-    """Like between words, but that a redirection may follow a word closely."""
+def check_redirects(data: bytes, children: Sequence[LaidOutNode], kinds: Set[str]) -> None:
+    """Like between words, but a redirection may directly follow a word."""
     before = -1
     for child, kind, start, end in children:
         if before > -1 and data[before:start] != b" " and not _TIGHT.fullmatch(data, before, start):

@@ -1,4 +1,4 @@
-"""Programs that we know: which of their words are paths, and what happens to these."""
+"""Known programs: which of their arguments are paths, and whether they are read or written."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from evoclaw.shell.analysis_state import Scene
-from evoclaw.shell.effects import Access, Word, escape, literal, names
+from evoclaw.shell.analysis_state import AnalysisState
+from evoclaw.shell.effects import PathAccess, Word, escape, literal, names
 
 
-class Spec(Struct, frozen=True):
-    """How a program reads its words; an option that is not told here makes us doubt them all."""
+class ProgramSpec(Struct, frozen=True):
+    """How a program reads its arguments; with an option not listed here, all are doubted."""
 
     operands: str = "r"
     """`r` read, `w` written, `-` no paths, `c` copied (the last one written), `m` moved."""
@@ -29,8 +29,8 @@ class Spec(Struct, frozen=True):
     """Options that let it go through folders; `*` for always."""
 
 
-_DIGESTS = Spec(flags="bctwz", long="check quiet status strict warn tag binary text zero")
-_GREP = Spec(
+_DIGESTS = ProgramSpec(flags="bctwz", long="check quiet status strict warn tag binary text zero")
+_GREP = ProgramSpec(
     flags="EFGPivwxcLloqsbHhnTUZzaIrRu0123456789",
     values="emABCdDT",
     reads="f",
@@ -39,49 +39,53 @@ _GREP = Spec(
     skip=1,
     tree="rR",
 )
-_COPY = Spec("c", "abdfiHLnPpRruvxTDZ", "mogS", writes="t", long="recursive force verbose")
+_COPY = ProgramSpec("c", "abdfiHLnPpRruvxTDZ", "mogS", writes="t", long="recursive force verbose")
 SPECS = {
-    "cat": Spec(flags="AbeEnstTuv"),
-    "tac": Spec(flags="br", values="s"),
-    "head": Spec(flags="qvz0123456789", values="nc"),
-    "tail": Spec(flags="fFqvz0123456789", values="ncs"),
-    "wc": Spec(flags="clmwL"),
-    "nl": Spec(flags="p", values="bdfhilnsvw"),
-    "cut": Spec(flags="nsz", values="bcdf"),
-    "paste": Spec(flags="sz", values="d"),
-    "sort": Spec(flags="bdfgiMhnRrVcCmsuz", values="kStT", writes="o", long="unique reverse"),
-    "comm": Spec(flags="123z"),
-    "diff": Spec(flags="abBcdeEHilnNpqrstTuvwyZ", values="CFILSUxX", tree="r", long="color brief"),
-    "cmp": Spec(flags="bls", values="in"),
-    "stat": Spec(flags="Lft", values="c"),
-    "ls": Spec(flags="aAbBcCdDfFgGhHiklLmnNopqQrRsStuUvxXZ1", values="ITw", long="color"),
-    "du": Spec(flags="0abcDhHklLmPsSx", values="dt"),
-    "od": Spec(flags="abcdfilosxvh", values="AjNStw"),
-    "fold": Spec(flags="bs", values="w"),
-    "rev": Spec(),
-    "base64": Spec(flags="di", values="w"),
-    "readlink": Spec(flags="femnqsvz"),
-    "realpath": Spec(flags="emLPqsz"),
-    "file": Spec(flags="bchiklLNnprsSvz0", values="eFP"),
-    "strings": Spec(flags="afoVv", values="nest"),
+    "cat": ProgramSpec(flags="AbeEnstTuv"),
+    "tac": ProgramSpec(flags="br", values="s"),
+    "head": ProgramSpec(flags="qvz0123456789", values="nc"),
+    "tail": ProgramSpec(flags="fFqvz0123456789", values="ncs"),
+    "wc": ProgramSpec(flags="clmwL"),
+    "nl": ProgramSpec(flags="p", values="bdfhilnsvw"),
+    "cut": ProgramSpec(flags="nsz", values="bcdf"),
+    "paste": ProgramSpec(flags="sz", values="d"),
+    "sort": ProgramSpec(
+        flags="bdfgiMhnRrVcCmsuz", values="kStT", writes="o", long="unique reverse"
+    ),
+    "comm": ProgramSpec(flags="123z"),
+    "diff": ProgramSpec(
+        flags="abBcdeEHilnNpqrstTuvwyZ", values="CFILSUxX", tree="r", long="color brief"
+    ),
+    "cmp": ProgramSpec(flags="bls", values="in"),
+    "stat": ProgramSpec(flags="Lft", values="c"),
+    "ls": ProgramSpec(flags="aAbBcCdDfFgGhHiklLmnNopqQrRsStuUvxXZ1", values="ITw", long="color"),
+    "du": ProgramSpec(flags="0abcDhHklLmPsSx", values="dt"),
+    "od": ProgramSpec(flags="abcdfilosxvh", values="AjNStw"),
+    "fold": ProgramSpec(flags="bs", values="w"),
+    "rev": ProgramSpec(),
+    "base64": ProgramSpec(flags="di", values="w"),
+    "readlink": ProgramSpec(flags="femnqsvz"),
+    "realpath": ProgramSpec(flags="emLPqsz"),
+    "file": ProgramSpec(flags="bchiklLNnprsSvz0", values="eFP"),
+    "strings": ProgramSpec(flags="afoVv", values="nest"),
     "grep": _GREP,
     "egrep": _GREP,
     "fgrep": _GREP,
     **dict.fromkeys(("md5sum", "sha1sum", "sha256sum", "sha512sum", "b2sum", "cksum"), _DIGESTS),
-    "touch": Spec("w", "acfhm", "dt", reads="r"),
-    "mkdir": Spec("w", "pvZ", "m", long="parents verbose"),
-    "rmdir": Spec("w", "pv"),
-    "rm": Spec("w", "dfiIrRv", long="recursive force verbose no-preserve-root", tree="rR"),
-    "unlink": Spec("w"),
-    "truncate": Spec("w", "co", "s", reads="r"),
-    "chmod": Spec("w", "cfvR", skip=1, long="recursive", tree="R"),
-    "chown": Spec("w", "cfvhRHLP", skip=1, long="recursive", tree="R"),
-    "chgrp": Spec("w", "cfvhRHLP", skip=1, long="recursive", tree="R"),
-    "tee": Spec("w", "aip", long="append"),
-    "mkfifo": Spec("w", "Z", "m"),
-    "shred": Spec("w", "fuvxz", "ns"),
+    "touch": ProgramSpec("w", "acfhm", "dt", reads="r"),
+    "mkdir": ProgramSpec("w", "pvZ", "m", long="parents verbose"),
+    "rmdir": ProgramSpec("w", "pv"),
+    "rm": ProgramSpec("w", "dfiIrRv", long="recursive force verbose no-preserve-root", tree="rR"),
+    "unlink": ProgramSpec("w"),
+    "truncate": ProgramSpec("w", "co", "s", reads="r"),
+    "chmod": ProgramSpec("w", "cfvR", skip=1, long="recursive", tree="R"),
+    "chown": ProgramSpec("w", "cfvhRHLP", skip=1, long="recursive", tree="R"),
+    "chgrp": ProgramSpec("w", "cfvhRHLP", skip=1, long="recursive", tree="R"),
+    "tee": ProgramSpec("w", "aip", long="append"),
+    "mkfifo": ProgramSpec("w", "Z", "m"),
+    "shred": ProgramSpec("w", "fuvxz", "ns"),
     "cp": _COPY,
-    "mv": Spec("m", "bfinuvTZ", "S", writes="t", long="force verbose no-clobber"),
+    "mv": ProgramSpec("m", "bfinuvTZ", "S", writes="t", long="force verbose no-clobber"),
     "install": _COPY,
 }
 NO_PATHS = names(
@@ -92,9 +96,9 @@ NO_PATHS = names(
     mapfile readarray"""
 )
 TREES = names("tar zip rsync scp rg ag ack restic borg 7z cpio pax mksquashfs")
-"""Programs that go through the folders they are given, or through the one they are in."""
+"""Programs that traverse the folders they are given, or the working folder."""
 UNPACKERS = names("tar unzip rsync 7z cpio pax bsdtar patch")
-"""Programs that write what somebody else named."""
+"""Programs that write files whose names come from elsewhere, such as archives."""
 _COMPRESSORS = names("gzip gunzip bzip2 bunzip2 xz unxz zstd unzstd lz4 unlz4 uncompress")
 _THEIR_NAMES = re.compile(
     r"-[A-Za-z]*[Jrmp]|--(remote-header-name|content-disp.*|trust-s.*|recursive|mirror|page-req.*)"
@@ -104,8 +108,8 @@ _GIT_WHOLE = {"add", "grep", "stash", "archive", "bundle", "--no-index", "-a", "
 _PATHY = re.compile(r"[~/.]|.*[/]|[^-].*\.[A-Za-z][A-Za-z0-9]{0,7}$", re.DOTALL)
 
 
-def touch_paths(name: str, words: Sequence[Word], scene: Scene) -> None:
-    """Say what a program reads and writes by its words."""
+def touch_paths(name: str, words: Sequence[Word], scene: AnalysisState) -> None:
+    """Note what a program reads and writes by its arguments."""
     if name in NO_PATHS:
         return
     spec = SPECS.get(name)
@@ -115,32 +119,32 @@ def touch_paths(name: str, words: Sequence[Word], scene: Scene) -> None:
         _link(words, scene)
     elif spec is None:
         guess_paths(name, words, scene)
-    elif not _Known(name, spec, scene).read(words):
+    elif not _SpecReader(name, spec, scene).read(words):
         _doubt_paths(name, spec, words, scene)
 
 
-def _doubt_paths(name: str, spec: Spec, words: Sequence[Word], scene: Scene) -> None:
-    """A program that we know, used in a way that we do not: each word counts as a path."""
+def _doubt_paths(name: str, spec: ProgramSpec, words: Sequence[Word], scene: AnalysisState) -> None:
+    """Count each argument as a path: the program is known, this usage is not."""
     only_reads = spec.operands == "r" and not spec.writes
     tree = bool(spec.tree) or spec.operands in "cm"
     if tree:
-        scene.place(_BELOW, Access.READ, name)
+        scene.place(_BELOW, PathAccess.READ, name)
     for word in words:
         for piece in pieces(word):
-            scene.place(piece, Access.READ, name, tree=tree)
+            scene.place(piece, PathAccess.READ, name, tree=tree)
             if not only_reads:
-                scene.place(piece, Access.WRITE, name, tree=tree)
+                scene.place(piece, PathAccess.WRITE, name, tree=tree)
 
 
-def guess_paths(name: str, words: Sequence[Word], scene: Scene) -> None:
-    """Count every word of a program that we do not know as a path."""
+def guess_paths(name: str, words: Sequence[Word], scene: AnalysisState) -> None:
+    """Count every argument of an unknown program as a path."""
     tree = name in TREES or (
         name == "git" and not _GIT_WHOLE.isdisjoint([word.text for word in words])
     )
     if tree:
-        scene.place(_BELOW, Access.READ, name)
+        scene.place(_BELOW, PathAccess.READ, name)
     if name in UNPACKERS and not _packs(words):
-        scene.place(_BELOW, Access.WRITE, name)
+        scene.place(_BELOW, PathAccess.WRITE, name)
         if any((word.text or "-C").startswith(("-C", "--dir", "-d")) for word in words):
             scene.both(Word("\0", None), name)
     if name in ("curl", "wget") or name in _COMPRESSORS:
@@ -149,26 +153,26 @@ def guess_paths(name: str, words: Sequence[Word], scene: Scene) -> None:
         for piece in pieces(word):
             text = piece.text
             looks = text is None or _PATHY.match(text) is not None
-            scene.place(piece, Access.READ, name, tree=tree, sure=looks)
-            scene.place(piece, Access.WRITE, name, sure=looks)
+            scene.place(piece, PathAccess.READ, name, tree=tree, sure=looks)
+            scene.place(piece, PathAccess.WRITE, name, sure=looks)
 
 
-def _own_names(name: str, words: Sequence[Word], scene: Scene) -> None:
-    """Files whose names a program makes up from what it is given."""
+def _own_names(name: str, words: Sequence[Word], scene: AnalysisState) -> None:
+    """Files whose names a program derives from its arguments."""
     for word in words:
         text = word.text
         if text is None:
             continue
         if _THEIR_NAMES.fullmatch(text) and name in ("curl", "wget"):
-            scene.place(_BELOW, Access.WRITE, name)
+            scene.place(_BELOW, PathAccess.WRITE, name)
         elif not text.startswith("-"):
             own = re.split(r"[?#]", text)[0].rstrip("/").rpartition("/")[2]
             own = own if name in ("curl", "wget") else text.rpartition(".")[0]
-            scene.place(literal(own or "index.html"), Access.WRITE, name, sure=False)
+            scene.place(literal(own or "index.html"), PathAccess.WRITE, name, sure=False)
 
 
 def _packs(words: Sequence[Word]) -> bool:
-    """Whether an archive is made or listed, not taken apart."""
+    """Whether an archive is created or listed, not extracted."""
     first = words[0].text if words else None
     return (
         first is not None
@@ -198,18 +202,18 @@ def pieces(word: Word) -> list[Word]:
     return found
 
 
-def _dd(words: Sequence[Word], scene: Scene) -> None:
+def _dd(words: Sequence[Word], scene: AnalysisState) -> None:
     for word in words:
         key, equals, value = word.pattern.partition("=")
         if "\0" in key or not equals or (word.many and word.text is None):
             scene.both(Word("\0", None), "dd")
         elif key in ("if", "of"):
             found = Word(value, None if word.text is None else word.text.partition("=")[2])
-            scene.place(found, Access.READ if key == "if" else Access.WRITE, "dd")
+            scene.place(found, PathAccess.READ if key == "if" else PathAccess.WRITE, "dd")
 
 
-def _link(words: Sequence[Word], scene: Scene) -> None:
-    """A link is another name: whoever makes one can then read and write what it leads to."""
+def _link(words: Sequence[Word], scene: AnalysisState) -> None:
+    """Note a link as read and written: through it the target can be read and written."""
     operands = [word for word in words if not (word.text or "").startswith("-") or word.text == "-"]
     for word in operands:
         scene.both(word, "ln", tree=True)
@@ -230,27 +234,29 @@ def _link(words: Sequence[Word], scene: Scene) -> None:
             scene.both(Word("\0", None), "ln", tree=True)
 
 
-def _below(target: Word, sources: Sequence[Word], name: str, scene: Scene, *, tree: bool) -> None:
+def _below(
+    target: Word, sources: Sequence[Word], name: str, scene: AnalysisState, *, tree: bool
+) -> None:
     """Into a folder, what is copied keeps its own name."""
     for source in sources:
         text = source.text
         if text is None:
-            scene.place(target, Access.WRITE, name, tree=True)
+            scene.place(target, PathAccess.WRITE, name, tree=True)
         else:
             own = text.rstrip("/").rpartition("/")[2]
             inside = f"{target.pattern}/{escape(own)}"
             known = None if target.text is None else f"{target.text}/{own}"
-            scene.place(Word(inside, known), Access.WRITE, name, tree=tree, sure=False)
+            scene.place(Word(inside, known), PathAccess.WRITE, name, tree=tree, sure=False)
     return
 
 
-class _Known:
-    def __init__(self, name: str, spec: Spec, scene: Scene) -> None:
+class _SpecReader:
+    def __init__(self, name: str, spec: ProgramSpec, scene: AnalysisState) -> None:
         self._name, self._spec, self._scene = name, spec, scene
         self._operands: list[Word] = []
         self._tree = spec.tree == "*"
         self._target: Word | None = None
-        self._found: list[tuple[Word, Access]] = []
+        self._found: list[tuple[Word, PathAccess]] = []
         self._pattern_given = False
 
     def read(self, words: Sequence[Word]) -> bool:
@@ -304,9 +310,9 @@ class _Known:
         if letter == "t" and letter in spec.writes:
             self._target = value
         elif letter in spec.reads:
-            self._found.append((value, Access.READ))
+            self._found.append((value, PathAccess.READ))
         elif letter in spec.writes:
-            self._found.append((value, Access.WRITE))
+            self._found.append((value, PathAccess.WRITE))
 
     def _say(self) -> None:
         spec, scene, name = self._spec, self._scene, self._name
@@ -318,25 +324,25 @@ class _Known:
         if spec.operands in "cm":
             self._copy(operands)
             return
-        access = Access.WRITE if spec.operands == "w" else Access.READ
+        access = PathAccess.WRITE if spec.operands == "w" else PathAccess.READ
         if not operands and self._tree:
             operands = [literal(".")]
         for word in operands:
             scene.place(word, access, name, tree=self._tree)
             if spec.writes and word.pattern[:1] in "*?[":
                 # A file may be named like an option.
-                scene.place(Word("\0", None), Access.WRITE, name)
+                scene.place(Word("\0", None), PathAccess.WRITE, name)
 
     def _copy(self, operands: Sequence[Word]) -> None:
         scene, name, moves = self._scene, self._name, self._spec.operands == "m"
         target = self._target or (operands[-1] if operands else None)
         sources = operands if self._target else operands[:-1]
         if name == "install" and target is not None:
-            scene.place(target, Access.WRITE, name)
+            scene.place(target, PathAccess.WRITE, name)
         for source in sources:
-            scene.place(source, Access.READ, name, tree=True)
+            scene.place(source, PathAccess.READ, name, tree=True)
             if moves:
-                scene.place(source, Access.WRITE, name, tree=True)
+                scene.place(source, PathAccess.WRITE, name, tree=True)
         if target is not None:
-            scene.place(target, Access.WRITE, name, tree=target.text is None)
+            scene.place(target, PathAccess.WRITE, name, tree=target.text is None)
             _below(target, sources, name, scene, tree=True)

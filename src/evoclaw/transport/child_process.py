@@ -1,4 +1,4 @@
-"""A program that runs beside us and does not outlive us."""
+"""`ChildProcess`: a program that runs beside us and ends with us."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Self, cast
 
 logger = logging.getLogger(__name__)
 
-GRACE = 5.0
+STOP_GRACE_S = 5.0
 """Seconds between asking it to end and killing it."""
 
 # Run first in the process that becomes the program: have the kernel kill it when we die, and do
-# not begin if we died meanwhile. Python is there for certain; `setpriv` is not everywhere.
+# not start if we died meanwhile. Python is certainly installed; `setpriv` is not everywhere.
 _STUB = """
 import os, sys
 if sys.platform == "linux":
@@ -30,7 +30,7 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-class Child(asyncio.SubprocessProtocol):
+class ChildProcess(asyncio.SubprocessProtocol):
     """The program, from its start to its end; what it says goes to the log, as debugging."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Child(asyncio.SubprocessProtocol):
         try:
             self.signal(signal.SIGTERM)
             with suppress(TimeoutError):
-                async with asyncio.timeout(GRACE):
+                async with asyncio.timeout(STOP_GRACE_S):
                     await self.ended.wait()
             self.signal(signal.SIGKILL)
             await self.ended.wait()

@@ -1,4 +1,4 @@
-"""How commands are completed: the outcome is stored once, then acknowledged, then delivered."""
+"""Completes commands: the outcome is stored once, then acknowledged, then delivered."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.wording import outcome_unknown
 from evoclaw.transport.link import TooLarge
-from evoclaw.transport.outbox import CLOSED, Kept, Outbox
+from evoclaw.transport.outbox import CLOSED_STATES, Outbox, StoredCommand
 from evoclaw.transport.outcomes import failed, is_about
-from evoclaw.transport.pending_requests import Waiter
+from evoclaw.transport.pending_requests import PendingRequest
 from evoclaw.transport.wire import Command, Outcome
 
-AFTER = 0.02
-"""Seconds that they are gathered."""
-MOST = 500
-"""In one message."""
+ACK_DELAY_S = 0.02
+"""How long acknowledgements are collected."""
+MAX_ACKS_PER_MESSAGE = 500
+"""Acknowledgements in one message."""
 
 
-class Acks:
-    """What is to be acknowledged, by agent. One that gets lost is asked for by a resend."""
+class Acknowledgements:
+    """Results to acknowledge, by agent. If an acknowledgement is lost, the edge resends."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Acks:
         waiting = self._waiting.setdefault(agent_id, [])
         waiting.append(request_id)
         if len(waiting) == 1:
-            asyncio.get_running_loop().call_later(AFTER, self._due, agent_id)
+            asyncio.get_running_loop().call_later(ACK_DELAY_S, self._due, agent_id)
 
     def flush(self) -> None:
         """Acknowledge everything now."""
@@ -52,23 +52,23 @@ class Acks:
 
     async def _say(self, agent_id: str) -> None:
         ids = self._waiting.pop(agent_id, [])
-        for start in range(0, len(ids), MOST):
-            some: JSON = ids[start : start + MOST]
+        for start in range(0, len(ids), MAX_ACKS_PER_MESSAGE):
+            some: JSON = ids[start : start + MAX_ACKS_PER_MESSAGE]
             await self._send(agent_id, Command("result_ack", {"request_ids": some}))
 
 
-LOOK = 5.0
-"""Seconds between two looks into the store: another process may have been told the outcome."""
+STORE_POLL_INTERVAL_S = 5.0
+"""How often the store is checked: another process may have received the outcome."""
 
 
-class Closings:
-    """Wakes those who wait when a command's end was kept."""
+class ClosedWaits:
+    """Wakes the callers that wait until a command is closed in the store."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Event]] = {}
 
     def note(self, request_id: str) -> None:
-        """A command was closed, or may have been."""
+        """Note that a command was closed, or may have been."""
         for event in self._waiting.get(request_id, ()):
             event.set()
 
@@ -80,7 +80,7 @@ class Closings:
             while not await is_closed():
                 event.clear()
                 try:
-                    async with asyncio.timeout(LOOK):
+                    async with asyncio.timeout(STORE_POLL_INTERVAL_S):
                         await event.wait()
                 except TimeoutError:
                     continue
@@ -91,33 +91,33 @@ class Closings:
                 del self._waiting[request_id]
 
 
-class Foreign(EvoClawError):
-    """An outcome of something that this agent was never asked for."""
+class ForeignOutcome(EvoClawError):
+    """The outcome of a command that this agent was never sent."""
 
 
-class Endings:
-    """Closes commands, each once."""
+class Completions:
+    """Completes commands, each once."""
 
     def __init__(
         self,
         outbox: Outbox,
-        waiters: Mapping[str, Waiter],
+        pending_requests: Mapping[str, PendingRequest],
         counts: Counter[str],
         *,
-        landed: Callable[[str, str], None],
+        completed: Callable[[str, str], None],
         acknowledge: Callable[[str, str], None],
     ) -> None:
-        self._outbox, self._waiters, self._counts = outbox, waiters, counts
-        self._landed, self._acknowledge = landed, acknowledge
+        self._outbox, self._pending, self._counts = outbox, pending_requests, counts
+        self._completed, self._acknowledge = completed, acknowledge
 
     async def take(self, agent_id: str, outcome: Outcome) -> None:
-        """Take what an agent says of how a command ended."""
+        """Take the outcome that an agent reports."""
         request_id = outcome.request_id
         try:
             if outcome.refuses and not await self._closes(outcome):
                 return
             await self.close(agent_id, outcome)
-        except Foreign:
+        except ForeignOutcome:
             self._counts["foreign"] += 1
             return
         except EvoClawError:
@@ -126,76 +126,82 @@ class Endings:
         self._acknowledge(agent_id, request_id)
 
     async def close(self, agent_id: str, outcome: Outcome) -> Outcome:
-        """Keep how a command ended, unless it had ended before; tell how it did end."""
+        """Store an outcome, unless there was one before; return the one that counts."""
         blob = msgspec.json.encode(outcome)
         kept = await self._outbox.settle(outcome.request_id, agent_id, blob)
         if kept == "foreign":
-            raise Foreign
-        self._landed(agent_id, outcome.request_id)
+            raise ForeignOutcome
+        self._completed(agent_id, outcome.request_id)
         if kept == "again":
             row = await self._outbox.get(outcome.request_id)
             if row is not None and row.outcome is not None:
                 outcome = msgspec.json.decode(row.outcome, type=Outcome)
-        waiter = self._waiters.get(outcome.request_id)
-        if waiter is None:
+        pending = self._pending.get(outcome.request_id)
+        if pending is None:
             self._counts["unawaited"] += 1
         else:
-            waiter.settle(outcome)
+            pending.settle(outcome)
         return outcome
 
     async def give_up(self, agent_id: str, request_id: str, name: str) -> Outcome:
-        """Close a command whose time is over without a word on it: nobody knows how it ended."""
+        """Close a command that timed out without an outcome, as unknown."""
         unknown = failed(request_id, name, ErrorKind.UNKNOWN, outcome_unknown(name))
         try:
             return await self.close(agent_id, unknown)
         except EvoClawError:
             self._counts["the store failed"] += 1
-            self._landed(agent_id, request_id)
+            self._completed(agent_id, request_id)
             return unknown
 
     async def unsendable(self, agent_id: str, request_id: str, problem: TooLarge) -> None:
         """Close a stored command that no longer fits into a message."""
-        await self.take(agent_id, failed(request_id, "", ErrorKind.TOO_LARGE, too_large(problem)))
+        await self.take(
+            agent_id, failed(request_id, "", ErrorKind.TOO_LARGE, too_large_message(problem))
+        )
 
-    async def look(self, waiter: Waiter, now: float) -> None:
-        """See whether the store knows more than we were told."""
+    async def check_store(self, pending: PendingRequest, now: float) -> None:
+        """Check whether the store has an outcome that we did not receive."""
         try:
-            if now >= waiter.expires_at:
+            if now >= pending.expires_at:
                 await self._outbox.expire(now)
-            row = await self._outbox.get(waiter.command.request_id)
+            row = await self._outbox.get(pending.command.request_id)
         except EvoClawError:
             self._counts["the store failed"] += 1
             return
-        if row is not None and row.state in CLOSED:
-            self._landed(waiter.agent_id, waiter.command.request_id)
-            waiter.settle(known(row, waiter))
+        if row is not None and row.state in CLOSED_STATES:
+            self._completed(pending.agent_id, pending.command.request_id)
+            pending.settle(stored_outcome(row, pending))
 
     async def _closes(self, outcome: Outcome) -> bool:
         """Whether a refusal is about the command as it is asked for now."""
-        waiter = self._waiters.get(outcome.request_id)
-        ours = waiter is not None and is_about(outcome, waiter.payload)
+        pending = self._pending.get(outcome.request_id)
+        ours = pending is not None and is_about(outcome, pending.payload)
         if outcome.fenced:
-            # Whoever took the run over may ask the same again: only the one who is out is told.
-            if waiter is not None and ours:
-                self._landed(waiter.agent_id, outcome.request_id)
-                waiter.settle(outcome)
+            # The orchestrator that took the run over may send it again: only we are answered.
+            if pending is not None and ours:
+                self._completed(pending.agent_id, outcome.request_id)
+                pending.settle(outcome)
             return False
         if not ours:
             row = await self._outbox.get(outcome.request_id)
-            ours = row is not None and row.state not in CLOSED and is_about(outcome, row.payload)
+            ours = (
+                row is not None
+                and row.state not in CLOSED_STATES
+                and is_about(outcome, row.payload)
+            )
         if not ours:
             self._counts["refusals of other messages"] += 1
         return ours
 
 
-def known(row: Kept, waiter: Waiter) -> Outcome:
-    """How a closed command ended."""
+def stored_outcome(row: StoredCommand, pending: PendingRequest) -> Outcome:
+    """The outcome of a closed command."""
     if row.outcome is not None:
         return msgspec.json.decode(row.outcome, type=Outcome)
-    text = f"Agent {waiter.agent_id!r} was not there in time; {waiter.name!r} was not run."
-    return failed(waiter.command.request_id, waiter.name, ErrorKind.EXPIRED, text)
+    text = f"Agent {pending.agent_id!r} was offline until it expired; {pending.name!r} was not run."
+    return failed(pending.command.request_id, pending.name, ErrorKind.EXPIRED, text)
 
 
-def too_large(problem: TooLarge) -> str:
+def too_large_message(problem: TooLarge) -> str:
     """Word a command that does not fit into a message."""
     return f"The call was not sent: {problem}. Pass less, or a path instead of contents."

@@ -1,4 +1,4 @@
-"""The documented JSON of people's boxes: what they say to an agent, and what they are told.
+"""The documented JSON of mailboxes: people's messages to an agent, and its replies.
 
 Read kindly, as a person may type it: JSON, or plain text. What cannot be taken is a `WireError`,
 which carries the message's id if there was one, so that it can be answered.
@@ -15,9 +15,9 @@ from msgspec import Struct, field
 
 from evoclaw.core.messages import JSON, ErrorKind, is_object
 from evoclaw.transport.topics import ID_RULE, is_agent_id
-from evoclaw.transport.wire import MAX_REQUEST_ID, VERSION, WireError, convert
+from evoclaw.transport.wire import MAX_REQUEST_ID_CHARS, WIRE_VERSION, WireError, convert
 
-MAX_TEXT = 64 * 1024
+MAX_TEXT_CHARS = 64 * 1024
 """Bytes of one payload in an inbox."""
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -32,7 +32,7 @@ class InboxMessage(Struct, frozen=True, omit_defaults=True):
     """The sender's own name for one of several conversations with the agent."""
 
 
-class BoxState(StrEnum):
+class MailboxState(StrEnum):
     """What the person is told about a message."""
 
     ACCEPTED = "accepted"
@@ -53,7 +53,7 @@ class OutboxMessage(Struct, frozen=True, omit_defaults=True):
     agent_id: str
     message_id: str
     """Of the message that this is about; empty if it could not be read."""
-    state: BoxState
+    state: MailboxState
     text: str
     """For people."""
     reason: str = ""
@@ -61,13 +61,13 @@ class OutboxMessage(Struct, frozen=True, omit_defaults=True):
     session: str = ""
     run_id: str = ""
     timestamp: float = 0.0
-    v: int = field(default_factory=lambda: VERSION)
+    v: int = field(default_factory=lambda: WIRE_VERSION)
 
 
 def read_inbox(data: bytes) -> InboxMessage:
     """Read what came in an inbox: a JSON object, or text as it is."""
-    if len(data) > MAX_TEXT:
-        problem = f"{len(data):,} bytes are more than the {MAX_TEXT:,} that are taken"
+    if len(data) > MAX_TEXT_CHARS:
+        problem = f"{len(data):,} bytes are more than the {MAX_TEXT_CHARS:,} that are taken"
         raise WireError(ErrorKind.TOO_LARGE, problem)
     try:
         text = data.decode()
@@ -93,7 +93,9 @@ def encode_outbox(message: OutboxMessage) -> bytes:
 def _checked(message: InboxMessage) -> InboxMessage:
     id_ = message.message_id
     if id_ and not _is_id(id_):
-        problem = f"the message_id is no short text: at most {MAX_REQUEST_ID} letters, on one line"
+        problem = (
+            f"the message_id is no short text: at most {MAX_REQUEST_ID_CHARS} letters, on one line"
+        )
         raise WireError(ErrorKind.INVALID_PARAMS, problem)
     if message.session and not is_agent_id(message.session):
         raise WireError(ErrorKind.INVALID_PARAMS, f"the session's name must be {ID_RULE}", id_)
@@ -103,4 +105,8 @@ def _checked(message: InboxMessage) -> InboxMessage:
 
 
 def _is_id(given: JSON) -> TypeGuard[str]:
-    return isinstance(given, str) and 0 < len(given) <= MAX_REQUEST_ID and not _UNFIT.search(given)
+    return (
+        isinstance(given, str)
+        and 0 < len(given) <= MAX_REQUEST_ID_CHARS
+        and not _UNFIT.search(given)
+    )

@@ -16,7 +16,7 @@ from evoclaw.core.ports import Executor, Policy, Ports
 
 if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
-    from evoclaw.edge.audit import CallNotes
+    from evoclaw.edge.audit import CallAudit
     from evoclaw.governance.budget.settings import BudgetSettings
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.tracing.tracing import Tracing
@@ -28,7 +28,7 @@ class Device:
 
     ports: Ports
     has_model: bool
-    notes: CallNotes | None
+    notes: CallAudit | None
     """Puts calls on record."""
     stops: Stops
 
@@ -40,7 +40,7 @@ async def open_device(
     tracing: Tracing | None = None,
 ) -> Device:
     """Put it together; it is closed with the stack."""
-    from evoclaw.edge.audit import CallNotes
+    from evoclaw.edge.audit import CallAudit
     from evoclaw.governance.rates import Rates
     from evoclaw.observe.audit.policy import Recordable
     from evoclaw.observe.audit.sink import Who
@@ -54,7 +54,7 @@ async def open_device(
     notes = None
     if audit is not None:
         who = Who(principal=Principal(), agent_id=config.agent_id, device=config.agent_id)
-        guards, notes = (*guards, Recordable(audit)), CallNotes(audit, who)
+        guards, notes = (*guards, Recordable(audit)), CallAudit(audit, who)
     ports, has_model = await _ports(config, env, stack, guards)
     if tracing is not None:
         ports = replace(ports, sinks=(*ports.sinks, tracing.every_run(config.agent_id)))
@@ -93,7 +93,7 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
     from evoclaw.executors.devices import LocalDevice, LocalNotifier
     from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.local import LocalExecutor
-    from evoclaw.executors.url_guard import Guard
+    from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.executors.web_fetch import WebFetcher
     from evoclaw.executors.wrapped import Filtered
     from evoclaw.governance.flow.flags import Flagged
@@ -110,7 +110,7 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
     # The camera, the pins and the screen are the device's own: their programs are fixed.
     person, device = LocalNotifier(sandboxed.plain), LocalDevice(sandboxed.plain)
     given: dict[type, object] = {
-        Fetcher: WebFetcher(Guard(may=domains.may)),
+        Fetcher: WebFetcher(UrlGuard(may=domains.may)),
         DeviceOps: device,
         Notifier: person,
     }

@@ -156,12 +156,12 @@ async def _open_gateway(
     stack: AsyncExitStack,
     on_connection: Callable[[EgressConnection], None] | None,
 ) -> str:
-    from evoclaw.executors.url_guard import Guard
+    from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.sandbox.egress.gateway import EgressGateway
 
     gateway = EgressGateway(
         domains.commands_may,
-        guard=Guard(may=domains.may),
+        guard=UrlGuard(may=domains.may),
         ports=domains.ports,
         on_connection=on_connection or (lambda connection: None),
     )

@@ -165,7 +165,7 @@ def _found(
     from evoclaw.config.places import default_data_folder
     from evoclaw.executors.canvases import FileCanvas
     from evoclaw.executors.files import LocalFiles
-    from evoclaw.executors.url_guard import Guard
+    from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.executors.web_fetch import WebFetcher
     from evoclaw.executors.web_search import search_from
     from evoclaw.tools.canvas import Canvas
@@ -179,7 +179,7 @@ def _found(
     search = search_from(env)
     maybe: dict[type, object | str] = {
         FileOps: LocalFiles(workspace),
-        Fetcher: WebFetcher(Guard(may=domains.may)),
+        Fetcher: WebFetcher(UrlGuard(may=domains.may)),
         Searcher: search.web or search.reason,
         CodeSearcher: search.code or search.reason,
         Todos: TodosInMemory(),
@@ -199,13 +199,13 @@ def _browser(
 ) -> dict[type, object | str]:
     from evoclaw.executors.browser.chromium import Chromium
     from evoclaw.executors.browser.program import find_browser
-    from evoclaw.executors.url_guard import Guard
+    from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.tools.browser import Browser
 
     program = find_browser(env.get(BROWSER, ""), env=env)
     if isinstance(program, str):
         return {Browser: program}
-    chromium = Chromium(program, guard=Guard(may=domains.may))
+    chromium = Chromium(program, guard=UrlGuard(may=domains.may))
     stack.push_async_callback(chromium.close)
     return {Browser: chromium.session(key)}
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from evoclaw.executors.url_guard import Guard
+from evoclaw.executors.url_guard import UrlGuard
 from evoclaw.sandbox.egress.gateway import EgressConnection, EgressGateway, EgressLimits
 
 PATIENCE = 10.0
@@ -108,7 +108,7 @@ class Way:
     ) -> None:
         self.connections: list[EgressConnection] = []
         self.names = names or Names({host: [["127.0.0.1"]] for host in (*hosts, "denied.test")})
-        guard = Guard(["127.0.0.1/32"] if loopback else [], resolve=self.names)
+        guard = UrlGuard(["127.0.0.1/32"] if loopback else [], resolve=self.names)
         self.gateway = EgressGateway(
             hosts.__contains__,
             guard=guard,

@@ -1,4 +1,4 @@
-"""`Visit`: the pages of one session in a browser of its own, and what can be done on them."""
+"""`SessionPages`: the pages of one browser session, and the actions on them."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ if TYPE_CHECKING:
 
     from evoclaw.executors.browser.proxy import MayVisit
 
-WIDTH, HEIGHT = 1280, 800
-TALLEST = 4_000
-"""Pixels of a picture of the whole page."""
-MOST_PAGES = 4
-"""Open at once: the first, and what it opened."""
-LARGEST_PDF = 20 << 20
-LONGEST_TEXT = 1 << 20
-"""Characters of one page's text."""
-LONGEST_NOTE = 300
-START_SECONDS = 0.3
-"""How long a click may take to lead somewhere."""
-SETTLE_SECONDS = 5.0
-ACT_SECONDS = 5.0
+VIEWPORT_WIDTH_PX, VIEWPORT_HEIGHT_PX = 1280, 800
+MAX_SCREENSHOT_HEIGHT_PX = 4_000
+"""Height of a screenshot of the whole page."""
+MAX_PAGES = 4
+"""Concurrently open pages: the first, and the windows it opened."""
+MAX_PDF_BYTES = 20 << 20
+MAX_PAGE_TEXT_CHARS = 1 << 20
+"""Length of one page's text."""
+MAX_NOTE_CHARS = 300
+NAVIGATION_START_TIMEOUT_S = 0.3
+"""How long a click may take to start a navigation."""
+SETTLE_TIMEOUT_S = 5.0
+ACTION_TIMEOUT_S = 5.0
 """How long an element may take until it can be clicked or filled."""
-END_SECONDS = 5.0
-NOTHING_OPEN = "No page is open. Use the action 'open' with a url first."
+CLOSE_TIMEOUT_S = 5.0
+NO_PAGE_MESSAGE = "No page is open. Use the action 'open' with a url first."
 
 _REF = re.compile(r"\[ref=((?:f\d+)?e\d+)\]")
 _NET = re.compile(r"net::(ERR_\w+)")
 
 
-class Sight(Struct, frozen=True):
-    """What a page shows. All of it was written by the page, or quotes it."""
+class PageView(Struct, frozen=True):
+    """The content of a page. All of it is untrusted: the page wrote it, or it quotes the page."""
 
     url: str
     title: str
     text: str
     """Its accessibility tree, a line for each element, with a `ref` for what can be acted on."""
     status: int = 0
-    """The HTTP status, if the page was just asked for."""
+    """The HTTP status, if the page was just requested."""
     notes: tuple[str, ...] = ()
-    """What happened besides: a dialog dismissed, a download refused."""
+    """Other events: a dialog dismissed, a download refused."""
 
 
-class Visit:
+class SessionPages:
     """One session's context: no cookie, no cache and no page is shared with another."""
 
     def __init__(self, context: BrowserContext, proxy: GuardedProxy) -> None:
@@ -82,13 +82,13 @@ class Visit:
     @classmethod
     async def begin(
         cls, browser: Browser, proxy: GuardedProxy, may_visit: MayVisit | None
-    ) -> Visit:
+    ) -> SessionPages:
         """Make a context whose every connection goes through the proxy."""
         context = await browser.new_context(
             proxy={"server": proxy.address},
             accept_downloads=False,
             service_workers="block",
-            viewport={"width": WIDTH, "height": HEIGHT},
+            viewport={"width": VIEWPORT_WIDTH_PX, "height": VIEWPORT_HEIGHT_PX},
         )
         visit = cls(context, proxy)
         context.on("page", visit._appeared)
@@ -105,7 +105,7 @@ class Visit:
         for task in self._tasks:
             task.cancel()
         try:
-            async with asyncio.timeout(END_SECONDS):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._context.close()
         except TimeoutError:
             return False
@@ -122,7 +122,7 @@ class Visit:
             # A window that closed itself leaves the one that opened it.
             left = self._open_windows()
             if not left:
-                raise ToolFailure(ErrorKind.INVALID_PARAMS, NOTHING_OPEN)
+                raise ToolFailure(ErrorKind.INVALID_PARAMS, NO_PAGE_MESSAGE)
             self._page = left[-1]
         return self._page
 
@@ -135,7 +135,7 @@ class Visit:
         self._context.set_default_timeout(seconds * 1000)
         self._context.set_default_navigation_timeout(seconds * 1000)
 
-    async def open(self, url: str) -> Sight:
+    async def open(self, url: str) -> PageView:
         """Go to a URL."""
         from playwright.async_api import Error
 
@@ -154,29 +154,29 @@ class Visit:
         await self._settle()
         return await self.look(response.status if response is not None else 0)
 
-    async def look(self, status: int = 0) -> Sight:
+    async def look(self, status: int = 0) -> PageView:
         """Take in the page in front; the refs in it are the only ones that hold from now on."""
         page = self.page
         if page.url.startswith("chrome-error:"):
             raise self._unreached(self._asked.url if self._asked else "the page", None)
-        text = (await page.aria_snapshot(mode="ai"))[:LONGEST_TEXT]
+        text = (await page.aria_snapshot(mode="ai"))[:MAX_PAGE_TEXT_CHARS]
         self._refs = frozenset(_REF.findall(text))
         notes = tuple(self._notes)
         self._notes.clear()
-        return Sight(page.url, (await page.title())[:LONGEST_NOTE], text, status, notes)
+        return PageView(page.url, (await page.title())[:MAX_NOTE_CHARS], text, status, notes)
 
-    async def click(self, ref: str) -> Sight:
+    async def click(self, ref: str) -> PageView:
         """Click an element."""
         element = await self._element(ref)
         self._begin()
-        await self._act(ref, "clicked", element.click(timeout=ACT_SECONDS * 1000))
+        await self._act(ref, "clicked", element.click(timeout=ACTION_TIMEOUT_S * 1000))
         await self._follow()
         return await self.look()
 
-    async def type(self, ref: str, text: str, *, submit: bool) -> Sight:
+    async def type(self, ref: str, text: str, *, submit: bool) -> PageView:
         """Put text in a field, or choose an option by its label; then press Enter if asked."""
         element = await self._element(ref)
-        milliseconds = ACT_SECONDS * 1000
+        milliseconds = ACTION_TIMEOUT_S * 1000
         self._begin()
         if await element.evaluate("element => element.tagName") == "SELECT":
             chosen = element.select_option(label=text, timeout=milliseconds)
@@ -188,7 +188,7 @@ class Visit:
         await self._follow()
         return await self.look()
 
-    async def back(self) -> Sight:
+    async def back(self) -> PageView:
         """Go back; from a page that another one opened, to that one."""
         from playwright.async_api import Error
 
@@ -214,7 +214,7 @@ class Visit:
                 "() => (({scrollWidth, scrollHeight}) => [scrollWidth, scrollHeight])"
                 "(document.documentElement)"
             )
-            width, height = (min(max(1, int(pixels)), TALLEST) for pixels in size)
+            width, height = (min(max(1, int(pixels)), MAX_SCREENSHOT_HEIGHT_PX) for pixels in size)
             clip = {"x": 0, "y": 0, "width": width, "height": height}
         return await self.page.screenshot(
             type="jpeg", quality=70, full_page=full_page, clip=clip, animations="disabled"
@@ -223,10 +223,10 @@ class Visit:
     async def pdf(self) -> bytes:
         """The page as it would be printed."""
         data = await self.page.pdf(print_background=True)
-        if len(data) > LARGEST_PDF:
+        if len(data) > MAX_PDF_BYTES:
             raise ToolFailure(
                 ErrorKind.TOO_LARGE,
-                f"The PDF of this page has {len(data):,} bytes, more than {LARGEST_PDF:,}.",
+                f"The PDF of this page has {len(data):,} bytes, more than {MAX_PDF_BYTES:,}.",
             )
         return data
 
@@ -266,11 +266,11 @@ class Visit:
         from playwright.async_api import Error
 
         with suppress(TimeoutError):
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(NAVIGATION_START_TIMEOUT_S):
                 await self._stirred.wait()
         if self._stirred.is_set():
             with suppress(Error, TimeoutError):  # what came of it, `look` will see
-                async with asyncio.timeout(SETTLE_SECONDS):
+                async with asyncio.timeout(SETTLE_TIMEOUT_S):
                     await self._leaving.wait()
                     if self._asked is not None:
                         await self._asked.response()
@@ -281,7 +281,7 @@ class Visit:
         from playwright.async_api import TimeoutError as Late
 
         with suppress(Late):
-            await self.page.wait_for_load_state("load", timeout=SETTLE_SECONDS * 1000)
+            await self.page.wait_for_load_state("load", timeout=SETTLE_TIMEOUT_S * 1000)
 
     def _unreached(self, url: str, problem: Exception | None) -> ToolFailure:
         """Why a page did not come: refused on its way, or something of the net."""
@@ -313,8 +313,8 @@ class Visit:
         page.on("download", self._download)
         self._stirred.set()
         self._leaving.set()
-        if len(self._open_windows()) >= MOST_PAGES:
-            self._notes.append(f"A new window was closed: {MOST_PAGES} are open already.")
+        if len(self._open_windows()) >= MAX_PAGES:
+            self._notes.append(f"A new window was closed: {MAX_PAGES} are open already.")
             self._later(page.close())
             return
         if self._page is not None:
@@ -336,7 +336,7 @@ class Visit:
     def _dialog(self, dialog: Dialog) -> None:
         leaving = dialog.type == "beforeunload"
         if not leaving:
-            said = " ".join(dialog.message.split())[:LONGEST_NOTE]
+            said = " ".join(dialog.message.split())[:MAX_NOTE_CHARS]
             self._notes.append(f"The page showed a dialog, which was dismissed: {said!r}")
         self._later(dialog.accept() if leaving else dialog.dismiss())
 
@@ -382,10 +382,10 @@ def _level(request: Request) -> Literal["page", "part", "new window"]:
 
 
 def _reason(problem: Exception) -> str:
-    """What Playwright found, in one short line."""
+    """Playwright's error, in one short line."""
     text = str(problem)
     for word in ("intercepts pointer events", "not visible", "not enabled", "not editable"):
         if word in text:
             return f"something {word}" if word.startswith("intercepts") else f"it is {word}"
     first = text.splitlines()[0] if text else type(problem).__name__
-    return first.rpartition("Error: ")[2][:LONGEST_NOTE].rstrip(".")
+    return first.rpartition("Error: ")[2][:MAX_NOTE_CHARS].rstrip(".")

@@ -1,4 +1,4 @@
-"""One connection to an MCP server, over the official SDK: the one file that speaks through it."""
+"""`McpConnection`: one connection to an MCP server; the only file that uses the official SDK."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
 from evoclaw.core.version import VERSION
-from evoclaw.executors.mcp.offers import LONGEST_NOTE, MOST_TOOLS, Listed, one_line
+from evoclaw.executors.mcp.offers import MAX_NOTE_CHARS, MAX_SERVER_TOOLS, ListedTool, one_line
 from evoclaw.executors.mcp.process import ServerProcess
 from evoclaw.executors.mcp.servers import McpServer
 
-MAX_MESSAGE = 10 << 20
+MAX_MESSAGE_BYTES = 10 << 20
 """Bytes of one message: an image of 5 MB, and then some."""
-MOST_PAGES = 50
-"""Of a list of tools."""
-MOST_PROGRESS = 500
-"""Notes of progress that are passed on for one call."""
-PATIENCE = 15.0
-"""Seconds in which a connection ends that was told to."""
+MAX_LIST_PAGES = 50
+"""Pages of a list of tools."""
+MAX_PROGRESS_NOTES = 500
+"""Progress notes that are passed on for one call."""
+CLOSE_TIMEOUT_S = 15.0
+"""How long a connection may take to close."""
 _LOST = ("Connection closed", "SSE stream")
-"""What the SDK says with a code that servers use for all sorts of things."""
+"""Messages by which the SDK reports a lost connection, under a code with many meanings."""
 _ANSWER: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
 
 
-class Lost(Exception):
-    """The connection ended before the answer came: nobody knows how the call went."""
+class McpConnectionLost(Exception):
+    """The connection ended before the answer came: the outcome of the call is unknown."""
 
 
-class NotRun(Exception):
-    """The server does not know us any more, so it did not run the call."""
+class CallNotRun(Exception):
+    """The server has dropped the session, so it did not run the call."""
 
 
-class Unreachable(Exception):
-    """No connection could be had; the message says why, in one line."""
+class McpUnreachable(Exception):
+    """The server cannot be reached; the message says why, in one line."""
 
 
-class Connection:
-    """One life of a connection, lived in a task of its own as the SDK demands."""
+class McpConnection:
+    """One connection, in its own task as the SDK requires."""
 
     def __init__(self, server: McpServer, on_change: Callable[[], None]) -> None:
         self._server, self._on_change = server, on_change
@@ -71,7 +71,7 @@ class Connection:
         return self._living is None or self._living.done()
 
     async def open(self) -> None:
-        """Connect and agree on a version; `Unreachable` if that does not come about in time."""
+        """Connect and agree on a version; `McpUnreachable` if that does not come about in time."""
         self._living = asyncio.create_task(self._live(), name=f"mcp {self._server.name}")
         self._living.add_done_callback(_seen)
         ready = asyncio.create_task(self._ready.wait())
@@ -86,7 +86,7 @@ class Connection:
             if not self.alive:
                 await self.close()
         if not self.alive:
-            raise Unreachable(self.why())
+            raise McpUnreachable(self.why())
 
     async def close(self) -> None:
         """End it, and everything it started."""
@@ -95,10 +95,10 @@ class Connection:
             return
         if not self._ready.is_set():
             self._living.cancel()
-        await asyncio.wait([self._living], timeout=PATIENCE)
+        await asyncio.wait([self._living], timeout=CLOSE_TIMEOUT_S)
         if not self._living.done():
             self._living.cancel()
-            await asyncio.wait([self._living], timeout=PATIENCE)
+            await asyncio.wait([self._living], timeout=CLOSE_TIMEOUT_S)
 
     def why(self) -> str:
         """Why it is not there (any more), in one line."""
@@ -109,12 +109,12 @@ class Connection:
         if not reason:
             waited = f"it did not answer within {self._server.start_timeout:g}s"
             reason = "it ended" if self._ready.is_set() else waited
-        return one_line(reason, LONGEST_NOTE)
+        return one_line(reason, MAX_NOTE_CHARS)
 
     @property
     def last_words(self) -> str:
         """What a program last wrote to its error output: for people, never for the model."""
-        return one_line(self._process.last_words, LONGEST_NOTE) if self._process else ""
+        return one_line(self._process.last_words, MAX_NOTE_CHARS) if self._process else ""
 
     async def _live(self) -> None:
         client = Client(
@@ -135,7 +135,7 @@ class Connection:
         if not server.command:
             return _http(server)
         self._process = ServerProcess(
-            server.command, server.env, server.cwd, MAX_MESSAGE, self._over.set
+            server.command, server.env, server.cwd, MAX_MESSAGE_BYTES, self._over.set
         )
         return self._process.streams()
 
@@ -143,23 +143,23 @@ class Connection:
         if isinstance(message, types.ToolListChangedNotification):
             self._on_change()
 
-    async def list(self) -> list[Listed]:
-        """Every tool the server has, page by page; `Unreachable` if it does not say."""
+    async def list(self) -> list[ListedTool]:
+        """Every tool the server has, page by page; `McpUnreachable` if it does not say."""
         assert self._client is not None
-        found: list[Listed] = []
+        found: list[ListedTool] = []
         cursor: str | None = None
         try:
             async with asyncio.timeout(self._server.start_timeout):
-                for _ in range(MOST_PAGES):
+                for _ in range(MAX_LIST_PAGES):
                     page = await self._client.list_tools(cursor=cursor)
                     found += map(_listed, page.tools)
                     cursor = page.next_cursor
-                    if cursor is None or len(found) > MOST_TOOLS:
+                    if cursor is None or len(found) > MAX_SERVER_TOOLS:
                         break
         except (MCPError, ValidationError, TimeoutError) as problem:
             said = str(problem).partition("\n")[0] or "it takes too long"
-            why = self.why() if not self.alive else one_line(said, LONGEST_NOTE)
-            raise Unreachable(f"it does not list its tools: {why}") from None
+            why = self.why() if not self.alive else one_line(said, MAX_NOTE_CHARS)
+            raise McpUnreachable(f"it does not list its tools: {why}") from None
         return found
 
     async def call(
@@ -196,12 +196,12 @@ class Connection:
         return answer
 
     def _worded(self, problem: MCPError, timeout: float) -> Exception:
-        said, name = one_line(problem.message, LONGEST_NOTE), self._server.name
+        said, name = one_line(problem.message, MAX_NOTE_CHARS), self._server.name
         match problem.code:
             case types.CONNECTION_CLOSED if not self.alive or said.startswith(_LOST):
-                return Lost(self.why() if not self.alive else said)
+                return McpConnectionLost(self.why() if not self.alive else said)
             case types.INVALID_REQUEST if said == "Session terminated":
-                return NotRun(said)
+                return CallNotRun(said)
             case types.REQUEST_TIMEOUT:
                 kind, text = ErrorKind.TIMEOUT, f"did not answer within {timeout:g}s"
             case types.INVALID_PARAMS:
@@ -225,16 +225,16 @@ def _passed_on(tell: Progress) -> ProgressFnT:
     async def pass_on(progress: float, total: float | None, message: str | None) -> None:
         nonlocal passed
         passed += 1
-        if passed <= MOST_PROGRESS:
+        if passed <= MAX_PROGRESS_NOTES:
             count = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
-            tell(one_line(f"{count} {message or ''}", LONGEST_NOTE) + "\n")
+            tell(one_line(f"{count} {message or ''}", MAX_NOTE_CHARS) + "\n")
 
     return pass_on
 
 
-def _listed(tool: types.Tool) -> Listed:
+def _listed(tool: types.Tool) -> ListedTool:
     hints = tool.annotations
-    return Listed(
+    return ListedTool(
         tool.name,
         tool.description or tool.title or "",
         tool.input_schema,
@@ -244,7 +244,7 @@ def _listed(tool: types.Tool) -> Listed:
 
 
 def _told(problem: BaseException | None) -> str:
-    """The innermost of what went wrong: task groups wrap it."""
+    """The innermost exception: task groups wrap it."""
     while isinstance(problem, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", problem)
         problem = group.exceptions[0]
@@ -257,14 +257,14 @@ def _told(problem: BaseException | None) -> str:
 async def _http(server: McpServer) -> AsyncGenerator[Any]:
     client = httpx2.AsyncClient(
         headers={"accept-encoding": "identity", **server.headers},
-        timeout=httpx2.Timeout(server.start_timeout, read=server.max_timeout + PATIENCE),
+        timeout=httpx2.Timeout(server.start_timeout, read=server.max_timeout + CLOSE_TIMEOUT_S),
         event_hooks={"response": [_bound]},
         trust_env=False,
     )
     async with (
         client,
         streamable_http_client(
-            server.url, http_client=client, max_sse_event_size=MAX_MESSAGE
+            server.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
         ) as streams,
     ):
         yield streams
@@ -287,11 +287,11 @@ class _Bounded(httpx2.AsyncByteStream):
         self._inner = inner
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MAX_MESSAGE
+        left = MAX_MESSAGE_BYTES
         async for chunk in self._inner:
             left -= len(chunk)
             if left < 0:
-                raise httpx2.StreamError(f"an answer longer than {MAX_MESSAGE:,} bytes")
+                raise httpx2.StreamError(f"an answer longer than {MAX_MESSAGE_BYTES:,} bytes")
             yield chunk
 
     async def aclose(self) -> None:

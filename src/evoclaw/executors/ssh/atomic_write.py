@@ -1,4 +1,4 @@
-"""The steps of replacing a file on another machine whole or not at all."""
+"""Replaces a file on another machine atomically, step by step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def look(sftp: SFTPClient, path: str) -> SFTPAttrs | None:
 
 
 async def make_folder(sftp: SFTPClient, path: str) -> None:
-    """Make a folder, unless somebody else just did."""
+    """Create a folder, unless it exists meanwhile."""
     from asyncssh import SFTPFailure, SFTPFileAlreadyExists
 
     try:
@@ -31,7 +31,7 @@ async def make_folder(sftp: SFTPClient, path: str) -> None:
 
 
 async def fill(sftp: SFTPClient, draft: str, data: bytes, old: SFTPAttrs | None) -> None:
-    """Write a new file, with the rights of the one it will replace."""
+    """Write a new file, with the mode of the one it will replace."""
     from asyncssh import SFTPAttrs, SFTPOpUnsupported
 
     mode = 0o666 if old is None else stat.S_IMODE(old.permissions or 0o600) & 0o777

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
-from evoclaw.executors.files import MAX_READ
+from evoclaw.executors.files import MAX_READ_BYTES
 from evoclaw.executors.finishing import finish
 from evoclaw.executors.protected_paths import check_not_protected
 from evoclaw.executors.roots import Root, check_path, explained, outside
@@ -188,7 +188,7 @@ class SshFiles:
         check_regular(path, about)
         size = about.size or 0
         wanted = max(0, size - start) if limit is None else limit
-        if wanted > MAX_READ:
+        if wanted > MAX_READ_BYTES:
             raise ToolFailure(
                 ErrorKind.TOO_LARGE,
                 f"'{path}' has {size:,} bytes, too many to read at once. "

@@ -1,4 +1,4 @@
-"""What an SFTP server's answers mean, and how they are told to the model."""
+"""The meaning of an SFTP server's errors, and their messages for the model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from evoclaw.executors.file_walk import kind_of
 if TYPE_CHECKING:
     from asyncssh import SFTPAttrs, SFTPClient, SFTPError
 
-NEAR = 1000
-"""Names looked through for one like a name that is not there."""
+MAX_NEAR_NAMES = 1000
+"""Names that are compared with a name that was not found."""
 
 
 def file_kind(about: SFTPAttrs) -> str:
@@ -40,7 +40,7 @@ def check_regular(path: str, about: SFTPAttrs) -> None:
 
 
 def os_error(problem: SFTPError) -> OSError:
-    """The system's word for what the server said."""
+    """The server's error as an `OSError`."""
     import asyncssh
 
     known: Sequence[tuple[type[SFTPError], int]] = (
@@ -67,7 +67,7 @@ async def near(sftp: SFTPClient, folder: str, path: str) -> list[str]:
     names: list[str] = []
     async for entry in sftp.scandir(folder):
         names.append(str(entry.filename))
-        if len(names) >= NEAR:
+        if len(names) >= MAX_NEAR_NAMES:
             break
     found = difflib.get_close_matches(name, names, n=3)
     return [posixpath.join(posixpath.dirname(path), match) for match in found]

@@ -22,8 +22,8 @@ from msgspec import Struct
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors import tunnels
-from evoclaw.executors.tunnels import END, HEAD_SECONDS, LONGEST_HEAD, port_of
-from evoclaw.executors.url_guard import Guard, MayReach, Target, read_url
+from evoclaw.executors.tunnels import END_OF_HEAD, HEAD_TIMEOUT_S, MAX_HEAD_BYTES, port_of
+from evoclaw.executors.url_guard import MayReach, UrlGuard, UrlTarget, read_url
 from evoclaw.sandbox.egress.requests import MalformedRequest, ProxyRequest, carry_body, read_head
 
 WEB_PORTS = (80, 443)
@@ -68,7 +68,7 @@ class EgressGateway:
         self,
         may: MayReach,
         *,
-        guard: Guard | None = None,
+        guard: UrlGuard | None = None,
         ports: Collection[int] = WEB_PORTS,
         limits: EgressLimits | None = None,
         on_connection: OnEgressConnection | None = None,
@@ -82,7 +82,7 @@ class EgressGateway:
             limits: The limits of connections.
             on_connection: Called with every connection when it has ended.
         """
-        self._may, self._guard = may, guard or Guard()
+        self._may, self._guard = may, guard or UrlGuard()
         self._ports, self._limits = frozenset(ports), limits or EgressLimits()
         self._on_connection = on_connection
         self._folder: str = ""
@@ -104,7 +104,7 @@ class EgressGateway:
         """
         self._folder = tempfile.mkdtemp(prefix="evoclaw-egress-")
         self._server = await asyncio.start_unix_server(
-            self._accept, self.socket, limit=LONGEST_HEAD
+            self._accept, self.socket, limit=MAX_HEAD_BYTES
         )
         os.chmod(self.socket, 0o666)  # noqa: PTH101 - one quick call
 
@@ -135,8 +135,8 @@ class EgressGateway:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(HEAD_SECONDS):
-            head = await reader.readuntil(END)
+        async with asyncio.timeout(HEAD_TIMEOUT_S):
+            head = await reader.readuntil(END_OF_HEAD)
         if len(self._serving) > self._limits.connections:
             await tunnels.answer(writer, "503 Service Unavailable", "Too many connections at once.")
             return
@@ -164,7 +164,7 @@ class EgressGateway:
         finally:
             self._report(connection.record())
 
-    async def _judge(self, request: ProxyRequest) -> Target:
+    async def _judge(self, request: ProxyRequest) -> UrlTarget:
         """The target of a request, if it may be reached."""
         host, port = (read_url(request.url).raw_host or ""), port_of(request.url)
         if port not in self._ports:
@@ -279,7 +279,7 @@ async def _request_body(
         await carry_body(request, reader, back, sent)
     except MalformedRequest:
         back.transport.abort()
-    while await reader.read(tunnels.PIECE):
+    while await reader.read(tunnels.READ_BYTES):
         # A second request on the same connection was not judged, and we announced the close.
         continue
 

@@ -40,7 +40,7 @@ SYSTEM_PATHS = (
 )  # fmt: skip
 """Programs, libraries, and of the settings only those that every program may know."""
 PLAIN_ETC_FILES = ("/etc/passwd", "/etc/group", "/etc/hosts")
-"""Written anew where there are namespaces."""
+"""Files that are written by us where namespaces are available."""
 
 
 class NativeEngine:

@@ -105,7 +105,7 @@ def _in_namespaces(
         grants += [(path, restrictions.CHANGE_RIGHTS) for path in (*write, "/tmp", "/dev/shm")]
         grants.append(("/", restrictions.LIST_RIGHTS))
         _confine(kernel, arguments, grants, counted=user.counted)
-        # The sandbox's first process is nobody's to look into; what the command runs is again.
+        # No process may inspect the sandbox's first process; the command itself is dumpable again.
         kernel.process("be opaque", DUMPABLE, 0)
         command = os.fork()
         if command == 0:
