@@ -496,7 +496,7 @@ async def test_fault_11_a_killed_broker_comes_back_with_its_accounts(
     assert await a.next() is None
     await eventually_lets_in(broker.port, "a", password)
     assert broker.pid != killed
-    assert "the broker ended; it is started again in" in caplog.text
+    assert "the broker ended; restarting it in" in caplog.text
 
 
 async def test_an_account_made_while_the_broker_is_down_works_when_it_is_up(

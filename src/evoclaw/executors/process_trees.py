@@ -260,7 +260,7 @@ async def _close(main: asyncio.SubprocessTransport | None, watch: ProcessWatch |
     if not watch.exited.is_set():
         main.kill()
     if not await watch.settled(END_TIMEOUT_S):
-        logger.warning("process %d or what it started could not be ended", main.get_pid())
+        logger.warning("process %d or one of its children could not be killed", main.get_pid())
     code = main.get_returncode()
     # Closing also frees a reader that something unkillable still holds the other end of.
     main.close()

@@ -229,17 +229,17 @@ class EmbeddedBroker:
                 await self._revive(delay)
                 since = clock()
             except (OSError, EvoClawError) as problem:
-                logger.error("the broker cannot be kept as it should be: %s", problem)
+                logger.error("broker supervision failed: %s", problem)
                 await asyncio.sleep(ACCOUNTS_POLL_INTERVAL_S)
 
     async def _revive(self, delay: float) -> None:
         words = await self._child.last_words()
-        logger.error("the broker ended; it is started again in %.1f s; it said: %s", delay, words)
+        logger.error("the broker ended; restarting it in %.1f s; its output: %s", delay, words)
         await asyncio.sleep(delay)
         async with self._busy:
             await self._stop()
             if await self._start():
-                logger.warning("the broker is up again")
+                logger.warning("the broker is running again")
             else:
                 await self._stop()
 
@@ -263,7 +263,7 @@ class EmbeddedBroker:
             raise ConfigError(f"the name of the folder {str(self.folder)!r} cannot be used")
         if self._tls is None and not loopback:
             logger.warning(
-                "the broker on %s has no certificate: passwords cross the network readable",
+                "the broker on %s has no certificate: passwords are sent unencrypted",
                 self.host,
             )
 

@@ -218,10 +218,12 @@ class SshProcesses:
         if not watch.exited.is_set():
             channel.write_eof()
             if not await watch.settled(END_TIMEOUT_S):
-                logger.warning("a command on %s could not be seen to end", self._ssh.name)
+                logger.warning(
+                    "a command on %s may still run: its end was not confirmed", self._ssh.name
+                )
                 channel.abort()
         elif remote.code is None:
-            logger.warning("the connection to %s broke while a command ran", self._ssh.name)
+            logger.warning("the connection to %s was lost while a command ran", self._ssh.name)
 
     async def _prepared(
         self, order: RemoteCommand, watch: ProcessWatch, cwd: str
