@@ -324,7 +324,7 @@ class SshProcesses:
         return ToolFailure(
             ErrorKind.TOO_LARGE,
             f"The command wrote more than {self._max_bytes:,} bytes and was stopped. Send its "
-            f"output to a file, or cut it with head, tail or grep. It began:\n{head}",
+            f"output to a file, or cut it with head, tail or grep. It started with:\n{head}",
             stdout_bytes=out.total,
             stderr_bytes=err.total,
             isolation=ISOLATION,
