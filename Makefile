@@ -10,7 +10,7 @@ SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types test test-faults test-page test-bypass test-llm check bench fleetbench servicebench \
-	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
+	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -115,8 +115,10 @@ toolbench: $(READY) ## grep, glob and dispatch beside ripgrep and find; ends wit
 policybench: $(READY) ## what a verdict costs, policy by policy; ends with one JSON object
 	$(BIN)/python bench/policies.py
 
-cagebench: $(READY) ## what a cage costs, cold and warm; ends with one JSON object
-	$(BIN)/python bench/cages.py
+sandboxbench: $(READY) ## measure what a sandbox costs, cold and warm; ends with one JSON object
+	$(BIN)/python bench/sandboxes.py
+
+cagebench: sandboxbench ## old name of sandboxbench
 
 agentdojo: $(READY) ## AgentDojo's injections against our rules; ends with one JSON object
 	$(BIN)/python bench/agentdojo/run.py

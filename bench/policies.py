@@ -38,7 +38,7 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.governance.budget.policy import Budget
 from evoclaw.governance.budget.terms import Terms
 from evoclaw.governance.flow.policy import Flow
-from evoclaw.shell.kept import forget_commands
+from evoclaw.shell.commands import clear_command_cache
 from evoclaw.tools.sets import named
 from evoclaw.wiring.budget import price_for
 from evoclaw.wiring.governance import Governance, open_governance
@@ -109,9 +109,9 @@ class Subject:
         self.verdict: Verdict = ALLOW
         each = policies(governance, self._budget)
         self._judged: dict[str, tuple[Policy, Callable[[], object]]] = {
-            "fresh": (chain := Chain(tuple(each.values())), forget_commands),
+            "fresh": (chain := Chain(tuple(each.values())), clear_command_cache),
             "again": (chain, lambda: None),
-            **{name: (policy, forget_commands) for name, policy in each.items()},
+            **{name: (policy, clear_command_cache) for name, policy in each.items()},
         }
         self.took = dict.fromkeys(self._judged, float("inf"))
         """The least median so far, in µs."""

@@ -13,7 +13,7 @@ from bench.fleet.bare import PING, PONG, connected
 from bench.fleet.profiling import profile
 from tests.faults.light import light_edge, marking
 
-from evoclaw.edge.identity import Limits
+from evoclaw.edge.device import DeviceLimits
 from evoclaw.transport.address import Address
 
 AT_ONCE = 64
@@ -34,7 +34,7 @@ async def bare(port: int, stop: asyncio.Event) -> None:
 
 async def edge(port: int, folder: Path, durable: bool, stop: asyncio.Event) -> None:
     """Serve a tool that does nothing."""
-    limits = Limits(concurrency=AT_ONCE, queue=10 * AT_ONCE)
+    limits = DeviceLimits(concurrency=AT_ONCE, queue=10 * AT_ONCE)
     address = Address("127.0.0.1", port)
     async with light_edge("pi", address, folder, limits=limits, durable=durable):
         await stop.wait()

@@ -25,7 +25,7 @@ from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.link import Incoming
 from evoclaw.transport.mqtt import MqttLink
-from evoclaw.transport.topics import Kind, topic
+from evoclaw.transport.topics import TopicKind, topic
 from evoclaw.transport.wire import (
     Advert,
     AdvertisedTool,
@@ -115,7 +115,7 @@ async def _at(points: Points, orchestrator: Orchestrator, size: int) -> None:
 
 def _heartbeat(orchestrator: Orchestrator) -> Op:
     beat = Report(_name(1), "sensor", ReportType.HEARTBEAT, as_payload(Heartbeat(BOOT, 1, room=8)))
-    message = Incoming(topic(_name(1), Kind.REPORTS), encode(beat))
+    message = Incoming(topic(_name(1), TopicKind.REPORTS), encode(beat))
 
     async def op() -> None:
         orchestrator.reception.received(message)
@@ -129,7 +129,7 @@ def _new(orchestrator: Orchestrator) -> Op:
     async def op() -> None:
         name = next(names)
         status = encode(Status(name, "online", BOOT, 1))
-        orchestrator.reception.received(Incoming(topic(name, Kind.STATUS), status))
+        orchestrator.reception.received(Incoming(topic(name, TopicKind.STATUS), status))
         orchestrator.fleet.status(Status(name, "offline", BOOT, 1), retained=False)
 
     return op

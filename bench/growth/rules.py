@@ -19,7 +19,7 @@ from evoclaw.observe.audit.cold import AuditQuery
 from evoclaw.observe.audit.reader import audit_files, search
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import WarmTier
-from evoclaw.shell.kept import forget_commands
+from evoclaw.shell.commands import clear_command_cache
 from evoclaw.tools.sets import named
 
 SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000)}
@@ -63,7 +63,7 @@ def _judge(rules: Rules, tool: str, arguments: dict[str, JSON]) -> Op:
     numbers = count()
 
     async def op() -> None:
-        forget_commands()
+        clear_command_cache()
         id = f"bench.{next(numbers)}.1.1"
         await rules.judge(Call(id, TOOLS[tool], dict(arguments), id, 10.0))
 

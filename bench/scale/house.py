@@ -356,7 +356,7 @@ def _edge(house: House, door: Door, name: str, way: Way, key: str) -> EdgeProces
             "heartbeat_s": 10,
             "data": str(folder / "data"),
             "orchestrator_keys": [key],
-            # What a cage costs is measured elsewhere; a hundred of them would be all there is.
+            # What a sandbox costs is measured elsewhere; a hundred of them would be all there is.
             "sandbox": {"engine": "none"},
             "tools": {"only": ["bash"]},
             "broker": {

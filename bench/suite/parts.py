@@ -68,7 +68,7 @@ PARTS = (
     Part("sqlite", ("-m", "bench.appends", "--store", "sqlite"), (), SHORT),
     Part("postgres", ("-m", "bench.appends", "--store", "postgres"), (), SHORT),
     Part("policies", ("-m", "bench.policies"), (), ("--rounds", "2")),
-    Part("cages", ("-m", "bench.cages"), (), ("--times", "20")),
+    Part("sandboxes", ("-m", "bench.sandboxes"), (), ("--times", "20")),
     Part("growth", ("-m", "bench.growth.run"), (), ("--quick",), 600.0),
     Part("soak", ("-m", "bench.soak"), (), ("--turns", "300", "--warm-up", "100"), 600.0),
 )

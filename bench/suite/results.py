@@ -22,7 +22,7 @@ PROGRAMS = {
     "NATS": ("nats-server", {"roundtrip", "footprint", "many"}),
     "Mosquitto": ("mosquitto", {"mosquitto"}),
     "PostgreSQL": ("psql", {"postgres"}),
-    "bubblewrap": ("bwrap", {"cages"}),
+    "bubblewrap": ("bwrap", {"sandboxes"}),
 }
 """Programs whose version matters, and the parts that use them."""
 KEPT = ("versions", "parts", "floors")

@@ -315,8 +315,8 @@ PART_ROWS = (
         "cage_start",
         "ms",
         "lower",
-        "cages",
-        "`true` run in a cage that is there already, with its limits and its network cut off. The"
+        "sandboxes",
+        "`true` run in a sandbox that is there already, with its limits and no network. The"
         " floor is a bare fork and exec, which holds nothing back; `bubblewrap` is the program"
         " itself, started with the same namespaces each time.",
         figures=("warm_ms", "bare_ms"),

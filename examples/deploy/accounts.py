@@ -22,10 +22,10 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.transport.accounts import (
-    Account,
-    Accounts,
-    Role,
+from evoclaw.transport.broker_accounts import (
+    BrokerAccount,
+    BrokerAccounts,
+    BrokerRole,
     hashed,
     make_folder,
     write_private,
@@ -63,14 +63,16 @@ def parser() -> argparse.ArgumentParser:
         if name in ("add", "commands"):
             action.add_argument("names", nargs="+")
         if name == "add":
-            action.add_argument("--role", type=Role, choices=list(Role), default=Role.AGENT)
+            action.add_argument(
+                "--role", type=BrokerRole, choices=list(BrokerRole), default=BrokerRole.AGENT
+            )
     return top
 
 
 def add(options: argparse.Namespace) -> str:
     """Make accounts; their passwords are written into files and shown nowhere."""
     for name in options.names:
-        password = Accounts(options.folder).add(name, options.role)
+        password = BrokerAccounts(options.folder).add(name, options.role)
         keep_password(options.folder, name, password)
     return ""
 
@@ -81,7 +83,7 @@ def nats(options: argparse.Namespace) -> str:
     return "users: " + json.dumps(users, indent=2) + "\n"
 
 
-def nats_user(account: Account) -> dict[str, object]:
+def nats_user(account: BrokerAccount) -> dict[str, object]:
     rights = account.rights
     return {
         "user": account.name,
@@ -141,7 +143,7 @@ def commands(options: argparse.Namespace) -> str:
     return json.dumps({"commands": told}) + "\n"
 
 
-def role(account: Account) -> dict[str, object]:
+def role(account: BrokerAccount) -> dict[str, object]:
     """One role for each account, with its topics spelled out: `%u` is not expanded by 2.0."""
     rights = account.rights
     acls = [acl("publishClientSend", name) for name in rights.publish]
@@ -161,8 +163,8 @@ def client(name: str, password: str) -> dict[str, object]:
     return {"username": name, "roles": [{"rolename": name}], **hashing}
 
 
-def known(folder: Path) -> Iterable[Account]:
-    found = Accounts(folder).all()
+def known(folder: Path) -> Iterable[BrokerAccount]:
+    found = BrokerAccounts(folder).all()
     if not found:
         raise ConfigError(f"there are no accounts in {folder}; make some with: accounts.py add")
     return found

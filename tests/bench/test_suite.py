@@ -17,7 +17,7 @@ from bench.suite.samples import Samples
 from bench.suite.subjects import ROOT, Subject
 
 EDGE_CALL = next(row for row in ROWS if row.name == "edge_call")
-CAGE = next(row for row in ROWS if row.name == "cage_start")
+SANDBOX = next(row for row in ROWS if row.name == "cage_start")
 
 
 def program(code: str, seconds: float = 30.0) -> Part:
@@ -92,9 +92,9 @@ def test_a_row_of_a_part_takes_what_the_part_said() -> None:
         1300,
         {"aiomqtt": None, "MCP SDK": None},
     )
-    cage = Outcome(1.0, {"warm_ms": 2, "bare_ms": 1, "cold_bubblewrap_ms": 5})
-    assert row_of(CAGE, Samples(), {"cages": cage})["peers"] == {"bubblewrap": 5}
-    assert row_of(CAGE, Samples(), {})["ours"] is None
+    sandbox = Outcome(1.0, {"warm_ms": 2, "bare_ms": 1, "cold_bubblewrap_ms": 5})
+    assert row_of(SANDBOX, Samples(), {"sandboxes": sandbox})["peers"] == {"bubblewrap": 5}
+    assert row_of(SANDBOX, Samples(), {})["ours"] is None
 
 
 def test_a_row_of_rounds_takes_the_median_of_each_subject() -> None:

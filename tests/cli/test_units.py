@@ -42,7 +42,7 @@ def test_systemd_finds_nothing_wrong_with_a_unit(which: str, system: bool, tmp_p
     assert f"[Install]\nWantedBy={'multi-user' if system else 'default'}.target\n" in text
 
 
-def test_a_unit_bounds_us_but_not_what_cages_are_made_of() -> None:
+def test_a_unit_limits_us_but_not_what_sandboxes_need() -> None:
     text = unit(options("orchestrator", "--system"), {})
     settings = [line for line in text.splitlines() if line and not line.startswith("#")]
     for wanted in ("Type=notify", "NoNewPrivileges=yes", "Restart=on-failure", "UMask=0077",

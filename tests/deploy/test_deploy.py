@@ -21,7 +21,7 @@ from evoclaw.cli.main import parser
 from evoclaw.config import read_evoclaw_toml
 from evoclaw.core.errors import ConfigError
 from evoclaw.providers import how_to_get_a_model
-from evoclaw.transport.accounts import Accounts, Role
+from evoclaw.transport.broker_accounts import BrokerAccounts, BrokerRole
 from evoclaw.trust.grants import Signer
 from tests.deploy.brokers import FILES, accounts
 
@@ -94,7 +94,7 @@ def test_every_variable_and_setting_is_one_that_is_read(which: str, tmp_path: Pa
     assert (address.port, address.username, address.tls is not None) == (8883, "orchestrator", True)
     assert config.broker.password_file == Path(SECRETS, "broker-password")
     assert config.broker.ca_file == Path(SECRETS, "broker-ca")
-    assert config.server.host == "0.0.0.0" and config.cage.engine == "native"
+    assert config.server.host == "0.0.0.0" and config.sandbox_settings.engine == "native"
 
 
 @BOTH
@@ -227,8 +227,8 @@ def test_what_is_prepared_can_be_used_and_is_ours_alone(tmp_path: Path) -> None:
     for path in files_in(state):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
     assert len(Signer.load_or_create(state / "secrets" / "orchestrator-key").public_key) == 43
-    names = [(one.name, one.role) for one in Accounts(state / "accounts").all()]
-    assert names == [("orchestrator", Role.ORCHESTRATOR)]
+    names = [(one.name, one.role) for one in BrokerAccounts(state / "accounts").all()]
+    assert names == [("orchestrator", BrokerRole.ORCHESTRATOR)]
     again = subprocess.run(command, env=env, timeout=60, capture_output=True, text=True)
     assert again.returncode == 2 and "is there already" in again.stderr
 

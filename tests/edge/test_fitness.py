@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from evoclaw.core.errors import RecordingError
 from evoclaw.core.events import StopReason
 from evoclaw.core.messages import ErrorKind
-from evoclaw.edge.fitness import FAULTS, MAX_TOOLS, OTHERS, Outcomes
+from evoclaw.edge.fitness import (
+    FAULT_KINDS,
+    MAX_TOOLS,
+    OTHER_TOOLS,
+    Outcomes,
+)
 
 
 def test_nothing_recorded_says_nothing() -> None:
@@ -47,7 +52,7 @@ def test_only_a_tools_own_faults_count_against_it(error: ErrorKind) -> None:
     outcomes = Outcomes()
     outcomes.record_call("bash", elapsed_ms=1)
     outcomes.record_call("bash", error=error, elapsed_ms=1)
-    assert outcomes.fitness()["tools"] == (0.5 if error in FAULTS else 1.0)
+    assert outcomes.fitness()["tools"] == (0.5 if error in FAULT_KINDS else 1.0)
     assert outcomes.fitness()["by_tool"]["bash"] == outcomes.fitness()["tools"]
     assert outcomes.fitness()["model"] is None
 
@@ -119,7 +124,7 @@ def test_names_from_afar_do_not_fill_the_memory_or_hide_real_tools() -> None:
     for number in range(10_000):
         outcomes.record_call(f"made-up-{number}", error=ErrorKind.NOT_FOUND)
     outcomes.record_call("bash", elapsed_ms=1)
-    assert set(outcomes.metrics()["tools"]) == {OTHERS, "bash"}
+    assert set(outcomes.metrics()["tools"]) == {OTHER_TOOLS, "bash"}
     for number in range(10_000):
         outcomes.record_call(f"real-{number}", error=ErrorKind.TIMEOUT, elapsed_ms=1)
     assert len(outcomes.metrics()["tools"]) == MAX_TOOLS

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.edge.genome import RULES, Genome, Genomes, GenomeUnreadable, VersionStore
+from evoclaw.edge.genome import GENOME_RULES, Genome, Genomes, GenomeUnreadable, VersionStore
 from evoclaw.store.calls.journal import Journal, Version
 
 
@@ -107,7 +107,7 @@ BAD: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("key", RULES)
+@pytest.mark.parametrize("key", GENOME_RULES)
 async def test_every_tunable_has_its_range_and_says_it(key: str) -> None:
     shelf = Shelf()
     for value in GOOD[key]:
@@ -117,7 +117,7 @@ async def test_every_tunable_has_its_range_and_says_it(key: str) -> None:
         with pytest.raises(ToolFailure) as caught:
             await genomes.update({"prompt": "new", "skills": None, key: value})
         assert caught.value.kind is ErrorKind.INVALID_PARAMS
-        assert caught.value.message == f"{key!r} must be {RULES[key]}. Nothing was changed."
+        assert caught.value.message == f"{key!r} must be {GENOME_RULES[key]}. Nothing was changed."
     assert genomes.current() == Genome()
     assert shelf.kept == []
 
@@ -254,7 +254,11 @@ ANY_JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(RULES)) | st.text(max_size=5), ANY_JSON, max_size=4))
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(GENOME_RULES)) | st.text(max_size=5), ANY_JSON, max_size=4
+    )
+)
 async def test_any_patch_is_taken_whole_or_refused(patch: dict[str, Any]) -> None:
     shelf = Shelf()
     genomes = await opened(shelf)
@@ -265,4 +269,4 @@ async def test_any_patch_is_taken_whole_or_refused(patch: dict[str, Any]) -> Non
         assert shelf.kept == []
     else:
         assert (await opened(shelf)).current() == changed
-        assert set(patch) <= set(RULES)
+        assert set(patch) <= set(GENOME_RULES)

@@ -12,8 +12,8 @@ from evoclaw import verify
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Ports
 from evoclaw.edge.assemble import assemble
+from evoclaw.edge.device import EdgeIdentity
 from evoclaw.edge.edge import Edge
-from evoclaw.edge.identity import Identity
 from evoclaw.edge.receipts import Receipts
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
@@ -22,7 +22,7 @@ from evoclaw.store.calls.journal import CallState, Entry, Journal
 from evoclaw.store.calls.receipts import Place
 from evoclaw.store.databases.sqlite import StoreError
 from evoclaw.tools.define import tool
-from evoclaw.transport.link import MAX_PAYLOAD
+from evoclaw.transport.link import MAX_PAYLOAD_BYTES
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.wire import Command, read_report, tool_hash
 from evoclaw.trust.receipts import DeviceKey, Receipt, hash_of, read, result_hash
@@ -163,7 +163,7 @@ async def test_report_and_receipt_fit_into_one_message_whatever_the_size_of_the_
     async with await Journal.open(tmp_path / "j.db", durable=False) as journal:
         edge = await assembled(journal)
         kinds: set[str] = set()
-        for many in [10, *range(MAX_PAYLOAD - 2400, MAX_PAYLOAD, 60)]:
+        for many in [10, *range(MAX_PAYLOAD_BYTES - 2400, MAX_PAYLOAD_BYTES, 60)]:
             command = tool_command("mark", run="\n" * 300)
             await journal.receive(Entry(command.request_id, "run", 0, "d", b"c"))
             end: dict[str, JSON] = {
@@ -176,7 +176,7 @@ async def test_report_and_receipt_fit_into_one_message_whatever_the_size_of_the_
             row = await journal.get(command.request_id)
             assert row is not None
             assert row.report is not None
-            assert len(row.report) <= MAX_PAYLOAD
+            assert len(row.report) <= MAX_PAYLOAD_BYTES
             kinds.add(signed(msgspec.json.decode(row.report)["payload"]).error_type)
         assert kinds == {"", "too_large"}
 
@@ -310,7 +310,7 @@ class Numbered:
 
 async def assembled(journal: Journal) -> Edge:
     return await assemble(
-        Identity("pi"),
+        EdgeIdentity("pi"),
         MemoryLink(MemoryBroker()),
         journal,
         Ports(Scripted(), LocalExecutor([broken]), EVERYTHING),

@@ -18,7 +18,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.chromium import Chromium
 from evoclaw.executors.browser.processes import belonging, find_main
 from evoclaw.executors.browser.program import find_browser
-from evoclaw.executors.url_guard import Guard
+from evoclaw.executors.url_guard import UrlGuard
 from tests.executors.web_pages import Served, serving
 
 PROGRAM = find_browser()
@@ -44,7 +44,7 @@ async def site() -> AsyncGenerator[Served]:
 
 def made(*, idle: float = 300.0, sessions: int = 8, program: Path | None = None) -> Chromium:
     assert isinstance(PROGRAM, Path)
-    here = Guard(["127.0.0.1"])
+    here = UrlGuard(["127.0.0.1"])
     return Chromium(program or PROGRAM, guard=here, idle=idle, sessions=sessions)
 
 

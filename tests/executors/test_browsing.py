@@ -15,7 +15,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.chromium import Chromium, SessionBrowser
 from evoclaw.executors.browser.program import find_browser
-from evoclaw.executors.url_guard import Guard
+from evoclaw.executors.url_guard import UrlGuard
 from tests.executors.web_pages import answer, moved, serving
 
 PROGRAM = find_browser()
@@ -31,7 +31,7 @@ KEYS = count()
 async def chromium() -> AsyncGenerator[Chromium]:
     """One for all tests here: each has a session of its own."""
     assert isinstance(PROGRAM, Path)
-    made = Chromium(PROGRAM, guard=Guard(["127.0.0.1"], resolve=everything_is_here))
+    made = Chromium(PROGRAM, guard=UrlGuard(["127.0.0.1"], resolve=everything_is_here))
     async with serving({"/": "keep it running"}) as site:
         await made.session("first").open(site.url(), seconds=SECONDS)
     yield made
@@ -237,7 +237,7 @@ async def test_a_policy_is_asked_about_every_request_and_its_reason_is_told() ->
         return "it is an advertisement" if "/ads" in url else None
 
     assert isinstance(PROGRAM, Path)
-    made = Chromium(PROGRAM, guard=Guard(["127.0.0.1"]), may_visit=no_ads)
+    made = Chromium(PROGRAM, guard=UrlGuard(["127.0.0.1"]), may_visit=no_ads)
     page = (
         "<img src='/ads.png'><img src='/fine.png'><a href='/ads'>more</a>"
         "<img src='https://127.0.0.1:9/whole/path?and=query'>"

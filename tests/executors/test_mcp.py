@@ -21,27 +21,27 @@ from evoclaw.core.toolset import NO_TOOLS
 from evoclaw.executors.mcp import executor as mcp
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import (
-    LONGEST_NAME,
-    Listed,
+    MAX_TOOL_NAME_CHARS,
+    ListedTool,
     NoPins,
-    Pins,
-    Terms,
+    ServerTerms,
+    ToolPins,
     choose,
     digest,
     tool_name,
 )
-from evoclaw.executors.mcp.pins import PinFile, Pinned
+from evoclaw.executors.mcp.pins import PinFile, ServerPins
 from evoclaw.executors.mcp.servers import McpServer
 from evoclaw.providers.scripted import Scripted
 from tests.executors.mcp_servers import command, tool
 from tests.executors.support import alive, token
 
-TERMS = Terms("files", frozenset({"network"}), False, 10, 60)
+TERMS = ServerTerms("files", frozenset({"network"}), False, 10, 60)
 
 
 @asynccontextmanager
 async def server(
-    kind: str, folder: Path, pins: Pins | None = None, **settings: Any
+    kind: str, folder: Path, pins: ToolPins | None = None, **settings: Any
 ) -> AsyncGenerator[McpExecutor]:
     about = McpServer("x", command=command(kind, folder), **settings)
     async with asyncio.timeout(30), McpExecutor(about, pins or NoPins()) as executor:
@@ -269,7 +269,7 @@ async def test_a_call_that_was_begun_before_a_crash_of_ours_is_not_run_again(
 async def test_a_new_or_changed_tool_waits_for_a_person(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp, "BETWEEN_LISTS", 0.0)
+    monkeypatch.setattr(mcp, "MIN_LIST_INTERVAL_S", 0.0)
     first = [tool("echo", {"text": {"type": "string"}}), tool("change", {"tools": {}})]
     (tmp_path / "tools.json").write_text(json.dumps(first))
     pins = PinFile(tmp_path / "pins.json")
@@ -312,16 +312,16 @@ def test_pins_can_trust_what_a_server_shows_first_and_nothing_after(tmp_path: Pa
 
 
 def test_every_change_of_a_tool_changes_its_digest() -> None:
-    plain = Listed("a", "b", {"type": "object"})
+    plain = ListedTool("a", "b", {"type": "object"})
     others = [
-        Listed("a2", "b", {"type": "object"}),
-        Listed("a", "b ", {"type": "object"}),
-        Listed("a", "b", {"type": "object", "title": "x"}),
-        Listed("a", "b", {"type": "object"}, {"type": "object"}),
-        Listed("a", "b", {"type": "object"}, None, {"readOnlyHint": True}),
+        ListedTool("a2", "b", {"type": "object"}),
+        ListedTool("a", "b ", {"type": "object"}),
+        ListedTool("a", "b", {"type": "object", "title": "x"}),
+        ListedTool("a", "b", {"type": "object"}, {"type": "object"}),
+        ListedTool("a", "b", {"type": "object"}, None, {"readOnlyHint": True}),
     ]
 
-    assert digest(plain) == digest(Listed("a", "b", {"type": "object"}))
+    assert digest(plain) == digest(ListedTool("a", "b", {"type": "object"}))
     assert len({digest(one) for one in (plain, *others)}) == 6
 
 
@@ -332,7 +332,7 @@ def test_any_name_becomes_a_legal_one(remote: str) -> None:
     name = tool_name("files", remote)
 
     assert name.startswith("files__")
-    assert len(name) <= LONGEST_NAME
+    assert len(name) <= MAX_TOOL_NAME_CHARS
     assert name.isascii() and all(char.isalnum() or char in "_-" for char in name)
 
 
@@ -356,8 +356,8 @@ def test_fault_60_a_hostile_schema_leaves_out_its_tool_and_no_other() -> None:
         "wide": {"properties": {f"p{i}": {} for i in range(3_000)}},
         "pattern": {"properties": {"a": {"pattern": "("}}},
     }
-    listed = [Listed(name, "", schema) for name, schema in hostile.items()]
-    listed += [Listed("twice"), Listed("twice"), Listed("good", "Fine.")]
+    listed = [ListedTool(name, "", schema) for name, schema in hostile.items()]
+    listed += [ListedTool("twice"), ListedTool("twice"), ListedTool("good", "Fine.")]
 
     offers, left = choose(listed, TERMS, NoPins())
 
@@ -375,7 +375,7 @@ def test_texts_of_a_server_are_one_clean_line() -> None:
         }
     }
 
-    (offer,), _ = choose([Listed("t", nasty, schema)], TERMS, NoPins())
+    (offer,), _ = choose([ListedTool("t", nasty, schema)], TERMS, NoPins())
 
     description = offer.tool.description
     assert len(description) < 1_200 and description.isprintable()
@@ -414,7 +414,7 @@ def test_an_approval_taken_back_while_a_server_is_looked_at_stays_taken_back(
 
         reads = 0
 
-        def all(self) -> dict[str, Pinned]:
+        def all(self) -> dict[str, ServerPins]:
             found = super().all()
             self.reads += 1
             if self.reads == 1:

@@ -195,7 +195,7 @@ async def test_nothing_survives_when_we_are_killed_ourselves(
 PLAIN_USER = """
 import asyncio, os, sys
 sys.path[:0] = {path!r}
-import evoclaw.executors.processes, evoclaw.executors.supervisor
+import evoclaw.executors.processes, evoclaw.executors.supervisor_program
 from evoclaw.executors.processes import LocalProcesses
 import concurrent.futures.thread, encodings.idna
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

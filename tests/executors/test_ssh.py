@@ -16,7 +16,7 @@ from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.executors.ssh import connection as ssh
-from evoclaw.executors.ssh.connection import SshConnection, SshTarget, Unreachable, parse_ssh_url
+from evoclaw.executors.ssh.connection import SshConnection, SshTarget, SshUnreachable, parse_ssh_url
 from evoclaw.executors.ssh.files import SshFiles
 from evoclaw.executors.ssh.processes import SshProcesses
 from evoclaw.tools.sets import remote
@@ -184,7 +184,7 @@ async def test_a_login_that_is_refused_says_what_to_do(server: Sshd) -> None:
 
 async def test_a_machine_that_is_not_there_is_unreachable(server: Sshd, tmp_path: Path) -> None:
     away = server.connection(port=1)
-    with pytest.raises(Unreachable):
+    with pytest.raises(SshUnreachable):
         await away.open()
     with pytest.raises(ToolFailure) as offline:
         await SshProcesses(away, str(tmp_path)).run(["true"])
@@ -273,7 +273,7 @@ async def test_a_server_that_is_stuck_in_a_call_that_was_given_up_is_left(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ssh, "PING", 0.2)
+    monkeypatch.setattr(ssh, "SFTP_CHECK_TIMEOUT_S", 0.2)
     await files.write("f", b"x")
     os.mkfifo(tmp_path / "pipe")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.url_guard import DENIED, Guard, Target, read_url
+from evoclaw.executors.url_guard import DENIED_NETWORKS, UrlGuard, UrlTarget, read_url
 
 # Nothing here connects: the cloud's own metadata address might answer on the machine of the tests.
 INSIDE = (
@@ -68,10 +68,10 @@ class Names:
         return self.addresses
 
 
-async def refusal(url: str, guard: Guard | None = None) -> ToolFailure:
+async def refusal(url: str, guard: UrlGuard | None = None) -> ToolFailure:
     names = Names("1.1.1.1")
     with pytest.raises(ToolFailure) as raised:
-        await (guard or Guard(resolve=names)).target(url)
+        await (guard or UrlGuard(resolve=names)).target(url)
     assert not names.asked
     return raised.value
 
@@ -137,18 +137,18 @@ async def test_fault_61_a_name_that_leads_inside_is_refused(address: str) -> Non
     for addresses in ((address,), ("1.1.1.1", address), (address, "1.1.1.1")):
         names = Names(*addresses)
         with pytest.raises(ToolFailure) as raised:
-            await Guard(resolve=names).target("http://good.example/")
+            await UrlGuard(resolve=names).target("http://good.example/")
         assert raised.value.kind is ErrorKind.PERMISSION_DENIED
         assert names.asked == ["good.example"]
 
 
-@given(st.sampled_from(DENIED), st.integers(min_value=0))
+@given(st.sampled_from(DENIED_NETWORKS), st.integers(min_value=0))
 def test_fault_61_no_address_of_a_denied_network_passes(
     denied: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, str], number: int
 ) -> None:
     network = denied[0]
     address = network[number % network.num_addresses]
-    guard = Guard()
+    guard = UrlGuard()
     assert guard.objection(address)
     if isinstance(address, ipaddress.IPv4Address):
         for form in hidden(str(address)):
@@ -160,20 +160,24 @@ def test_fault_61_what_the_standard_library_calls_private_never_passes(
     address: ipaddress.IPv4Address,
 ) -> None:
     if not address.is_global or address.is_multicast:
-        assert Guard().objection(address)
+        assert UrlGuard().objection(address)
 
 
 @pytest.mark.parametrize("address", OUTSIDE)
 async def test_public_addresses_pass_also_through_nat64(address: str) -> None:
-    assert await Guard().target(f"http://{address}/") == Target(f"http://{address}/", (address,))
+    assert await UrlGuard().target(f"http://{address}/") == UrlTarget(
+        f"http://{address}/", (address,)
+    )
     wrapped = str(ipaddress.IPv6Address(f"64:ff9b::{address}"))
-    target = await Guard(resolve=Names(address, wrapped, address)).target("https://a.example/p?q=1")
-    assert target == Target("https://a.example/p?q=1", (address, wrapped))
+    target = await UrlGuard(resolve=Names(address, wrapped, address)).target(
+        "https://a.example/p?q=1"
+    )
+    assert target == UrlTarget("https://a.example/p?q=1", (address, wrapped))
 
 
 @pytest.mark.parametrize("address", OUTSIDE_V6)
 async def test_public_addresses_of_ipv6_pass(address: str) -> None:
-    assert (await Guard().target(f"http://[{address}]:81/")).addresses == (address,)
+    assert (await UrlGuard().target(f"http://[{address}]:81/")).addresses == (address,)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +260,7 @@ def test_fault_61_no_text_breaks_the_reading(text: str, start: str) -> None:
 
 
 async def test_an_allowed_network_may_be_reached_and_nothing_else() -> None:
-    guard = Guard(("10.1.0.0/16", "::1"), resolve=Names("10.1.2.3"))
+    guard = UrlGuard(("10.1.0.0/16", "::1"), resolve=Names("10.1.2.3"))
 
     assert (await guard.target("http://inner.example/")).addresses == ("10.1.2.3",)
     assert (await guard.target("http://[::1]/")).addresses == ("::1",)
@@ -270,7 +274,7 @@ async def test_an_allowed_network_may_be_reached_and_nothing_else() -> None:
 def test_an_allowed_network_that_is_none_is_refused() -> None:
     for wrong in ("localhost", "10.0.0.1/8", ""):
         with pytest.raises(ConfigError):
-            Guard((wrong,))
+            UrlGuard((wrong,))
 
 
 async def test_a_name_without_addresses_is_a_failure_that_says_so() -> None:
@@ -279,13 +283,13 @@ async def test_a_name_without_addresses_is_a_failure_that_says_so() -> None:
 
     for resolve in (Names(), unknown):
         with pytest.raises(ToolFailure, match="'nowhere.example' is not known"):
-            await Guard(resolve=resolve).target("http://nowhere.example/")
+            await UrlGuard(resolve=resolve).target("http://nowhere.example/")
     with pytest.raises(ToolFailure, match="an address that is none"):
-        await Guard(resolve=Names("rubbish")).target("http://odd.example/")
+        await UrlGuard(resolve=Names("rubbish")).target("http://odd.example/")
 
 
 async def test_the_system_knows_this_machine_and_it_is_refused() -> None:
     with pytest.raises(ToolFailure) as raised:
-        await Guard().target("http://localhost/")
+        await UrlGuard().target("http://localhost/")
 
     assert raised.value.kind is ErrorKind.PERMISSION_DENIED

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.ports import Ports
+from evoclaw.edge.device import DeviceLimits, EdgeIdentity, EdgeParts
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
-from evoclaw.edge.identity import Identity, Limits
-from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import ToolPlans
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
@@ -52,7 +51,7 @@ async def light_edge(
     folder: Path,
     *,
     tools: Sequence[BoundTool] = (nothing,),
-    limits: Limits | None = None,
+    limits: DeviceLimits | None = None,
     durable: bool = False,
     keep_alive: int = 30,
 ) -> AsyncGenerator[Edge]:
@@ -63,15 +62,15 @@ async def light_edge(
         genomes = Genomes(journal)
         await genomes.load()
         edge = Edge(
-            Parts(
-                Identity(name, "sensor"),
+            EdgeParts(
+                EdgeIdentity(name, "sensor"),
                 MqttLink(address, keep_alive=keep_alive),
                 journal,
                 executor,
                 {"tool": ToolPlans(ports).plan},
                 genomes,
                 Outcomes(),
-                limits or Limits(),
+                limits or DeviceLimits(),
             )
         )
         serving = asyncio.create_task(edge.run())

@@ -1,9 +1,9 @@
 """The service as a process of its own, which may be told to die by SIGKILL at a chosen moment.
 
     python -m tests.faults.runner '{…a Setting…}'    serves until it is killed
-    python -m tests.faults.runner nursery            forks a child for each Setting on its input
+    python -m tests.faults.runner fork_server            forks a child for each Setting on its input
 
-Children of a nursery start at once: everything is imported. How each one ended is printed.
+Children of a fork_server start at once: everything is imported. How each one ended is printed.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def run(setting: Setting) -> None:
     asyncio.run(serve(setting))
 
 
-def nursery() -> None:
+def fork_server() -> None:
     """Have a child for each line of input, one after the other."""
     for line in sys.stdin.buffer:
         child = os.fork()
@@ -239,8 +239,8 @@ def nursery() -> None:
 
 def main() -> int:
     """As the command line says."""
-    if sys.argv[1] == "nursery":
-        nursery()
+    if sys.argv[1] == "fork_server":
+        fork_server()
     else:
         run(msgspec.json.decode(sys.argv[1], type=Setting))
     return 0

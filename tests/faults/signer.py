@@ -15,13 +15,13 @@ from pathlib import Path
 
 from evoclaw.core.ports import Ports
 from evoclaw.edge.assemble import assemble
-from evoclaw.edge.identity import Identity, Limits
+from evoclaw.edge.device import DeviceLimits, EdgeIdentity
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
-from evoclaw.transport.topics import Kind, topic
+from evoclaw.transport.topics import TopicKind, topic
 from evoclaw.transport.wire import Command, encode
 from evoclaw.trust.receipts import DeviceKey
 from tests.faults.light import marking
@@ -48,11 +48,11 @@ async def work(folder: Path, count: int) -> None:
     executor = LocalExecutor([marking(folder / "marks")])
     async with await Journal.open(folder / "journal.db") as journal:
         edge = await assemble(
-            Identity("pi"),
+            EdgeIdentity("pi"),
             Loud(broker, folder / "said.jsonl"),
             journal,
             Ports(Scripted(), executor, Permissions(frozenset({"*"}))),
-            limits=Limits(concurrency=8, queue=1000, resend=0.05),
+            limits=DeviceLimits(concurrency=8, queue=1000, resend=0.05),
             key=DeviceKey.load_or_create(folder / "device.key"),
         )
         serving = asyncio.create_task(edge.run())
@@ -60,7 +60,7 @@ async def work(folder: Path, count: int) -> None:
         for n in range(count):
             asked = {"tool": "mark", "parameters": {"text": f"r.{n}"}}
             command = encode(Command("tool", asked, f"r.{n}.0.1", run_id="r"))
-            broker.publish(topic("pi", Kind.COMMANDS), command, retain=False)
+            broker.publish(topic("pi", TopicKind.COMMANDS), command, retain=False)
         await until(lambda: len(edge.reports.untold) == count and not edge.calls.live)
         edge.stop()
         await serving

@@ -17,9 +17,9 @@ from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.parts import open_database
-from evoclaw.transport.accounts import Role
 from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
+from evoclaw.transport.broker_accounts import BrokerRole
 from evoclaw.transport.mqtt import MqttLink
 from evoclaw.transport.wire import tool_hash
 from evoclaw.trust.grants import Signer
@@ -129,7 +129,7 @@ class Site:
     passwords: dict[str, str] = field(default_factory=dict[str, str])
 
     async def address(
-        self, name: str, role: Role = Role.ORCHESTRATOR, proxy: FaultProxy | None = None
+        self, name: str, role: BrokerRole = BrokerRole.ORCHESTRATOR, proxy: FaultProxy | None = None
     ) -> Address:
         """The way to the broker, with an account that is made if there is none.
 
@@ -205,7 +205,7 @@ class Site:
         """An edge process; to be started."""
         folder = self.folder / (place or name)
         folder.mkdir()
-        address = await self.address(name, Role.AGENT, proxy)
+        address = await self.address(name, BrokerRole.AGENT, proxy)
         (folder / "password").write_text(address.password)
         config: dict[str, JSON] = {
             "agent_id": name,

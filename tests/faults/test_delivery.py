@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from evoclaw.core.messages import ErrorKind
-from evoclaw.transport.topics import Kind, topic
+from evoclaw.transport.topics import TopicKind, topic
 from tests.faults.driver import Ask
 from tests.faults.support import Site, mark, new_id, until
 
@@ -15,7 +15,7 @@ async def test_fault_01_a_command_that_comes_twice_is_run_once(here: Site) -> No
     edge = await here.edge(proxy=proxy)
     async with here.hub() as hub:
         await here.online(hub, edge)
-        commands = topic("pi", Kind.COMMANDS)
+        commands = topic("pi", TopicKind.COMMANDS)
         proxy.to_client.duplicate(fraction=1.0, topic=lambda name: name == commands)
         ids = [new_id() for _ in range(8)]
         results = await asyncio.gather(*(hub.mark(one) for one in ids))
@@ -51,7 +51,7 @@ async def test_fault_06_a_lost_report_is_sent_again_until_it_is_acknowledged(her
         asked = asyncio.create_task(hub.mark(request_id, hold=True))
         await until(lambda: edge.marks(request_id) == 1)
         await hub.reached(request_id, "accepted")
-        reports = topic("pi", Kind.REPORTS)
+        reports = topic("pi", TopicKind.REPORTS)
         proxy.to_broker.drop(next=1, topic=lambda name: name == reports)
         edge.opened()
         result = await asked
@@ -70,7 +70,7 @@ async def test_fault_07_a_lost_acknowledgement_is_said_again(here: Site) -> None
         asked = asyncio.create_task(hub.mark(request_id, hold=True))
         await until(lambda: edge.marks(request_id) == 1)
         await hub.reached(request_id, "accepted")
-        commands = topic("pi", Kind.COMMANDS)
+        commands = topic("pi", TopicKind.COMMANDS)
         proxy.to_client.drop(next=1, topic=lambda name: name == commands)
         edge.opened()
         result = await asked
@@ -126,7 +126,7 @@ async def test_fault_06_results_that_nobody_wants_do_not_keep_back_those_somebod
         await gone.start()
         gone.give([Ask(new_id(), "pi", "read", {"path": "none"})])
         await until(lambda: len(gone.told) == 1)
-        reports = topic("pi", Kind.REPORTS)
+        reports = topic("pi", TopicKind.REPORTS)
         proxy.to_broker.drop(fraction=1.0, topic=lambda name: name == reports)
         gone.give(Ask(new_id(), "pi", "read", {"path": "none"}) for _ in range(80))
         await until(lambda: len(edge.unacknowledged()) == 80)

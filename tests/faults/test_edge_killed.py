@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from evoclaw.core.messages import ErrorKind, ToolResult
-from evoclaw.transport.topics import Kind, topic
+from evoclaw.transport.topics import TopicKind, topic
 from tests.executors.support import alive, token
 from tests.faults.processes import EdgeProcess
 from tests.faults.support import Hub, Site, mark, new_id, until
@@ -86,7 +86,7 @@ async def test_fault_05_a_result_that_was_stored_is_sent_after_the_restart(here:
         request_id = new_id()
         asked = asyncio.create_task(hub.mark(request_id, hold=True))
         await hub.reached(request_id, "accepted")
-        reports = topic("pi", Kind.REPORTS)
+        reports = topic("pi", TopicKind.REPORTS)
         proxy.to_broker.drop(fraction=1.0, topic=lambda name: name == reports)
         edge.opened()
         await until(lambda: edge.states()[request_id] == "succeeded")

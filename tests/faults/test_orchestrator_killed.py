@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from evoclaw.transport.topics import Kind, topic
+from evoclaw.transport.topics import TopicKind, topic
 from tests.faults.driver import Ask
 from tests.faults.processes import DriverProcess, EdgeProcess
 from tests.faults.support import Site, mark, run_id, until
@@ -172,7 +172,7 @@ async def test_two_orchestrators_of_one_account_do_not_end_each_others_connectio
 async def test_an_edge_that_comes_while_it_is_waited_for_brings_its_tools(here: Site) -> None:
     proxy = await here.proxy()
     edge = await here.edge(proxy=proxy)
-    adverts = topic("pi", Kind.CAPABILITIES)
+    adverts = topic("pi", TopicKind.CAPABILITIES)
     async with here.hub() as hub:
         # Held back for a moment, it comes after the hello.
         proxy.to_broker.reorder(fraction=1.0, topic=lambda name: name == adverts)

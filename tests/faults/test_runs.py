@@ -96,7 +96,7 @@ class Service(Process):
             self.lines.append(line.decode().rstrip("\n"))
 
     async def child(self, setting: Setting, seconds: float = 60) -> int:
-        """Have a nursery run a service, and see how it ended."""
+        """Have a fork_server run a service, and see how it ended."""
         assert self.process is not None
         assert self.process.stdin is not None
         before = len(self.lines)
@@ -105,7 +105,7 @@ class Service(Process):
         def gone() -> bool:
             return any(line.startswith("gone") for line in self.lines[before:])
 
-        await until(gone, seconds, f"a child of the nursery is gone: {self.words()[-2_000:]}")
+        await until(gone, seconds, f"a child of the fork_server is gone: {self.words()[-2_000:]}")
         return int(self.lines[-1].split()[1])
 
     async def said(self, word: str, seconds: float = 30) -> str:
@@ -181,15 +181,15 @@ async def test_fault_08_killed_at_every_record_a_run_goes_on_and_nothing_happens
     """Each point is a run of its own; one service that comes after takes all of them up."""
     points = {f"run{number}": point for number, point in enumerate(POINTS)}
     at_once = AT_ONCE if town.place.is_file else 1
-    nurseries = [await town.service("nursery") for _ in range(at_once)]
+    fork_servers = [await town.service("fork_server") for _ in range(at_once)]
     settings = [await town.setting(number + 1) for number in range(at_once)]
 
     async def kill(number: int) -> None:
-        nursery, setting = nurseries[number], settings[number]
+        fork_server, setting = fork_servers[number], settings[number]
         for name in list(points)[number::at_once]:
             # By its name nobody can tell that it is gone: what was killed stays as it is.
             dies = replace(setting, begin=name, dies=points[name], holder=f"far {name}", lease=600)
-            assert await nursery.child(dies) == -signal.SIGKILL, points[name]
+            assert await fork_server.child(dies) == -signal.SIGKILL, points[name]
 
     await asyncio.gather(*(kill(number) for number in range(at_once)))
     async with town.store() as store:
@@ -203,7 +203,7 @@ async def test_fault_08_killed_at_every_record_a_run_goes_on_and_nothing_happens
         assert set(points) - set(runs) == {n for n, p in points.items() if p == "put:before:1"}
         # To it all of them are silent for too long, by its clock or by the server's.
         later = replace(settings[0], until=tuple(runs), ahead=1_000, lease=1.5)
-        assert await nurseries[0].child(later, 120) == 0
+        assert await fork_servers[0].child(later, 120) == 0
         for name in runs:
             run, point = await store.run(name), points[name]
             assert run is not None
@@ -278,14 +278,14 @@ async def _taken_over(town: Town) -> None:
 
 async def test_fault_65_one_key_is_one_run_however_often_it_is_asked_for(town: Town) -> None:
     town.models.turns = 1
-    nursery, setting = await town.service("nursery"), await town.setting()
+    fork_server, setting = await town.service("fork_server"), await town.setting()
     asking = replace(setting, begin="run", idempotency="k", at_once=50)
     for point in ("put:after:1", "append:after:1", "append:before:4", "done:before:1"):
-        assert await nursery.child(replace(asking, dies=point)) == -signal.SIGKILL, point
+        assert await fork_server.child(replace(asking, dies=point)) == -signal.SIGKILL, point
     async with town.store() as store:
         (only,) = await store.runs()
-        assert await nursery.child(replace(asking, until=(only.id,))) == 0
-        assert nursery.lines[-3:-1] == [
+        assert await fork_server.child(replace(asking, until=(only.id,))) == 0
+        assert fork_server.lines[-3:-1] == [
             f"begun {only.id}",
             f"ended {only.id} completed All done.",
         ]

@@ -19,8 +19,8 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.edge.assemble import assemble
 from evoclaw.edge.clock import OrchestratorClock
+from evoclaw.edge.device import DeviceLimits, EdgeIdentity
 from evoclaw.edge.edge import Edge
-from evoclaw.edge.identity import Identity, Limits
 from evoclaw.edge.plans import GrantCheck, no_grants
 from evoclaw.executors.edge import Grants, ungranted
 from evoclaw.executors.local import LocalExecutor
@@ -34,11 +34,11 @@ from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool
 from evoclaw.transport.link import Incoming, Party, Will
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
-from evoclaw.transport.topics import Kind, topic
+from evoclaw.transport.topics import TopicKind, topic
 from evoclaw.transport.wire import Command, encode
 
 EVERYTHING = Permissions(frozenset({"*"}))
-QUICK = Limits(resend=0.1, greeting=0.1, shyness=0.02, accepted_after=0.02)
+QUICK = DeviceLimits(resend=0.1, greeting=0.1, shyness=0.02, accepted_after=0.02)
 TOLD_ONCE = msgspec.structs.replace(QUICK, resend=60.0)
 """For tests in which nobody acknowledges: nothing is told twice by itself."""
 AGAIN = (0.1, 0.2, 0.4)
@@ -144,7 +144,7 @@ class Device:
     executor: LocalExecutor
     policy: Policy
     provider: Provider | None
-    limits: Limits
+    limits: DeviceLimits
     agent_type: str = "sensor"
     summary: str = ""
     check: GrantCheck = no_grants
@@ -164,7 +164,7 @@ class Device:
         path = self.folder / f"{self.agent_id}.db"
         self._journal = await Journal.open(path, durable=self.durable)
         self.edge = await assemble(
-            Identity(self.agent_id, self.agent_type, self.summary),
+            EdgeIdentity(self.agent_id, self.agent_type, self.summary),
             self.link,
             self._journal,
             Ports(self.provider or Scripted(), self.executor, self.policy),
@@ -249,7 +249,11 @@ class House:
         self._store = await self.stores.open(path, durable=False)
         await stack.enter_async_context(self._store)
         self._orchestrator = Orchestrator(
-            self.link, self._store, grants=self.grants, again=self.again, silence=self.silence
+            self.link,
+            self._store,
+            grants=self.grants,
+            retry_delays=self.again,
+            progress_timeout=self.silence,
         )
         await stack.enter_async_context(self._orchestrator.connected())
         self._stack = stack
@@ -317,10 +321,10 @@ class House:
     def tell(self, command: Command | bytes, agent_id: str = "pi", *, retain: bool = False) -> None:
         """Publish a command as a stranger would."""
         payload = command if isinstance(command, bytes) else encode(command)
-        self.broker.publish(topic(agent_id, Kind.COMMANDS), payload, retain=retain)
+        self.broker.publish(topic(agent_id, TopicKind.COMMANDS), payload, retain=retain)
 
     def say(
-        self, kind: Kind, payload: bytes, agent_id: str = "pi", *, retain: bool = False
+        self, kind: TopicKind, payload: bytes, agent_id: str = "pi", *, retain: bool = False
     ) -> None:
         """Publish something as an edge would."""
         self.broker.publish(topic(agent_id, kind), payload, retain=retain)
@@ -385,7 +389,7 @@ class Ear:
 
     def reports(self, agent_id: str = "pi") -> list[JSON]:
         """What an edge reported, in order."""
-        name = topic(agent_id, Kind.REPORTS)
+        name = topic(agent_id, TopicKind.REPORTS)
         return [msgspec.json.decode(one.payload) for one in self.heard if one.topic == name]
 
     def ends(self, request_id: str, agent_id: str = "pi") -> list[JSON]:
@@ -423,7 +427,7 @@ async def house(
     *agents: str,
     provider: Provider | None = None,
     policy: Policy = EVERYTHING,
-    limits: Limits = QUICK,
+    limits: DeviceLimits = QUICK,
     start: bool = True,
     check: GrantCheck = no_grants,
     grants: Grants = ungranted,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.messages import ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
-from evoclaw.edge.granted import Granted
+from evoclaw.edge.grant_check import SignedGrantCheck
 from evoclaw.orchestrator.fleet.granting import Granting
 from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool
@@ -196,7 +196,7 @@ async def test_a_device_with_an_orchestrators_key_takes_only_what_it_signed(
     tmp_path: Path, signer: Signer
 ) -> None:
     clock = OrchestratorClock()
-    check = Granted("pi", Verifier(signer.public_key), clock)
+    check = SignedGrantCheck("pi", Verifier(signer.public_key), clock)
     async with (
         house(tmp_path, check=check, grants=Granting(signer), start=False) as here,
         Ear(here.broker) as ear,
@@ -227,7 +227,7 @@ async def test_a_command_may_be_one_keys_alone(tmp_path: Path, signer: Signer) -
     other = Signer.load_or_create(tmp_path / "other")
     clock = OrchestratorClock()
     both = Verifier(signer.public_key, other.public_key)
-    check = Granted("pi", both, clock, only={"shutdown": Verifier(other.public_key)})
+    check = SignedGrantCheck("pi", both, clock, only={"shutdown": Verifier(other.public_key)})
     async with house(tmp_path, check=check, grants=Granting(signer), start=False) as here:
         here.pi.clock = clock
         await here.pi.start()
@@ -240,7 +240,7 @@ async def test_what_was_done_is_told_although_its_grant_is_over(
     tmp_path: Path, signer: Signer
 ) -> None:
     clock = OrchestratorClock()
-    check = Granted("pi", Verifier(signer.public_key), clock)
+    check = SignedGrantCheck("pi", Verifier(signer.public_key), clock)
     async with (
         house(tmp_path, check=check, grants=Granting(signer), start=False) as here,
         Ear(here.broker) as ear,

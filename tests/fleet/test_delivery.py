@@ -15,8 +15,8 @@ from evoclaw.store.calls.command_values import CommandRow, CommandState, Settled
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.journal import CallState
 from evoclaw.store.databases.sqlite import StoreError
-from evoclaw.transport.requests import Patience
-from evoclaw.transport.topics import Kind
+from evoclaw.transport.requests import CommandTimeouts
+from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import Command, Outcome, Report, ReportType, encode
 from tests.fleet.support import (
     QUICK,
@@ -514,7 +514,7 @@ async def test_fault_17_a_command_without_a_word_is_unknown_when_its_time_is_ove
         here.pi.link.fault = lambda topic, payload: Fault.DROP
         command = tool_command("mark", text="a")
         began = time.monotonic()
-        patience = Patience(0.2 - 10.0, 0.2)  # with the grace of ten seconds: 0.4 in all
+        patience = CommandTimeouts(0.2 - 10.0, 0.2)  # with the grace of ten seconds: 0.4 in all
         outcome = await here.orchestrator.requests.ask("pi", command, patience)
         assert outcome.error_type == "unknown"
         assert time.monotonic() - began < 5
@@ -528,8 +528,8 @@ async def test_fault_18_a_result_from_the_wrong_agent_is_dropped_and_counted(
         request_id = new_id()
         asked = here.asked("hold", text="a", request_id=request_id)
         await here.marks.waiting.wait()
-        here.say(Kind.REPORTS, report(request_id, "evil"), "evil")  # on its own topic
-        here.say(Kind.REPORTS, report(request_id, "pi"), "evil")  # and with another's name
+        here.say(TopicKind.REPORTS, report(request_id, "evil"), "evil")  # on its own topic
+        here.say(TopicKind.REPORTS, report(request_id, "pi"), "evil")  # and with another's name
         requests, reception = here.orchestrator.requests, here.orchestrator.reception
         await until(lambda: requests.counts["from the wrong agent"] == 1)
         await until(lambda: reception.counts["unreadable reports: conflict"] == 1)
@@ -537,7 +537,7 @@ async def test_fault_18_a_result_from_the_wrong_agent_is_dropped_and_counted(
         assert (await asked).text == "held a"
         late = new_id()
         await here.store.put(late, "pi", "run", b"{}", time.time() + 60)
-        here.say(Kind.REPORTS, report(late, "evil"), "evil")
+        here.say(TopicKind.REPORTS, report(late, "evil"), "evil")
         await until(lambda: requests.counts["foreign"] == 1)
         assert await here.state(late) == "queued"
 
@@ -598,7 +598,7 @@ async def test_an_answer_that_cannot_be_read_is_a_failure_and_no_endless_wait(
         asked = here.asked("hold", text="a", request_id=request_id)
         await here.marks.waiting.wait()
         payload = {"status": "success", "elapsed_ms": "long", "request_id": request_id}
-        here.say(Kind.REPORTS, encode(Report("pi", "", ReportType.RESULT, payload)))
+        here.say(TopicKind.REPORTS, encode(Report("pi", "", ReportType.RESULT, payload)))
         result = await asked
         assert result.error is ErrorKind.INTERNAL
         assert "cannot be read" in result.text
@@ -689,5 +689,5 @@ async def test_talk_that_is_not_answered_is_given_up(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         await here.pi.stop()
         with pytest.raises(ToolFailure) as raised:
-            await here.orchestrator.requests.talk("pi", Command("ping", {}, "p1"), 0.2)
+            await here.orchestrator.requests.query("pi", Command("ping", {}, "p1"), 0.2)
         assert raised.value.kind is ErrorKind.AGENT_OFFLINE

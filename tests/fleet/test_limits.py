@@ -12,14 +12,14 @@ import pytest
 
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.tools import Tool
-from evoclaw.edge.commands import ALL
+from evoclaw.edge.commands import ALL_COMMANDS
 from evoclaw.orchestrator.cleaning import one_line, plain, quoted
 from evoclaw.store.calls.command_values import QueueFull
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.journal import CallState
 from evoclaw.tools.define import tool
-from evoclaw.transport.link import MAX_PAYLOAD
-from evoclaw.transport.topics import BROADCAST, Kind, topic
+from evoclaw.transport.link import MAX_PAYLOAD_BYTES
+from evoclaw.transport.topics import BROADCAST, TopicKind, topic
 from evoclaw.transport.wire import Advert, AdvertisedTool, Command, encode, tool_hash
 from tests.fleet.support import QUICK, Ear, House, house, new_id, tool_command, until
 
@@ -104,7 +104,7 @@ async def test_fault_23_a_call_with_too_much_in_it_is_refused_before_it_is_sent(
 ) -> None:
     async with house(tmp_path) as here:
         request_id = new_id()
-        result = await here.ask("mark", text="x" * MAX_PAYLOAD, request_id=request_id)
+        result = await here.ask("mark", text="x" * MAX_PAYLOAD_BYTES, request_id=request_id)
         assert result.error is ErrorKind.TOO_LARGE
         assert "Pass less" in result.text
         assert await here.store.get(request_id) is None
@@ -141,7 +141,7 @@ async def test_fault_23_a_result_that_cannot_be_sent_is_told_as_such_and_not_run
         result = await here.ask("flood", size=30_000)
         assert result.error is ErrorKind.TOO_LARGE
         assert "do not repeat" in result.text
-        here.broker.max_payload = MAX_PAYLOAD
+        here.broker.max_payload = MAX_PAYLOAD_BYTES
         await works(here)
 
 
@@ -192,7 +192,7 @@ async def test_fault_24_an_unknown_command_is_refused_with_those_there_are(tmp_p
     async with house(tmp_path) as here:
         outcome = await here.orchestrator.say("pi", "dance")
         assert outcome.error_type == "not_found"
-        assert all(name in outcome.error for name in ALL)
+        assert all(name in outcome.error for name in ALL_COMMANDS)
         await works(here)
 
 
@@ -214,12 +214,12 @@ async def test_fault_25_rubbish_that_the_broker_kept_changes_nothing(tmp_path: P
     async with house(tmp_path, start=False) as here:
         command = tool_command("mark", text="kept")
         here.tell(command, retain=True)
-        here.say(Kind.REPORTS, b'{"report_type":"result"}', retain=True)
-        here.say(Kind.STATUS, b"rubbish", retain=True)
-        here.say(Kind.CAPABILITIES, b"\xff\x00", retain=True)
+        here.say(TopicKind.REPORTS, b'{"report_type":"result"}', retain=True)
+        here.say(TopicKind.STATUS, b"rubbish", retain=True)
+        here.say(TopicKind.CAPABILITIES, b"\xff\x00", retain=True)
         for n in range(20):
-            here.say(Kind.STATUS, b'{"status":"online"}', f"ghost-{n}", retain=True)
-            here.say(Kind.CAPABILITIES, b'{"capabilities":"boo"}', f"ghost-{n}", retain=True)
+            here.say(TopicKind.STATUS, b'{"status":"online"}', f"ghost-{n}", retain=True)
+            here.say(TopicKind.CAPABILITIES, b'{"capabilities":"boo"}', f"ghost-{n}", retain=True)
         await here.restart()
         await here.pi.start()
         await here.there()
@@ -314,9 +314,9 @@ async def _advertise(here: House, advertised: Tool, shown: list[JSON]) -> None:
         beat = {"boot_id": "b", "counter": 1}
         report = {"agent_id": "liar", "agent_type": "", "report_type": "heartbeat", "payload": beat}
         advert = Advert("liar", tools=[AdvertisedTool(advertised.name, "1", tool_hash(advertised))])
-        here.say(Kind.CAPABILITIES, encode(advert), "liar")
-        here.say(Kind.REPORTS, msgspec.json.encode(report), "liar")
-        commands = topic("liar", Kind.COMMANDS)
+        here.say(TopicKind.CAPABILITIES, encode(advert), "liar")
+        here.say(TopicKind.REPORTS, msgspec.json.encode(report), "liar")
+        commands = topic("liar", TopicKind.COMMANDS)
 
         def asked() -> list[JSON]:
             found = [msgspec.json.decode(m.payload) for m in ear.heard if m.topic == commands]
@@ -326,7 +326,7 @@ async def _advertise(here: House, advertised: Tool, shown: list[JSON]) -> None:
         answer = {"status": "success", "result": {"tools": shown, "next": None}}
         payload = answer | {"request_id": asked()[0]["request_id"]}
         report = {"agent_id": "liar", "agent_type": "", "report_type": "result", "payload": payload}
-        here.say(Kind.REPORTS, msgspec.json.encode(report), "liar")
+        here.say(TopicKind.REPORTS, msgspec.json.encode(report), "liar")
 
 
 async def test_the_tools_of_an_edge_are_asked_for_once_at_a_time(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ async def test_the_tools_of_an_edge_are_asked_for_once_at_a_time(tmp_path: Path)
         known = len([m for m in ear.heard if b"tools_list" in m.payload])
         advert = msgspec.structs.replace(edge.advert, tools=[AdvertisedTool("new", "1", "h")])
         for _ in range(20):
-            here.say(Kind.CAPABILITIES, encode(advert))
+            here.say(TopicKind.CAPABILITIES, encode(advert))
         await until(lambda: any(b"tools_list" in m.payload for m in ear.heard[known:]))
         await works(here)
         asked = [m for m in ear.heard if b'"command":"tools_list"' in m.payload]
@@ -360,7 +360,9 @@ def rubbish(chance: random.Random) -> bytes:
         5,
     ]
     message: dict[str, JSON] = {
-        "command": chance.choice([*sorted(ALL), "welcome", "result_ack", "hello", "zz", 5, None]),
+        "command": chance.choice(
+            [*sorted(ALL_COMMANDS), "welcome", "result_ack", "hello", "zz", 5, None]
+        ),
         "report_type": chance.choice(kinds),
         "payload": chance.choice(payloads),
         "request_id": request_id,
@@ -386,10 +388,10 @@ async def test_garbage_on_every_topic_stops_neither_side(tmp_path: Path, seed: i
     async with house(tmp_path) as here:
         names = ["pi", "evil", "ghost"]
         for n in range(600):
-            kind, name = chance.choice(list(Kind)), chance.choice(names)
+            kind, name = chance.choice(list(TopicKind)), chance.choice(names)
             target = chance.choice([topic(name, kind)] * 9 + [BROADCAST])
             text = rubbish(chance)
-            if b'"shutdown"' in text or (kind is Kind.STATUS and name == "pi"):
+            if b'"shutdown"' in text or (kind is TopicKind.STATUS and name == "pi"):
                 continue  # those two are believed, and do what they say
             here.broker.publish(target, text, retain=chance.random() < 0.05)
             if n % 50 == 0:

@@ -26,7 +26,7 @@ from evoclaw.orchestrator.fleet.fetching import FetchFailed
 from evoclaw.store.calls.artifacts import Artifacts
 from evoclaw.tools.define import tool
 from evoclaw.tools.shell import bash
-from evoclaw.transport.link import MAX_PAYLOAD
+from evoclaw.transport.link import MAX_PAYLOAD_BYTES
 from tests.fleet.support import Fault, House, house, until
 
 LIMIT = 64 * 1024
@@ -247,7 +247,7 @@ async def test_fault_23_a_big_result_crosses_the_link_as_two_ends_and_is_fetched
         assert await here.orchestrator.fetch("pi", handle, path) == 7_000_000
         assert path.read_bytes() == b"abcdefg" * 1_000_000
         assert sorted(p.name for p in tmp_path.glob(".copy*")) == []  # noqa: ASYNC240
-        assert max(len(payload) for _, payload in here.pi.link.sent) <= MAX_PAYLOAD
+        assert max(len(payload) for _, payload in here.pi.link.sent) <= MAX_PAYLOAD_BYTES
         here.broker.max_payload = 20_000
         assert await here.orchestrator.fetch("pi", handle, tmp_path / "small") == 7_000_000
         image = await here.ask("draw", size=256_000)

@@ -15,7 +15,7 @@ from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.orchestrator.fleet.fleet import Fleet, Presence
 from evoclaw.orchestrator.fleet.members import DOUBT
 from evoclaw.transport.clocks import steady, steady_wall
-from evoclaw.transport.topics import Kind
+from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import (
     Command,
     Heartbeat,
@@ -47,7 +47,7 @@ async def test_fault_13_the_will_of_a_connection_before_says_nothing_about_this_
         await until(lambda: edge.connection == 2)
         await here.there()
         seen = len(changes)
-        here.say(Kind.STATUS, encode(status(boot, 1, online=False)), retain=True)
+        here.say(TopicKind.STATUS, encode(status(boot, 1, online=False)), retain=True)
         await until(lambda: here.orchestrator.reception.counts["stale status"] >= 1)
         assert changes[seen:] == []
         assert (await here.ask("mark", text="a")).error is None
@@ -57,7 +57,7 @@ async def test_fault_13_the_will_of_an_unknown_boot_does_not_shut_the_living_one
     tmp_path: Path,
 ) -> None:
     async with house(tmp_path) as here:
-        here.say(Kind.STATUS, encode(status("older", 7, online=False)), retain=True)
+        here.say(TopicKind.STATUS, encode(status("older", 7, online=False)), retain=True)
         await until(lambda: here.orchestrator.reception.counts["stale status"] == 1)
         assert here.orchestrator.fleet.is_online("pi")
         await here.restart()  # it finds that will, kept by the broker
@@ -303,7 +303,7 @@ async def test_an_edge_of_another_version_is_shown_as_such_and_sent_nothing(tmp_
         hello = Hello("boot", 1, v_min=7, v_max=9)
         payload = {"agent_id": "new", "agent_type": "", "report_type": "hello"}
         message = {**payload, "payload": msgspec.to_builtins(hello)}
-        here.say(Kind.REPORTS, msgspec.json.encode(message), "new")
+        here.say(TopicKind.REPORTS, msgspec.json.encode(message), "new")
         await until(lambda: here.orchestrator.reception.counts["another version"] == 1)
         member = here.orchestrator.fleet.find("new")
         assert member is not None and not member.online
@@ -315,16 +315,16 @@ async def test_a_long_call_says_that_it_goes_on_and_a_silent_one_counts_as_lost_
 ) -> None:
     limits = msgspec.structs.replace(QUICK, long=0.1, beat=0.05)
     async with house(tmp_path, limits=limits, silence=1.0) as here:
-        lanes = here.orchestrator.requests.lanes
+        queues = here.orchestrator.requests.edge_queues
         request_id = new_id()
         asked = here.asked("hold", text="a", request_id=request_id)
         await here.reached(request_id, "accepted")
         await asyncio.sleep(1.3)  # longer than the silence that counts
-        assert lanes.lost("pi") == []
+        assert queues.lost("pi") == []
         here.pi.link.fault = lambda topic, payload: Fault.DROP
-        await until(lambda: lanes.lost("pi") == [request_id])
+        await until(lambda: queues.lost("pi") == [request_id])
         here.pi.link.drop_next("nothing")
-        await until(lambda: lanes.lost("pi") == [], say="it was asked for, and is there")
+        await until(lambda: queues.lost("pi") == [], say="it was asked for, and is there")
         here.marks.gate.set()
         assert (await asked).text == "held a"
         assert here.marks.made == ["a"]

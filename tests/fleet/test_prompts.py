@@ -11,7 +11,7 @@ from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.messages import JSON, SystemMessage
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.calls.journal import CallState
-from evoclaw.transport.requests import Patience
+from evoclaw.transport.requests import CommandTimeouts
 from evoclaw.transport.wire import Command, Outcome
 from tests.fleet.support import House, house, new_id
 
@@ -19,7 +19,7 @@ from tests.fleet.support import House, house, new_id
 async def prompt(here: House, text: str, request_id: str = "", **more: JSON) -> Outcome:
     command = Command("prompt", {"prompt": text, **more}, request_id or new_id())
     async with asyncio.timeout(20):
-        return await here.orchestrator.requests.ask("pi", command, Patience(10, 5))
+        return await here.orchestrator.requests.ask("pi", command, CommandTimeouts(10, 5))
 
 
 async def test_a_prompt_is_answered_once_however_often_it_is_asked(tmp_path: Path) -> None:

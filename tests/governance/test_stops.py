@@ -121,13 +121,13 @@ async def test_an_agent_that_is_stopped_asks_its_model_nothing(tmp_path: Path) -
     assert await denied(Stops(file(tmp_path), targets=["pi"]), call())
 
 
-async def test_commands_without_a_way_out_go_on_while_the_network_is_stopped(
+async def test_commands_without_egress_continue_while_the_network_is_stopped(
     tmp_path: Path,
 ) -> None:
     file(tmp_path).put(Stop(Kind.NETWORK))
-    caged = Stops(file(tmp_path), shell_offline=True)
-    assert not await denied(caged, call(BASH))
-    assert await denied(caged, call(FETCH))
+    sandboxed = Stops(file(tmp_path), shell_offline=True)
+    assert not await denied(sandboxed, call(BASH))
+    assert await denied(sandboxed, call(FETCH))
 
 
 async def test_each_of_several_files_counts(tmp_path: Path) -> None:

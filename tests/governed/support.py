@@ -140,6 +140,6 @@ def turns(*calls: Given, last: str = "done") -> list[Answer]:
 
 
 def hidden(command: str) -> str:
-    """The same command so that no rule sees what it does: only the cage is left."""
+    """The same command so that no rule sees what it does: only the sandbox is left."""
     packed = base64.b64encode(command.encode()).decode()
     return f'eval "$(echo {packed} | base64 -d)"'

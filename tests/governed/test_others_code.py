@@ -73,7 +73,7 @@ async def peer(files: FileOps, path: str) -> str:
 
 
 @pytest.mark.parametrize("sandboxing", ["none", "bubblewrap"])
-async def test_a_skills_program_does_not_get_out_of_the_cage(
+async def test_a_skills_program_does_not_escape_the_sandbox(
     tmp_path: Path, sandboxing: str
 ) -> None:
     evil = "$(touch pwned); `touch pwned` && touch pwned"
@@ -103,7 +103,7 @@ async def test_a_skills_program_does_not_get_out_of_the_cage(
     assert kept == program
 
 
-async def test_a_tool_of_ones_own_is_given_caged_processes_and_bounded_files(
+async def test_a_custom_tool_gets_sandboxed_processes_and_contained_files(
     tmp_path: Path,
 ) -> None:
     key = tmp_path / "home" / ".ssh" / "id_ed25519"

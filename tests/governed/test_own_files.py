@@ -118,10 +118,10 @@ async def test_fault_55_nothing_in_the_data_folder_is_seen_or_changed(tmp_path: 
     assert all(one["error"] for one in told if one["name"] in ("write", "edit", "apply_patch"))
     plain = [one for one in rows.values() if one["tool"] == "bash" and one["verdict"] == "deny"]
     assert [one["code"] for one in plain] == ["rule:mine"] * 2
-    caged = [one for one in told if one["name"] == "bash" and isolation(one)]
-    assert [isolation(one) != "none" for one in caged] == [True] * 2
-    # A cage has an empty folder of that name, gone with it; only skills can be read there.
-    looked = text_of(caged[-1])
+    sandboxed = [one for one in told if one["name"] == "bash" and isolation(one)]
+    assert [isolation(one) != "none" for one in sandboxed] == [True] * 2
+    # A sandbox has an empty folder of that name, gone with it; only skills can be read there.
+    looked = text_of(sandboxed[-1])
     assert looked.split("\n")[0] == "skills"
     assert base64.b64decode(looked.partition("\n")[2]).endswith(b"No such file or directory\n")
     # What it is governed by still works.
@@ -149,10 +149,10 @@ async def test_fault_55_what_binds_us_in_the_workspace_is_not_changed(tmp_path: 
     told = list(results(ran.out).values())
     assert all(one["error"] for one in told if one["name"] in ("write", "edit", "apply_patch"))
     assert set(denied) == {"rule:runs-by-itself"}
-    caged = [one for one in told if one["name"] == "bash" and isolation(one)]
-    assert len(caged) == 2, "only the hidden ones got as far as the cage"
+    sandboxed = [one for one in told if one["name"] == "bash" and isolation(one)]
+    assert len(sandboxed) == 2, "only the hidden ones got as far as the sandbox"
     for word in ("CHANGED", "GONE", "MOVED", "LINKED"):
-        assert word not in text_of(caged[0]), text_of(caged[0])
+        assert word not in text_of(sandboxed[0]), text_of(sandboxed[0])
 
 
 async def test_fault_55_hooks_and_settings_that_a_command_makes_are_set_aside(
@@ -167,7 +167,7 @@ async def test_fault_55_hooks_and_settings_that_a_command_makes_are_set_aside(
         ran = await here.type("run", "--yes", "--json", "go")
         left = {path.name for path in here.workspace.iterdir()}
     (told,) = (one for one in results(ran.out).values() if one["name"] == "bash")
-    assert told["error"] == "permission_denied" and "set aside" in text_of(told)
+    assert told["error"] == "permission_denied" and "renamed" in text_of(told)
     assert not left & {".git", ".evoclaw", "agent.toml", "evoclaw.toml", ".bashrc"}, left
 
 

@@ -26,14 +26,14 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.browser.chromium import Chromium
 from evoclaw.executors.browser.program import find_browser
 from evoclaw.executors.canvases import FileCanvas
-from evoclaw.executors.fetching import WebFetcher
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.executors.searching import Brave, Searxng
 from evoclaw.executors.ssh.files import SshFiles
 from evoclaw.executors.ssh.processes import SshProcesses
-from evoclaw.executors.url_guard import Guard
+from evoclaw.executors.url_guard import UrlGuard
+from evoclaw.executors.web_fetch import WebFetcher
+from evoclaw.executors.web_search import Brave, Searxng
 from evoclaw.executors.wrapped import Wrapper
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions
@@ -134,7 +134,9 @@ async def grounds_in(folder: Path, *, ssh: bool) -> AsyncGenerator[Grounds]:
         fleet = await stack.enter_async_context(house(folder, executor=device))
         there = await _over_ssh(folder, stack) if ssh else "not asked for"
         program = find_browser()
-        chromium = program if isinstance(program, str) else Chromium(program, guard=Guard([HERE]))
+        chromium = (
+            program if isinstance(program, str) else Chromium(program, guard=UrlGuard([HERE]))
+        )
         if isinstance(chromium, Chromium):
             stack.push_async_callback(chromium.close)
         yield Grounds(folder, site, fleet, blinks, there, chromium)
@@ -329,7 +331,7 @@ def _machine(grounds: Grounds, held: frozenset[str]) -> dict[type, object]:
     given: dict[type, object] = {
         FileOps: LocalFiles(grounds.workspace),
         ExecOps: LocalProcesses(grounds.workspace),
-        Fetcher: WebFetcher(Guard([HERE])),
+        Fetcher: WebFetcher(UrlGuard([HERE])),
         Searcher: Brave("a-key", url=f"{site}/brave"),
         CodeSearcher: Searxng(site),
         Canvas: FileCanvas(grounds.folder / "canvas" / "main.html"),

@@ -203,11 +203,11 @@ async def test_a_call_that_waits_is_on_record_and_again_when_it_was_answered(
 
 
 async def test_labels_and_isolation_of_results_are_on_record(tmp_path: Path) -> None:
-    class Caged(Table):
+    class Sandboxed(Table):
         async def execute(self, call: Call, progress: Progress) -> ToolResult:
             return call.ok("page", isolation="bubblewrap", exit_code=0)
 
-    table = Caged((tool("web", outside=True), echo))
+    table = Sandboxed((tool("web", outside=True), echo))
 
     records = await drive(tmp_path, Scripted(calls(("web", {})), says("x")), table)
 

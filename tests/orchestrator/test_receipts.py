@@ -28,7 +28,7 @@ from evoclaw.store.databases.database import Connection
 from evoclaw.store.databases.parts import Parts
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.tools.define import tool
-from evoclaw.transport.topics import Kind
+from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import Report, ReportType
 from evoclaw.trust.receipts import DeviceKey, Receipt, Signed, read
 from tests.edge.test_receipts import KEY, broken, sign
@@ -354,7 +354,7 @@ async def _tell(found: Kit, signed: Signed) -> None:
     }
     report = {"agent_id": "pi", "agent_type": "", "report_type": "result", "payload": payload}
     before = len(found.breaches)
-    found.here.say(Kind.REPORTS, msgspec.json.encode(report))
+    found.here.say(TopicKind.REPORTS, msgspec.json.encode(report))
     await until(lambda: len(found.breaches) > before)
 
 

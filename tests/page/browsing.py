@@ -15,7 +15,7 @@ async def chromium() -> AsyncGenerator[Browser]:
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     assert found, "the page is looked at in Chromium: apt-get install chromium"
     async with async_playwright() as playwright:
-        # The container is the cage here: a browser of root cannot build its own.
+        # The container is the sandbox here: a browser of root cannot build its own.
         browser = await playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         try:
             yield browser

@@ -23,7 +23,7 @@ from evoclaw.governance.rules.document import CallExample, parse_rules
 from evoclaw.governance.rules.examples import example_call
 from evoclaw.governance.rules.policy import Rules
 from tests.shell import attacks
-from tests.shell.cage import Cage, why_not
+from tests.shell.sandbox import FuzzSandbox, why_not
 
 FUZZ = int(os.environ.get("EVOCLAW_FUZZ", "0"))
 EXAMPLES = FUZZ or 200
@@ -43,10 +43,10 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 class Attempts:
     """Tries to get around one rule, and counts."""
 
-    def __init__(self, cage: Cage, kind: str) -> None:
-        self.cage, self.kind = cage, kind
+    def __init__(self, sandbox: FuzzSandbox, kind: str) -> None:
+        self.sandbox, self.kind = sandbox, kind
         text = f'[[rules]]\nname = "{kind}"\nthen = "deny"\n{RULES[kind]}\n'
-        self.workspace = str(cage.workspace)
+        self.workspace = str(sandbox.workspace)
         self.rules = Rules(
             parse_rules(text, kind),
             workspace=self.workspace,
@@ -66,7 +66,7 @@ class Attempts:
         if judged and not self.allows(example_call(command)):
             return False
         self.ran += 1
-        return self._note(self.cage.run(command), command)
+        return self._note(self.sandbox.run(command), command)
 
     def tool(self, name: str, key: str, argument: str) -> bool:
         """Try a call of another tool."""
@@ -74,7 +74,7 @@ class Attempts:
         if not self.allows(example_call(CallExample(name, {key: argument}))):
             return False
         self.ran += 1
-        return self._note(self.cage.tool(name, argument), f"{name} {argument!r}")
+        return self._note(self.sandbox.tool(name, argument), f"{name} {argument!r}")
 
     def _note(self, seen: dict[str, Any], what: str) -> bool:
         escaped = bool(seen[MARKS[self.kind]])
@@ -86,21 +86,21 @@ class Attempts:
         """Make up a command."""
         match self.kind:
             case "program":
-                command = attacks.program_attack(draw, str(self.cage.bin))
+                command = attacks.program_attack(draw, str(self.sandbox.bin))
             case "write":
                 command = attacks.write_attack(draw, self.workspace)
             case "read":
                 command = attacks.read_attack(draw, self.workspace)
             case _:
-                command = attacks.host_attack(draw, self.cage.port)
+                command = attacks.host_attack(draw, self.sandbox.port)
         for _ in range(draw(st.sampled_from((0, 0, 1, 1, 2, 3)))):
             command = attacks.wrap(draw, command)
         return attacks.mutate(draw, command)
 
 
 @pytest.fixture(scope="module")
-def cage(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cage]:
-    made = Cage(tmp_path_factory.mktemp("cage"))
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Generator[FuzzSandbox]:
+    made = FuzzSandbox(tmp_path_factory.mktemp("sandbox"))
     yield made
     made.close()
 
@@ -141,14 +141,16 @@ def fuzz(attempts: Attempts, attempt: Callable[[Callable[..., Any]], bool], exam
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_no_command_gets_around_a_deny_rule(cage: Cage, kind: str) -> None:
-    attempts = Attempts(cage, kind)
+def test_no_command_gets_around_a_deny_rule(sandbox: FuzzSandbox, kind: str) -> None:
+    attempts = Attempts(sandbox, kind)
     fuzz(attempts, lambda draw: attempts.command(attempts.compose(draw)), EXAMPLES)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("read", "read"), ("write", "write")])
-def test_no_path_of_a_tool_gets_around_a_deny_rule(cage: Cage, kind: str, name: str) -> None:
-    attempts = Attempts(cage, kind)
+def test_no_path_of_a_tool_gets_around_a_deny_rule(
+    sandbox: FuzzSandbox, kind: str, name: str
+) -> None:
+    attempts = Attempts(sandbox, kind)
     target = {"read": "secret", "write": "forbidden"}[kind]
 
     def attempt(draw: Callable[..., Any]) -> bool:
@@ -158,18 +160,20 @@ def test_no_path_of_a_tool_gets_around_a_deny_rule(cage: Cage, kind: str, name: 
     fuzz(attempts, attempt, EXAMPLES // 4)
 
 
-def test_no_url_of_a_tool_gets_around_a_deny_rule(cage: Cage) -> None:
-    attempts = Attempts(cage, "domain")
+def test_no_url_of_a_tool_gets_around_a_deny_rule(sandbox: FuzzSandbox) -> None:
+    attempts = Attempts(sandbox, "domain")
 
     def attempt(draw: Callable[..., Any]) -> bool:
-        return attempts.tool("webfetch", "url", attacks.url_attack(draw, cage.port))
+        return attempts.tool("webfetch", "url", attacks.url_attack(draw, sandbox.port))
 
     fuzz(attempts, attempt, EXAMPLES // 4)
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_the_same_commands_get_through_where_nothing_judges_them(cage: Cage, kind: str) -> None:
-    attempts = Attempts(cage, kind)
+def test_the_same_commands_get_through_where_nothing_judges_them(
+    sandbox: FuzzSandbox, kind: str
+) -> None:
+    attempts = Attempts(sandbox, kind)
     found: list[bool] = []
 
     @settings(max_examples=25, deadline=None, database=None, derandomize=True,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evoclaw.shell.shapes import Effects
-from evoclaw.shell.shell import read_command
+from evoclaw.shell.commands import read_command
+from evoclaw.shell.effects import Effects
 
 
 def effects(command: str) -> Effects:

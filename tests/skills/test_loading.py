@@ -113,7 +113,7 @@ HOSTILE = {
     "not TOML": (toml("<html>"), "not TOML"),
     "a wrong type": (toml(manifest("t", extra='timeout_ms = "soon"')), "tools[0].timeout_ms"),
     "no timeout": (toml(manifest("t", extra="timeout_ms = 0")), "timeout_ms"),
-    "an unknown cage": (toml(manifest("t", extra='sandboxing = "docker"')), "sandboxing"),
+    "an unknown sandbox": (toml(manifest("t", extra='sandboxing = "docker"')), "sandboxing"),
     "an unknown platform": (toml(manifest("t", extra='platforms = ["amiga"]')), "amiga"),
     "a foreign letter": (toml(manifest("re\u0430d")), "U+0430 CYRILLIC SMALL LETTER A"),
     "a bad version": (toml(manifest("t", version="latest")), "not like 1.2.3"),

@@ -15,7 +15,7 @@ from evoclaw.core.tools import Call
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.skills.approvals import ApprovalFile
-from evoclaw.skills.binary import Cages
+from evoclaw.skills.binary import Sandboxes
 from evoclaw.skills.executing import SkillExecutor
 from evoclaw.skills.watching import Shelf
 from tests.skills.support import manifest, put, put_tool
@@ -136,7 +136,7 @@ async def test_a_program_of_the_machine_must_be_declared_and_be_there(tmp_path: 
     assert (await call(executor, "there")).text == "(no output)"
 
 
-class OneCage:
+class OneSandbox:
     def __init__(self, ops: ExecOps) -> None:
         self.ops = ops
         self.asked: list[str] = []
@@ -146,18 +146,20 @@ class OneCage:
         return self.ops
 
 
-async def test_a_tool_that_needs_a_cage_does_not_run_without_one(tmp_path: Path) -> None:
-    text = manifest("caged", extra='sandboxing = "bubblewrap"')
-    put(tmp_path / "skills", "caged", skill_toml=text, run="#!/bin/sh\necho in\n")
+async def test_a_tool_that_needs_a_sandbox_does_not_run_without_one(tmp_path: Path) -> None:
+    text = manifest("sandboxed", extra='sandboxing = "bubblewrap"')
+    put(tmp_path / "skills", "sandboxed", skill_toml=text, run="#!/bin/sh\necho in\n")
     shelf, executor = shop(tmp_path)
     with pytest.raises(ToolFailure, match="bubblewrap") as caught:
-        await call(executor, "caged")
+        await call(executor, "sandboxed")
     assert caught.value.kind is ErrorKind.SANDBOX_UNAVAILABLE
 
     ops = LocalProcesses(tmp_path)
-    cage = OneCage(ops)
-    assert (await call(SkillExecutor(shelf, ops, given={Cages: cage}), "caged")).text == "in"
-    assert cage.asked == ["bubblewrap"]
+    sandbox = OneSandbox(ops)
+    assert (
+        await call(SkillExecutor(shelf, ops, given={Sandboxes: sandbox}), "sandboxed")
+    ).text == "in"
+    assert sandbox.asked == ["bubblewrap"]
 
 
 async def test_a_call_that_may_have_run_is_not_run_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.browser.chromium import Chromium
 from evoclaw.executors.browser.program import find_browser
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.url_guard import Guard
+from evoclaw.executors.url_guard import UrlGuard
 from evoclaw.tools.browser import MOST, UNTRUSTED, Browser, browser
 from evoclaw.tools.fake import FakeOps
 from tests.executors.web_pages import serving
@@ -185,7 +185,7 @@ async def test_a_real_page_is_read_and_acted_on() -> None:
     program = find_browser()
     if not isinstance(program, Path):
         pytest.skip(program)
-    chromium = Chromium(program, guard=Guard(["127.0.0.1"]))
+    chromium = Chromium(program, guard=UrlGuard(["127.0.0.1"]))
     pages = {"/": "<a href='/b'>on</a>", "/b": "<h1>Arrived</h1>"}
     files = FakeOps()
     try:

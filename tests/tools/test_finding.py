@@ -14,8 +14,8 @@ from evoclaw.core.bound import BoundTool
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ops import FileOps, FileStat
+from evoclaw.executors.file_survey import SurveyFolder
 from evoclaw.executors.files import LocalFiles
-from evoclaw.executors.surveying import Folder
 from evoclaw.tools.search import glob, grep
 from evoclaw.tools.surveying import Surveyable
 from tests.tools.support import use
@@ -136,7 +136,7 @@ async def test_fault_38_what_is_swapped_for_a_link_or_a_fifo_meanwhile_is_not_re
     (root / "sub" / "c.txt").write_text("secret of ours")
     read: list[bytes | None] = []
 
-    def visit(folder: Folder) -> Iterator[str]:
+    def visit(folder: SurveyFolder) -> Iterator[str]:
         if not folder.path:
             (root / "a.txt").unlink()
             (root / "a.txt").symlink_to(outside)
@@ -161,7 +161,7 @@ async def test_a_visitor_that_nobody_waits_for_any_more_ends(tmp_path: Path) -> 
     began, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def visit(folder: Folder) -> Iterator[str]:
+    def visit(folder: SurveyFolder) -> Iterator[str]:
         entered.append(folder.path)
         loop.call_soon_threadsafe(began.set)
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)

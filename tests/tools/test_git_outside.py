@@ -91,7 +91,7 @@ async def test_git_brings_nothing_of_our_own_folder_into_a_repository(repo: Path
         assert failure.value.kind is ErrorKind.PERMISSION_DENIED
     assert "api.json" not in plain(repo, "ls-files")
     await use(git_commit, repo, message="one", paths=["new.txt"])
-    # A caged command may tell git that it knows the file, and have it compared or committed.
+    # A sandboxed command may tell git that it knows the file, and have it compared or committed.
     empty = plain(repo, "hash-object", "-w", "--stdin")
     plain(repo, "update-index", "--add", "--cacheinfo", f"100644,{empty},.evoclaw/api.json")
     with pytest.raises(ToolFailure, match="own keys"):

@@ -15,10 +15,10 @@ from evoclaw.core.bound import BoundTool
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock, ToolResult
 from evoclaw.core.tools import Effect
-from evoclaw.executors.fetching import Page, WebFetcher
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.searching import Brave, Found
-from evoclaw.executors.url_guard import Guard
+from evoclaw.executors.url_guard import UrlGuard
+from evoclaw.executors.web_fetch import FetchedPage, WebFetcher
+from evoclaw.executors.web_search import Brave, SearchHit
 from evoclaw.tools.readable import all_text, decoded, is_text, readable
 from evoclaw.tools.web import CodeSearcher, Fetcher, Searcher, codesearch, webfetch, websearch
 from tests.tools.support import call_of
@@ -49,25 +49,25 @@ class Pages:
     url: str = "https://a.example/end"
     asked: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
 
-    async def fetch(self, url: str, *, seconds: float) -> Page:
+    async def fetch(self, url: str, *, seconds: float) -> FetchedPage:
         self.asked.append((url, seconds))
-        return Page(self.url, self.status, self.content_type, self.body)
+        return FetchedPage(self.url, self.status, self.content_type, self.body)
 
 
 @dataclass
 class Hits:
     """A search that is only pretended."""
 
-    hits: Sequence[Found] = ()
+    hits: Sequence[SearchHit] = ()
     asked: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
 
-    async def search(self, query: str, *, count: int, seconds: float) -> Sequence[Found]:
+    async def search(self, query: str, *, count: int, seconds: float) -> Sequence[SearchHit]:
         self.asked.append((query, count, seconds))
         return self.hits
 
     async def search_code(
         self, query: str, *, language: str, count: int, seconds: float
-    ) -> Sequence[Found]:
+    ) -> Sequence[SearchHit]:
         self.asked.append((query, language, count, seconds))
         return self.hits
 
@@ -235,7 +235,7 @@ async def test_a_real_page_comes_through_the_real_fetcher() -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/tides"
     try:
-        fetcher = WebFetcher(Guard(("127.0.0.1",)))
+        fetcher = WebFetcher(UrlGuard(("127.0.0.1",)))
         result = await use(webfetch, {Fetcher: fetcher}, url=url)
         assert "# Tides" in result.text and result.details["url"] == url
         with pytest.raises(ToolFailure, match="was not contacted"):
@@ -321,9 +321,9 @@ def test_fault_62_of_a_page_with_very_many_tags_the_beginning_is_read() -> None:
 # websearch and codesearch
 
 HITS = (
-    Found("A\n title", "https://a.example/1", "Some   words", "2026-01-02"),
-    Found("B", "https://b.example/2"),
-    Found("C", "https://c.example/3", "long " * 1_000),
+    SearchHit("A\n title", "https://a.example/1", "Some   words", "2026-01-02"),
+    SearchHit("B", "https://b.example/2"),
+    SearchHit("C", "https://c.example/3", "long " * 1_000),
 )
 
 

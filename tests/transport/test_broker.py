@@ -23,12 +23,18 @@ import pytest
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport import broker as broker_module
-from evoclaw.transport import child as child_module
-from evoclaw.transport import engines as engines_module
-from evoclaw.transport.accounts import Account, Accounts, Role, client_id, write_private
+from evoclaw.transport import broker_engines as engines_module
+from evoclaw.transport import child_process as child_module
 from evoclaw.transport.broker import EmbeddedBroker
-from evoclaw.transport.engines import TlsFiles
-from evoclaw.transport.link import MAX_PAYLOAD
+from evoclaw.transport.broker_accounts import (
+    BrokerAccount,
+    BrokerAccounts,
+    BrokerRole,
+    client_id,
+    write_private,
+)
+from evoclaw.transport.broker_engines import BrokerTlsFiles
+from evoclaw.transport.link import MAX_PAYLOAD_BYTES
 
 WAIT = 20.0
 """Seconds after which a slow machine is a broken one."""
@@ -173,7 +179,7 @@ class Parties:
         return mqtt
 
     async def join(
-        self, broker: EmbeddedBroker, name: str, role: Role = Role.AGENT
+        self, broker: EmbeddedBroker, name: str, role: BrokerRole = BrokerRole.AGENT
     ) -> tuple[Mqtt, str]:
         password = await broker.add(name, role)
         mqtt = await self.open(broker, name, password, client_id(name, password))
@@ -181,7 +187,7 @@ class Parties:
         return mqtt, password
 
     async def orchestrator(self, broker: EmbeddedBroker, name: str = "brain") -> Mqtt:
-        mqtt, _ = await self.join(broker, name, Role.ORCHESTRATOR)
+        mqtt, _ = await self.join(broker, name, BrokerRole.ORCHESTRATOR)
         for kind in ("reports", "status", "capabilities"):
             assert await mqtt.subscribe(f"evoclaw/agents/+/{kind}") == 1
         return mqtt
@@ -290,9 +296,9 @@ async def test_a_user_and_an_orchestrator_hear_each_other(
 ) -> None:
     brain = await parties.orchestrator(broker)
     assert await brain.subscribe("evoclaw/agents/+/inbox/+") == 1
-    ann, _ = await parties.join(broker, "ann", Role.USER)
+    ann, _ = await parties.join(broker, "ann", BrokerRole.USER)
     assert await ann.subscribe("evoclaw/agents/+/outbox/ann") == 1
-    bob, _ = await parties.join(broker, "bob", Role.USER)
+    bob, _ = await parties.join(broker, "bob", BrokerRole.USER)
     assert await bob.subscribe("evoclaw/agents/cook/outbox/bob") == 1
 
     await ann.publish("evoclaw/agents/cook/inbox/ann", b"hello")
@@ -309,8 +315,8 @@ async def test_a_user_can_speak_neither_as_another_nor_as_an_agent(
     assert await brain.subscribe("evoclaw/agents/+/inbox/+") == 1
     edge, _ = await parties.join(broker, "a")
     assert await edge.subscribe("evoclaw/agents/a/commands") == 1
-    ann, password = await parties.join(broker, "ann", Role.USER)
-    bob, _ = await parties.join(broker, "bob", Role.USER)
+    ann, password = await parties.join(broker, "ann", BrokerRole.USER)
+    bob, _ = await parties.join(broker, "bob", BrokerRole.USER)
     assert await bob.subscribe("evoclaw/agents/+/outbox/bob") == 1
 
     for last in ("inbox/bob", "outbox/bob", "outbox/ann", "commands", "reports", "status"):
@@ -332,8 +338,8 @@ async def test_a_user_hears_nothing_but_the_own_outbox(
 ) -> None:
     brain = await parties.orchestrator(broker)
     edge, _ = await parties.join(broker, "a")
-    bob, _ = await parties.join(broker, "bob", Role.USER)
-    ann, _ = await parties.join(broker, "ann", Role.USER)
+    bob, _ = await parties.join(broker, "bob", BrokerRole.USER)
+    ann, _ = await parties.join(broker, "ann", BrokerRole.USER)
 
     for wanted in ("outbox/bob", "inbox/+", "inbox/ann", "outbox/+", "commands", "reports"):
         await ann.subscribe(f"evoclaw/agents/+/{wanted}")
@@ -394,7 +400,7 @@ async def test_a_removal_returns_when_it_has_taken_effect_among_many_accounts(
 ) -> None:
     password = await broker.add("a")
     [first] = broker.accounts.all()
-    many = [first, *(Account(f"x{n}", Role.AGENT, first.password) for n in range(1000))]
+    many = [first, *(BrokerAccount(f"x{n}", BrokerRole.AGENT, first.password) for n in range(1000))]
     write_private(broker.accounts.path, msgspec.json.encode(many))
     await broker.apply()
     assert await code(broker, "x999", password) == ACCEPTED
@@ -419,10 +425,10 @@ async def test_a_renewed_password_replaces_the_old_one(
 async def test_what_another_process_does_to_the_accounts_is_taken_up(
     engine: str, tmp_path: Path, parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "LOOK", 0.05)
+    monkeypatch.setattr(broker_module, "ACCOUNTS_POLL_INTERVAL_S", 0.05)
     async with EmbeddedBroker(tmp_path, engine=engine) as broker:
         a, _ = await parties.join(broker, "a")
-        elsewhere = Accounts(broker.folder)
+        elsewhere = BrokerAccounts(broker.folder)
 
         password = elsewhere.add("b")
         await eventually_lets_in(broker.port, "b", password)
@@ -448,7 +454,7 @@ async def test_a_connection_cannot_be_ended_by_guessing_its_client_id(
 async def test_two_connections_of_one_account_do_not_end_each_other(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:
-    password = await broker.renew("brain", Role.ORCHESTRATOR)
+    password = await broker.renew("brain", BrokerRole.ORCHESTRATOR)
     one = await parties.open(broker, "brain", password, "one")
     two = await parties.open(broker, "brain", password, "two")
     await one.subscribe("evoclaw/agents/+/reports")
@@ -490,7 +496,7 @@ async def test_fault_11_a_killed_broker_comes_back_with_its_accounts(
     assert await a.next() is None
     await eventually_lets_in(broker.port, "a", password)
     assert broker.pid != killed
-    assert "the broker ended; it is started again in" in caplog.text
+    assert "the broker ended; restarting it in" in caplog.text
 
 
 async def test_an_account_made_while_the_broker_is_down_works_when_it_is_up(
@@ -575,7 +581,7 @@ async def test_a_folder_has_one_broker_at_a_time(broker: EmbeddedBroker, engine:
 async def test_a_broker_that_does_not_end_is_killed(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_module, "GRACE", 0.1)
+    monkeypatch.setattr(child_module, "STOP_GRACE_S", 0.1)
     async with EmbeddedBroker(tmp_path, engine=engine) as broker:
         os.kill(broker.pid, signal.SIGSTOP)
 
@@ -650,7 +656,7 @@ async def test_an_account_is_for_mqtt_alone(
 ) -> None:
     caplog.set_level(logging.DEBUG, child_module.logger.name)
     async with EmbeddedBroker(tmp_path) as broker:
-        password = await broker.add("brain", Role.ORCHESTRATOR)
+        password = await broker.add("brain", BrokerRole.ORCHESTRATOR)
         found = re.search(r"client connections on 127.0.0.1:(\d+)", caplog.text)
         assert found is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", int(found[1]))
@@ -663,7 +669,7 @@ async def test_an_account_is_for_mqtt_alone(
         assert b"-ERR 'Authorization Violation'" in answer and b"PONG" not in answer
 
 
-def certificate(folder: Path) -> TlsFiles:
+def certificate(folder: Path) -> BrokerTlsFiles:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -681,7 +687,7 @@ def certificate(folder: Path) -> TlsFiles:
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    files = TlsFiles(folder / "cert.pem", folder / "key.pem")
+    files = BrokerTlsFiles(folder / "cert.pem", folder / "key.pem")
     files.cert.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
     files.key.write_bytes(
         key.private_bytes(
@@ -713,7 +719,7 @@ async def test_with_a_certificate_it_speaks_tls_and_nothing_else(
 async def test_a_broker_that_cannot_start_says_why_and_leaves_nothing(
     engine: str, tmp_path: Path
 ) -> None:
-    files = TlsFiles(tmp_path / "no-such.pem", tmp_path / "no-such.key")
+    files = BrokerTlsFiles(tmp_path / "no-such.pem", tmp_path / "no-such.key")
 
     with pytest.raises(ConfigError, match=f"{engine}.*no-such.pem"):
         async with EmbeddedBroker(tmp_path, engine=engine, tls=files):
@@ -726,7 +732,7 @@ async def test_a_broker_that_cannot_start_says_why_and_leaves_nothing(
 async def test_a_port_that_is_taken_is_named(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "PORT_PATIENCE", 0.05)
+    monkeypatch.setattr(broker_module, "PORT_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
 
@@ -766,11 +772,11 @@ async def test_the_largest_message_passes_and_a_larger_one_ends_the_connection(
     a, _ = await parties.join(broker, "a")
     b, _ = await parties.join(broker, "b")
 
-    await a.publish("evoclaw/agents/a/reports", b"x" * MAX_PAYLOAD)
+    await a.publish("evoclaw/agents/a/reports", b"x" * MAX_PAYLOAD_BYTES)
     received = await brain.next()
     publishing = asyncio.create_task(b.publish("evoclaw/agents/b/reports", b"x" * (1 << 20)))
 
-    assert received is not None and len(received[1]) == MAX_PAYLOAD
+    assert received is not None and len(received[1]) == MAX_PAYLOAD_BYTES
     assert await b.next() is None
     publishing.cancel()
     await a.publish("evoclaw/agents/a/reports", b"next")
@@ -808,21 +814,21 @@ async def test_what_it_keeps_is_for_its_owner_alone_and_holds_no_password(
 
 
 def test_accounts_have_proper_names_and_one_owner(tmp_path: Path) -> None:
-    accounts = Accounts(tmp_path)
+    accounts = BrokerAccounts(tmp_path)
     accounts.add("a")
 
     for name in ("", "_probe", "a/b", "+", "#", "a.b", "a:b", "a\nuser b", "x" * 65):
         with pytest.raises(ConfigError, match="no name for an account"):
             accounts.add(name)
     with pytest.raises(ConfigError, match="already, of an agent"):
-        accounts.add("a", Role.ORCHESTRATOR)
+        accounts.add("a", BrokerRole.ORCHESTRATOR)
     with pytest.raises(ConfigError, match="already, of an agent"):
-        accounts.renew("a", Role.ORCHESTRATOR)
-    assert [(one.name, one.role) for one in accounts.all()] == [("a", Role.AGENT)]
+        accounts.renew("a", BrokerRole.ORCHESTRATOR)
+    assert [(one.name, one.role) for one in accounts.all()] == [("a", BrokerRole.AGENT)]
 
 
 def test_damaged_accounts_are_never_taken_for_none(tmp_path: Path) -> None:
-    accounts = Accounts(tmp_path)
+    accounts = BrokerAccounts(tmp_path)
     accounts.add("a")
     accounts.path.write_bytes(accounts.path.read_bytes()[:-9])
 

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from evoclaw.transport.link import MAX_PAYLOAD, Incoming, LinkDown, TooLarge, Will
+from evoclaw.transport.link import MAX_PAYLOAD_BYTES, Incoming, LinkDown, TooLarge, Will
 from tests.transport.brokers import Broker, mosquitto, nats
 from tests.transport.nets import MemoryNet, MqttNet, Net
 from tests.transport.parties import Recorder, joined, running
@@ -305,7 +305,7 @@ async def test_what_is_too_large_is_refused_and_hurts_nothing(net: Net, here: st
 
     async with joined(end.link, party):
         limit = end.link.max_payload
-        assert 0 < limit <= MAX_PAYLOAD
+        assert 0 < limit <= MAX_PAYLOAD_BYTES
         with pytest.raises(TooLarge) as refused:
             await end.link.publish(f"{here}/a", bytes(limit + 1))
         await end.link.publish(f"{here}/a", b"x" * limit)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from evoclaw.transport.reconnect import STEADY_SECONDS, Backoff
+from evoclaw.transport.reconnect import STEADY_AFTER_S, Backoff
 
 
 def longest(tries: int, *, lived: float = 0.0) -> float:
@@ -27,8 +27,8 @@ def test_waits_grow_and_stay_below_their_cap() -> None:
 
 
 def test_a_connection_that_lived_a_while_makes_the_next_wait_short() -> None:
-    assert longest(9, lived=STEADY_SECONDS) <= 0.25
-    assert longest(9, lived=STEADY_SECONDS / 2) > 0.25
+    assert longest(9, lived=STEADY_AFTER_S) <= 0.25
+    assert longest(9, lived=STEADY_AFTER_S / 2) > 0.25
 
 
 def test_a_week_of_tries_is_no_trouble() -> None:

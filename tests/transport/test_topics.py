@@ -4,19 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoclaw.transport.topics import Kind, every, is_agent_id, read_topic, topic
+from evoclaw.transport.topics import TopicKind, every, is_agent_id, read_topic, topic
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_topic_is_read_as_it_was_written(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", TopicKind)
+def test_a_topic_is_read_as_it_was_written(kind: TopicKind) -> None:
     name = topic("alex-eye", kind)
     assert name == f"evoclaw/agents/alex-eye/{kind}"
     assert read_topic(name) == ("alex-eye", kind)
 
 
 def test_a_subscription_to_all_agents_has_the_broker_match_the_id() -> None:
-    assert every(Kind.REPORTS) == "evoclaw/agents/+/reports"
-    assert read_topic(every(Kind.REPORTS)) is None
+    assert every(TopicKind.REPORTS) == "evoclaw/agents/+/reports"
+    assert read_topic(every(TopicKind.REPORTS)) is None
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_hostile_ids_are_no_agents(hostile: str) -> None:
     assert not is_agent_id(hostile)
     assert read_topic(f"evoclaw/agents/{hostile}/reports") is None
     with pytest.raises(ValueError, match="no agent id"):
-        topic(hostile, Kind.COMMANDS)
+        topic(hostile, TopicKind.COMMANDS)
 
 
 @given(st.text())

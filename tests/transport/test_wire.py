@@ -15,11 +15,11 @@ from evoclaw.core.tools import Tool
 from evoclaw.transport.wire import (
     Advert,
     AdvertisedTool,
-    Chunk,
+    CallProgress,
     Command,
     Heartbeat,
     Hello,
-    Progress,
+    OutputChunk,
     Report,
     ReportType,
     Status,
@@ -101,8 +101,8 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
             "request_id": "r.1.0.1",
         },
     ),
-    "report_chunk": report(ReportType.CHUNK, as_payload(Chunk("r.1.0.1", 3, "half of it"))),
-    "report_progress": report(ReportType.PROGRESS, as_payload(Progress("r.1.0.1", "accepted"))),
+    "report_chunk": report(ReportType.CHUNK, as_payload(OutputChunk("r.1.0.1", 3, "half of it"))),
+    "report_progress": report(ReportType.PROGRESS, as_payload(CallProgress("r.1.0.1", "accepted"))),
     "report_heartbeat": report(
         ReportType.HEARTBEAT, as_payload(Heartbeat("b1", 2, 1, 0, 103, 12.5, 31.0, 3600.0))
     ),

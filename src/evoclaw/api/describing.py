@@ -32,8 +32,8 @@ from evoclaw.api.shaping import shape
 from evoclaw.core.messages import JSON
 from evoclaw.core.version import VERSION
 
-ABOUT = """One assistant for all your machines: every call is judged before it runs, caged while it
-runs, recorded after it ran, and never runs twice.
+ABOUT = """One assistant for all your machines: every call is judged before it runs, sandboxed while
+it runs, recorded after it ran, and never runs twice.
 
 Show a token as `Authorization: Bearer ec_…`; it opens the data of one tenant, and no other's.
 What is not yours is answered as if it were not there."""

@@ -1,4 +1,4 @@
-"""Our tools as an MCP server: any client may ask, and every call is judged, caged and recorded."""
+"""Our tools as an MCP server: every client's calls are judged, sandboxed and recorded."""
 
 from __future__ import annotations
 

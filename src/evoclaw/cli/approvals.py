@@ -124,10 +124,10 @@ async def _look(id_: str, opened: Approvals) -> Case:
 def person_here() -> Answerer:
     """Who types this: a person, unless one of our own hosts started us for a model.
 
-    That catches what a model tries by a command. It is no wall: what runs without a cage as the
-    same user may write the store's file itself. The cage must not let it see the data folder.
+    That catches what a model tries by a command. It is no wall: what runs without a sandbox as the
+    same user may write the store's file itself. The sandbox must not let it see the data folder.
     """
-    if started_by_an_agent(_ancestors()) or _in_a_cage():
+    if started_by_an_agent(_ancestors()) or _in_a_sandbox():
         return Answerer("agent", "a command that an agent runs")
     return Answerer("person", _user(), scopes=frozenset({HUMAN}))
 
@@ -159,7 +159,7 @@ def _ancestors() -> Iterator[list[str]]:
         process = int(status.rpartition(")")[2].split()[1])
 
 
-def _in_a_cage() -> bool:
+def _in_a_sandbox() -> bool:
     """Whether this is a process namespace of our executors': its first process shows it."""
     try:
         words = Path("/proc/1/cmdline").read_bytes().rstrip(b"\0").split(b"\0")

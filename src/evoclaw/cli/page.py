@@ -16,7 +16,7 @@ from evoclaw.cli.fleet import show
 from evoclaw.cli.places import data_folder
 from evoclaw.cli.render import tell
 from evoclaw.core.errors import ConfigError
-from evoclaw.transport.accounts import write_private
+from evoclaw.transport.broker_accounts import write_private
 
 FILE = "page.html"
 """In the data folder: leads a browser to the page, for its owner alone."""

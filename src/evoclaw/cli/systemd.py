@@ -1,4 +1,4 @@
-"""`evoclaw systemd`: unit files that keep our processes up, and bounded as far as cages allow."""
+"""`evoclaw systemd`: unit files that keep our processes up, hardened as far as sandboxes allow."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ RestartSec=2
 TimeoutStopSec=60
 KillMode=mixed
 UMask=0077
-# Cages put each command into a control group of its own, below ours.
+# Sandboxes put each command into a control group of its own, below ours.
 Delegate=yes
 
-# Bounds. What a model's command may touch is for its cage to say; these hold for all of us.
-# Cages of firejail and podman begin with a setuid program: with those, say NoNewPrivileges=no.
+# Bounds. What a model's command may touch is for its sandbox to say; these hold for all of us.
+# Sandboxes of firejail and podman begin with a setuid program: with those, say NoNewPrivileges=no.
 NoNewPrivileges=yes
 RestrictSUIDSGID=yes
 RestrictRealtime=yes
 LockPersonality=yes
 SystemCallArchitectures=native
-# A cage is made of namespaces and mounts, and named; the native one is of Landlock and seccomp.
+# A sandbox is made of namespaces and mounts, and named; the native one is of Landlock and seccomp.
 SystemCallFilter=@system-service @mount sethostname seccomp
 SystemCallFilter=landlock_create_ruleset landlock_add_rule landlock_restrict_self
 SystemCallErrorNumber=EPERM
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
-{bounds}# Left out because cages need what it takes away: RestrictNamespaces (a cage is one),
+{bounds}# Left out because sandboxes need what it takes away: RestrictNamespaces (a sandbox is one),
 # ProtectControlGroups (see Delegate), ProtectProc, ProcSubset, ProtectKernelTunables and
-# ProtectKernelLogs (with a part of /proc covered, the kernel allows no new /proc inside a cage),
+# ProtectKernelLogs (with a part of /proc covered, the kernel allows no new /proc inside a sandbox),
 # and MemoryDenyWriteExecute (programs that compile as they run).
 
 [Install]
@@ -60,7 +60,7 @@ WantedBy={target}
 """
 _USER = """\
 # ProtectSystem, PrivateTmp and their like are left out: a user's systemd would make them by a
-# namespace of its own, and not every kernel lets a cage make another one inside of that.
+# namespace of its own, and not every kernel lets a sandbox make another one inside of that.
 """
 _SYSTEM = """\
 CapabilityBoundingSet=
@@ -119,7 +119,7 @@ def _bounds(options: Namespace, folder: Path) -> str:
     if not options.system:
         return _USER
     if options.which == "edge":
-        # Its folders are those of its agent.toml; the cage says which of them a command sees.
+        # Its folders are those of its agent.toml; the sandbox says which of them a command sees.
         return _SYSTEM.format(protects="full", writes="")
     return _SYSTEM.format(protects="strict", writes=f"ReadWritePaths={_path(folder)}\n")
 

@@ -132,7 +132,7 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     to whoever drives the run."""
 
     @property
-    def cage(self) -> SandboxSettings:
+    def sandbox_settings(self) -> SandboxSettings:
         """What commands run in, in whichever of the documented places that was said."""
         said = self.tools.sandboxing
         return self.sandbox if said is None else replace(self.sandbox, engine=str(said))

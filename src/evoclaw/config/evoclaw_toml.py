@@ -44,12 +44,12 @@ _PASSWORD = "set EVOCLAW_BROKER_PASSWORD, or name a file with password_file in [
 
 
 class OrchestratorTools(Struct, frozen=True, kw_only=True):
-    """How tools are found and caged."""
+    """How tools are found and sandboxed."""
 
     skills_path: Path
     """Where the skills are."""
     enable_sandboxing: bool = True
-    """False runs commands without a cage."""
+    """False runs commands without a sandbox."""
     sandbox_engine: Engine | None = None
     """None is not said."""
     permissions: dict[str, bool] | tuple[Word, ...] | None = None
@@ -127,7 +127,7 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
     """Where everything is kept that is not said to be elsewhere."""
 
     @property
-    def cage(self) -> SandboxSettings:
+    def sandbox_settings(self) -> SandboxSettings:
         """What commands run in, in whichever of the documented places that was said."""
         said = self.orchestrator.tools
         if not said.enable_sandboxing:

@@ -21,7 +21,7 @@ PERMISSIONS = (
 
 
 class Engine(StrEnum):
-    """What cages a tool."""
+    """What sandboxes a tool."""
 
     BUBBLEWRAP = "bubblewrap"
     FIREJAIL = "firejail"

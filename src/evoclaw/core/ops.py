@@ -63,7 +63,7 @@ class Completed(Struct, frozen=True):
     """How much there was in all."""
     stderr_bytes: int
     isolation: str
-    """The cage it really ran in."""
+    """The sandbox it really ran in."""
 
 
 class ExecOps(Protocol):

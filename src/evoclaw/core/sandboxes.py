@@ -1,4 +1,4 @@
-"""What a caged process may reach: said once, for every sandbox engine."""
+"""`SandboxPolicy`: what a sandboxed process may reach; and the ports of sandbox engines."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from evoclaw.core.ops import ExecOps
 
-
-class Confines(Struct, frozen=True):
-    """The bounds of one cage. Paths are absolute and real; what is not named is not there."""
+class SandboxPolicy(Struct, frozen=True):
+    """The limits of one sandbox. Paths are absolute and real; a path not named is not visible."""
 
     workspace: str
     """The one folder it may change."""
@@ -24,7 +22,7 @@ class Confines(Struct, frozen=True):
     hidden: tuple[str, ...] = ()
     """Folders inside the writable ones that it may not even see."""
     proxy: str = ""
-    """The socket of the egress proxy, its one way out; empty: no network at all."""
+    """The socket of the egress proxy, its only egress; empty: no network at all."""
     memory: int = 2 << 30
     """Bytes."""
     processes: int = 256
@@ -36,13 +34,13 @@ class Confines(Struct, frozen=True):
     disk: int = 8 << 30
     """Bytes that it may add there, roughly."""
     tenant: str = "local"
-    """Whose it is: nothing warm is shared between tenants."""
+    """The tenant it belongs to: no warm worker is shared between tenants."""
     trusted: bool = True
-    """Whether what it runs was asked for in a trusted context: nothing warm is shared across."""
+    """Whether its commands come from a trusted context: no warm worker is shared across."""
 
 
-class Engine(Protocol):
-    """A way to build a cage on this machine."""
+class SandboxEngine(Protocol):
+    """A way to build a sandbox on this machine."""
 
     name: str
     """What results say they were isolated by."""
@@ -51,43 +49,35 @@ class Engine(Protocol):
         """Why it cannot be used here, and what to do about it; empty when it can be tried."""
         ...
 
-    def command(self, confines: Confines, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
-        """The command line that runs `argv` inside; its environment is handed on as it is."""
+    def command(self, policy: SandboxPolicy, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
+        """The command line that runs `argv` inside; its environment is passed on unchanged."""
         ...
 
 
 @runtime_checkable
-class Warm(Engine, Protocol):
-    """An engine that can keep a worker inside a cage, so that a command need not wait for one.
+class WarmEngine(SandboxEngine, Protocol):
+    """An engine that can keep a worker pool inside a sandbox, so that commands start at once.
 
-    The worker's input is a `SOCK_SEQPACKET` socket. It sends `up` when it stands. A message with
-    two descriptors asks for a cell: a line, a socket of the same kind, and a grave, which is held
-    and closed when the cell and everything in it are dead. A cell sends `R` on its line when it is
-    ready (`X` and a reason if it cannot be) and takes one message with four descriptors: a memory
-    file with `marshal`led argv, cwd and environment, then input, output and errors. It answers `S`
-    and the exit code as a C int when nothing is left of the command, `L` and the code when it had
-    to kill leftovers, which are dead when the grave closes, or `E` and an errno; `T` asks what runs
-    in it to end. When the other end of the line or of the worker's input is closed, it ends with
-    all that is in it.
+    The pool's stdin is a `SOCK_SEQPACKET` socket. The pool sends `up` when it is ready. A message
+    with two descriptors asks for a worker: its control socket, of the same kind, and its exit pipe,
+    which is closed when the worker and everything in it are dead. A worker sends `R` on its control
+    socket when it is ready (`X` and a reason if it failed) and takes one message with four
+    descriptors: a memory file with `marshal`led argv, cwd and environment, then stdin, stdout and
+    stderr. It answers `S` and the exit code as a C int when nothing is left of the command, `L` and
+    the code when it had to kill leftovers, which are dead when the exit pipe closes, or `E` and an
+    errno; `T` asks the processes in it to end. When the other end of the control socket, or of the
+    pool's stdin, is closed, it ends with everything in it.
     """
 
-    def nursery(self, confines: Confines) -> tuple[str, ...]:
-        """The command line of such a worker."""
+    def worker_pool_command(self, policy: SandboxPolicy) -> tuple[str, ...]:
+        """The command line of the worker pool."""
         ...
 
 
 @runtime_checkable
-class Outliving(Engine, Protocol):
-    """An engine whose processes are not ours, and live on when what we started is killed."""
+class DetachedEngine(SandboxEngine, Protocol):
+    """An engine whose processes are not our children, and survive when we kill what we started."""
 
-    def ending(self, command: Sequence[str]) -> tuple[str, ...]:
-        """The command line that ends whatever is left of what this command line started."""
-        ...
-
-
-class Prover(Protocol):
-    """Tries out a cage before anything is run in it."""
-
-    async def prove(self, engine: Engine, confines: Confines, exec: ExecOps) -> None:
-        """Raise `ToolFailure` (`sandbox_unavailable`) unless `exec` really is confined."""
+    def end_command(self, command: Sequence[str]) -> tuple[str, ...]:
+        """The command line that ends every process that this command line started."""
         ...

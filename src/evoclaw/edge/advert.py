@@ -1,4 +1,4 @@
-"""What a device says of itself."""
+"""The advert: a device's description of itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from evoclaw.core.tools import Tool
 from evoclaw.core.version import VERSION
-from evoclaw.edge.identity import Identity
+from evoclaw.edge.device import EdgeIdentity
 from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
 
 _SUMMARIES = {
@@ -20,11 +20,11 @@ _SUMMARIES["monitor"] = _SUMMARIES["sensor"]
 
 
 def default_summary(agent_id: str, agent_type: str) -> str:
-    """The one line of a device that was given none."""
+    """The summary of a device without a configured one."""
     return f"{agent_id} {_SUMMARIES.get(agent_type, 'edge agent')}"
 
 
-def advert(who: Identity, tools: Sequence[Tool], *, has_model: bool) -> Advert:
+def advert(who: EdgeIdentity, tools: Sequence[Tool], *, has_model: bool) -> Advert:
     """The advert of a device with these tools."""
     return Advert(
         who.agent_id,

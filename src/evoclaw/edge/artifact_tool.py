@@ -14,12 +14,12 @@ from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.store.calls.artifacts import Artifacts, Found, NoArtifact
 from evoclaw.tools.define import tool
 
-NAME = "artifact"
-MOST_READ = 32_000
+TOOL_NAME = "artifact"
+MAX_READ_BYTES = 32_000
 """Bytes read at once."""
-MOST_FETCHED = 150_000
+MAX_FETCHED_BYTES = 150_000
 """Bytes copied at once: as much as one message carries."""
-MOST_LINES = 500
+MAX_LINES = 500
 
 Action = Literal["read", "tail", "grep", "fetch"]
 
@@ -28,7 +28,7 @@ def artifact_tool(artifacts: Artifacts) -> BoundTool:
     """The tool for the artifacts of this device."""
 
     # Whose output it was is not kept: so it is taken for anybody's.
-    @tool(name=NAME, effect="read", resources=(), max_timeout=30, outside=True, private=True)
+    @tool(name=TOOL_NAME, effect="read", resources=(), max_timeout=30, outside=True, private=True)
     async def artifact(
         handle: str,
         action: Action = "read",
@@ -52,17 +52,17 @@ def artifact_tool(artifacts: Artifacts) -> BoundTool:
         try:
             match action:
                 case "read":
-                    return await _read(artifacts, handle, offset, min(length, MOST_READ))
+                    return await _read(artifacts, handle, offset, min(length, MAX_READ_BYTES))
                 case "tail":
-                    data = await artifacts.tail(handle, min(lines, MOST_LINES))
+                    data = await artifacts.tail(handle, min(lines, MAX_LINES))
                     return Output((TextBlock(_text(data)),))
                 case "grep":
                     found = await artifacts.grep(
-                        handle, pattern, ignore_case=ignore_case, most=min(lines, MOST_LINES)
+                        handle, pattern, ignore_case=ignore_case, most=min(lines, MAX_LINES)
                     )
                     return Output((TextBlock(_lines(found)),))
                 case "fetch":
-                    return await _fetch(artifacts, handle, offset, min(length, MOST_FETCHED))
+                    return await _fetch(artifacts, handle, offset, min(length, MAX_FETCHED_BYTES))
         except NoArtifact as problem:
             text = f"{problem}. Run what made it again, if that does no harm."
             raise ToolFailure(ErrorKind.NOT_FOUND, text) from None

@@ -9,19 +9,18 @@ from msgspec.structs import replace
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports
 from evoclaw.edge.artifact_tool import artifact_tool
+from evoclaw.edge.audit import CallAudit
+from evoclaw.edge.call_spans import add_spans
 from evoclaw.edge.clock import OrchestratorClock
+from evoclaw.edge.device import DeviceLimits, EdgeIdentity, EdgeParts
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.genome_limits import GenomeTimeouts
-from evoclaw.edge.identity import Identity, Limits
-from evoclaw.edge.noting import CallNotes
 from evoclaw.edge.outputs import KeepLargeOutput
-from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, no_grants
 from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
-from evoclaw.edge.traced import traced
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.store.calls.artifacts import Artifacts
 from evoclaw.store.calls.journal import Journal
@@ -31,23 +30,23 @@ from evoclaw.trust.receipts import DeviceKey
 if TYPE_CHECKING:
     from evoclaw.observe.tracing.tracing import Tracing
 
-_USUAL = Limits()
+_USUAL = DeviceLimits()
 
 
 async def assemble(
-    who: Identity,
+    who: EdgeIdentity,
     link: Link,
     journal: Journal,
     ports: Ports,
     *,
     has_model: bool = False,
-    limits: Limits = _USUAL,
+    limits: DeviceLimits = _USUAL,
     check: GrantCheck = no_grants,
     clock: OrchestratorClock | None = None,
     accepts: frozenset[str] | None = None,
     artifacts: Artifacts | None = None,
     key: DeviceKey | None = None,
-    notes: CallNotes | None = None,
+    notes: CallAudit | None = None,
     tracing: Tracing | None = None,
 ) -> Edge:
     """An edge that runs these ports' tools; its prompts too, if their provider is a real one.
@@ -68,12 +67,12 @@ async def assemble(
     model = ports if has_model else None
     prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes)
     edge = Edge(
-        Parts(
+        EdgeParts(
             who,
             link,
             journal,
             ports.executor,
-            traced({"tool": run, "execute": run, "prompt": prompts.plan}, tracing, who.agent_id),
+            add_spans({"tool": run, "execute": run, "prompt": prompts.plan}, tracing, who.agent_id),
             genomes,
             outcomes,
             limits,

@@ -1,4 +1,4 @@
-"""What time it is for the orchestrator: deadlines are set by its clock, not by this device's."""
+"""`OrchestratorClock`: the orchestrator's time, by which deadlines are set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evoclaw.transport.clocks import steady
 
 
 class OrchestratorClock:
-    """Runs on from the last time it was told, whatever happens to this device's own clock."""
+    """Continues from the last time received, independent of this device's own clock."""
 
     def __init__(
         self, wall: Callable[[], float] = time.time, ticks: Callable[[], float] = steady
@@ -34,11 +34,11 @@ class OrchestratorClock:
         self._known.set()
 
     def give_up(self) -> None:
-        """Go by this device's own clock: nobody says what time it is."""
+        """Use this device's own clock: no orchestrator has answered."""
         self._known.set()
 
     async def known(self) -> None:
-        """Wait until there is a clock to judge a deadline by: ours alone may be days off."""
+        """Wait until there is a clock for deadlines: ours alone may be days off."""
         await self._known.wait()
 
     @property

@@ -1,6 +1,6 @@
-"""What a device can be told: one function for each command.
+"""The commands of a device: one function for each.
 
-Commands that do something (`tool`, `execute`, `prompt`) go to `Calls`, which journals them. The
+Commands that do something (`tool`, `execute`, `prompt`) go to `EdgeCalls`, which journals them. The
 others only look, or may be done twice without harm, and are answered at once.
 """
 
@@ -14,13 +14,13 @@ import msgspec
 
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
-from evoclaw.edge.calls import Calls
+from evoclaw.edge.calls import EdgeCalls
+from evoclaw.edge.device import EdgeParts
 from evoclaw.edge.genome import Genome
-from evoclaw.edge.parts import Parts
 from evoclaw.edge.plans import no_grants
-from evoclaw.edge.reports import Reports
+from evoclaw.edge.reports import EdgeReports
 from evoclaw.transport.wire import (
-    VERSION,
+    WIRE_VERSION,
     Command,
     ReportType,
     Welcome,
@@ -33,20 +33,20 @@ from evoclaw.transport.wire import (
 Work: TypeAlias = Coroutine[object, object, None]
 
 
-class Device(Protocol):
-    """Who is told."""
+class EdgeDevice(Protocol):
+    """The device that a command is for."""
 
-    parts: Parts
-    calls: Calls
-    reports: Reports
+    parts: EdgeParts
+    calls: EdgeCalls
+    reports: EdgeReports
     counts: Counter[str]
 
     def spawn(self, work: Work) -> None:
-        """Do something beside the rest."""
+        """Start a background task."""
         ...
 
     def greet(self) -> None:
-        """Say hello soon."""
+        """Send a hello soon."""
         ...
 
     def welcomed(self, welcome: Welcome) -> None:
@@ -54,11 +54,11 @@ class Device(Protocol):
         ...
 
     async def advertise(self) -> None:
-        """Say anew what it can do."""
+        """Publish the advert again."""
         ...
 
     def figures(self) -> dict[str, JSON]:
-        """Tell how it went so far."""
+        """The metrics so far."""
         ...
 
     def stop(self) -> None:
@@ -66,28 +66,28 @@ class Device(Protocol):
         ...
 
 
-Quick: TypeAlias = Callable[[Device, Command], Awaitable[JSON]]
+QuickCommand: TypeAlias = Callable[[EdgeDevice, Command], Awaitable[JSON]]
 
-FOR_ALL = frozenset({"hello", "ping"})
-"""What may be said to every device at once."""
-UNSIGNED = frozenset({"ping", "tools_list", "get_metrics"})
-"""What is answered to whoever the broker lets in: it changes nothing and names no call."""
-PAGE = 100_000
-"""Bytes of tools in one answer to `tools_list`."""
+BROADCAST_COMMANDS = frozenset({"hello", "ping"})
+"""Commands that may be broadcast to every device."""
+UNSIGNED_COMMANDS = frozenset({"ping", "tools_list", "get_metrics"})
+"""Commands that need no grant: they change nothing and name no call."""
+MAX_TOOLS_PAGE_BYTES = 100_000
+"""Size of one page of `tools_list`."""
 
 
-def take(edge: Device, command: Command, message: bytes, *, for_all: bool = False) -> None:
-    """Do what is asked, or say why not."""
+def take(edge: EdgeDevice, command: Command, message: bytes, *, for_all: bool = False) -> None:
+    """Run a command, or refuse it."""
     name = command.command
-    known = name in edge.parts.planners or name in QUICK
-    if for_all and name not in FOR_ALL:
+    known = name in edge.parts.planners or name in QUICK_COMMANDS
+    if for_all and name not in BROADCAST_COMMANDS:
         edge.counts["ignored"] += 1
     elif name in _TALK:
         _TALK[name](edge, command)
     elif not command.request_id:
         edge.counts["ignored"] += 1
-    elif not known or name not in (edge.parts.accepts or ALL):
-        there = ", ".join(sorted(ALL & (edge.parts.accepts or ALL)))
+    elif not known or name not in (edge.parts.accepts or ALL_COMMANDS):
+        there = ", ".join(sorted(ALL_COMMANDS & (edge.parts.accepts or ALL_COMMANDS)))
         text = f"This agent does not take the command {name[:64]!r}; it takes: {there}."
         kind = ErrorKind.PERMISSION_DENIED if known else ErrorKind.NOT_FOUND
         edge.spawn(refuse(edge, command.request_id, WireError(kind, text), message))
@@ -97,8 +97,8 @@ def take(edge: Device, command: Command, message: bytes, *, for_all: bool = Fals
         edge.spawn(_answer(edge, command, message))
 
 
-async def refuse(edge: Device, request_id: str, problem: WireError, message: bytes) -> None:
-    """Answer what is not done; it is about this message, not about others with its id."""
+async def refuse(edge: EdgeDevice, request_id: str, problem: WireError, message: bytes) -> None:
+    """Refuse a message; the answer is about this message, not others with its id."""
     payload: dict[str, JSON] = {
         "status": "error",
         "error": str(problem),
@@ -107,16 +107,16 @@ async def refuse(edge: Device, request_id: str, problem: WireError, message: byt
         "refuses": message_hash(message),
     }
     if problem.kind is ErrorKind.VERSION_MISMATCH:
-        payload["details"] = {"v_min": VERSION, "v_max": VERSION}
+        payload["details"] = {"v_min": WIRE_VERSION, "v_max": WIRE_VERSION}
     await edge.reports.say(ReportType.ERROR, payload)
 
 
-async def _answer(edge: Device, command: Command, message: bytes) -> None:
+async def _answer(edge: EdgeDevice, command: Command, message: bytes) -> None:
     try:
-        if command.command not in UNSIGNED and edge.parts.check is not no_grants:
+        if command.command not in UNSIGNED_COMMANDS and edge.parts.check is not no_grants:
             await edge.parts.clock.known()
             edge.parts.check(command)
-        answer = await QUICK[command.command](edge, command)
+        answer = await QUICK_COMMANDS[command.command](edge, command)
     except ToolFailure as problem:
         error = WireError(problem.kind, problem.message)
         return await refuse(edge, command.request_id, error, message)
@@ -130,11 +130,11 @@ async def _answer(edge: Device, command: Command, message: bytes) -> None:
     return None
 
 
-async def _ping(edge: Device, command: Command) -> JSON:
-    return {"pong": True, "boot_id": edge.parts.who.boot_id, "v": VERSION}
+async def _ping(edge: EdgeDevice, command: Command) -> JSON:
+    return {"pong": True, "boot_id": edge.parts.who.boot_id, "v": WIRE_VERSION}
 
 
-async def _tools_list(edge: Device, command: Command) -> JSON:
+async def _tools_list(edge: EdgeDevice, command: Command) -> JSON:
     """Page by page: `offset` in, `next` out while there are more."""
     tools = edge.parts.executor.tools()
     first = command.payload.get("offset", 0)
@@ -144,31 +144,31 @@ async def _tools_list(edge: Device, command: Command) -> JSON:
     for tool in tools[start:]:
         shown = msgspec.to_builtins(tool) | {"hash": tool_hash(tool)}
         size += len(msgspec.json.encode(shown))
-        if page and size > PAGE:
+        if page and size > MAX_TOOLS_PAGE_BYTES:
             break
         page.append(shown)
     end = start + len(page)
     return {"tools": page, "next": end if end < len(tools) else None}
 
 
-async def _get_metrics(edge: Device, command: Command) -> JSON:
+async def _get_metrics(edge: EdgeDevice, command: Command) -> JSON:
     return edge.figures()
 
 
-async def _cancel(edge: Device, command: Command) -> JSON:
+async def _cancel(edge: EdgeDevice, command: Command) -> JSON:
     wanted = command.payload.get("request_id") or command.payload.get("job_id")
     if not isinstance(wanted, str):
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say which call, as `request_id`.")
     if edge.calls.cancel(wanted):
         return {"request_id": wanted, "cancelled": True, "state": "cancelling"}
     row = await edge.calls.cancel_unseen(wanted)
-    if row is None or edge.calls.cancel(wanted):  # it may have come just now
+    if row is None or edge.calls.cancel(wanted):  # it may have arrived just now
         return {"request_id": wanted, "cancelled": True, "state": "cancelled"}
     return {"request_id": wanted, "cancelled": False, "state": str(row.state)}
 
 
-async def _job(edge: Device, command: Command) -> JSON:
-    """`list` the jobs, `read` how one stands, or `cancel` it."""
+async def _job(edge: EdgeDevice, command: Command) -> JSON:
+    """`list` the jobs, `read` the status of one, or `cancel` it."""
     action, wanted = command.payload.get("action", "list"), command.payload.get("job_id")
     if action == "list":
         return {"jobs": [live.describe() for live in edge.calls.live if live.is_job]}
@@ -180,7 +180,7 @@ async def _job(edge: Device, command: Command) -> JSON:
         raise ToolFailure(ErrorKind.NOT_FOUND, f"There is no job {wanted[:200]!r} here.")
     if action == "cancel":
         return await _cancel(edge, command)
-    live = next((one for one in edge.calls.live if one.request_id == wanted), None)
+    live = next((call for call in edge.calls.live if call.request_id == wanted), None)
     if live is not None:
         return live.describe() | {"ended": False, "output": live.said}
     found: dict[str, JSON] = {"job_id": wanted, "state": str(row.state)}
@@ -190,7 +190,7 @@ async def _job(edge: Device, command: Command) -> JSON:
     return found
 
 
-async def _update_genome(edge: Device, command: Command) -> JSON:
+async def _update_genome(edge: EdgeDevice, command: Command) -> JSON:
     patch = command.payload.get("genome", command.payload)
     if not is_object(patch):
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "The genome is an object of tunables.")
@@ -198,26 +198,26 @@ async def _update_genome(edge: Device, command: Command) -> JSON:
     return await _in_force(edge, await edge.parts.genomes.update(patch))
 
 
-async def _update_strategy(edge: Device, command: Command) -> JSON:
+async def _update_strategy(edge: EdgeDevice, command: Command) -> JSON:
     strategy = command.payload.get("strategy", command.payload)
     return await _in_force(edge, await edge.parts.genomes.update({"strategy": strategy}))
 
 
-async def _in_force(edge: Device, genome: Genome) -> JSON:
-    """Act on a genome that was changed: calls that wait, and what the tools are said to take."""
+async def _in_force(edge: EdgeDevice, genome: Genome) -> JSON:
+    """Apply a changed genome: to waiting calls, and to the limits in the advert."""
     edge.calls.places.changed()
     await edge.advertise()
     return msgspec.to_builtins(genome)
 
 
-async def _evolution(edge: Device, command: Command) -> JSON:
+async def _evolution(edge: EdgeDevice, command: Command) -> JSON:
     """`status` (genome, its history and fitness) or `roll_back` to an earlier version."""
     genomes = edge.parts.genomes
     action = command.payload.get("action", "status")
     if action == "roll_back":
         version = command.payload.get("version")
         if not isinstance(version, int):
-            # "The one before" would be another one when the command comes twice.
+            # "The previous version" would be another one when the command is repeated.
             raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say to which `version` to roll back.")
         await _in_force(edge, await genomes.roll_back(version))
     elif action != "status":
@@ -229,12 +229,12 @@ async def _evolution(edge: Device, command: Command) -> JSON:
     }
 
 
-async def _shutdown(edge: Device, command: Command) -> JSON:
+async def _shutdown(edge: EdgeDevice, command: Command) -> JSON:
     """Answer first, then leave."""
     return {"leaving": True}
 
 
-QUICK: Mapping[str, Quick] = {
+QUICK_COMMANDS: Mapping[str, QuickCommand] = {
     "ping": _ping,
     "tools_list": _tools_list,
     "get_metrics": _get_metrics,
@@ -245,28 +245,28 @@ QUICK: Mapping[str, Quick] = {
     "evolution": _evolution,
     "shutdown": _shutdown,
 }
-ALL = frozenset(QUICK) | {"tool", "execute", "prompt"}
-"""Every command there is, but for the talk between the two sides."""
+ALL_COMMANDS = frozenset(QUICK_COMMANDS) | {"tool", "execute", "prompt"}
+"""Every command except those of the protocol itself."""
 
 
-def _welcome(edge: Device, command: Command) -> None:
+def _welcome(edge: EdgeDevice, command: Command) -> None:
     try:
         edge.welcomed(convert(command.payload, Welcome))
     except WireError:
         edge.counts["unreadable: welcome"] += 1
 
 
-def _result_ack(edge: Device, command: Command) -> None:
+def _result_ack(edge: EdgeDevice, command: Command) -> None:
     given = command.payload.get("request_ids")
-    ids = [one for one in given if isinstance(one, str)] if is_array(given) else []
+    ids = [value for value in given if isinstance(value, str)] if is_array(given) else []
     edge.spawn(edge.reports.acknowledged(ids))
 
 
-def _hello(edge: Device, command: Command) -> None:
+def _hello(edge: EdgeDevice, command: Command) -> None:
     edge.greet()
 
 
-_TALK: Mapping[str, Callable[[Device, Command], None]] = {
+_TALK: Mapping[str, Callable[[EdgeDevice, Command], None]] = {
     "welcome": _welcome,
     "result_ack": _result_ack,
     "hello": _hello,

@@ -1,4 +1,4 @@
-"""A device's process: connect, say hello, serve commands, give signs of life, leave cleanly."""
+"""`Edge`: a device's process: connects, sends hello, serves commands, sends heartbeats, leaves."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.edge import commands
 from evoclaw.edge.advert import advert
-from evoclaw.edge.calls import Calls
-from evoclaw.edge.memory import Memory
-from evoclaw.edge.parts import Parts
-from evoclaw.edge.reports import Reports
+from evoclaw.edge.calls import EdgeCalls
+from evoclaw.edge.device import EdgeParts
+from evoclaw.edge.reports import EdgeReports
+from evoclaw.edge.retention import EdgeRetention
 from evoclaw.edge.status import MachineStatus
 from evoclaw.transport.clocks import steady
 from evoclaw.transport.link import Incoming, LinkDown, TooLarge, Will
-from evoclaw.transport.topics import BROADCAST, Kind, topic
+from evoclaw.transport.topics import BROADCAST, TopicKind, topic
 from evoclaw.transport.wire import (
     Advert,
     Heartbeat,
@@ -32,30 +32,30 @@ from evoclaw.transport.wire import (
     read_command,
 )
 
-GREETINGS = (1, 2, 4, 8, 15, 30)
-"""How long a hello waits for an answer, in times the first wait; the last is the last try."""
-OWN_CLOCK = 3
-"""Hellos without an answer after which the device goes by its own clock."""
-LOOSE = 1.0
-"""Seconds that an orchestrator's word on the time may take; after more it is asked once again."""
-LAST_WORDS = 2.0
-"""Seconds that answers under way are waited for when leaving."""
-MOST_IDS = 500
-"""Ids of each kind in one hello; the rest is repaired by resending."""
-ROOM_FOR_IDS = 100_000
-"""Bytes that the ids of one kind may take there."""
-AT_ONCE = 1_000
-"""Things done beside the rest; what comes beyond is asked again by who wants it."""
+HELLO_RETRY_FACTORS = (1, 2, 4, 8, 15, 30)
+"""How long a hello waits for an answer, as multiples of the first wait; then no more retries."""
+OWN_CLOCK_AFTER_HELLOS = 3
+"""Unanswered hellos after which the device uses its own clock."""
+MAX_CLOCK_ROUND_TRIP_S = 1.0
+"""The longest round trip of an accepted time; after a longer one the device asks once again."""
+LEAVE_TIMEOUT_S = 2.0
+"""How long pending answers are waited for when leaving."""
+MAX_HELLO_IDS = 500
+"""Ids of each kind in one hello; the rest is recovered by resending."""
+MAX_HELLO_ID_BYTES = 100_000
+"""Size of the ids of one kind in a hello."""
+TASK_CONCURRENCY = 1_000
+"""Background tasks; further commands are dropped, and the orchestrator sends them again."""
 
 
 class Edge:
     """One device; a link's party."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: EdgeParts) -> None:
         self.parts = parts
         self.clock = parts.clock
-        self.reports = Reports(parts.who, parts.link, parts.journal, parts.limits)
-        self.calls = Calls(
+        self.reports = EdgeReports(parts.who, parts.link, parts.journal, parts.limits)
+        self.calls = EdgeCalls(
             parts.planners,
             parts.journal,
             self.reports,
@@ -66,22 +66,22 @@ class Edge:
             noted=self._note,
         )
         self.machine = MachineStatus()
-        self.memory = Memory(parts.journal, parts.outcomes, parts.limits, parts.artifacts)
+        self.memory = EdgeRetention(parts.journal, parts.outcomes, parts.limits, parts.artifacts)
         self.counts: Counter[str] = Counter()
         """What was dropped, by reason."""
         self.connection = 0
         """Counts the connections of this boot."""
         self._greet = asyncio.Event()
         self._asked = 0.0
-        """When the orchestrator was last greeted, by the steady clock."""
+        """When the last hello was sent, by the monotonic clock."""
         self._doubted = 0
-        """The connection on which the time was asked for once again."""
+        """The connection on which the time was requested again."""
         self._welcomed = asyncio.Event()
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until `stop`; then end what runs, tell it, and leave. Leaves nothing running."""
+        """Serve until `stop`; then end and report what runs, and leave nothing running."""
         try:
             await self.memory.load()
             await self.reports.load()
@@ -117,34 +117,36 @@ class Edge:
 
     @property
     def client_id(self) -> str:
-        """Its name at the broker."""
+        """Its MQTT client id."""
         return self.parts.who.client_id or self.parts.who.agent_id
 
     @property
     def subscriptions(self) -> Sequence[str]:
-        """Its own commands, and those for everybody."""
-        return topic(self.parts.who.agent_id, Kind.COMMANDS), BROADCAST
+        """Its own commands, and broadcasts."""
+        return topic(self.parts.who.agent_id, TopicKind.COMMANDS), BROADCAST
 
     def will(self) -> Will:
-        """Offline, unless a newer connection says otherwise."""
+        """The status offline, unless a newer connection overrides it."""
         self.connection += 1
-        return Will(topic(self.parts.who.agent_id, Kind.STATUS), encode(self._status("offline")))
+        return Will(
+            topic(self.parts.who.agent_id, TopicKind.STATUS), encode(self._status("offline"))
+        )
 
     async def connected(self) -> None:
-        """Say that it is here and what it can do, each time: an older will may come later."""
+        """Publish status and advert on each connection: an older will may arrive later."""
         await self._say_status("online")
         await self.advertise()
         self._greet.set()
         self.reports.link_is_up()
 
     def disconnected(self, reason: str) -> None:
-        """Count it; the link tries again."""
+        """Count it; the link reconnects."""
         self.counts["disconnected"] += 1
 
     def received(self, message: Incoming) -> None:
-        """Take a command; what is none is counted, and answered if it can be."""
+        """Take a command; an invalid one is counted, and answered if possible."""
         if message.retained:
-            self.counts["retained"] += 1  # a command is for now: nobody means one that was kept
+            self.counts["retained"] += 1  # a retained command is stale
             return
         try:
             command = read_command(message.payload)
@@ -156,21 +158,21 @@ class Edge:
         commands.take(self, command, message.payload, for_all=message.topic == BROADCAST)
 
     async def advertise(self) -> None:
-        """Publish what this device says of itself."""
-        await self._publish(Kind.CAPABILITIES, encode(self.advert), retain=True)
+        """Publish the advert."""
+        await self._publish(TopicKind.CAPABILITIES, encode(self.advert), retain=True)
 
     @property
     def advert(self) -> Advert:
-        """What this device says of itself now."""
+        """The current advert."""
         return advert(self.parts.who, self.parts.executor.tools(), has_model=self.parts.has_model)
 
     def greet(self) -> None:
-        """Say hello soon: somebody new asked who is there."""
+        """Send a hello soon: an orchestrator asked for it."""
         delay = random.uniform(0, self.parts.limits.shyness)
         asyncio.get_running_loop().call_later(delay, self._greet.set)
 
     def welcomed(self, welcome: Welcome) -> None:
-        """An orchestrator knows that we are here, and what it still has to say."""
+        """Take an orchestrator's welcome."""
         who = self.parts.who
         if (welcome.boot_id, welcome.counter) != (who.boot_id, self.connection):
             self.counts["stale welcome"] += 1
@@ -178,7 +180,7 @@ class Edge:
         said = self._asked if welcome.asked is None else welcome.asked
         self.clock.set(welcome.now, max(steady() - said, 0.0))
         self._welcomed.set()
-        if self.clock.loose > LOOSE and self._doubted != self.connection:
+        if self.clock.loose > MAX_CLOCK_ROUND_TRIP_S and self._doubted != self.connection:
             self._doubted = self.connection
             self.greet()
         for request_id in welcome.cancels:
@@ -200,8 +202,8 @@ class Edge:
         )
 
     def spawn(self, work: commands.Work) -> None:
-        """Do something beside the rest; ended with the device."""
-        if len(self._tasks) >= AT_ONCE:
+        """Start a background task; it is ended with the device."""
+        if len(self._tasks) >= TASK_CONCURRENCY:
             self.counts["too much at once"] += 1
             work.close()
             return
@@ -210,7 +212,7 @@ class Edge:
         task.add_done_callback(self._tasks.discard)
 
     def figures(self) -> dict[str, JSON]:
-        """What `get_metrics` answers."""
+        """The answer to `get_metrics`."""
         return {
             "heartbeat": as_payload(self.heartbeat()),
             "tools": self.parts.outcomes.metrics(),
@@ -222,7 +224,7 @@ class Edge:
         }
 
     def hello(self) -> Hello:
-        """Who is here, and what it has to tell. Made in one go, so that nothing comes between."""
+        """The hello message. Built without awaiting, so that it is consistent."""
         return Hello(
             self.parts.who.boot_id,
             self.connection,
@@ -241,7 +243,7 @@ class Edge:
     async def _leave(self) -> None:
         await self.calls.close()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=LAST_WORDS)
+            await asyncio.wait(self._tasks, timeout=LEAVE_TIMEOUT_S)
         await self.memory.save()
         await self._say_status("offline")
 
@@ -263,10 +265,10 @@ class Edge:
             self._greet.clear()
             self._welcomed.clear()
             self._asked = steady()
-            for tries, factor in enumerate(GREETINGS):
+            for tries, factor in enumerate(HELLO_RETRY_FACTORS):
                 if self._greet.is_set() or not self.parts.link.is_up:
-                    break  # there is a newer reason to greet, or will be
-                if tries == OWN_CLOCK:
+                    break  # a newer hello is due
+                if tries == OWN_CLOCK_AFTER_HELLOS:
                     self.clock.give_up()
                 await self.reports.say(ReportType.HELLO, as_payload(self.hello()))
                 try:
@@ -278,7 +280,7 @@ class Edge:
 
     def _note(self, result: ToolResult, elapsed: float | None) -> None:
         if result.name == "prompt":
-            return  # its model's doing is counted where its run ends
+            return  # counted when its run ends
         self.parts.outcomes.record_call(
             result.name, error=result.error, message=result.text, elapsed_ms=elapsed
         )
@@ -287,9 +289,9 @@ class Edge:
         return Status(self.parts.who.agent_id, status, self.parts.who.boot_id, self.connection)
 
     async def _say_status(self, status: str) -> None:
-        await self._publish(Kind.STATUS, encode(self._status(status)), retain=True)
+        await self._publish(TopicKind.STATUS, encode(self._status(status)), retain=True)
 
-    async def _publish(self, kind: Kind, payload: bytes, *, retain: bool) -> None:
+    async def _publish(self, kind: TopicKind, payload: bytes, *, retain: bool) -> None:
         try:
             await self.parts.link.publish(
                 topic(self.parts.who.agent_id, kind), payload, retain=retain
@@ -299,10 +301,10 @@ class Edge:
 
 
 def _some(ids: list[str]) -> list[str]:
-    """As many of the ids as fit: strangers may have given long ones."""
+    """As many of the ids as fit: foreign ids may be long."""
     found: list[str] = []
-    room = ROOM_FOR_IDS
-    for request_id in ids[:MOST_IDS]:
+    room = MAX_HELLO_ID_BYTES
+    for request_id in ids[:MAX_HELLO_IDS]:
         room -= 6 * len(request_id) + 3
         if room < 0:
             break

@@ -23,14 +23,14 @@ from evoclaw.core.events import StopReason
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.metrics import CallCounters, Count
 
-FAULTS = frozenset({ErrorKind.TIMEOUT, ErrorKind.EXECUTION_FAILED, ErrorKind.INTERNAL})
+FAULT_KINDS = frozenset({ErrorKind.TIMEOUT, ErrorKind.EXECUTION_FAILED, ErrorKind.INTERNAL})
 """Failures that are the tool's own."""
 LIMITS = frozenset(
     {StopReason.MAX_ITERATIONS, StopReason.BUDGET_EXCEEDED, StopReason.DURATION_EXCEEDED}
 )
 MODEL_ERRORS = frozenset({StopReason.ERROR, StopReason.LOOP_DETECTED})
 MAX_TOOLS = 256
-OTHERS = "(others)"
+OTHER_TOOLS = "(others)"
 """Counts calls of further tools, and of names that never ran: those may be invented."""
 MAX_ERROR_CHARS = 500
 
@@ -64,7 +64,7 @@ class Outcomes:
         tools, name = self._stored.tools, tool
         never_ran = error is not None and elapsed_ms is None
         if name not in tools and (never_ran or len(tools) >= MAX_TOOLS):
-            name = OTHERS
+            name = OTHER_TOOLS
         found = tools.setdefault(name, CallCounters())
         message = message[:MAX_ERROR_CHARS]
         found.add(error, at=self._now(), elapsed_ms=elapsed_ms, message=message)
@@ -123,7 +123,7 @@ class Outcomes:
 
 def _faults(tool: CallCounters) -> int:
     """Failures that are the tool's own."""
-    return sum(tool.errors.get(kind, 0) for kind in FAULTS)
+    return sum(tool.errors.get(kind, 0) for kind in FAULT_KINDS)
 
 
 def _tool_metrics(tool: CallCounters) -> dict[str, JSON]:

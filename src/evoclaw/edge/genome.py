@@ -1,4 +1,4 @@
-"""The genome: what can be tuned about an agent from afar, checked, kept in versions, undone.
+"""The genome: an agent's remotely tunable settings, validated, versioned, and reversible.
 
 A change is a merge patch: objects are merged, null goes back to the default. A patch that is wrong
 in one place changes nothing.
@@ -17,9 +17,9 @@ from msgspec.structs import fields, replace
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
 
-STRATEGY_BYTES = 16 * 1024
-DEEPEST = 32
-"""Objects and lists in one another."""
+MAX_STRATEGY_BYTES = 16 * 1024
+MAX_STRATEGY_DEPTH = 32
+"""Nested objects and lists."""
 SkillName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -47,7 +47,7 @@ class Genome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The version it was made equal to by rolling back."""
 
 
-RULES: Mapping[str, str] = {  # the same in words, for what can be set
+GENOME_RULES: Mapping[str, str] = {  # the same in words, for what can be set
     "prompt": "text of at most 16000 characters",
     "temperature": "a number from 0 to 2, or null",
     "max_turns": "a whole number from 1 to 100",
@@ -55,8 +55,8 @@ RULES: Mapping[str, str] = {  # the same in words, for what can be set
     "run_seconds": "a number above 0 and up to 86400",
     "concurrency": "a whole number from 1 to 64, or null",
     "skills": "a list of at most 200 names, or null for all",
-    "strategy": f"an object of at most {STRATEGY_BYTES} bytes as JSON, "
-    f"nested {DEEPEST} deep at most",
+    "strategy": f"an object of at most {MAX_STRATEGY_BYTES} bytes as JSON, "
+    f"nested {MAX_STRATEGY_DEPTH} deep at most",
 }
 
 
@@ -97,7 +97,7 @@ class GenomeUnreadable(EvoClawError):
 
 
 class Genomes:
-    """The genome in force, and how it came to be."""
+    """The current genome and its versions."""
 
     def __init__(
         self, store: VersionStore, first: Genome | None = None, *, key: str = "genome"
@@ -109,7 +109,7 @@ class Genomes:
         self._lock = asyncio.Lock()
 
     async def load(self) -> Genome:
-        """Take up the newest version; to be done before anything else."""
+        """Load the newest version; must be called first."""
         kept = await self._kept()
         self._current = (
             _read(newest, kept[newest]) if (newest := max(kept, default=0)) else self._first
@@ -117,7 +117,7 @@ class Genomes:
         return self._current
 
     def current(self) -> Genome:
-        """The genome in force."""
+        """The current genome."""
         if self._current is None:
             raise RuntimeError("load the genomes first")
         return self._current
@@ -174,11 +174,13 @@ class Genomes:
 
 def merged(genome: Genome, patch: Mapping[str, JSON], first: Genome) -> Genome:
     """A genome with a patch on it; null means as in `first`."""
-    kinds = {field.name: field.type for field in fields(Genome) if field.name in RULES}
+    kinds = {field.name: field.type for field in fields(Genome) if field.name in GENOME_RULES}
     changes: dict[str, JSON] = {}
     for key, value in patch.items():
         if key not in kinds:
-            raise _refused(f"{key[:80]!r} is not part of the genome; it has {', '.join(RULES)}.")
+            raise _refused(
+                f"{key[:80]!r} is not part of the genome; it has {', '.join(GENOME_RULES)}."
+            )
         if value is None:
             changes[key] = getattr(first, key)
             continue
@@ -190,7 +192,7 @@ def merged(genome: Genome, patch: Mapping[str, JSON], first: Genome) -> Genome:
                 plain = _merged_strategy(genome.strategy, plain)
             changes[key] = msgspec.convert(plain, kinds[key])
         except (ValueError, TypeError, RecursionError):
-            raise _refused(f"{key!r} must be {RULES[key]}. Nothing was changed.") from None
+            raise _refused(f"{key!r} must be {GENOME_RULES[key]}. Nothing was changed.") from None
     return replace(genome, **changes)
 
 
@@ -200,7 +202,7 @@ def _refused(text: str) -> ToolFailure:
 
 def _same(one: Genome, other: Genome) -> bool:
     """Whether two genomes make no difference."""
-    return all(getattr(one, key) == getattr(other, key) for key in RULES)
+    return all(getattr(one, key) == getattr(other, key) for key in GENOME_RULES)
 
 
 def _named(kept: Mapping[int, bytes]) -> str:
@@ -216,10 +218,10 @@ def _read(number: int, value: bytes) -> Genome:
 
 def _merged_strategy(old: dict[str, JSON], patch: JSON) -> dict[str, JSON]:
     """RFC 7396, bounded; `ValueError` beyond that."""
-    if not is_object(patch) or _is_deeper(patch, DEEPEST):
+    if not is_object(patch) or _is_deeper(patch, MAX_STRATEGY_DEPTH):
         raise ValueError("no object, or a deep one")
     new = _merge(old, patch)
-    if len(msgspec.json.encode(new)) > STRATEGY_BYTES:
+    if len(msgspec.json.encode(new)) > MAX_STRATEGY_BYTES:
         raise ValueError("too long")
     return new
 
@@ -238,10 +240,10 @@ def _is_deeper(value: JSON, limit: int) -> bool:
     level: list[JSON] = [value]
     for _ in range(limit):
         inner: list[JSON] = []
-        for one in level:
-            if is_object(one):
-                inner += one.values()
-            elif is_array(one):
-                inner += one
+        for value in level:
+            if is_object(value):
+                inner += value.values()
+            elif is_array(value):
+                inner += value
         level = inner
-    return any(is_object(one) or is_array(one) for one in level)
+    return any(is_object(value) or is_array(value) for value in level)

@@ -1,4 +1,4 @@
-"""An invitation in one piece: a link that a device joins with, and the same as a picture."""
+"""Invitations: a link that a device joins with, and the same as a QR code."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 from evoclaw.core.errors import ConfigError
 
 SCHEME = "evoclaw"
-LONGEST = 2_000
-"""Letters of a link."""
-BORDER = 4
-"""Light modules around a picture: without them cameras do not find it."""
+MAX_LINK_CHARS = 2_000
+"""Length of a link."""
+QR_BORDER_MODULES = 4
+"""Light modules around a QR code: cameras need them."""
 _FIELDS = ("url", "token", "name")
 _BLOCKS = {"00": "█", "01": "▀", "10": "▄", "11": " "}
 """Two modules above each other as one letter; what is light is drawn."""
 
 
 def join_link(url: str, token: str, name: str) -> str:
-    """Everything that a new edge needs, as one link; whoever has it can join, once."""
+    """Everything that a new edge needs, as one link; it works once."""
     said = urlencode(dict(zip(_FIELDS, (url, token, name), strict=True)), quote_via=quote, safe="")
     return f"{SCHEME}://join?{said}"
 
@@ -30,7 +30,7 @@ def join_command(link: str) -> str:
 
 
 def is_link(text: str) -> bool:
-    """Whether somebody means a link, and not the address of a broker."""
+    """Whether a text is an invitation link, and not the address of a broker."""
     return text.strip().lower().startswith(f"{SCHEME}:")
 
 
@@ -38,7 +38,7 @@ def read_link(text: str) -> tuple[str, str]:
     """The broker's address and the token in a link; `ConfigError` if it is not whole."""
     link = text.strip()
     try:
-        if len(link) > LONGEST or not link.isprintable():
+        if len(link) > MAX_LINK_CHARS or not link.isprintable():
             raise ValueError("too long, or not text")
         parts = urlsplit(link)
         said = parse_qs(parts.query, strict_parsing=True, max_num_fields=len(_FIELDS))
@@ -65,7 +65,7 @@ def qr_rows(text: str) -> tuple[str, ...]:
     except ImportError:
         raise ConfigError("for QR codes, say: pip install 'evoclaw[server]'") from None
     code = segno.make(text, micro=False, error="m", boost_error=False)
-    return tuple("".join(map(str, row)) for row in code.matrix_iter(border=BORDER))
+    return tuple("".join(map(str, row)) for row in code.matrix_iter(border=QR_BORDER_MODULES))
 
 
 def qr_lines(rows: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Joining a fleet: a token that works once is exchanged for a password of one's own."""
+"""Joining a fleet: a one-time token is exchanged for the device's own password."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON
 from evoclaw.transport.link import Incoming, Link, LinkDown, Will
-from evoclaw.transport.topics import Kind, topic
+from evoclaw.transport.topics import TopicKind, topic
 from evoclaw.transport.wire import (
     Report,
     ReportType,
@@ -21,18 +21,18 @@ from evoclaw.transport.wire import (
     read_command,
 )
 
-PATIENCE = 30.0
-"""Seconds for all of it."""
-AGAIN = 1.0
-"""Seconds before what got no answer is said again."""
+JOIN_TIMEOUT_S = 30.0
+"""For the whole exchange."""
+JOIN_RETRY_DELAY_S = 1.0
+"""How long an unanswered request waits before it is repeated."""
 
 
 class JoinFailed(EvoClawError):
-    """The fleet did not let us in; the message says why."""
+    """The fleet refused the device; the message says why."""
 
 
-class Joined(Struct, frozen=True):
-    """What a new member is given."""
+class JoinReply(Struct, frozen=True):
+    """The orchestrator's reply to a join request."""
 
     nonce: str
     password: str = ""
@@ -41,28 +41,28 @@ class Joined(Struct, frozen=True):
     refused: str = ""
 
 
-class Guest:
-    """Who is not a member yet; a link's party."""
+class JoiningEdge:
+    """A device that is not a member yet; a link's party."""
 
     def __init__(self, agent_id: str, token: str, link: Link, *, key: str = "") -> None:
         """`key` is the public key that its receipts will be signed with."""
         self._agent_id, self._token, self._link, self._key = agent_id, token, link, key
         self._nonce = secrets.token_hex(16)
-        self._answer: asyncio.Queue[Joined] = asyncio.Queue()
+        self._answer: asyncio.Queue[JoinReply] = asyncio.Queue()
         self._up = asyncio.Event()
         self._reason = ""
 
-    async def join(self, keep: Callable[[Joined], Awaitable[None]]) -> None:
-        """Ask for a password, have it kept, and say so; `JoinFailed` if that does not work."""
+    async def join(self, keep: Callable[[JoinReply], Awaitable[None]]) -> None:
+        """Request a password, store it, and confirm it; `JoinFailed` if that does not work."""
         running = asyncio.create_task(self._link.run(self))
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(JOIN_TIMEOUT_S):
                 await self._up.wait()
                 given = await self._ask(kept=False)
                 await keep(given)
                 await self._ask(kept=True)
         except TimeoutError:
-            why = self._reason or "nobody answered; is `evoclaw up` running there?"
+            why = self._reason or "no orchestrator answered; is `evoclaw up` running there?"
             raise JoinFailed(f"could not join: {why}") from None
         finally:
             running.cancel()
@@ -76,7 +76,7 @@ class Guest:
     @property
     def subscriptions(self) -> Sequence[str]:
         """Our own commands."""
-        return (topic(self._agent_id, Kind.COMMANDS),)
+        return (topic(self._agent_id, TopicKind.COMMANDS),)
 
     def will(self) -> Will | None:
         """None."""
@@ -87,30 +87,30 @@ class Guest:
         self._up.set()
 
     def disconnected(self, reason: str) -> None:
-        """Remember why, for when it is given up."""
+        """Remember the reason, for the error."""
         self._reason = reason
 
     def received(self, message: Incoming) -> None:
         """Take the answer."""
         try:
             command = read_command(message.payload)
-            answer = convert(command.payload, Joined) if command.command == "joined" else None
+            answer = convert(command.payload, JoinReply) if command.command == "joined" else None
         except WireError:
             return  # not for us: commands before we are a member
         if answer is not None and answer.nonce == self._nonce:
             self._answer.put_nowait(answer)
 
-    async def _ask(self, *, kept: bool) -> Joined:
+    async def _ask(self, *, kept: bool) -> JoinReply:
         said: dict[str, JSON] = {"token": self._token, "nonce": self._nonce, "kept": kept}
         said |= {"key": self._key} if self._key else {}
         report = encode(Report(self._agent_id, "", ReportType.JOIN, said))
         while True:
             try:
-                await self._link.publish(topic(self._agent_id, Kind.REPORTS), report)
+                await self._link.publish(topic(self._agent_id, TopicKind.REPORTS), report)
             except LinkDown as down:
                 self._reason = self._reason or str(down)
             try:
-                async with asyncio.timeout(AGAIN):
+                async with asyncio.timeout(JOIN_RETRY_DELAY_S):
                     answer = await self._answer.get()
             except TimeoutError:
                 continue

@@ -27,8 +27,8 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.pipeline import AroundStep, Execution
 from evoclaw.core.truncate import head_and_tail
-from evoclaw.edge.artifact_tool import NAME
-from evoclaw.edge.tee import TEXT, Tee
+from evoclaw.edge.artifact_tool import TOOL_NAME
+from evoclaw.edge.live_output import TEXT_MEDIA_TYPE, OutputTee
 from evoclaw.store.calls.artifacts import Artifact, Artifacts
 
 EACH = 24 * 1024
@@ -51,10 +51,10 @@ class KeepLargeOutput(AroundStep):
     @asynccontextmanager
     async def around(self, execution: Execution) -> AsyncGenerator[None]:
         """Copy the output while the call runs, and make its result fit."""
-        if execution.call.name == NAME:
+        if execution.call.name == TOOL_NAME:
             yield
             return
-        tee = Tee(self._artifacts, execution.progress, long=self._limit)
+        tee = OutputTee(self._artifacts, execution.progress, long=self._limit)
         execution.progress = tee
         try:
             yield
@@ -63,7 +63,7 @@ class KeepLargeOutput(AroundStep):
         finally:
             await tee.close()
 
-    async def _fitting(self, result: ToolResult, tee: Tee) -> ToolResult:
+    async def _fitting(self, result: ToolResult, tee: OutputTee) -> ToolResult:
         result = replace(result, details=_short(result.details))
         if any(isinstance(block, ImageBlock) for block in result.blocks):
             result = await self._without_big_images(result)
@@ -85,13 +85,13 @@ class KeepLargeOutput(AroundStep):
             shown = f"{first[:LEAD]}\n{shown}"
         return self._told(result, shown, details | {"truncated": True})
 
-    async def _kept(self, text: str, tee: Tee, *, long: bool) -> Artifact | None:
+    async def _kept(self, text: str, tee: OutputTee, *, long: bool) -> Artifact | None:
         """The whole output: what was said while it ran, or the result if that is more."""
         data = text.encode("utf-8", "replace") if long else b""
         if tee.total >= len(data) and (artifact := await tee.finish()) is not None:
             return artifact
         try:
-            return await self._artifacts.put(data, TEXT) if long else None
+            return await self._artifacts.put(data, TEXT_MEDIA_TYPE) if long else None
         except EvoClawError:
             return None
 
@@ -146,7 +146,8 @@ class KeepLargeOutput(AroundStep):
 def _how_to_read(kept: Artifact, size: int) -> str:
     cut = "" if kept.kept >= size else f", the first {kept.kept:,} of them kept"
     return (
-        f"{size:,} bytes in all{cut}; read on with the tool `{NAME}` and the handle {kept.handle}: "
+        f"{size:,} bytes in all{cut}; read on with the tool `{TOOL_NAME}` and the handle "
+        f"{kept.handle}: "
         "action read with offset and length, tail, or grep with a pattern."
     )
 

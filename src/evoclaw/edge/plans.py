@@ -20,11 +20,11 @@ from evoclaw.core.ports import Allow, Ask, Deny, Ports, Progress
 from evoclaw.core.tools import Call, Context, failure
 from evoclaw.core.toolset import NO_TOOLS, Toolset
 from evoclaw.core.wording import denied
-from evoclaw.edge.noting import CallNotes
-from evoclaw.transport.link import MAX_PAYLOAD
+from evoclaw.edge.audit import CallAudit
+from evoclaw.transport.link import MAX_PAYLOAD_BYTES
 from evoclaw.transport.wire import (
-    JOB_TIME,
-    LONGEST_JOB,
+    DEFAULT_JOB_TIMEOUT_S,
+    MAX_JOB_TIMEOUT_S,
     Command,
     ToolPayload,
     WireError,
@@ -83,7 +83,7 @@ class ToolPlans:
         *,
         check: GrantCheck = no_grants,
         whole: bool = False,
-        notes: CallNotes | None = None,
+        notes: CallAudit | None = None,
     ) -> None:
         """Choose how.
 
@@ -94,7 +94,9 @@ class ToolPlans:
             notes: Puts on record what becomes of each.
         """
         self._ports, self._check, self._notes = ports, check, notes
-        self._settings = LoopSettings(max_result_chars=MAX_PAYLOAD) if whole else LoopSettings()
+        self._settings = (
+            LoopSettings(max_result_chars=MAX_PAYLOAD_BYTES) if whole else LoopSettings()
+        )
 
     async def plan(self, command: Command) -> Plan | ToolResult:
         """Read a call, see that it was granted, and judge it by this device's own rules."""
@@ -189,5 +191,5 @@ def _seconds(asked: ToolPayload, call: Call) -> float:
     """How long a call may take: what was asked for, within what its tool or a job may."""
     given = asked.timeout_ms / 1000 if asked.timeout_ms and asked.timeout_ms > 0 else None
     if asked.background:
-        return min(given or JOB_TIME, LONGEST_JOB)
+        return min(given or DEFAULT_JOB_TIMEOUT_S, MAX_JOB_TIMEOUT_S)
     return call.timeout if given is None else min(given, call.tool.max_timeout)

@@ -1,4 +1,4 @@
-"""The command `prompt`: a question in plain words, answered by the device's own model and tools."""
+"""The command `prompt`: a question answered by the device's own model and tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.events import StopReason
+from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, StopReason
 from evoclaw.core.messages import (
     ErrorKind,
     Message,
@@ -19,15 +19,45 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.ports import Ports, Progress
 from evoclaw.core.run import run
+from evoclaw.core.state import RunState
 from evoclaw.core.tools import failure
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genome
-from evoclaw.edge.notes import RunNotes
 from evoclaw.edge.plans import GrantCheck, Plan, no_grants
 from evoclaw.transport.wire import Command
 
-DEFAULT = 60.0
-"""Seconds for a prompt that does not say."""
+
+class RunOutcomeSink:
+    """A sink that records the calls and the end of a prompt's run in the device's outcomes."""
+
+    def __init__(self, outcomes: Outcomes, tool_error_limit: int) -> None:
+        self._outcomes, self._limit = outcomes, tool_error_limit
+        self._state = RunState("")
+        self._began: dict[str, float] = {}
+
+    def receive(self, record: Record) -> None:
+        """Take one record in."""
+        event = record.event
+        self._state.apply(event)
+        if isinstance(event, CallStarted):
+            self._began[event.call_id] = record.at
+        elif isinstance(event, CallFinished):
+            self._note_call(event, record.at)
+        elif isinstance(event, RunFinished):
+            by_tools = event.stop is StopReason.ERROR and self._state.failed_turns >= self._limit
+            self._outcomes.record_run(event.stop, by_tools=by_tools)
+
+    def _note_call(self, event: CallFinished, at: float) -> None:
+        result = event.result
+        began = self._began.pop(result.call_id, None)
+        elapsed = None if began is None else max(at - began, 0.0) * 1000
+        self._outcomes.record_call(
+            result.name, error=result.error, message=result.text, elapsed_ms=elapsed
+        )
+
+
+DEFAULT_PROMPT_TIMEOUT_S = 60.0
+"""For a prompt without a timeout."""
 _WORDS = ("prompt", "query", "message", "text", "content")
 _STOPS = {
     StopReason.CANCELLED: ErrorKind.CANCELLED,
@@ -54,7 +84,7 @@ class PromptPlans:
     async def plan(self, command: Command) -> Plan | ToolResult:
         """Read the question."""
         said = [command.payload.get(word) for word in _WORDS]
-        text = next((one for one in said if isinstance(one, str) and one.strip()), None)
+        text = next((value for value in said if isinstance(value, str) and value.strip()), None)
         if text is None:
             raise ToolFailure(ErrorKind.INVALID_PARAMS, "A prompt needs its text as `prompt`.")
         self._check(command)
@@ -62,7 +92,11 @@ class PromptPlans:
             why = "This agent has no model of its own; call its tools instead."
             return failure(command.request_id, "prompt", ErrorKind.NOT_FOUND, why)
         ports, asked = self._ports, command.payload.get("timeout_ms")
-        given = asked / 1000 if isinstance(asked, int | float) and asked > 0 else DEFAULT
+        given = (
+            asked / 1000
+            if isinstance(asked, int | float) and asked > 0
+            else DEFAULT_PROMPT_TIMEOUT_S
+        )
         seconds = min(given, self._genome().run_seconds)
 
         async def work(deadline: Deadline, progress: Progress) -> ToolResult:
@@ -79,7 +113,7 @@ class PromptPlans:
             max_turns=genome.max_turns, temperature=genome.temperature, max_seconds=seconds
         )
         task: list[Message] = [SystemMessage(genome.prompt)] if genome.prompt else []
-        notes = RunNotes(self._outcomes, settings.tool_error_limit)
+        notes = RunOutcomeSink(self._outcomes, settings.tool_error_limit)
         end = asyncio.get_running_loop().call_later(seconds, deadline.expire)
         try:
             answer = await run([*task, asked], ports, settings, sinks=[notes], deadline=deadline)

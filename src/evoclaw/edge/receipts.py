@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Executor
 from evoclaw.core.tools import Tool
-from evoclaw.edge.identity import Identity
+from evoclaw.edge.device import EdgeIdentity
 from evoclaw.store.calls.receipts import Place
 from evoclaw.transport.wire import (
     Command,
@@ -36,7 +36,7 @@ _SIGNATURE = 150
 class Receipts:
     """Makes the receipts of one device."""
 
-    def __init__(self, key: DeviceKey, who: Identity, executor: Executor) -> None:
+    def __init__(self, key: DeviceKey, who: EdgeIdentity, executor: Executor) -> None:
         """Sign in this device's name; the executor says which tools it has."""
         self._key, self._who, self._executor = key, who, executor
         self._tools: Sequence[Tool] | None = None
@@ -86,7 +86,7 @@ class ReceiptDraft:
     def __init__(
         self,
         key: DeviceKey,
-        who: Identity,
+        who: EdgeIdentity,
         payload: dict[str, JSON],
         receipt: Receipt,
         timestamp: float,

@@ -1,22 +1,22 @@
-"""Why a call is not run, in words."""
+"""The results of calls that are refused, with the reason in words."""
 
 from __future__ import annotations
 
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
-from evoclaw.edge.live import Live
 from evoclaw.edge.plans import refused
+from evoclaw.edge.running_call import RunningCall
 from evoclaw.store.calls.journal import Row
 from evoclaw.transport.wire import Command, WireError, read_command
 
 NEVER = ""
-"""In place of the digest of a call that was cancelled before it came."""
+"""In place of the digest of a call that was cancelled before it arrived."""
 MAX_HOPS = 3
-"""Agents that a command may have been passed on by."""
+"""Agents that may have delegated a command."""
 
 
 def check(command: Command, now: float, window: float) -> None:
-    """Refuse a command that could come again after this device has forgotten it, or goes round."""
+    """Refuse a command that outlives the deduplication window, or is delegated in a circle."""
     if command.expires_at is not None and command.expires_at - now > window:
         text = f"The call may wait longer than the {window:g}s that this device remembers calls."
         raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
@@ -26,7 +26,7 @@ def check(command: Command, now: float, window: float) -> None:
 
 
 def expired(command: Command) -> ToolResult:
-    """It came, or its turn came, too late."""
+    """It arrived, or got its slot, too late."""
     text = "The call reached the device after its time, so it was not run."
     return refused(command, ErrorKind.EXPIRED, text)
 
@@ -61,21 +61,21 @@ def too_many_jobs(command: Command, running: int) -> ToolResult:
 
 
 def no_journal(command: Command, problem: EvoClawError) -> ToolResult:
-    """What cannot be written down is not begun."""
+    """A call that cannot be journaled is not started."""
     text = f"The device cannot write its journal ({problem}), so it runs nothing."
     return refused(command, ErrorKind.INTERNAL, text)
 
 
 def told_before(command: Command, row: Row) -> ToolResult:
-    """It ended, somebody has its result, and it is no longer kept here."""
+    """It ended, its result was acknowledged, and it is no longer stored."""
     if row.digest == NEVER:
         return cancelled(command)
     text = "This call ended before, and its result was acknowledged and is no longer kept."
     return refused(command, ErrorKind.UNKNOWN, text, state=str(row.state))
 
 
-def silent(live: Live) -> ToolResult:
-    """It ran, and was ended because it said nothing for too long."""
+def silent(live: RunningCall) -> ToolResult:
+    """It ran, and was ended because it wrote no output for too long."""
     idle = 0.0 if live.plan is None or live.plan.idle is None else live.plan.idle
     text = f"The job said nothing for {idle:g}s and was ended. Its last output:\n{live.said}"
     return refused(live.command, ErrorKind.TIMEOUT, text, idle=True)

@@ -1,4 +1,4 @@
-"""What a device says: most of it once, but how a call ended until somebody has heard it."""
+"""`EdgeReports`: sends a device's reports; results are repeated until they are acknowledged."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import msgspec
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, ErrorKind
-from evoclaw.edge.identity import Identity, Limits
+from evoclaw.edge.device import DeviceLimits, EdgeIdentity
 from evoclaw.edge.receipts import ReceiptDraft, Receipts
 from evoclaw.store.calls.journal import CallState, Journal
 from evoclaw.transport.link import Link, LinkDown, TooLarge
-from evoclaw.transport.topics import Kind, topic
+from evoclaw.transport.topics import TopicKind, topic
 from evoclaw.transport.wire import Command, Report, ReportType
 
-SLOWER, SLOWEST = 16.0, 300.0
-"""How many times slower a result is sent again after some tries; and, in times the first wait,
-after many: whoever asked may be gone for good."""
-PATIENT = 12
-"""Tries after which it gets slowest."""
-WINDOW = 64
-"""Results sent again in one go."""
-UNSAYABLE = (ValueError, TypeError, OverflowError, RecursionError)
-"""What a value that is no JSON, or a text that is no text, raises when it is written."""
+SLOW_RESEND_FACTOR, SLOWEST_RESEND_FACTOR = 16.0, 300.0
+"""The resend interval, as multiples of the first wait, after some tries and after many: the
+orchestrator may be gone for good."""
+SLOWEST_AFTER_TRIES = 12
+"""Tries after which the slowest interval is used."""
+RESEND_BATCH_RESULTS = 64
+"""Results sent again in one batch."""
+ENCODE_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
+"""The errors of encoding a value that is not JSON, or text that is not valid Unicode."""
 
 
-class _Untold:
-    """A result that nobody has acknowledged."""
+class _UnacknowledgedResult:
+    """A result that is not acknowledged yet."""
 
     __slots__ = ("due", "tries")
 
@@ -38,30 +38,32 @@ class _Untold:
         self.due, self.tries = due, 0
 
 
-class Reports:
-    """The way out. Ends of calls are journaled before they are published."""
+class EdgeReports:
+    """Sends reports. Outcomes are journaled before they are published."""
 
-    def __init__(self, who: Identity, link: Link, journal: Journal, limits: Limits) -> None:
+    def __init__(
+        self, who: EdgeIdentity, link: Link, journal: Journal, limits: DeviceLimits
+    ) -> None:
         self._who, self._link, self._journal, self._limits = who, link, journal, limits
-        self._topic = topic(who.agent_id, Kind.REPORTS)
-        self._untold: dict[str, _Untold] = {}
+        self._topic = topic(who.agent_id, TopicKind.REPORTS)
+        self._untold: dict[str, _UnacknowledgedResult] = {}
         self._unsaved: dict[str, tuple[CallState, bytes | ReceiptDraft]] = {}
-        """Results the journal could not take, as on a full disk; tried again."""
+        """Results that could not be journaled, as on a full disk; tried again."""
         self.receipts: Receipts | None = None
-        """Who signs what is said of how calls ended; nobody unless this device has a key."""
+        """Signs outcomes; none unless this device has a key."""
         self._wake = asyncio.Event()
         self._next = math.inf
-        """When what is untold is looked through next."""
+        """When unacknowledged results are checked next."""
         self.dropped = 0
         """Reports that could not be published and will not be again."""
         self.given_up = 0
-        """Results that nobody acknowledged and that made room for newer ones."""
+        """Unacknowledged results that were dropped for newer ones."""
 
     async def load(self) -> None:
-        """Take up what was not acknowledged before a restart."""
+        """Load the results that were not acknowledged before a restart."""
         now = time.monotonic()
         ids = await self._journal.untold(self._limits.untold_most)
-        self._untold = {request_id: _Untold(now) for request_id in ids}
+        self._untold = {request_id: _UnacknowledgedResult(now) for request_id in ids}
 
     @property
     def untold(self) -> list[str]:
@@ -69,16 +71,16 @@ class Reports:
         return list(self._untold)
 
     async def say(self, kind: ReportType, payload: dict[str, JSON]) -> bool:
-        """Report once; whether it could be handed to the link."""
+        """Report once; whether the link took it."""
         try:
             report = self._encode(kind, payload)
-        except UNSAYABLE:
+        except ENCODE_ERRORS:
             self.dropped += 1
             return False
         return await self._publish(report)
 
     async def refuse(self, command: Command, payload: dict[str, JSON]) -> None:
-        """Say once that a call is not run; signed, but nowhere kept: strangers may ask for it."""
+        """Report once that a call was refused; signed, but not stored: anybody may cause it."""
         report = self._end(command, payload, None)
         await self._publish(report if isinstance(report, bytes) else report.outside())
 
@@ -89,7 +91,7 @@ class Reports:
         payload: dict[str, JSON],
         elapsed_ms: float | None = None,
     ) -> None:
-        """Record how a call ended, then say so, until it is acknowledged.
+        """Journal an outcome, then report it until it is acknowledged.
 
         `elapsed_ms` is how long it ran; None if this process never began it.
         """
@@ -97,59 +99,61 @@ class Reports:
         report = self._end(command, payload, elapsed_ms)
         try:
             if not await self._journal.finish(request_id, state, report):
-                return  # it had ended before: the first word stands and is said by `resend`
+                return  # it had ended before: `resend` reports the first outcome
             said = report if isinstance(report, bytes) else report.report
         except EvoClawError:
-            # It did run, so the result is worth telling even if a crash now would make it unknown.
-            # Its receipt has no place yet: what is not written could be given away again.
+            # It did run, so the result is reported even if a crash now would make it unknown.
+            # Its receipt has no number yet: an unwritten number could be used again.
             said = report if isinstance(report, bytes) else report.outside()
             self._unsaved[request_id] = state, report
-        one = self._untold[request_id] = _Untold(time.monotonic() + self._limits.resend)
+        one = self._untold[request_id] = _UnacknowledgedResult(
+            time.monotonic() + self._limits.resend
+        )
         if one.due < self._next:
             self._wake.set()
         await self._publish(said)
 
     async def repeat(self, request_id: str) -> bool:
-        """Say again how a call ended; False if that is not kept any more."""
+        """Report an outcome again; False if it is no longer stored."""
         report = await self._report(request_id)
         if report:
             await self._publish(report)
         return bool(report)
 
     async def acknowledged(self, request_ids: Iterable[str]) -> None:
-        """Somebody has it: no need to keep the results any longer."""
-        ids = [one for one in request_ids if one]
+        """Drop results that were acknowledged."""
+        ids = [request_id for request_id in request_ids if request_id]
         for request_id in ids:
             self._untold.pop(request_id, None)
         if ids:
             try:
                 await self._journal.acknowledge(ids)
             except EvoClawError:
-                self.dropped += 1  # told once more after a restart, and acknowledged again
+                self.dropped += 1  # reported again after a restart, and acknowledged again
 
     def send_again(self) -> None:
-        """Do not wait any longer with what was not acknowledged: there is a new listener."""
+        """Send unacknowledged results now: there is a new orchestrator."""
         now = time.monotonic()
-        for one in self._untold.values():
-            one.due, one.tries = now, 0
+        for result in self._untold.values():
+            result.due, result.tries = now, 0
         self._wake.set()
 
     def link_is_up(self) -> None:
-        """Say what was due while there was no connection."""
+        """Send what was due while there was no connection."""
         self._wake.set()
 
     async def resend(self) -> None:
-        """Keep saying what nobody acknowledged; runs as long as the device does."""
+        """Repeat unacknowledged results; runs as long as the device does."""
         while True:
             await self._wait_for_work()
             await self._save()
             await self._make_room()
             now, sent = time.monotonic(), 0
-            for request_id, one in tuple(self._untold.items()):
-                if one.due > now or sent == WINDOW or not self._link.is_up:
+            for request_id, untold in tuple(self._untold.items()):
+                if untold.due > now or sent == RESEND_BATCH_RESULTS or not self._link.is_up:
                     continue
-                one.due = now + self._pause(one.tries)
-                one.tries += 1
+                untold.due = now + self._pause(untold.tries)
+                untold.tries += 1
                 sent += 1
                 if request_id in self._untold and not await self._again(request_id):
                     self._untold.pop(request_id, None)
@@ -165,15 +169,19 @@ class Reports:
             return
 
     def _when(self) -> float:
-        """When there is something to do."""
+        """When the next result is due."""
         later = time.monotonic() + self._limits.resend
-        due = min((one.due for one in self._untold.values()), default=math.inf)
+        due = min((result.due for result in self._untold.values()), default=math.inf)
         if self._unsaved:
             due = min(due, later)
         return due if self._link.is_up or due == math.inf else max(due, later)
 
     def _pause(self, tries: int) -> float:
-        factor = min(2.0**tries, SLOWER) if tries < PATIENT else SLOWEST
+        factor = (
+            min(2.0**tries, SLOW_RESEND_FACTOR)
+            if tries < SLOWEST_AFTER_TRIES
+            else SLOWEST_RESEND_FACTOR
+        )
         return self._limits.resend * factor
 
     async def _again(self, request_id: str) -> bool:
@@ -197,10 +205,10 @@ class Reports:
                 return
             self._unsaved.pop(request_id, None)
             if request_id not in self._untold:
-                await self.acknowledged([request_id])  # it was, before it could be written down
+                await self.acknowledged([request_id])  # before it was journaled
 
     async def _make_room(self) -> None:
-        """Bound what is kept for those who may never ask again."""
+        """Limit what is kept for orchestrators that may never return."""
         too_many = len(self._untold) - self._limits.untold_most
         if too_many > 0:
             oldest = list(self._untold)[:too_many]
@@ -210,11 +218,11 @@ class Reports:
     def _end(
         self, command: Command, payload: dict[str, JSON], elapsed_ms: float | None
     ) -> bytes | ReceiptDraft:
-        """What is said of how a call ended: always something that can be said."""
+        """The encoded outcome: always something that can be encoded."""
         try:
             report, size = self._ended(command, payload, elapsed_ms)
-        except UNSAYABLE as problem:
-            # A tool's own words or values: what it did is done, and must be told somehow.
+        except ENCODE_ERRORS as problem:
+            # A tool's own text or values: it did run, and its outcome must be reported.
             report, size = self._ended(command, _unsayable(payload, problem), elapsed_ms)
         if size > self._link.max_payload:
             report, _ = self._ended(command, _too_large(payload, size), elapsed_ms)
@@ -262,7 +270,7 @@ def _unsayable(payload: dict[str, JSON], problem: Exception) -> dict[str, JSON]:
 
 
 def _kept(payload: dict[str, JSON]) -> dict[str, JSON]:
-    """What of a payload is ours, and so can be told whatever its result is."""
+    """The fields of a payload that are ours, and so can always be encoded."""
     names = ("tool", "request_id", "elapsed_ms")
     kept = {key: payload[key] for key in names if key in payload}
     return kept | {"status": "error", "result": "", "stderr": "", "exit_code": None}

@@ -1,4 +1,4 @@
-"""Opening a path that must stay below a folder, decided by the kernel at the moment of opening.
+"""Opens a path that must stay beneath a folder, enforced by the kernel when it is opened.
 
 Checking a path first and opening it later loses to whoever swaps a link in between; `openat2`
 does both at once. Kernels without it get a walk that opens one component at a time.
@@ -16,10 +16,10 @@ from functools import cache
 OPENAT2 = 437
 """The system call's number, the same on every architecture."""
 NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH = 0x01, 0x02, 0x04, 0x08
-RACES = 64
-"""How often the kernel may say that a rename got in the way before we give up."""
-LINKS = 40
-FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+MAX_RACE_RETRIES = 64
+"""How often `openat2` is retried because of a concurrent rename."""
+MAX_LINKS = 40
+OPEN_FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class OpenHow(ctypes.Structure):
@@ -54,9 +54,9 @@ def open_beneath(
 @cache
 def has_openat2() -> bool:
     """Whether this kernel (and whatever filters its system calls) has `openat2`."""
-    folder = os.open("/", FOLDER)
+    folder = os.open("/", OPEN_FOLDER_FLAGS)
     try:
-        os.close(_openat2(folder, ".", FOLDER, links=True, mounts=True))
+        os.close(_openat2(folder, ".", OPEN_FOLDER_FLAGS, links=True, mounts=True))
     except OSError:
         return False
     finally:
@@ -70,7 +70,7 @@ def _openat2(folder: int, path: str, flags: int, *, links: bool, mounts: bool) -
     resolve |= 0 if mounts else NO_XDEV
     how = OpenHow(flags, 0, resolve)
     name = os.fsencode(path)
-    for _ in range(RACES):
+    for _ in range(MAX_RACE_RETRIES):
         opened = _syscall()(OPENAT2, folder, name, ctypes.byref(how), ctypes.sizeof(how))
         if opened >= 0:
             return opened
@@ -88,10 +88,10 @@ def _syscall() -> Callable[..., int]:
 
 
 def walk_beneath(folder: int, path: str, flags: int, *, links: bool, mounts: bool) -> int:
-    """Do what `openat2` does, one component at a time and without ever trusting a name twice."""
+    """Emulate `openat2`, one component at a time, without using a name twice."""
     if path.startswith("/"):
         raise _outside(path)
-    walk = _Walk(folder, links=links, mounts=mounts)
+    walk = _BeneathWalk(folder, links=links, mounts=mounts)
     try:
         return walk.open(path, flags)
     finally:
@@ -102,12 +102,12 @@ def _outside(path: str) -> OSError:
     return OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
 
 
-class _Walk:
-    """The folders from the root down to where the walk stands, each held open."""
+class _BeneathWalk:
+    """The folders from the root down to the current one, each held open."""
 
     def __init__(self, folder: int, *, links: bool, mounts: bool) -> None:
         self._links, self._mounts = links, mounts
-        self._open = [os.open(".", FOLDER, dir_fd=folder)]
+        self._open = [os.open(".", OPEN_FOLDER_FLAGS, dir_fd=folder)]
         self._device = os.fstat(folder).st_dev
         self._followed = 0
 
@@ -162,7 +162,7 @@ class _Walk:
         finally:
             os.close(found)
         self._followed += 1
-        if not self._links or self._followed > LINKS:
+        if not self._links or self._followed > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         if target.startswith("/"):
             raise _outside(path)

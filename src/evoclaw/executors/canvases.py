@@ -1,4 +1,4 @@
-"""`FileCanvas`: a canvas as one page on the disk, for whoever opens it in a browser."""
+"""`FileCanvas`: a canvas as one HTML file, to be opened in a browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ img-src data:; font-src data:">
 {heading}{body}"""
 
 
-class _Sheet(Struct, frozen=True):
+class _CanvasSheet(Struct, frozen=True):
     """What a tool shows; the same shape as the tool's own."""
 
     content: str
@@ -46,18 +46,18 @@ class FileCanvas:
         self._path, self._kept = path, path.with_suffix(".json")
         self._seen_at = seen_at or path.as_uri()
 
-    async def show(self, sheet: _Sheet) -> str:
+    async def show(self, sheet: _CanvasSheet) -> str:
         """Show this instead of what was there; where it is to be seen."""
         await asyncio.to_thread(self._write, sheet)
         return self._seen_at
 
-    async def shown(self) -> _Sheet | None:
+    async def shown(self) -> _CanvasSheet | None:
         """What is shown now."""
         try:
             data = await asyncio.to_thread(self._kept.read_bytes)
         except FileNotFoundError:
             return None
-        return msgspec.json.decode(data, type=_Sheet)
+        return msgspec.json.decode(data, type=_CanvasSheet)
 
     async def changed_at(self) -> float:
         """When that was put there; Unix seconds, 0 for nothing."""
@@ -71,14 +71,16 @@ class FileCanvas:
         for path in (self._kept, self._path):
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
-    def _write(self, sheet: _Sheet) -> None:
+    def _write(self, sheet: _CanvasSheet) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _replace(self._path, page(sheet).encode(errors="replace"))
-        _replace(self._kept, msgspec.json.encode(_Sheet(sheet.content, sheet.format, sheet.title)))
+        _replace(
+            self._kept, msgspec.json.encode(_CanvasSheet(sheet.content, sheet.format, sheet.title))
+        )
 
 
 class CanvasFolder:
-    """What sessions show: a page each, which no other session may see or change."""
+    """The canvases of sessions: one page each, which no other session may read or change."""
 
     def __init__(self, folder: Path, seen_at: str = "") -> None:
         """Keep them in a folder; `seen_at` says where to look, if that is not the file."""
@@ -91,7 +93,7 @@ class CanvasFolder:
         return FileCanvas(self._folder / f"{name}.html", self._seen_at)
 
 
-def page(sheet: _Sheet) -> str:
+def page(sheet: _CanvasSheet) -> str:
     """A whole page that shows a sheet and lets it do nothing else."""
     heading = f"<h1>{html.escape(sheet.title)}</h1>" if sheet.title else ""
     is_html = sheet.format == "html"

@@ -1,4 +1,4 @@
-"""Which limit a command met, from how it ended and what it said."""
+"""Which limit a command reached, from its exit code and its stderr."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 MEMORY, PROCESSES, FILE_SIZE, DISK = "memory", "processes", "file size", "disk"
 FILES = "number of files"
-SAYINGS = (
+LIMIT_MESSAGES = (
     (b"cannot fork", PROCESSES),
     (b"fork: retry", PROCESSES),
     (b"fork: Resource temporarily unavailable", PROCESSES),
@@ -24,27 +24,27 @@ SAYINGS = (
     (b"No space left on device", DISK),
     (b"Disk quota exceeded", DISK),
 )
-"""What programs say at a limit that belongs to each process, which the kernel does not count."""
-LOOKED_AT = 16 << 10
-TOO_LARGE = frozenset({-int(signal.SIGXFSZ), 128 + int(signal.SIGXFSZ)})
+"""What programs print at a per-process limit, which the kernel does not report."""
+MAX_SCANNED_STDERR_BYTES = 16 << 10
+FILE_SIZE_EXIT_CODES = frozenset({-int(signal.SIGXFSZ), 128 + int(signal.SIGXFSZ)})
 
 
-def limits_met(code: int, errors: bytes, seen: list[str], *, caged: bool = True) -> list[str]:
-    """The limits that made a command fail, in words; none if it went well, or failed otherwise.
+def limits_met(code: int, errors: bytes, seen: list[str], *, sandboxed: bool = True) -> list[str]:
+    """The limits that made a command fail; none if it succeeded, or failed otherwise.
 
     Args:
-        code: How it ended.
-        errors: What it wrote about it.
-        seen: What the kernel counted.
-        caged: Without limits of ours there are none to meet.
+        code: Its exit code.
+        errors: Its stderr.
+        seen: The limits that the kernel reported.
+        sandboxed: Whether it ran in a sandbox; without one there are no limits.
     """
-    if code == 0 or not caged:
+    if code == 0 or not sandboxed:
         return []
     found = dict.fromkeys(seen)
-    if code in TOO_LARGE:
+    if code in FILE_SIZE_EXIT_CODES:
         found[FILE_SIZE] = None
-    tail = errors[-LOOKED_AT:]
-    for saying, limit in SAYINGS:
+    tail = errors[-MAX_SCANNED_STDERR_BYTES:]
+    for saying, limit in LIMIT_MESSAGES:
         if saying in tail:
             found[limit] = None
     return list(found)

@@ -15,31 +15,31 @@ from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
 from evoclaw.core.ops import Completed, ExecOps
 from evoclaw.executors import machine
 
-SAMPLE = 0.25
-"""Seconds over which the processor's load is measured."""
-MOST_PROCESSES = 15
-LARGEST_PICTURE = 5 << 20
-CAMERAS = (
+CPU_SAMPLE_S = 0.25
+"""How long the CPU load is measured."""
+MAX_LISTED_PROCESSES = 15
+MAX_PICTURE_BYTES = 5 << 20
+CAMERA_COMMANDS = (
     ("rpicam-still", "-n", "-t", "500", "--width", "1280", "--height", "960", "-o", "-"),
     ("libcamera-still", "-n", "-t", "500", "--width", "1280", "--height", "960", "-o", "-"),
     ("fswebcam", "-q", "-r", "1280x960", "--no-banner", "-"),
 )
 """Programs that write one JPEG to their output, the best first."""
-PINS = (("raspi-gpio", "get"), ("pinctrl", "get"))
-"""Programs that tell the state of a pin, which is their last argument."""
-SHOWERS = (("notify-send", "--app-name=EvoClaw"), ("wall",))
+GPIO_COMMANDS = (("raspi-gpio", "get"), ("pinctrl", "get"))
+"""Programs that print the state of a pin, which is their last argument."""
+NOTIFY_COMMANDS = (("notify-send", "--app-name=EvoClaw"), ("wall",))
 """Programs that show their last argument to people."""
 
 
 class LocalDevice:
-    """What this machine can tell; `exec` runs the programs of its camera and its pins."""
+    """The sensors of this machine; `exec` runs the programs of its camera and its pins."""
 
     def __init__(
         self, exec: ExecOps, *, temperatures: Callable[[], dict[str, float]] = machine.temperatures
     ) -> None:
         self._exec, self._temperatures = exec, temperatures
-        self._camera = _present(CAMERAS)
-        self._pins = _present(PINS)
+        self._camera = _present(CAMERA_COMMANDS)
+        self._pins = _present(GPIO_COMMANDS)
 
     def senses(self) -> Sequence[str]:
         """What can be asked for here."""
@@ -79,7 +79,7 @@ class LocalDevice:
 
     async def _cpu(self) -> Output:
         before = machine.cpu_times()
-        await asyncio.sleep(SAMPLE)
+        await asyncio.sleep(CPU_SAMPLE_S)
         now = machine.cpu_times()
         if now is None or before is None:
             raise _unknown("how busy its processors are")
@@ -108,18 +108,18 @@ class LocalDevice:
         return _said("\n".join(lines) or "no disk is to be seen", disks=disks)
 
     async def _processes(self) -> Output:
-        heaviest = await asyncio.to_thread(machine.heaviest_processes, MOST_PROCESSES)
+        heaviest = await asyncio.to_thread(machine.heaviest_processes, MAX_LISTED_PROCESSES)
         found = [(round(each.resident / 1e6, 1), each.pid, each.name) for each in heaviest]
         lines = ["    pid  MB     name", *(f"{pid:7} {mb:6.1f}  {name}" for mb, pid, name in found)]
         rows: list[JSON] = [{"pid": pid, "mb": mb, "name": name} for mb, pid, name in found]
         return _said("\n".join(lines), processes=rows)
 
     async def _picture(self) -> Output:
-        done = await self._exec.run(self._camera, max_output=2 * LARGEST_PICTURE)
+        done = await self._exec.run(self._camera, max_output=2 * MAX_PICTURE_BYTES)
         data = done.stdout
         if done.exit_code or not data.startswith(b"\xff\xd8\xff"):
             raise ToolFailure(ErrorKind.EXECUTION_FAILED, _why("The camera gave no picture", done))
-        if done.stdout_bytes > LARGEST_PICTURE:
+        if done.stdout_bytes > MAX_PICTURE_BYTES:
             raise ToolFailure(ErrorKind.TOO_LARGE, "The camera's picture is larger than 5 MB.")
         block = ImageBlock("image/jpeg", base64.b64encode(data).decode())
         return Output((block,), {"bytes": len(data)})
@@ -132,11 +132,11 @@ class LocalDevice:
 
 
 class LocalNotifier:
-    """Tells whoever is at this machine: on its desktop, or on its terminals."""
+    """Notifies the users of this machine: on the desktop, or on the terminals."""
 
     def __init__(self, exec: ExecOps) -> None:
         self._exec = exec
-        self._program = _present(SHOWERS)
+        self._program = _present(NOTIFY_COMMANDS)
 
     @property
     def works(self) -> bool:

@@ -18,10 +18,10 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.core.tracing import traceparent
 from evoclaw.executors.wrapped import next_attempt
 from evoclaw.transport.outcomes import to_result
-from evoclaw.transport.requests import GRACE, Patience, Requests
+from evoclaw.transport.requests import OUTCOME_GRACE_S, CommandTimeouts, Requests
 from evoclaw.transport.wire import (
-    JOB_TIME,
-    LONGEST_JOB,
+    DEFAULT_JOB_TIMEOUT_S,
+    MAX_JOB_TIMEOUT_S,
     Command,
     Outcome,
     ToolPayload,
@@ -33,7 +33,7 @@ ATTEMPTS = 2
 """How often a call that does no harm is tried while its outcome stays unknown."""
 BEGUN = 20.0
 """Seconds in which an edge that got a job says so."""
-EXTRA = 2 * GRACE
+EXTRA = 2 * OUTCOME_GRACE_S
 """Seconds beside queue and timeout before the loop itself gives up waiting for an edge."""
 
 
@@ -89,11 +89,11 @@ class EdgeExecutor:
         return replace(result, details={**result.details, "agent": self._agent_id})
 
     async def start(
-        self, call: Call, *, seconds: float = JOB_TIME, idle: float | None = None
+        self, call: Call, *, seconds: float = DEFAULT_JOB_TIMEOUT_S, idle: float | None = None
     ) -> ToolResult:
         """Have the edge run it as a job: the answer comes when it has begun, and names the job."""
         asked = self._payload(call) | {"background": True}
-        asked["timeout_ms"] = min(seconds, LONGEST_JOB) * 1000
+        asked["timeout_ms"] = min(seconds, MAX_JOB_TIMEOUT_S) * 1000
         asked["idle_ms"] = None if idle is None else idle * 1000
         outcome = await self._send(call, call.request_id, asked, BEGUN)
         result = to_result(outcome, call.id, call.name)
@@ -129,7 +129,7 @@ class EdgeExecutor:
             label=call.context.label,
         )
         command = replace(command, grant=self._grants(self._agent_id, command, call))
-        patience = Patience(seconds, self._queue)
+        patience = CommandTimeouts(seconds, self._queue)
         return await self._requests.ask(self._agent_id, command, patience, progress)
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
-from evoclaw.executors.beneath import FOLDER, open_beneath
-from evoclaw.executors.protected import check_change
-from evoclaw.executors.roots import Place, Roots, explained, outside
-from evoclaw.executors.surveying import Folder, Survey
-from evoclaw.executors.walk import Walk, kind_of
+from evoclaw.executors.beneath import OPEN_FOLDER_FLAGS, open_beneath
+from evoclaw.executors.file_survey import Survey, SurveyFolder
+from evoclaw.executors.file_walk import FileWalk, kind_of
+from evoclaw.executors.protected_paths import check_not_protected
+from evoclaw.executors.roots import LocatedPath, Roots, explained, outside
 
-MAX_READ = 64 << 20
+MAX_READ_BYTES = 64 << 20
 """What one read may bring into memory."""
 
 
@@ -86,14 +86,14 @@ class LocalFiles:
         """Look at one file; links inside the root are followed."""
         return await asyncio.to_thread(self._stat, path)
 
-    def walk(self, path: str = ".") -> Walk:
+    def walk(self, path: str = ".") -> FileWalk:
         """Yield what is below a folder in sorted order; links are yielded, never followed.
 
         Folders are yielded before what is in them; `skip()` leaves out the one yielded last.
         """
-        return Walk(self.roots, self.roots.locate(path))
+        return FileWalk(self.roots, self.roots.locate(path))
 
-    async def survey(self, path: str, visit: Callable[[Folder], Iterator[str]]) -> None:
+    async def survey(self, path: str, visit: Callable[[SurveyFolder], Iterator[str]]) -> None:
         """Have every folder from this one on visited, in a thread; raise what the visitor does.
 
         A visitor works on a folder's entries in order, and yields the sub-folders to go into.
@@ -106,7 +106,7 @@ class LocalFiles:
             abandoned.set()
             raise
 
-    def _open(self, path: str, flags: int) -> tuple[int, Place]:
+    def _open(self, path: str, flags: int) -> tuple[int, LocatedPath]:
         place = self.roots.locate(path)
         try:
             return self.roots.open(place, flags), place
@@ -121,7 +121,7 @@ class LocalFiles:
             about = os.fstat(descriptor)
             self._regular(path, about)
             wanted = max(0, about.st_size - start) if limit is None else limit
-            if wanted > MAX_READ:
+            if wanted > MAX_READ_BYTES:
                 raise ToolFailure(
                     ErrorKind.TOO_LARGE,
                     f"'{path}' has {about.st_size:,} bytes, too many to read at once. "
@@ -183,7 +183,7 @@ class LocalFiles:
             near = self.roots.near(place) if problem.errno == errno.ENOENT else ()
             raise explained(problem, path, near) from None
 
-    def _named(self, path: str) -> tuple[Place, str, str]:
+    def _named(self, path: str) -> tuple[LocatedPath, str, str]:
         """A path to be changed, as its root, the folders below that, and its own name."""
         place = self.roots.locate(path, write=True)
         # With no links followed, folding `..` by text means the same as walking it.
@@ -196,13 +196,13 @@ class LocalFiles:
                 ErrorKind.INVALID_PARAMS, f"'{path}' names a folder. Add the file's name."
             )
         if self._protect:
-            check_change(path, inside)
+            check_not_protected(path, inside)
         return place, above, name
 
-    def _reach(self, place: Place, above: str, *, make: bool) -> int:
+    def _reach(self, place: LocatedPath, above: str, *, make: bool) -> int:
         """Open the folder that holds a file, with no link on the way; perhaps make it."""
         with place.folder() as root:
-            here = os.open(".", FOLDER, dir_fd=root)
+            here = os.open(".", OPEN_FOLDER_FLAGS, dir_fd=root)
             for name in above.split("/") if above else []:
                 try:
                     try:
@@ -227,7 +227,7 @@ class LocalFiles:
         return old
 
     def _enter(self, folder: int, name: str) -> int:
-        return open_beneath(folder, name, FOLDER, links=False, mounts=self.roots.mounts)
+        return open_beneath(folder, name, OPEN_FOLDER_FLAGS, links=False, mounts=self.roots.mounts)
 
     def _replace(
         self, folder: int, name: str, data: bytes, path: str, abandoned: threading.Event

@@ -15,51 +15,57 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed
 from evoclaw.executors.command_limits import limits_met
 from evoclaw.executors.finishing import finish
-from evoclaw.executors.output import STDERR, STDOUT, Watch
+from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch
+from evoclaw.executors.process_trees import (
+    CommandSpec,
+    NamespaceTree,
+    ProcessTree,
+    SupervisedTree,
+    UnshareTools,
+)
 from evoclaw.executors.roots import Roots
-from evoclaw.executors.trees import Job, Namespace, Supervised, Tree, Unshare
-from evoclaw.executors.workspace_watch import Vigil
+from evoclaw.executors.workspace_watch import WorkspaceWatch
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
-NAMESPACE, NONE = "pid-namespace", "none"
-SHOWN = 2_000
+PID_NAMESPACE, NO_ISOLATION = "pid-namespace", "none"
+MAX_SHOWN_OUTPUT_BYTES = 2_000
 """Bytes of a stopped command's output that are shown in the refusal."""
 
 
-class Cage(Protocol):
-    """What confines the processes of this machine."""
+class ProcessSandbox(Protocol):
+    """A sandbox that the processes of this machine run in."""
 
     name: str
-    """What results say they were isolated by."""
+    """The name of the isolation in results."""
 
     async def ready(self) -> None:
-        """Raise `ToolFailure` (`sandbox_unavailable`) unless it was tried out and holds."""
+        """Raise `ToolFailure` (`sandbox_unavailable`) unless it passed its self-test."""
         ...
 
     def environment(self) -> Mapping[str, str]:
-        """What every command in it finds in its environment."""
+        """The environment variables of every command in it."""
         ...
 
-    def tree(self) -> Tree:
-        """A place for one command."""
+    def tree(self) -> ProcessTree:
+        """A process tree for one command."""
         ...
 
-    def vigil(self, watch: Watch) -> Vigil:
-        """Watch from outside while a command runs."""
+    def watch_workspace(self, watch: ProcessWatch) -> WorkspaceWatch:
+        """Watch the workspace from outside while a command runs."""
         ...
 
-    async def settle(self, vigil: Vigil) -> None:
-        """Take into account what a command left."""
+    async def protect_created(self, watched: WorkspaceWatch) -> None:
+        """Protect what a command created under a protected name."""
         ...
 
 
 class LocalProcesses:
     """Processes of this machine.
 
-    They start in a clean environment (nothing of ours but PATH, HOME and LANG), without a
-    terminal and with nothing to read. When a call ends, however it ends, everything it started
-    is dead. This is tidiness, not a cage: what a command may reach is the `cage`'s to decide, and
-    without one it may reach what we may.
+    They start in a clean environment (only PATH, HOME and LANG of ours), without a terminal and
+    without input. When a call ends, however it ends, everything it started is dead. That is
+    cleanup, not isolation: the `sandbox` decides what a command may reach, and without a sandbox
+    a command may reach what we may.
     """
 
     def __init__(
@@ -71,50 +77,50 @@ class LocalProcesses:
         isolation: Literal["auto", "pid-namespace", "none"] = "auto",
         max_bytes: int = 128 << 20,
         grace: float = 0.3,
-        cage: Cage | None = None,
+        sandbox: ProcessSandbox | None = None,
     ) -> None:
-        """Choose where and how.
+        """Set the workspace and the isolation.
 
         Args:
             root: The workspace; relative folders start here.
             roots: Further folders a command may start in, by absolute path.
             env: Further environment variables for every command.
-            isolation: `pid-namespace` refuses to run without one; `auto` tries, and says what
-                it got; `none` does not try, for programs that bring their own.
+            isolation: `pid-namespace` refuses to run without one; `auto` uses one if it can, and
+                results say so; `none` does not try, for programs that bring their own.
             max_bytes: A command that writes more than this is stopped.
             grace: Seconds between asking a command to end and killing it.
-            cage: What confines them; `isolation` then means nothing.
+            sandbox: The sandbox they run in; `isolation` is then ignored.
         """
         self._roots = Roots(root, writable=roots, mounts=True)
         self._env = dict(env or {})
         self._wanted = isolation
         self._max_bytes, self._grace = max_bytes, grace
-        self._how: Unshare | None = None
-        self._probed = isolation == NONE
-        self._cage = cage
+        self._how: UnshareTools | None = None
+        self._probed = isolation == NO_ISOLATION
+        self._sandbox = sandbox
 
     async def isolation(self) -> str:
-        """What commands here really run in: a cage's name, `pid-namespace` or `none`."""
-        if self._cage is not None:
-            await self._cage.ready()
-            return self._cage.name
+        """The isolation that commands really get: an engine's name, `pid-namespace` or `none`."""
+        if self._sandbox is not None:
+            await self._sandbox.ready()
+            return self._sandbox.name
         if not self._probed:
             probing = asyncio.create_task(_probe(self._roots.workspace.path))
             try:
                 await asyncio.wait([probing])
             except asyncio.CancelledError:
-                # As below: however often we are cancelled, it ends what it started.
+                # As below: even if we are cancelled, it ends what it started.
                 await finish(probing)
                 raise
             self._how = probing.result()
             self._probed = True
-        if self._how is None and self._wanted == NAMESPACE:
+        if self._how is None and self._wanted == PID_NAMESPACE:
             raise ToolFailure(
                 ErrorKind.SANDBOX_UNAVAILABLE,
                 "This machine does not allow a pid namespace, and commands here need one. "
                 "Explain this to the user.",
             )
-        return NONE if self._how is None else NAMESPACE
+        return NO_ISOLATION if self._how is None else PID_NAMESPACE
 
     async def run(
         self,
@@ -126,14 +132,14 @@ class LocalProcesses:
         on_output: Callable[[str], None] | None = None,
         max_output: int = 1 << 20,
     ) -> Completed:
-        """Run a program to its end, its leftovers included."""
-        # Not in a thread: a few looks at folders that starting a program looks at anyway.
+        """Run a program until it and everything it started has ended."""
+        # Not in a thread: it only stats folders that starting a program reads anyway.
         job = self._job(tuple(argv), cwd, env or {}, stdin)
         isolation = await self.isolation()
         tree = self._tree()
-        watch = Watch(max_output, self._max_bytes, on_output)
-        vigil = None if self._cage is None else self._cage.vigil(watch)
-        # A task of its own: cancelling the caller must not cut the clean-up short.
+        watch = ProcessWatch(max_output, self._max_bytes, on_output)
+        watch_workspace = None if self._sandbox is None else self._sandbox.watch_workspace(watch)
+        # A separate task: cancelling the caller must not cancel the cleanup.
         living = asyncio.create_task(self._live(tree, job, watch))
         try:
             await asyncio.wait([living])
@@ -142,28 +148,28 @@ class LocalProcesses:
             await finish(living)
             raise
         finally:
-            met = [] if vigil is None else vigil.stop()
+            met = [] if watch_workspace is None else watch_workspace.stop()
         try:
             code = living.result()
         except OSError as problem:
             raise _refused(problem, job.argv[0]) from None
-        if vigil is not None and self._cage is not None:
-            await self._cage.settle(vigil)
-            _check_made(vigil.made, isolation)
+        if watch_workspace is not None and self._sandbox is not None:
+            await self._sandbox.protect_created(watch_workspace)
+            _check_made(watch_workspace.made, isolation)
         if watch.overflowed:
             raise self._too_much(watch, isolation)
         said = watch.kept[STDERR].content()
-        if met := limits_met(code, said, met + tree.met(), caged=self._cage is not None):
+        if met := limits_met(code, said, met + tree.met(), sandboxed=self._sandbox is not None):
             raise _limited(met, code, watch, isolation)
         out, err = watch.kept[STDOUT], watch.kept[STDERR]
         return Completed(code, out.content(), err.content(), out.total, err.total, isolation)
 
-    def _tree(self) -> Tree:
-        if self._cage is not None:
-            return self._cage.tree()
-        return Supervised() if self._how is None else Namespace(self._how)
+    def _tree(self) -> ProcessTree:
+        if self._sandbox is not None:
+            return self._sandbox.tree()
+        return SupervisedTree() if self._how is None else NamespaceTree(self._how)
 
-    async def _live(self, tree: Tree, job: Job, watch: Watch) -> int:
+    async def _live(self, tree: ProcessTree, job: CommandSpec, watch: ProcessWatch) -> int:
         try:
             await tree.start(job, watch)
             await watch.wake.wait()
@@ -176,11 +182,11 @@ class LocalProcesses:
 
     def _job(
         self, argv: tuple[str, ...], cwd: str, env: Mapping[str, str], stdin: bytes | None
-    ) -> Job:
+    ) -> CommandSpec:
         folder = self._roots.real_folder(cwd)
         whole = _clean_environment()
-        if self._cage is not None:
-            whole |= self._cage.environment()
+        if self._sandbox is not None:
+            whole |= self._sandbox.environment()
         whole |= self._env | dict(env)
         for text in (*argv, *whole.keys(), *whole.values()):
             _check_text(text)
@@ -194,15 +200,15 @@ class LocalProcesses:
                 ErrorKind.NOT_FOUND,
                 f"There is no program '{name}' on this machine. Use another one.",
             )
-        return Job((str(Path(folder, found)), *argv[1:]), folder, whole, stdin)
+        return CommandSpec((str(Path(folder, found)), *argv[1:]), folder, whole, stdin)
 
-    def _too_much(self, watch: Watch, isolation: str) -> ToolFailure:
+    def _too_much(self, watch: ProcessWatch, isolation: str) -> ToolFailure:
         out, err = watch.kept[STDOUT], watch.kept[STDERR]
-        head = (out.content() or err.content())[:SHOWN].decode(errors="replace")
+        head = (out.content() or err.content())[:MAX_SHOWN_OUTPUT_BYTES].decode(errors="replace")
         return ToolFailure(
             ErrorKind.TOO_LARGE,
             f"The command wrote more than {self._max_bytes:,} bytes and was stopped. Send its "
-            f"output to a file, or cut it with head, tail or grep. It began:\n{head}",
+            f"output to a file, or cut it with head, tail or grep. It started with:\n{head}",
             stdout_bytes=out.total,
             stderr_bytes=err.total,
             isolation=isolation,
@@ -213,20 +219,24 @@ def _check_made(made: list[str], isolation: str) -> None:
     if made:
         raise ToolFailure(
             ErrorKind.PERMISSION_DENIED,
-            f"The command ran, but made what is protected: {', '.join(made)}. It was set aside. "
-            "Do not make it again; explain to the user what should be in it.",
+            f"The command ran, but created protected files: {', '.join(made)}. They were renamed. "
+            "Do not create them again; explain to the user what should be in them.",
             isolation=isolation,
         )
 
 
-def _limited(met: list[str], code: int, watch: Watch, isolation: str) -> ToolFailure:
+def _limited(met: list[str], code: int, watch: ProcessWatch, isolation: str) -> ToolFailure:
     out, err = watch.kept[STDOUT], watch.kept[STDERR]
-    tail = (out.content()[-SHOWN:] + err.content()[-SHOWN:]).decode(errors="replace").strip()
+    tail = (
+        (out.content()[-MAX_SHOWN_OUTPUT_BYTES:] + err.content()[-MAX_SHOWN_OUTPUT_BYTES:])
+        .decode(errors="replace")
+        .strip()
+    )
     what = " and ".join(met)
     return ToolFailure(
         ErrorKind.RESOURCE,
-        f"The command met the limit on {what} and was stopped or failed. Do it in smaller pieces, "
-        f"or tell the user that it needs more. It ended with {code} and wrote last:\n{tail}",
+        f"The command reached the limit on {what} and was stopped or failed. Do it in smaller "
+        f"pieces, or tell the user that it needs more. Exit code {code}; its last output:\n{tail}",
         limits=list(met),
         exit_code=code,
         isolation=isolation,
@@ -264,8 +274,8 @@ def _refused(problem: OSError, program: str) -> ToolFailure:
     return ToolFailure(ErrorKind.EXECUTION_FAILED, f"'{program}' could not be started: {reason}.")
 
 
-async def _probe(folder: str) -> Unshare | None:
-    """Find a way to make pid namespaces by making one."""
+async def _probe(folder: str) -> UnshareTools | None:
+    """Find how this machine makes pid namespaces, by making one."""
     names = ("unshare", "nsenter", "cat", "true")
     unshare, nsenter, cat, true = (
         shutil.which(name, path=os.environ.get("PATH", "") + ":" + DEFAULT_PATH) for name in names
@@ -273,10 +283,10 @@ async def _probe(folder: str) -> Unshare | None:
     if unshare is None or nsenter is None or cat is None or true is None:
         return None
     for user in (False, True) if os.geteuid() == 0 else (True,):
-        how = Unshare(unshare, nsenter, cat, user)
-        tree, watch = Namespace(how), Watch(1024, 1024)
+        how = UnshareTools(unshare, nsenter, cat, user)
+        tree, watch = NamespaceTree(how), ProcessWatch(1024, 1024)
         try:
-            await tree.start(Job((true,), folder, {}), watch)
+            await tree.start(CommandSpec((true,), folder, {}), watch)
             worked = await watch.settled(5)
         except (OSError, TimeoutError):
             worked = False

@@ -1,4 +1,4 @@
-"""Which folders a machine's files may be in, and in which of them a given path is."""
+"""`Roots`: the folders that files may be in, and the root of a given path."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from pathlib import Path
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CLOSED
-from evoclaw.executors.beneath import FOLDER, open_beneath
+from evoclaw.executors.beneath import OPEN_FOLDER_FLAGS, open_beneath
 
-LONGEST_PATH = 4096
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-WRONG = (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO, errno.ENODEV)
+MAX_PATH_BYTES = 4096
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+INVALID_PATH_ERRNOS = (
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+    errno.ENXIO,
+    errno.ENODEV,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +36,13 @@ class Root:
     path: str
     """Absolute, links resolved."""
     spellings: tuple[str, ...]
-    """How a caller may write it: as configured, and resolved."""
+    """The paths that name it: as configured, and resolved."""
     writable: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A path, taken apart."""
+class LocatedPath:
+    """A path, split into its root and the rest."""
 
     root: Root
     inside: str
@@ -46,7 +53,7 @@ class Place:
     @contextmanager
     def folder(self) -> Generator[int]:
         """The root, opened."""
-        descriptor = os.open(self.root.path, FOLDER)
+        descriptor = os.open(self.root.path, OPEN_FOLDER_FLAGS)
         try:
             yield descriptor
         finally:
@@ -74,12 +81,12 @@ class Roots:
             *(_root(path, writable=False) for path in readable),
         )
 
-    def locate(self, path: str, *, write: bool = False) -> Place:
+    def locate(self, path: str, *, write: bool = False) -> LocatedPath:
         """Say where a path is; refuse one that cannot be a path or is in no root."""
         check_path(path)
         if not path.startswith("/"):
             self._check_closed(path, path)
-            return Place(self.workspace, path, posixpath.normpath(path))
+            return LocatedPath(self.workspace, path, posixpath.normpath(path))
         for root in self._all:
             inside = _inside(root, path)
             if inside is None:
@@ -91,8 +98,8 @@ class Roots:
                     f"'{path}' is in a folder that may only be read. Write inside the workspace.",
                 )
             if root is self.workspace:
-                return Place(root, inside, posixpath.normpath(inside))
-            return Place(root, inside, posixpath.normpath(posixpath.join(root.path, inside)))
+                return LocatedPath(root, inside, posixpath.normpath(inside))
+            return LocatedPath(root, inside, posixpath.normpath(posixpath.join(root.path, inside)))
         raise outside(path)
 
     def _check_closed(self, path: str, inside: str) -> None:
@@ -104,7 +111,7 @@ class Roots:
                 "it.",
             )
 
-    def open(self, place: Place, flags: int, *, links: bool = True) -> int:
+    def open(self, place: LocatedPath, flags: int, *, links: bool = True) -> int:
         """Open what is at a place; `OSError` if that cannot be or would leave the root."""
         with place.folder() as folder:
             return open_beneath(folder, place.inside, flags, links=links, mounts=self.mounts)
@@ -113,7 +120,7 @@ class Roots:
         """The true path of a folder in a root, for a process to start in."""
         place = self.locate(path)
         try:
-            descriptor = self.open(place, FOLDER)
+            descriptor = self.open(place, OPEN_FOLDER_FLAGS)
         except OSError as problem:
             raise explained(problem, path) from None
         try:
@@ -121,13 +128,13 @@ class Roots:
         finally:
             os.close(descriptor)
 
-    def near(self, place: Place) -> list[str]:
+    def near(self, place: LocatedPath) -> list[str]:
         """Names like the one that was not found, in the same folder."""
         folder, _, name = place.inside.rstrip("/").rpartition("/")
         if name.startswith("."):
             # Such as .gitignore: looked for in every folder, not misspelt.
             return []
-        above = Place(place.root, folder or ".", place.shown)
+        above = LocatedPath(place.root, folder or ".", place.shown)
         try:
             descriptor = self.open(above, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -138,7 +145,7 @@ class Roots:
         finally:
             os.close(descriptor)
         found = difflib.get_close_matches(name, names, n=3)
-        return [posixpath.join(posixpath.dirname(place.shown), one) for one in found]
+        return [posixpath.join(posixpath.dirname(place.shown), match) for match in found]
 
 
 def _root(path: str | Path, *, writable: bool) -> Root:
@@ -169,8 +176,8 @@ def check_path(path: str) -> None:
         problem = "is empty"
     elif "\0" in path:
         problem = "contains a NUL character"
-    elif len(path) > LONGEST_PATH:
-        problem = f"is longer than {LONGEST_PATH} characters"
+    elif len(path) > MAX_PATH_BYTES:
+        problem = f"is longer than {MAX_PATH_BYTES} characters"
     else:
         try:
             os.fsencode(path)
@@ -192,13 +199,13 @@ def outside(path: str) -> ToolFailure:
 
 
 def explained(problem: OSError, path: str, near: Iterable[str] = ()) -> ToolFailure:
-    """What the model is told when the system refused."""
+    """The error for the model when the system refused."""
     code = problem.errno
     reason = problem.strerror or str(problem)
     if code == errno.EXDEV:
         return outside(path)
     if code == errno.ENOENT:
-        guess = ", ".join(f"'{one}'" for one in near)
+        guess = ", ".join(f"'{path}'" for path in near)
         hint = f"Did you mean {guess}?" if guess else "Use glob to see what there is."
         return ToolFailure(ErrorKind.NOT_FOUND, f"'{path}' does not exist. {hint}")
     if code == errno.ELOOP:
@@ -210,11 +217,11 @@ def explained(problem: OSError, path: str, near: Iterable[str] = ()) -> ToolFail
         return ToolFailure(
             ErrorKind.PERMISSION_DENIED, f"'{path}' may not be used: {reason}. Explain to the user."
         )
-    if code in FULL:
+    if code in DISK_FULL_ERRNOS:
         return ToolFailure(
             ErrorKind.EXECUTION_FAILED,
             f"'{path}' could not be written, and nothing was changed: {reason}. "
             "Free some space or explain to the user.",
         )
-    kind = ErrorKind.INVALID_PARAMS if code in WRONG else ErrorKind.EXECUTION_FAILED
+    kind = ErrorKind.INVALID_PARAMS if code in INVALID_PATH_ERRNOS else ErrorKind.EXECUTION_FAILED
     return ToolFailure(kind, f"'{path}' could not be used: {reason}.")

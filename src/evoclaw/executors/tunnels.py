@@ -1,4 +1,4 @@
-"""What every proxy of ours does with bytes: connect to judged addresses, carry both ways."""
+"""Proxy tunnels: connect to judged addresses only, and forward bytes both ways."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from contextlib import suppress
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from evoclaw.executors.url_guard import Target
+from evoclaw.executors.url_guard import UrlTarget
 
 Count: TypeAlias = Callable[[int], bool]
-"""Told of bytes before they are passed on; False stops the carrying."""
+"""Called with the number of bytes before they are forwarded; False stops the tunnel."""
 Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-LONGEST_HEAD = 64 << 10
-PIECE = 64 << 10
-CONNECT_SECONDS = 10.0
-HEAD_SECONDS = 30.0
-END = b"\r\n\r\n"
+MAX_HEAD_BYTES = 64 << 10
+READ_BYTES = 64 << 10
+CONNECT_TIMEOUT_S = 10.0
+HEAD_TIMEOUT_S = 30.0
+END_OF_HEAD = b"\r\n\r\n"
 
 # What is between us and one neighbour only, and what we say anew.
-_OURS = (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization")
+_HOP_BY_HOP_HEADERS = (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization")
 
 
 def port_of(url: str) -> int:
-    """The port that a URL means."""
+    """The port of a URL."""
     split = urlsplit(url)
     return split.port or (443 if split.scheme == "https" else 80)
 
 
-async def connect(target: Target) -> Streams:
+async def connect(target: UrlTarget) -> Streams:
     """Connect to one of the judged addresses and to nothing else; `OSError` if none answers."""
     problem = OSError("no address")
     for address in target.addresses:
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 return await asyncio.open_connection(
-                    address, port_of(target.url), limit=LONGEST_HEAD
+                    address, port_of(target.url), limit=MAX_HEAD_BYTES
                 )
         except (OSError, TimeoutError) as error:
             problem = OSError(str(error) or "it does not answer")
@@ -56,24 +56,28 @@ def for_the_server(head: bytes) -> bytes:
 
 
 def closing(head: bytes) -> bytes:
-    """A head that promises nothing beyond this one exchange."""
-    lines = head.removesuffix(END).split(b"\r\n")
-    kept = [one for one in lines[1:] if one.partition(b":")[0].strip().lower() not in _OURS]
-    return b"\r\n".join((lines[0], *kept, b"Connection: close")) + END
+    """A head that announces the close after this exchange."""
+    lines = head.removesuffix(END_OF_HEAD).split(b"\r\n")
+    kept = [
+        line
+        for line in lines[1:]
+        if line.partition(b":")[0].strip().lower() not in _HOP_BY_HOP_HEADERS
+    ]
+    return b"\r\n".join((lines[0], *kept, b"Connection: close")) + END_OF_HEAD
 
 
 async def answer(writer: asyncio.StreamWriter, status: str, text: str = "") -> None:
-    """Answer in the server's place."""
+    """Send an answer of our own instead of the server's."""
     body = f"{text}\n".encode() if text else b""
     kind = "Content-Type: text/plain; charset=utf-8\r\n" if body else ""
     head = f"HTTP/1.1 {status}\r\n{kind}Content-Length: {len(body)}\r\nConnection: close"
-    writer.write(head.encode() + END + body)
+    writer.write(head.encode() + END_OF_HEAD + body)
     await writer.drain()
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Count) -> None:
-    """Carry bytes one way until there are no more, or too many."""
-    while piece := await reader.read(PIECE):
+    """Forward bytes one way until the end, or until `count` stops it."""
+    while piece := await reader.read(READ_BYTES):
         if not count(len(piece)):
             return
         writer.write(piece)
@@ -83,11 +87,11 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, coun
 async def bring_answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Count
 ) -> None:
-    """Carry a server's whole answer, and say that nothing follows it."""
-    head = await reader.readuntil(END)
+    """Forward a server's whole answer, and announce the close after it."""
+    head = await reader.readuntil(END_OF_HEAD)
     while head[9:10] == b"1":  # `HTTP/1.1 100 Continue` and its like
         writer.write(head)
-        head = await reader.readuntil(END)
+        head = await reader.readuntil(END_OF_HEAD)
     # Otherwise what is meant for another host would be sent along this way.
     writer.write(closing(head))
     await carry(reader, writer, count)
@@ -96,7 +100,7 @@ async def bring_answer(
 async def join(
     up: asyncio.Task[None], down: asyncio.Task[None], back: asyncio.StreamWriter
 ) -> None:
-    """Let both ways run until the server, or in a tunnel either side, has no more."""
+    """Run both directions until the server, or in a tunnel either end, has closed."""
     try:
         await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
         if not down.done():

@@ -1,4 +1,4 @@
-"""Which web addresses may be connected to.
+"""`UrlGuard`: which web addresses may be connected to.
 
 A URL is read once, its name is resolved once, and every address that comes out of it is judged;
 nothing is ever connected to that was not judged.
@@ -29,14 +29,14 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 MayReach: TypeAlias = Callable[[str], bool]
 """Whether a host may be reached; its name is ASCII, lower case, without a dot at the end."""
 
-ANYWHERE = ("0.0.0.0/0", "::/0")
-"""For an address that the operator configured: nothing a model says can change it."""
-LONGEST = 8_000
-"""Characters of a URL."""
-MOST_ADDRESSES = 32
+ANY_NETWORK = ("0.0.0.0/0", "::/0")
+"""For an address that the operator configured, which a model cannot change."""
+MAX_URL_CHARS = 8_000
+"""Length of a URL."""
+MAX_RESOLVED_ADDRESSES = 32
 
 # Of the standard library's `is_global` we know that it lets tunnels, multicast and clouds pass.
-DENIED = tuple(
+DENIED_NETWORKS = tuple(
     (ipaddress.ip_network(text), what)
     for text, what in (
         ("0.0.0.0/8", "this host"),
@@ -69,7 +69,7 @@ DENIED = tuple(
     )
 )
 GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-"""All that is given out for the internet; the rest of IPv6 is refused."""
+"""All IPv6 addresses that are assigned to the internet; the rest is refused."""
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -77,16 +77,16 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _UNFIT = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029]")
 
 
-class Target(Struct, frozen=True):
-    """A URL that may be asked for, and the only addresses to ask at."""
+class UrlTarget(Struct, frozen=True):
+    """A URL that may be fetched, and the only addresses to connect to."""
 
     url: str
-    """As it is sent: host in ASCII, nothing left to be read in two ways."""
+    """The normalised URL: host in ASCII, nothing ambiguous."""
     addresses: tuple[str, ...]
 
 
-class Guard:
-    """Judges URLs by the addresses that they lead to."""
+class UrlGuard:
+    """Judges URLs by the addresses that their hosts resolve to."""
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class Guard:
                 name is resolved, for each redirect and each part of a page anew.
         """
         self._may = may
-        self._allowed = tuple(_network(one) for one in allowed)
+        self._allowed = tuple(_network(network) for network in allowed)
         self._resolve = resolve or resolve_by_system
 
-    async def target(self, url: str) -> Target:
+    async def target(self, url: str) -> UrlTarget:
         """Read a URL, resolve its host once and judge all it has; raise `ToolFailure`."""
         read = read_url(url)
         host, port = read.raw_host or "", read.port or 0
@@ -119,20 +119,20 @@ class Guard:
             )
         literal = _literal(host)
         found = [str(literal)] if literal else await self._look_up(host, port)
-        addresses = [_address(one) for one in found]
+        addresses = [_address(match) for match in found]
         for address in addresses:
             # One bad address spoils the name: whoever mixes them hopes for the second try.
             if why := self.objection(address):
                 raise _refused(host, address, why)
         unique = dict.fromkeys(str(address) for address in addresses)
-        return Target(str(read), tuple(unique)[:MOST_ADDRESSES])
+        return UrlTarget(str(read), tuple(unique)[:MAX_RESOLVED_ADDRESSES])
 
     def objection(self, address: Address) -> str:
         """What an address is that it must not be reached; empty if it may be."""
         inner = _unwrapped(address)
         if any(inner in network for network in self._allowed):
             return ""
-        for network, what in DENIED:
+        for network, what in DENIED_NETWORKS:
             if inner in network:
                 return what
         if isinstance(inner, IPv6Address) and inner not in GLOBAL_V6:
@@ -160,12 +160,12 @@ async def resolve_by_system(host: str, port: int) -> Sequence[str]:
 
 
 def read_url(url: str) -> URL:
-    """Read an http(s) URL in the one way that everything after works with."""
+    """Parse an http(s) URL into its normalised form."""
     from yarl import URL
 
     text = url.strip(" \t\r\n")
-    if len(text) > LONGEST:
-        raise _invalid(text, f"has more than {LONGEST:,} characters")
+    if len(text) > MAX_URL_CHARS:
+        raise _invalid(text, f"has more than {MAX_URL_CHARS:,} characters")
     if _UNFIT.search(text):
         raise _invalid(text, "has a space, a backslash or a control character in it")
     if not text.lower().startswith(("http://", "https://")):

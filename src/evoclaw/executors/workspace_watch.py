@@ -1,54 +1,55 @@
-"""What is watched from outside while a command runs, because no cage can forbid it."""
+"""`WorkspaceWatch`: limits and protected names that a sandbox cannot enforce itself."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 
-from evoclaw.core.sandboxes import Confines
+from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.command_limits import DISK, FILES
-from evoclaw.executors.output import Watch
-from evoclaw.executors.protected_paths import absent, set_aside
+from evoclaw.executors.process_output import ProcessWatch
+from evoclaw.executors.protected_paths import absent_protected_names, set_aside
 
-EVERY = 0.25
-"""Seconds between two looks at the disk."""
+DISK_POLL_INTERVAL_S = 0.25
+"""How often the use of the disk is checked."""
 
 
-class Vigil:
-    """Watches the disk fill up, and protected files appear that were not there to be protected.
+class WorkspaceWatch:
+    """Watches the disk fill up, and protected files appear that did not exist before.
 
-    No kernel counts the files of a process: it looks at the file system of the workspace, where
-    what others write meanwhile is counted too, so those limits are generous. And a file that is
-    not there cannot be made read-only: one that appears is set aside when the command ends.
+    The kernel does not count the files of a process: this looks at the file system of the
+    workspace, where the writes of other processes count too, so the limits are generous. And a
+    file that does not exist cannot be made read-only: one that appears is renamed when the command
+    ends.
     """
 
-    def __init__(self, confines: Confines, watch: Watch) -> None:
-        self._confines, self._watch = confines, watch
-        self._bytes, self._files = _used(confines.workspace)
-        self._absent = absent(confines.workspace)
+    def __init__(self, policy: SandboxPolicy, watch: ProcessWatch) -> None:
+        self._policy, self._watch = policy, watch
+        self._bytes, self._files = _used(policy.workspace)
+        self._absent = absent_protected_names(policy.workspace)
         self._met: list[str] = []
         self.made: list[str] = []
-        """Protected files that the command made, and where they are now."""
+        """Protected files that the command created, and their new names."""
         self.grown = False
         """Whether there is something new to protect from the next command."""
-        self._timer = asyncio.get_running_loop().call_later(EVERY, self._look)
+        self._timer = asyncio.get_running_loop().call_later(DISK_POLL_INTERVAL_S, self._look)
 
     def _look(self) -> None:
-        used, files = _used(self._confines.workspace)
+        used, files = _used(self._policy.workspace)
         grown, made = used - self._bytes, files - self._files
-        if grown > self._confines.disk or made > self._confines.files:
-            self._met = [DISK if grown > self._confines.disk else FILES]
+        if grown > self._policy.disk or made > self._policy.files:
+            self._met = [DISK if grown > self._policy.disk else FILES]
             self._watch.wake.set()
             return
-        self._timer = asyncio.get_running_loop().call_later(EVERY, self._look)
+        self._timer = asyncio.get_running_loop().call_later(DISK_POLL_INTERVAL_S, self._look)
 
     def stop(self) -> list[str]:
-        """Watch no more, and set aside what was made; the limits that were met."""
+        """Stop watching, rename what was created, and return the limits that were reached."""
         self._timer.cancel()
         for name in self._absent:
-            if not os.path.lexists(f"{self._confines.workspace}/{name}"):
+            if not os.path.lexists(f"{self._policy.workspace}/{name}"):
                 continue
-            if aside := set_aside(self._confines.workspace, name):
+            if aside := set_aside(self._policy.workspace, name):
                 self.made.append(f"{name} (now {aside})")
             else:
                 self.grown = True
@@ -56,6 +57,6 @@ class Vigil:
 
 
 def _used(path: str) -> tuple[int, int]:
-    """Bytes and files taken on a file system."""
+    """Bytes and files in use on a file system."""
     seen = os.statvfs(path)
     return (seen.f_blocks - seen.f_bfree) * seen.f_frsize, seen.f_files - seen.f_ffree

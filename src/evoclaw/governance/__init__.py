@@ -1,1 +1,1 @@
-"""Governance: may it run, and in what cage."""
+"""Governance: may it run, and in what sandbox."""

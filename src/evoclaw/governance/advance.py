@@ -9,7 +9,7 @@ from evoclaw.core.ports import Allow, Ask, Policy, Verdict
 from evoclaw.core.tools import Call
 
 UNCLEAR = frozenset({"unreadable", "code", "environment", "maybe"})
-"""Askings that say no more than that a command cannot be seen through: the cage bounds it. What
+"""Askings that say no more than that a command cannot be seen through: the sandbox bounds it. What
 stands behind a colon does not count: `maybe:NAME` is that the rule of this name may be meant."""
 
 

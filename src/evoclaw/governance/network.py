@@ -1,4 +1,4 @@
-"""Which hosts may be reached: by tools that know the web, and by commands in their cage.
+"""Which hosts may be reached: by tools that know the web, and by commands in their sandbox.
 
 Tools may reach every host that is not denied, for their executor refuses whatever is not public.
 Commands may reach none unless it is listed, and then through the egress proxy alone.

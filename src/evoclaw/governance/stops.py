@@ -274,7 +274,7 @@ class Stops(Policy):
             files: Each counts: the machine's, and that of an edge's own data folder.
             agent: Whose calls are judged, beside the one that each call names.
             targets: The devices that all calls go to, where their arguments do not say so.
-            shell_offline: Whether commands run in a cage that has no way to the network.
+            shell_offline: Whether commands run in a sandbox that has no way to the network.
         """
         self._seen = [_Seen(file) for file in files]
         self._agent, self._targets = agent, (agent, *targets)

@@ -29,11 +29,11 @@ from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.fleet.reception import Ledger, Reception
 from evoclaw.orchestrator.fleet.tidying import Shelf, Tidying
 from evoclaw.store.calls.command_values import QueueFull
-from evoclaw.transport.lanes import AGAIN, SILENCE
+from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELAYS_S
 from evoclaw.transport.link import Link
 from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.requests import Requests
-from evoclaw.transport.wire import JOB_TIME, Command, Outcome
+from evoclaw.transport.wire import DEFAULT_JOB_TIMEOUT_S, Command, Outcome
 
 QUIET = 1.2
 """Seconds without news after which everybody who is there has said hello."""
@@ -70,8 +70,8 @@ class Orchestrator:
         grants: Grants = ungranted,
         heartbeat: float = 30.0,
         permit: Permit = permit_all,
-        again: Sequence[float] = AGAIN,
-        silence: float = SILENCE,
+        retry_delays: Sequence[float] = PUBLISH_RETRY_DELAYS_S,
+        progress_timeout: float = PROGRESS_TIMEOUT_S,
     ) -> None:
         """Choose the parts.
 
@@ -81,8 +81,8 @@ class Orchestrator:
             grants: Who signs what edges are asked to do.
             heartbeat: Seconds between two signs of life of an edge.
             permit: Which of an edge's tools may be used.
-            again: Seconds until what nobody accepted is published again.
-            silence: Seconds without a word after which what was accepted counts as lost.
+            retry_delays: Seconds until what nobody accepted is published again.
+            progress_timeout: Seconds without a word after which what was accepted counts as lost.
         """
         self.fleet = Fleet(heartbeat=heartbeat, changed=self._tell, permit=permit)
         self._grants, self._store = grants, store
@@ -92,8 +92,8 @@ class Orchestrator:
             reachable=self.fleet.is_online,
             full=QueueFull,
             sign=self._sign,
-            again=again,
-            silence=silence,
+            retry_delays=retry_delays,
+            progress_timeout=progress_timeout,
         )
         self.reception = Reception(link, self.fleet, self.requests, store)
         self._tidying = Tidying(store, self.requests)
@@ -173,7 +173,7 @@ class Orchestrator:
 
     def delegated(self, besides: Collection[str] = ()) -> Delegated:
         """The tools of all edges, but for those with these names, each run on one that has it."""
-        return Delegated(self.fleet, self.edge, self.requests.asked_of, besides=besides)
+        return Delegated(self.fleet, self.edge, self.requests.agent_of, besides=besides)
 
     async def start_job(
         self,
@@ -181,7 +181,7 @@ class Orchestrator:
         tool: str,
         arguments: dict[str, JSON],
         *,
-        seconds: float = JOB_TIME,
+        seconds: float = DEFAULT_JOB_TIMEOUT_S,
         idle: float | None = None,
         principal: Principal = LOCAL,
     ) -> ToolResult:
@@ -215,14 +215,14 @@ class Orchestrator:
 
     async def fetch(self, agent_id: str, handle: str, path: Path) -> int:
         """Copy a big output from an edge to a file; how many bytes it has."""
-        return await fetch(self.edge(agent_id), handle, path, self.requests.room)
+        return await fetch(self.edge(agent_id), handle, path, self.requests.max_payload)
 
     async def say(
         self, agent_id: str, name: str, payload: dict[str, JSON] | None = None, seconds: float = 10
     ) -> Outcome:
         """Send a command that may be sent twice, and await its answer."""
         command = Command(name, payload or {}, f"{name}-{secrets.token_hex(8)}")
-        return await self.requests.talk(agent_id, command, seconds)
+        return await self.requests.query(agent_id, command, seconds)
 
     def _sign(self, agent_id: str, command: Command) -> Command:
         return replace(command, grant=self._grants(agent_id, command, None))

@@ -1,7 +1,7 @@
 """The embedded model: llama.cpp serving SmolLM2 in a child process, for trying things out offline.
 
 It is small (135 million parameters): it makes a valid call when *one* tool is offered, picks the
-right one of two half the time, and invents arguments. Offer it one tool, and cage what it runs.
+right one of two half the time, and invents arguments. Offer it one tool, and sandbox what it runs.
 
 `python -m evoclaw.providers.local` is the child: it reads a key from its standard input, prints
 `READY <address>`, and ends when that input does, so that it never outlives who started it.

@@ -12,36 +12,36 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from evoclaw.core.sandboxes import Confines
+from evoclaw.core.sandboxes import SandboxPolicy
 
 logger = logging.getLogger(__name__)
 
-NAME = re.compile(r"evoclaw-(\d+)-\w+$")
-LIMITS = {
+CGROUP_NAME = re.compile(r"evoclaw-(\d+)-\w+$")
+LIMIT_FILES = {
     "memory": "memory.limit_in_bytes",
     "pids": "pids.max",
 }
-"""Of the older kind of groups, which most devices still have: the file of each controller."""
-TRIES, PAUSE = 50, 0.01
-SWAP = "memory.memsw.limit_in_bytes"
+"""The limit file of each controller in cgroup v1, which most devices still have."""
+REMOVE_ATTEMPTS, REMOVE_RETRY_DELAY_S = 50, 0.01
+SWAP_LIMIT_FILE = "memory.memsw.limit_in_bytes"
 
 
-class Group:
+class Cgroup:
     """The group of one command, in every hierarchy that limits something."""
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
         self._folders = folders
 
     def add(self, pid: int) -> None:
-        """Put a process into it, and with it everything that it starts."""
+        """Add a process, and with it everything that it starts."""
         if pid < 1:
-            # The kernel would take it for ourselves.
-            raise ProcessLookupError(errno.ESRCH, "nobody knows which process this is")
+            # The kernel would add our own process instead.
+            raise ProcessLookupError(errno.ESRCH, f"no process has the pid {pid}")
         for folder in set(self._folders.values()):
             (folder / "cgroup.procs").write_text(str(pid))
 
     def files(self) -> list[str]:
-        """Where a process writes its pid to enter."""
+        """The files that a process writes its pid to in order to enter."""
         return [str(folder / "cgroup.procs") for folder in dict.fromkeys(self._folders.values())]
 
     def met(self) -> list[str]:
@@ -56,71 +56,71 @@ class Group:
         return found
 
     def close(self) -> bool:
-        """Remove it, once it is empty; whether it is gone."""
-        gone = True
+        """Remove it, once it is empty; whether it was removed."""
+        removed = True
         for folder in set(self._folders.values()):
             try:
                 folder.rmdir()
             except FileNotFoundError:
                 continue
             except OSError:
-                gone = False
-        return gone
+                removed = False
+        return removed
 
 
-class Groups:
-    """Makes groups below our own, where this machine lets us."""
+class CgroupFactory:
+    """Makes control groups below our own, where this machine allows it."""
 
     def __init__(self, parents: Mapping[str, Path]) -> None:
         """Take the folder of our own group in each hierarchy."""
         self._parents = parents
-        self._closing: list[Group] = []
+        self._closing: list[Cgroup] = []
 
-    def make(self, confines: Confines) -> Group:
-        """A group with the limits of these confines."""
+    def make(self, policy: SandboxPolicy) -> Cgroup:
+        """A group with the limits of this policy."""
         name = f"evoclaw-{os.getpid()}-{secrets.token_hex(4)}"
         folders = {kind: parent / name for kind, parent in self._parents.items()}
         for folder in set(folders.values()):
             folder.mkdir()
-        group = Group(folders)
+        group = Cgroup(folders)
         try:
-            _limit(folders, confines)
+            _limit(folders, policy)
         except OSError:
             group.close()
             raise
         return group
 
-    def remove(self, group: Group) -> None:
-        """Remove a group; what the kernel still holds is tried again with the next one."""
+    def remove(self, group: Cgroup) -> None:
+        """Remove a group; what the kernel still holds is removed with the next group."""
         self._closing.append(group)
         self.tidy()
 
     def tidy(self) -> bool:
         """Remove what could not be removed before; whether nothing is left."""
-        self._closing = [one for one in self._closing if not one.close()]
+        self._closing = [group for group in self._closing if not group.close()]
         return not self._closing
 
 
-async def emptied(groups: Groups | None) -> None:
-    """Wait until the kernel has let go of all groups, a moment after their last process."""
-    for _ in range(TRIES):
+async def wait_until_removed(groups: CgroupFactory | None) -> None:
+    """Wait until the kernel has released all groups, a moment after their last process."""
+    for _ in range(REMOVE_ATTEMPTS):
         if groups is None or groups.tidy():
             return
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(REMOVE_RETRY_DELAY_S)
 
 
-def find_groups(proc: str = "/proc/self") -> Groups | None:
-    """A way to make groups, found by making one; none where this machine does not let us."""
+def find_cgroups(proc: str = "/proc/self") -> CgroupFactory | None:
+    """A factory of control groups, found by making one; none where this machine forbids it."""
     try:
         parents = _parents(Path(proc))
         if set(parents) != {"memory", "pids"}:
             return None
-        groups = Groups(parents)
-        groups.make(Confines("/")).close()
+        groups = CgroupFactory(parents)
+        groups.make(SandboxPolicy("/")).close()
     except OSError as problem:
-        logger.debug("no control groups: %s", problem)
+        logger.debug("control groups are not available: %s", problem)
         return None
-    _sweep(parents)
+    _remove_abandoned(parents)
     return groups
 
 
@@ -132,31 +132,31 @@ def _parents(proc: Path) -> dict[str, Path]:
         _, kinds, inner = line.split(":", 2)
         for kind in kinds.split(",") if kinds else ("memory", "pids"):
             mounted = mounts.get(kind if kinds else "")
-            if kind not in LIMITS or mounted is None or (not kinds and kind in found):
+            if kind not in LIMIT_FILES or mounted is None or (not kinds and kind in found):
                 continue
-            root, place = mounted
+            root, mount_point = mounted
             below = inner.removeprefix(root).lstrip("/") if inner.startswith(root) else ""
-            folder = Path(place, below)
+            folder = Path(mount_point, below)
             if kinds or _delegates(folder, kind):
                 found[kind] = folder
     return found
 
 
 def _delegates(folder: Path, kind: str) -> bool:
-    """Whether groups below this one (of the newer kind) can limit something."""
+    """Whether groups below this cgroup v2 group can limit something."""
     control = folder / "cgroup.subtree_control"
     if kind in control.read_text().split():
         return True
     try:
         control.write_text(f"+{kind}")
     except OSError:
-        # It has processes of its own, or is not ours to divide.
+        # It has processes of its own, or we may not divide it.
         return False
     return True
 
 
 def _mounts(table: str) -> dict[str, tuple[str, str]]:
-    """The root and the place of every hierarchy; of the newer kind by an empty name."""
+    """The root and the mount point of every hierarchy; that of cgroup v2 by an empty name."""
     found: dict[str, tuple[str, str]] = {}
     for line in table.splitlines():
         before, _, after = line.partition(" - ")
@@ -169,18 +169,18 @@ def _mounts(table: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _limit(folders: Mapping[str, Path], confines: Confines) -> None:
+def _limit(folders: Mapping[str, Path], policy: SandboxPolicy) -> None:
     memory, pids = folders["memory"], folders["pids"]
-    # One for the first process of the cell itself.
-    (pids / "pids.max").write_text(str(confines.processes + 1))
+    # One for the first process of the worker itself.
+    (pids / "pids.max").write_text(str(policy.processes + 1))
     if (memory / "memory.max").exists():
-        (memory / "memory.max").write_text(str(confines.memory))
+        (memory / "memory.max").write_text(str(policy.memory))
         with suppress(FileNotFoundError):
             (memory / "memory.swap.max").write_text("0")
         return
-    (memory / LIMITS["memory"]).write_text(str(confines.memory))
-    if (memory / SWAP).exists():
-        (memory / SWAP).write_text(str(confines.memory))
+    (memory / LIMIT_FILES["memory"]).write_text(str(policy.memory))
+    if (memory / SWAP_LIMIT_FILE).exists():
+        (memory / SWAP_LIMIT_FILE).write_text(str(policy.memory))
 
 
 def _count(file: Path, name: str) -> int:
@@ -191,11 +191,11 @@ def _count(file: Path, name: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
 
 
-def _sweep(parents: Mapping[str, Path]) -> None:
-    """Remove the empty groups of those who were killed before they could."""
+def _remove_abandoned(parents: Mapping[str, Path]) -> None:
+    """Remove the empty groups of processes that were killed before they removed them."""
     for parent in set(parents.values()):
         for folder in parent.glob("evoclaw-*"):
-            named = NAME.search(folder.name)
+            named = CGROUP_NAME.search(folder.name)
             if named and not Path(f"/proc/{named[1]}").exists():
                 with suppress(OSError):
                     folder.rmdir()

@@ -1,4 +1,4 @@
-"""`EngineCage`: an engine and its confines, tried out before the first command."""
+"""`EngineSandbox`: an engine and its policy, self-tested before the first command."""
 
 from __future__ import annotations
 
@@ -9,101 +9,106 @@ from typing import TypeVar
 
 import msgspec
 
-from evoclaw.core.sandboxes import Confines, Engine, Prover, Warm
-from evoclaw.executors.output import Watch
+from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy, WarmEngine
+from evoclaw.executors.process_output import ProcessWatch
+from evoclaw.executors.process_trees import ProcessTree
 from evoclaw.executors.processes import DEFAULT_PATH, LocalProcesses
-from evoclaw.executors.protected_paths import guarded
-from evoclaw.executors.trees import Tree
-from evoclaw.executors.workspace_watch import Vigil
-from evoclaw.sandbox.cgroups import Groups, emptied
+from evoclaw.executors.protected_paths import protected_paths
+from evoclaw.executors.workspace_watch import WorkspaceWatch
+from evoclaw.sandbox.cgroups import CgroupFactory, wait_until_removed
+from evoclaw.sandbox.self_test import SandboxSelfTest
 from evoclaw.sandbox.workers.cold import EngineTree
-from evoclaw.sandbox.workers.pool import IDLE, Nursery, unavailable
-from evoclaw.sandbox.workers.warm import CellTree
+from evoclaw.sandbox.workers.pool import POOL_IDLE_TIMEOUT_S, WorkerPool, sandbox_unavailable
+from evoclaw.sandbox.workers.warm import WorkerTree
 
 T = TypeVar("T")
-SYSTEM = ("/usr", "/bin", "/sbin", "/nix", "/gnu")
-HOME = "/tmp"
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/nix", "/gnu")
+SANDBOX_HOME = "/tmp"
 
 
-class EngineCage:
-    """Confines commands by one engine; warm where the engine can keep a worker inside."""
+class EngineSandbox:
+    """Sandboxes commands with one engine; warm where the engine can keep a worker pool inside."""
 
     def __init__(
         self,
-        engine: Engine,
-        confines: Confines,
+        engine: SandboxEngine,
+        policy: SandboxPolicy,
         *,
-        prover: Prover | None,
-        groups: Groups | None = None,
+        self_test: SandboxSelfTest | None,
+        groups: CgroupFactory | None = None,
         warm: bool = True,
-        idle: float = IDLE,
+        idle: float = POOL_IDLE_TIMEOUT_S,
     ) -> None:
-        """Choose how.
+        """Set what builds the sandbox and what it allows.
 
         Args:
-            engine: What builds the cage.
-            confines: What may be reached in it.
-            prover: Tries it out before the first command; none: it was tried out already.
-            groups: Limits whole commands, where this machine has that.
-            warm: Keep a worker inside, if the engine can.
-            idle: Seconds without a command after which it is ended.
+            engine: What builds the sandbox.
+            policy: What may be reached in it.
+            self_test: Tests the sandbox before the first command; none: it was tested already.
+            groups: Limits whole commands by control groups, where this machine has them.
+            warm: Keep a worker pool inside, if the engine can.
+            idle: Seconds without a command after which the worker pool is ended.
         """
         self.name = engine.name
-        self._engine, self._confines = engine, confines
-        self._prover, self._groups, self._idle = prover, groups, idle
-        self._warm = engine if warm and isinstance(engine, Warm) else None
-        self._starting: asyncio.Task[Nursery] | None = None
-        self._retired: list[Nursery] = []
-        self._proving: asyncio.Task[None] | None = None
+        self._engine, self._policy = engine, policy
+        self._self_test, self._groups, self._idle = self_test, groups, idle
+        self._warm = engine if warm and isinstance(engine, WarmEngine) else None
+        self._starting: asyncio.Task[WorkerPool] | None = None
+        self._retired: list[WorkerPool] = []
+        self._testing: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
-        """Raise `ToolFailure` unless the engine is there and held when it was tried out."""
-        if self._prover is None:
+        """Raise `ToolFailure` unless the engine is installed and passed the self-test."""
+        if self._self_test is None:
             return
-        tried = self._proving
-        if tried is None or _belongs_elsewhere(tried) or _has_failed(tried):
-            tried = self._proving = asyncio.create_task(self._prove(self._prover))
-        # Others wait for it too: cancelling one of them does not cancel it.
-        await asyncio.shield(tried)
+        testing = self._testing
+        if testing is None or _belongs_elsewhere(testing) or _has_failed(testing):
+            testing = self._testing = asyncio.create_task(self._run_self_test(self._self_test))
+        # Several commands may wait for it: cancelling one of them does not cancel the test.
+        await asyncio.shield(testing)
 
-    async def _prove(self, prover: Prover) -> None:
+    async def _run_self_test(self, self_test: SandboxSelfTest) -> None:
         if missing := self._engine.missing():
-            raise unavailable(missing)
-        exec = LocalProcesses(self._confines.workspace, cage=_Untried(self))
-        await prover.prove(self._engine, self._confines, exec)
+            raise sandbox_unavailable(missing)
+        exec = LocalProcesses(self._policy.workspace, sandbox=_UntestedSandbox(self))
+        await self_test.check(self._engine, self._policy, exec)
 
     def environment(self) -> Mapping[str, str]:
-        """What every command in it finds in its environment."""
-        shown = (*SYSTEM, self._confines.workspace, *self._confines.writable)
-        shown += self._confines.readable
+        """The environment variables of every command in it."""
+        shown = (*SYSTEM_FOLDERS, self._policy.workspace, *self._policy.writable)
+        shown += self._policy.readable
         path = os.environ.get("PATH", DEFAULT_PATH).split(":")
-        kept = [one for one in path if any(_below(os.path.realpath(one), top) for top in shown)]
-        return {"PATH": ":".join(kept) or DEFAULT_PATH, "HOME": HOME, "TMPDIR": HOME}
+        kept = [name for name in path if any(_below(os.path.realpath(name), top) for top in shown)]
+        return {
+            "PATH": ":".join(kept) or DEFAULT_PATH,
+            "HOME": SANDBOX_HOME,
+            "TMPDIR": SANDBOX_HOME,
+        }
 
-    def tree(self) -> Tree:
-        """A place for one command."""
+    def tree(self) -> ProcessTree:
+        """A process tree for one command."""
         if self._warm is not None:
-            return CellTree(self._nursery, self._confines.proxy)
-        return EngineTree(self._engine, self._confines, self._groups)
+            return WorkerTree(self._worker_pool, self._policy.proxy)
+        return EngineTree(self._engine, self._policy, self._groups)
 
-    def vigil(self, watch: Watch) -> Vigil:
-        """Watch from outside while a command runs."""
-        return Vigil(self._confines, watch)
+    def watch_workspace(self, watch: ProcessWatch) -> WorkspaceWatch:
+        """Watch the workspace from outside while a command runs."""
+        return WorkspaceWatch(self._policy, watch)
 
-    async def settle(self, vigil: Vigil) -> None:
-        """Take into account what a command left: protect it from the next one."""
-        if not vigil.grown:
+    async def protect_created(self, watched: WorkspaceWatch) -> None:
+        """Protect what a command created under a protected name from the next command."""
+        if not watched.grown:
             return
-        paths = await asyncio.to_thread(guarded, self._confines.workspace)
-        more = dict.fromkeys((*self._confines.protected, *paths))
-        self._confines = msgspec.structs.replace(self._confines, protected=tuple(more))
-        self._proving = None
+        paths = await asyncio.to_thread(protected_paths, self._policy.workspace)
+        more = dict.fromkeys((*self._policy.protected, *paths))
+        self._policy = msgspec.structs.replace(self._policy, protected=tuple(more))
+        self._testing = None
         starting, self._starting = self._starting, None
         if starting is not None and not _belongs_elsewhere(starting):
-            # Others may still run in it.
+            # Other commands may still run in it.
             self._retired.append(await asyncio.shield(starting))
 
-    async def _nursery(self) -> Nursery:
+    async def _worker_pool(self) -> WorkerPool:
         starting, dead = self._starting, None
         if starting is not None and (_belongs_elsewhere(starting) or _has_failed(starting)):
             starting = None
@@ -113,31 +118,31 @@ class EngineCage:
             starting = self._starting = asyncio.create_task(self._start(dead))
         return await asyncio.shield(starting)
 
-    async def _start(self, dead: Nursery | None) -> Nursery:
+    async def _start(self, dead: WorkerPool | None) -> WorkerPool:
         if dead is not None:
             await dead.close()
         if self._warm is None:
-            raise unavailable(f"{self.name} keeps no worker")
-        argv = self._warm.nursery(self._confines)
-        nursery = Nursery(argv, self._confines, self._groups, idle=self._idle)
-        await nursery.start()
-        return nursery
+            raise sandbox_unavailable(f"{self.name} cannot keep a worker pool")
+        argv = self._warm.worker_pool_command(self._policy)
+        worker_pool = WorkerPool(argv, self._policy, self._groups, idle=self._idle)
+        await worker_pool.start()
+        return worker_pool
 
     @property
     def busy(self) -> bool:
-        """Whether something runs in it, or may soon."""
+        """Whether a command runs in it, or may soon."""
         starting = self._starting
         if starting is None:
             return False
         return not starting.done() or (not _has_failed(starting) and starting.result().busy)
 
     async def close(self) -> None:
-        """End the worker, and with it everything in the cage."""
+        """End the worker pool, and with it everything in the sandbox."""
         starting, self._starting = self._starting, None
         retired, self._retired = self._retired, []
-        for nursery in retired:
-            await nursery.close()
-        await emptied(self._groups)
+        for worker_pool in retired:
+            await worker_pool.close()
+        await wait_until_removed(self._groups)
         if starting is None or _belongs_elsewhere(starting):
             return
         await asyncio.wait([starting])
@@ -145,31 +150,31 @@ class EngineCage:
             await starting.result().close()
 
 
-class _Untried:
-    """The same cage before it was tried out: for the one who tries it."""
+class _UntestedSandbox:
+    """The same sandbox before it was tested: for the self-test itself."""
 
-    def __init__(self, cage: EngineCage) -> None:
-        self.name = cage.name
-        self._cage = cage
+    def __init__(self, sandbox: EngineSandbox) -> None:
+        self.name = sandbox.name
+        self._sandbox = sandbox
 
     async def ready(self) -> None:
-        """Let the canary in."""
+        """Do nothing: the self-test is what runs."""
 
     def environment(self) -> Mapping[str, str]:
-        return self._cage.environment()
+        return self._sandbox.environment()
 
-    def tree(self) -> Tree:
-        return self._cage.tree()
+    def tree(self) -> ProcessTree:
+        return self._sandbox.tree()
 
-    def vigil(self, watch: Watch) -> Vigil:
-        return self._cage.vigil(watch)
+    def watch_workspace(self, watch: ProcessWatch) -> WorkspaceWatch:
+        return self._sandbox.watch_workspace(watch)
 
-    async def settle(self, vigil: Vigil) -> None:
-        await self._cage.settle(vigil)
+    async def protect_created(self, watched: WorkspaceWatch) -> None:
+        await self._sandbox.protect_created(watched)
 
 
 def _belongs_elsewhere(task: asyncio.Task[T]) -> bool:
-    """Whether it was begun in an event loop that is gone."""
+    """Whether it was started in an event loop that has ended."""
     return task.get_loop() is not asyncio.get_running_loop()
 
 

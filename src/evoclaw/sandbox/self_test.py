@@ -1,4 +1,4 @@
-"""The canary: no engine is used before a program that tries to get out of it has failed to."""
+"""The self_test: no engine is used before a program that tries to get out of it has failed to."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from msgspec import Struct
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed, ExecOps
-from evoclaw.core.sandboxes import Confines, Engine
-from evoclaw.sandbox.engines.host_view import interpreter
+from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
+from evoclaw.sandbox.engines.host_view import own_interpreter
 
-PATIENCE = 30.0
-"""Seconds for all of it: engines that build a container take a while on a small device."""
-MOST_PROTECTED = 8
-"""Protected paths that are tried: they are all mounted in the same way."""
-OPEN_TO_ALL = ("/", "/etc", "/usr", "/usr/bin", "/var", "/root", "/home", "/opt", "/srv", "/tmp")
-PLAIN = frozenset(
+SELF_TEST_TIMEOUT_S = 30.0
+"""For the whole self-test: engines that build a container take a while on a small device."""
+MAX_TESTED_PROTECTED_PATHS = 8
+"""Protected paths that are tested: all are mounted in the same way."""
+TESTED_FOLDERS = ("/", "/etc", "/usr", "/usr/bin", "/var", "/root", "/home", "/opt", "/srv", "/tmp")
+HARMLESS_VARIABLES = frozenset(
     {"PATH", "HOME", "LANG", "TERM", "PWD", "SHLVL", "_", "TMPDIR", "LC_CTYPE", "SHELL", "USER"}
     | {"LOGNAME", "HOSTNAME"}
 )
-"""Variables that every command is given, by us or by the engine, and that tell nothing."""
-ADD_KEY = {"x86_64": (248, 250), "aarch64": (217, 219)}
-SESSION, UNLINK = -3, 9
-READS = ("-I", "-S", "-")
+"""Variables that every command gets, from us or from the engine, and that reveal nothing."""
+KEY_SYSCALLS = {"x86_64": (248, 250), "aarch64": (217, 219)}
+SESSION_KEYRING, KEYCTL_UNLINK = -3, 9
+READ_FROM_STDIN = ("-I", "-S", "-")
 SYSTEM_PYTHON = "/usr/bin/python3"
 
 
-class Bait(Struct, frozen=True):
-    """What lies outside for the program inside to reach; see `probe.py`."""
+class Decoys(Struct, frozen=True):
+    """What `self_test_program.py` inside tries to reach outside."""
 
     token: str
     workspace: str
@@ -60,56 +60,59 @@ class Bait(Struct, frozen=True):
     key: str
 
 
-class Report(Struct, frozen=True):
-    """What it says it did."""
+class SelfTestReport(Struct, frozen=True):
+    """What the self-test reports of its attempts."""
 
     rows: dict[str, str]
     environment: dict[str, str]
     uid: int
 
 
-class Canary:
-    """Proves engines, each once for the same confines."""
+class SandboxSelfTest:
+    """Tests engines, each once for the same policy."""
 
     def __init__(self) -> None:
-        self._held: set[tuple[object, ...]] = set()
+        self._passed: set[tuple[object, ...]] = set()
 
-    async def prove(self, engine: Engine, confines: Confines, exec: ExecOps) -> None:
-        """Raise `ToolFailure` unless every row was blocked."""
-        key = (engine.name, _identity(engine), _boot(), confines)
-        if key in self._held:
+    async def check(self, engine: SandboxEngine, policy: SandboxPolicy, exec: ExecOps) -> None:
+        """Raise `ToolFailure` unless every escape attempt was blocked."""
+        key = (engine.name, _identity(engine), _boot_id(), policy)
+        if key in self._passed:
             return
-        if escapes := await self.sing(confines, exec):
+        if escapes := await self.find_escapes(policy, exec):
             rows = "; ".join(f"{row}: {what}" for row, what in escapes.items())
-            raise _refused(f"the canary got out of {engine.name} ({rows})", escapes)
-        self._held.add(key)
+            raise _refused(f"the self-test escaped from {engine.name} ({rows})", escapes)
 
-    async def sing(self, confines: Confines, exec: ExecOps) -> dict[str, str]:
-        """Try to get out; the rows that were open, and what was reached."""
+        self._passed.add(key)
+
+    async def find_escapes(self, policy: SandboxPolicy, exec: ExecOps) -> dict[str, str]:
+        """Try to escape; the attempts that succeeded, and what they reached."""
         with ExitStack() as stack:
-            place = await asyncio.to_thread(lambda: stack.enter_context(_grounds()))
-            grounds = Grounds(place, confines, stack)
+            folder = await asyncio.to_thread(lambda: stack.enter_context(_decoy_folder()))
+            detector = EscapeDetector(folder, policy, stack)
             source = Path(__file__).with_name("self_test_program.py").read_bytes()
-            told = msgspec.json.encode(grounds.bait).decode()
+            plan = msgspec.json.encode(detector.decoys).decode()
             try:
-                async with asyncio.timeout(PATIENCE):
-                    # By its input: some engines take no long arguments.
+                async with asyncio.timeout(SELF_TEST_TIMEOUT_S):
+                    # On stdin: some engines take no long arguments.
                     done = await exec.run(
-                        (_python(), *READS, told), stdin=source, on_output=grounds.look
+                        (_python(), *READ_FROM_STDIN, plan), stdin=source, on_output=detector.look
                     )
             except TimeoutError:
-                raise _refused(f"the canary had no answer in {PATIENCE:.0f} s", {}) from None
-            return grounds.judge(_read(done))
+                raise _refused(
+                    f"the self-test timed out after {SELF_TEST_TIMEOUT_S:.0f} s", {}
+                ) from None
+            return detector.judge(_read_report(done))
 
 
-class Grounds:
-    """Everything outside that must stay untouched, and the look whether it has."""
+class EscapeDetector:
+    """Places decoys outside the sandbox, and detects whether the self-test reached them."""
 
-    def __init__(self, place: Path, confines: Confines, stack: ExitStack) -> None:
-        """Lay out the bait in an empty folder."""
+    def __init__(self, place: Path, policy: SandboxPolicy, stack: ExitStack) -> None:
+        """Place the decoys in an empty folder."""
         self._place = place
         self._seen: dict[str, str] = {}
-        token = f"canary-{secrets.token_hex(8)}"
+        token = f"self-test-{secrets.token_hex(8)}"
         hidden = place / "secret"
         hidden.write_text(token)
         self._listeners = {
@@ -121,13 +124,13 @@ class Grounds:
         self._decoy = stack.enter_context(_decoy(f"decoy-{token}"))
         held = os.open(hidden, os.O_RDONLY)
         stack.callback(os.close, held)
-        # As careless code leaves one: whatever starts programs must close it.
+        # As careless code leaves a descriptor: the process that starts programs must close it.
         os.set_inheritable(held, True)
         stack.enter_context(_key(token))
-        self.bait = Bait(
+        self.decoys = Decoys(
             token=token,
-            workspace=confines.workspace,
-            folders=(str(place), *_folders(confines)),
+            workspace=policy.workspace,
+            folders=(str(place), *_folders(policy)),
             secrets=(str(hidden), "/etc/shadow", f"/proc/{os.getpid()}/environ"),
             tcp=self._listeners["tcp"].getsockname()[1],
             udp=self._listeners["udp"].getsockname()[1],
@@ -135,20 +138,20 @@ class Grounds:
             abstract=token,
             interfaces=tuple(name for _, name in socket.if_nameindex() if name != "lo"),
             decoy=self._decoy.pid,
-            # Backwards: what carries this plan in its command line is not the decoy.
+            # Reversed: a process with this plan in its command line is not the decoy.
             decoy_token=f"decoy-{token}"[::-1],
-            disk=_disk(),
-            protected=confines.protected[:MOST_PROTECTED],
+            disk=_disk_numbers(),
+            protected=policy.protected[:MAX_TESTED_PROTECTED_PATHS],
             key=token,
         )
 
     def look(self, _text: str) -> None:
-        """See as whom it runs, by what the kernel says outside."""
+        """Check the user that it runs as, by what the kernel shows outside."""
         if os.geteuid() != 0 or "rights" in self._seen:
             return
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if self.bait.token.encode() not in (folder / "cmdline").read_bytes():
+                if self.decoys.token.encode() not in (folder / "cmdline").read_bytes():
                     continue
                 lines = (folder / "status").read_text().splitlines()
                 uids = next(line for line in lines if line.startswith("Uid:")).split()[1:]
@@ -156,61 +159,61 @@ class Grounds:
                     self._seen["rights"] = "runs as root on the machine"
 
     def _is_probe(self, folder: Path) -> bool:
-        """Whether a process is the canary itself, and not what started it."""
+        """Whether a process is the self-test itself, and not what started it."""
         words = (folder / "cmdline").read_bytes().split(b"\0")
-        return words[1:4] == [word.encode() for word in READS]
+        return words[1:4] == [word.encode() for word in READ_FROM_STDIN]
 
-    def judge(self, report: Report) -> dict[str, str]:
-        """The rows that were open, by what it says and by what is seen here."""
-        found = {row: "it was not tried" for row in ROWS if row not in report.rows}
+    def judge(self, report: SelfTestReport) -> dict[str, str]:
+        """The attempts that succeeded, by its report and by what is seen here."""
+        found = {row: "not tried" for row in SELF_TEST_ROWS if row not in report.rows}
         found |= {row: what for row, what in report.rows.items() if what}
         found |= self._seen
         for row, listener in self._listeners.items():
             if _was_reached(listener):
-                found[row] = "what it sent arrived"
-        for folder in self.bait.folders:
+                found[row] = "its message arrived"
+        for folder in self.decoys.folders:
             with suppress(OSError):
-                Path(folder, self.bait.token).unlink()
+                Path(folder, self.decoys.token).unlink()
                 found["write outside"] = f"wrote in {folder}"
         if self._decoy.poll() is not None:
-            found["kill"] = "ended a process of the machine"
+            found["kill"] = "killed a process of the machine"
         if leaked := _leaked(report.environment):
             found["environment"] = f"sees our variables {', '.join(leaked)}"
         return found
 
 
-ROWS = (
+SELF_TEST_ROWS = (
     *("workspace", "write outside", "read a secret", "tcp", "udp", "unix socket"),
     *("abstract socket", "raw socket", "netlink", "dns", "vsock", "host pids", "kill", "ptrace"),
     *("remount", "mknod", "devices", "user namespace", "rights", "setuid", "descriptors"),
     *("sysctl", "protected paths", "keys", "bpf", "perf"),
 )
-"""What must have been tried."""
+"""The escape attempts that a report must have."""
 
 
-def _folders(confines: Confines) -> Iterator[str]:
-    allowed = (confines.workspace, *confines.writable)
-    for folder in (*OPEN_TO_ALL, str(Path.home()), str(Path(confines.workspace).parent)):
+def _folders(policy: SandboxPolicy) -> Iterator[str]:
+    allowed = (policy.workspace, *policy.writable)
+    for folder in (*TESTED_FOLDERS, str(Path.home()), str(Path(policy.workspace).parent)):
         if folder not in allowed:
             yield folder
 
 
 def _leaked(environment: Mapping[str, str]) -> list[str]:
-    """Variables of ours that nobody handed on."""
+    """Variables of our environment that were not passed on deliberately."""
     return [
         name
         for name, value in environment.items()
-        if name not in PLAIN and os.environ.get(name) == value
+        if name not in HARMLESS_VARIABLES and os.environ.get(name) == value
     ]
 
 
-def _read(done: Completed) -> Report:
+def _read_report(done: Completed) -> SelfTestReport:
     _, _, answer = done.stdout.partition(b"\n")
     try:
-        return msgspec.json.decode(answer, type=Report)
+        return msgspec.json.decode(answer, type=SelfTestReport)
     except msgspec.DecodeError:
         said = " ".join((done.stderr or done.stdout).decode(errors="replace").split())[-500:]
-        reason = f"the canary could not be run in it (exit code {done.exit_code}): {said}"
+        reason = f"the self-test could not run in it (exit code {done.exit_code}): {said}"
         raise _refused(reason, {}) from None
 
 
@@ -224,8 +227,8 @@ def _refused(reason: str, escapes: Mapping[str, str]) -> ToolFailure:
 
 
 @contextmanager
-def _grounds() -> Generator[Path]:
-    folder = tempfile.mkdtemp(prefix="evoclaw-canary-")
+def _decoy_folder() -> Generator[Path]:
+    folder = tempfile.mkdtemp(prefix="evoclaw-self-test-")
     try:
         yield Path(folder)
     finally:
@@ -255,7 +258,7 @@ def _was_reached(listener: socket.socket) -> bool:
 
 @contextmanager
 def _decoy(token: str) -> Generator[subprocess.Popen[bytes]]:
-    """A process of ours to be seen, signalled or traced."""
+    """A process of ours that the self-test tries to see, signal or trace."""
     argv = ("/bin/sh", "-c", "read _", token)
     with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as process:
         try:
@@ -266,20 +269,20 @@ def _decoy(token: str) -> Generator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def _key(name: str) -> Generator[None]:
-    """A key in our session's keyring, where the kernel has those."""
-    numbers = ADD_KEY.get(platform.machine())
+    """A key in our session keyring, where the kernel has keyrings."""
+    numbers = KEY_SYSCALLS.get(platform.machine())
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long
-    made = call(numbers[0], b"user", name.encode(), b"canary", 6, SESSION) if numbers else -1
+    made = call(numbers[0], b"user", name.encode(), b"decoy", 5, SESSION_KEYRING) if numbers else -1
     try:
         yield
     finally:
         if numbers and made > 0:
-            call(numbers[1], UNLINK, made, SESSION)
+            call(numbers[1], KEYCTL_UNLINK, made, SESSION_KEYRING)
 
 
-def _disk() -> tuple[int, int]:
-    """The numbers of a disk of this machine, or of what would be the first."""
+def _disk_numbers() -> tuple[int, int]:
+    """The device numbers of a disk of this machine, or of the usual first one."""
     with suppress(OSError):
         for path in sorted(Path("/dev").iterdir()):
             seen = path.lstat()
@@ -288,7 +291,7 @@ def _disk() -> tuple[int, int]:
     return 8, 0
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -296,12 +299,12 @@ def _boot() -> str:
 
 
 def _python() -> str:
-    """An interpreter that every engine shows: the system's, or else the one that runs us."""
-    return SYSTEM_PYTHON if Path(SYSTEM_PYTHON).exists() else interpreter()
+    """An interpreter that every engine shows: the system's, or else our own."""
+    return SYSTEM_PYTHON if Path(SYSTEM_PYTHON).exists() else own_interpreter()
 
 
-def _identity(engine: Engine) -> tuple[str, int]:
-    """The engine's program and when it was put there, so that another one is tried anew."""
+def _identity(engine: SandboxEngine) -> tuple[str, int]:
+    """The engine's program and when it was installed, so that an update is tested again."""
     find = getattr(engine, "binary", None)
     path = str(find()) if callable(find) else ""
     try:

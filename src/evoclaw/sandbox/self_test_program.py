@@ -1,8 +1,8 @@
-"""A program of its own, the canary: run inside a cage, it tries to get out by every way it knows.
+"""The self-test: a standalone program that runs inside a sandbox and tries every known escape.
 
-`python -I -S probe.py PLAN`, where PLAN is a JSON object (`Bait` in `canary.py` writes it). It says
-a line as soon as it runs, then one JSON object: each row of what it tried, with an empty text if it
-was stopped and else what it reached. It harms nothing that it reaches. Standard library only.
+`python -I -S self_test_program.py PLAN`, where PLAN is a JSON object (`Decoys` in `self_test.py`
+writes it). It prints a line as soon as it runs, then one JSON object: each attempt, with an empty
+text if it was blocked and else what it reached. It harms nothing. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
     from typing import Any
 
 NEWUSER, REMOUNT, BIND, NOSUID = 0x10000000, 32, 4096, 2
-SEIZE, ATTACH, DETACH = 0x4206, 16, 17
-NUMBERS = {
+PTRACE_SEIZE, PTRACE_ATTACH, PTRACE_DETACH = 0x4206, 16, 17
+SYSCALL_NUMBERS = {
     "x86_64": {"keyctl": 250, "bpf": 321, "perf": 298, "clone": 56, "raw": 41},
     "aarch64": {"keyctl": 219, "bpf": 280, "perf": 241, "clone": 220, "raw": 198},
 }
 SESSION_RINGS = (-3, -4, -5)
 """Keyrings: of the session, of the user, of the user's sessions."""
-SEARCH = 10
+KEYCTL_SEARCH = 10
 PLAIN_DEVICES = frozenset(
     {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "console", "pts", "shm", "fd"}
     | {"stdin", "stdout", "stderr", "core", "mqueue", "log", "hugepages", "dri", "kmsg"}
 )
-SHORT = 0.5
+CONNECT_TIMEOUT_S = 0.5
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Try everything, then tell."""
+    """Try every escape, then print the report."""
     plan = json.loads(sys.argv[1])
-    os.write(1, b"singing\n")
-    found = {row: attempt(way, plan) for row, way in WAYS.items()}
+    os.write(1, b"started\n")
+    found = {row: attempt(way, plan) for row, way in ESCAPE_ATTEMPTS.items()}
     environment = dict(os.environ)
     report = {"rows": found, "environment": environment, "uid": os.getuid()}
     os.write(1, json.dumps(report).encode() + b"\n")
 
 
 def attempt(way: Callable[[dict[str, Any]], str], plan: dict[str, Any]) -> str:
-    """What one way led to; empty: nowhere."""
+    """What one attempt reached; empty: it was blocked."""
     try:
         return way(plan) or ""
     except (OSError, ValueError):
@@ -59,7 +59,7 @@ def attempt(way: Callable[[dict[str, Any]], str], plan: dict[str, Any]) -> str:
 
 
 def workspace(plan: dict[str, Any]) -> str:
-    """The one thing that must be possible."""
+    """Write the workspace: the one attempt that must succeed."""
     path = os.path.join(str(plan["workspace"]), str(plan["token"]))
     try:
         with open(path, "w") as file:
@@ -71,7 +71,7 @@ def workspace(plan: dict[str, Any]) -> str:
 
 
 def write(plan: dict[str, Any]) -> str:
-    """Leave marks; whether they are where they must not be is seen outside."""
+    """Leave files; `EscapeDetector` looks outside whether they arrived."""
     for folder in plan["folders"]:
         path = os.path.join(str(folder), str(plan["token"]))
         try:
@@ -83,7 +83,7 @@ def write(plan: dict[str, Any]) -> str:
 
 
 def secret(plan: dict[str, Any]) -> str:
-    """Read what is nobody else's business."""
+    """Read a secret file."""
     for path in plan["secrets"]:
         try:
             with open(path, "rb") as file:
@@ -97,9 +97,9 @@ def secret(plan: dict[str, Any]) -> str:
 def connected(kind: int, family: int, address: str | tuple[str, int]) -> str:
     """Connect and send; what was reached."""
     with socket.socket(family, kind) as line:
-        line.settimeout(SHORT)
+        line.settimeout(CONNECT_TIMEOUT_S)
         line.connect(address)
-        line.send(b"canary")
+        line.send(b"self_test")
     return f"reached {address!r}"
 
 
@@ -143,19 +143,19 @@ def netlink(plan: dict[str, Any]) -> str:
 
 
 def dns(plan: dict[str, Any]) -> str:
-    """A way to any name server: a route to an address that is nobody's."""
+    """Find a route to any name server, by a reserved address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
         line.connect(("192.0.2.53", 53))
     return "has a route to the outside"
 
 
 def vsock(plan: dict[str, Any]) -> str:
-    """Reach the machine that runs this one."""
+    """Reach the host of this virtual machine."""
     with socket.socket(40, socket.SOCK_STREAM) as line:
         line.setblocking(False)
         problem = line.connect_ex((2, 1))
     closed = (errno.ENODEV, errno.ENETUNREACH, errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT)
-    return "" if problem in closed else "reached the machine that runs this one"
+    return "" if problem in closed else "reached the host of this virtual machine"
 
 
 def pids(plan: dict[str, Any]) -> str:
@@ -182,8 +182,8 @@ def kill(plan: dict[str, Any]) -> str:
 def ptrace(plan: dict[str, Any]) -> str:
     """Trace a process outside."""
     target = plan["decoy"]
-    if libc.ptrace(SEIZE, target, None, None) == 0:
-        libc.ptrace(DETACH, target, None, None)
+    if libc.ptrace(PTRACE_SEIZE, target, None, None) == 0:
+        libc.ptrace(PTRACE_DETACH, target, None, None)
         return f"traced process {target} of the machine"
     return ""
 
@@ -192,7 +192,7 @@ def remount(plan: dict[str, Any]) -> str:
     """Change what is mounted."""
     for place in (b"/", b"/usr", b"/etc", os.fsencode(plan["workspace"])):
         if libc.mount(None, place, None, ctypes.c_ulong(REMOUNT | BIND), None) == 0:
-            return f"mounted {place.decode()} anew"
+            return f"remounted {place.decode()}"
     if libc.mount(b"tmpfs", b"/usr", b"tmpfs", ctypes.c_ulong(NOSUID), None) == 0:
         libc.umount2(b"/usr", 2)
         return "mounted something over /usr"
@@ -200,14 +200,14 @@ def remount(plan: dict[str, Any]) -> str:
 
 
 def mknod(plan: dict[str, Any]) -> str:
-    """Make a disk's node and open it."""
+    """Create a disk's device node and open it."""
     path = os.path.join(str(plan["workspace"]), str(plan["token"]) + ".node")
     os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(*plan["disk"]))
     try:
         os.close(os.open(path, os.O_RDONLY))
     finally:
         os.unlink(path)
-    return "made a node of a disk and opened it"
+    return "created a disk's device node and opened it"
 
 
 def devices(plan: dict[str, Any]) -> str:
@@ -226,7 +226,7 @@ def devices(plan: dict[str, Any]) -> str:
 
 
 def user_namespace(plan: dict[str, Any]) -> str:
-    """Become root in a namespace, and with it regain what was taken."""
+    """Become root in a user namespace, and so regain capabilities."""
     if in_child(lambda: libc.unshare(NEWUSER) == 0):
         return "made a user namespace"
     number = numbers().get("clone")
@@ -237,12 +237,12 @@ def user_namespace(plan: dict[str, Any]) -> str:
         os._exit(0)
     if pid > 0:
         os.waitpid(pid, 0)
-        return "began a process in a user namespace"
+        return "started a process in a user namespace"
     return ""
 
 
 def in_child(try_it: Callable[[], bool]) -> bool:
-    """Do it in a process of its own, for it cannot be undone."""
+    """Try it in a child process, as it cannot be undone."""
     pid = os.fork()
     if pid == 0:
         os._exit(0 if try_it() else 1)
@@ -250,7 +250,7 @@ def in_child(try_it: Callable[[], bool]) -> bool:
 
 
 def rights(plan: dict[str, Any]) -> str:
-    """Have rights from the start."""
+    """Have privileges from the start."""
     if 0 in (os.getuid(), os.geteuid(), os.getgid(), os.getegid()):
         return "runs as root"
     with open("/proc/self/status") as file:
@@ -264,14 +264,14 @@ def rights(plan: dict[str, Any]) -> str:
 
 
 def setuid(plan: dict[str, Any]) -> str:
-    """Whether a program could give it rights: by the promise of the kernel that none can."""
+    """Whether a setuid program could give it privileges: not if NoNewPrivs is set."""
     with open("/proc/self/status") as file:
         kept = "NoNewPrivs:\t1" in file.read()
-    return "" if kept else "programs of others may give it rights"
+    return "" if kept else "setuid programs may give it privileges"
 
 
 def descriptors(plan: dict[str, Any]) -> str:
-    """Use what was left open."""
+    """Use a descriptor that was left open."""
     listing = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)
     try:
         more = [int(name) for name in os.listdir(listing) if int(name) > 2]
@@ -310,7 +310,7 @@ def protected(plan: dict[str, Any]) -> str:
 
 
 def changed(path: str, workspace: str, token: str) -> str:
-    """What could be done to a protected file, or to a folder above it."""
+    """How a protected file, or a folder above it, could be changed."""
     above = path
     while above.startswith(workspace + "/"):
         aside = above + "." + token
@@ -332,17 +332,17 @@ def changed(path: str, workspace: str, token: str) -> str:
 
 
 def keys(plan: dict[str, Any]) -> str:
-    """Find a key that was left in our keyrings."""
+    """Find a key in our keyrings."""
     number = numbers().get("keyctl")
     name = plan["key"].encode()
     for ring in SESSION_RINGS if number is not None else ():
-        if libc.syscall(number, SEARCH, ring, b"user", name, 0) > 0:
+        if libc.syscall(number, KEYCTL_SEARCH, ring, b"user", name, 0) > 0:
             return f"found a key of ours in keyring {ring}"
     return ""
 
 
 def bpf(plan: dict[str, Any]) -> str:
-    """Load something into the kernel."""
+    """Load a BPF map into the kernel."""
     number = numbers().get("bpf")
     # A map of one entry.
     told = (ctypes.c_uint32 * 18)(2, 4, 4, 1)
@@ -352,20 +352,20 @@ def bpf(plan: dict[str, Any]) -> str:
 
 
 def perf(plan: dict[str, Any]) -> str:
-    """Watch a process outside from within the kernel."""
+    """Monitor a process outside through perf."""
     number = numbers().get("perf")
     told = (ctypes.c_uint32 * 32)(1, 128)
     if number is not None and libc.syscall(number, told, plan["decoy"], -1, -1, 0) >= 0:
-        return "may watch the insides of other processes"
+        return "may monitor other processes"
     return ""
 
 
 def numbers() -> dict[str, int]:
     """The numbers of system calls that Python has no names for."""
-    return NUMBERS.get(os.uname().machine, {})
+    return SYSCALL_NUMBERS.get(os.uname().machine, {})
 
 
-WAYS = {
+ESCAPE_ATTEMPTS = {
     "workspace": workspace,
     "write outside": write,
     "read a secret": secret,

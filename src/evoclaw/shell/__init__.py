@@ -1,1 +1,1 @@
-"""What a call would do: the programs, paths, hosts and settings that its arguments come down to."""
+"""Static analysis of calls: the programs, paths, hosts and settings that a call would use."""

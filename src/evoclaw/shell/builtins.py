@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from evoclaw.shell.shapes import ANYTHING, Word, literal
-from evoclaw.shell.state import Scene
+from evoclaw.shell.analysis_state import AnalysisState
+from evoclaw.shell.effects import ANY_WORD, Word, literal
 from evoclaw.shell.words import calculate
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
-def _eval(words: Sequence[Word], scene: Scene) -> None:
+def _eval(words: Sequence[Word], scene: AnalysisState) -> None:
     texts = [word.text for word in words]
     if any(text is None for text in texts):
         scene.doubt("what eval runs is only known when it runs")
@@ -20,7 +20,7 @@ def _eval(words: Sequence[Word], scene: Scene) -> None:
     scene.reparse(" ".join(text or "" for text in texts if text != "--"), scene.posix)
 
 
-def _trap(words: Sequence[Word], scene: Scene) -> None:
+def _trap(words: Sequence[Word], scene: AnalysisState) -> None:
     operands = [word for word in words if word.text not in ("--", "-p", "-l")]
     if len(operands) < 2:
         return
@@ -33,30 +33,30 @@ def _trap(words: Sequence[Word], scene: Scene) -> None:
         scene.repeated -= 1
 
 
-def _cd(words: Sequence[Word], scene: Scene) -> None:
+def _cd(words: Sequence[Word], scene: AnalysisState) -> None:
     operands = [word for word in words if word.text not in ("-P", "-L", "-e", "--")]
     if not operands:
         home = scene.value("HOME")
-        scene.go(ANYTHING if home is None else Word(home, home.replace("\\", "")))
+        scene.go(ANY_WORD if home is None else Word(home, home.replace("\\", "")))
     elif operands[0].text is None or operands[0].text == "-" or len(operands) > 1:
-        scene.go(ANYTHING)
+        scene.go(ANY_WORD)
     else:
         scene.go(operands[0])
 
 
-def _lose(words: Sequence[Word], scene: Scene) -> None:
-    scene.go(ANYTHING)
+def _lose(words: Sequence[Word], scene: AnalysisState) -> None:
+    scene.go(ANY_WORD)
 
 
-def _changes_meaning(words: Sequence[Word], scene: Scene) -> None:
+def _changes_meaning(words: Sequence[Word], scene: AnalysisState) -> None:
     if words:
         scene.doubt("it changes what later words mean")
 
 
-def _names(values: str) -> Callable[[Sequence[Word], Scene], None]:
+def _names(values: str) -> Callable[[Sequence[Word], AnalysisState], None]:
     """A builtin that sets the variables it is given, with options that take these values."""
 
-    def assign(words: Sequence[Word], scene: Scene) -> None:
+    def assign(words: Sequence[Word], scene: AnalysisState) -> None:
         rest = iter(words)
         for word in rest:
             text = word.text
@@ -78,14 +78,14 @@ def _names(values: str) -> Callable[[Sequence[Word], Scene], None]:
     return assign
 
 
-def _set(word: Word, scene: Scene) -> None:
+def _set(word: Word, scene: AnalysisState) -> None:
     if word.text is None or not _NAME.fullmatch(word.text):
         scene.doubt("which variable is set is only known when it runs")
     else:
         scene.assign(word.text, None)
 
 
-def _printf(words: Sequence[Word], scene: Scene) -> None:
+def _printf(words: Sequence[Word], scene: AnalysisState) -> None:
     if not words:
         return
     text = words[0].text
@@ -93,10 +93,10 @@ def _printf(words: Sequence[Word], scene: Scene) -> None:
         if words[0].pattern[:1] in "\0-*?[":
             scene.doubt("whether printf sets a variable is only known when it runs")
     elif text.startswith("-v"):
-        _set(literal(text[2:]) if text[2:] else (words[1] if len(words) > 1 else ANYTHING), scene)
+        _set(literal(text[2:]) if text[2:] else (words[1] if len(words) > 1 else ANY_WORD), scene)
 
 
-def _declare(words: Sequence[Word], scene: Scene) -> None:
+def _declare(words: Sequence[Word], scene: AnalysisState) -> None:
     for word in words:
         name, equals, value = (word.text or "\0").partition("=")
         if name.startswith(("-", "+")):
@@ -110,20 +110,20 @@ def _declare(words: Sequence[Word], scene: Scene) -> None:
             scene.assign(name.removesuffix("+"), literal(value))
 
 
-def _unset(words: Sequence[Word], scene: Scene) -> None:
+def _unset(words: Sequence[Word], scene: AnalysisState) -> None:
     for word in words:
         if not (word.text or "").startswith("-"):
             _set(word, scene)
 
 
-def _let(words: Sequence[Word], scene: Scene) -> None:
+def _let(words: Sequence[Word], scene: AnalysisState) -> None:
     for word in words:
         calculate("?" if word.text is None else word.text, scene)
         if word.text is None:
             scene.doubt("what let calculates is only known when it runs")
 
 
-def _test(words: Sequence[Word], scene: Scene) -> None:
+def _test(words: Sequence[Word], scene: AnalysisState) -> None:
     for index, word in enumerate(words):
         following = words[index + 1].text if index + 1 < len(words) else "x"
         if word.text in ("-v", "-R") and not _NAME.fullmatch(following or ""):
@@ -132,10 +132,10 @@ def _test(words: Sequence[Word], scene: Scene) -> None:
             scene.doubt("a test is only known when it runs")
 
 
-def _switch(plain: str) -> Callable[[Sequence[Word], Scene], None]:
+def _switch(plain: str) -> Callable[[Sequence[Word], AnalysisState], None]:
     """Options of the shell itself, of which only some leave the meaning of words alone."""
 
-    def switch(words: Sequence[Word], scene: Scene) -> None:
+    def switch(words: Sequence[Word], scene: AnalysisState) -> None:
         texts = [word.text for word in words]
         if "--" in texts:
             texts = texts[: texts.index("--")]
@@ -145,7 +145,7 @@ def _switch(plain: str) -> Callable[[Sequence[Word], Scene], None]:
     return switch
 
 
-BUILTINS: dict[str, Callable[[Sequence[Word], Scene], None]] = {
+BUILTINS: dict[str, Callable[[Sequence[Word], AnalysisState], None]] = {
     "eval": _eval,
     "trap": _trap,
     "cd": _cd,

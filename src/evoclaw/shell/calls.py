@@ -1,4 +1,4 @@
-"""Any call to its effects: a command by reading it, another tool by its arguments."""
+"""Reads any call into its effects: a shell command by its text, another tool by its arguments."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import cast
 
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Effect
+from evoclaw.shell.effects import Effects, HostEffect, PathAccess, PathEffect, escape, names
 from evoclaw.shell.hosts import host_of
-from evoclaw.shell.shapes import Access, Effects, Host, Place, escape, names
 
 SHELL_TOOLS = frozenset({"bash", "shell"})
 _TREES = frozenset({"glob", "grep", "git_status", "git_diff", "git_log", "git_commit"})
@@ -32,9 +32,9 @@ _PATCHED = re.compile(
     r"(?:\*\*\* (?:Add File|Update File|Delete File|Move to): |(?:\+\+\+|---) (?:[ab]/)?"
     r"|(?:rename|copy) (?:from|to) |diff --git )(.+)"
 )
-MOST_STRINGS = 500
-LONGEST_NAME = 64
-"""Of an argument, for what it holds to be remembered."""
+MAX_ARGUMENT_STRINGS = 500
+MAX_ARGUMENT_NAME_CHARS = 64
+"""Length of an argument's name whose kind is cached."""
 
 
 def read_call(call: Call, workspace: str, home: str) -> Effects:
@@ -50,20 +50,24 @@ def read_call(call: Call, workspace: str, home: str) -> Effects:
         return Effects(unreadable="it holds no command")
     if name in _NO_PLACES:
         return Effects()
-    access = (Access.READ,) if call.tool.effect is Effect.READ else (Access.READ, Access.WRITE)
+    access = (
+        (PathAccess.READ,)
+        if call.tool.effect is Effect.READ
+        else (PathAccess.READ, PathAccess.WRITE)
+    )
     if name == "apply_patch":
         return _patch(arguments.get("patch"), workspace)
     if name in ("write", "edit"):
-        access = (Access.WRITE,)
+        access = (PathAccess.WRITE,)
     return _guessed(name, arguments, access, workspace)
 
 
 @cache
 def _reader() -> Callable[[str, str, str], Effects]:
     # Here, not above: most of this package is for commands, which a device may never be given.
-    from evoclaw.shell.kept import read_kept
+    from evoclaw.shell.commands import read_cached_command
 
-    return read_kept
+    return read_cached_command
 
 
 def _joined(workspace: str, path: str) -> str:
@@ -73,7 +77,7 @@ def _joined(workspace: str, path: str) -> str:
 def _patch(patch: JSON, workspace: str) -> Effects:
     if not isinstance(patch, str):
         return Effects(unreadable="it holds no patch")
-    places: list[Place] = []
+    places: list[PathEffect] = []
     for line in patch.splitlines():
         found = _PATCHED.match(line)
         if found is None:
@@ -82,35 +86,37 @@ def _patch(patch: JSON, workspace: str) -> Effects:
         for piece in pieces:
             path = piece.removeprefix("a/").strip().strip('"')
             if path != "/dev/null":
-                places.append(Place(_joined(escape(workspace), escape(path)), Access.WRITE))
+                places.append(
+                    PathEffect(_joined(escape(workspace), escape(path)), PathAccess.WRITE)
+                )
     return Effects(places=tuple(places))
 
 
 def _guessed(
-    name: str, arguments: dict[str, JSON], access: tuple[Access, ...], workspace: str
+    name: str, arguments: dict[str, JSON], access: tuple[PathAccess, ...], workspace: str
 ) -> Effects:
-    places: list[Place] = []
-    hosts: list[Host] = []
+    places: list[PathEffect] = []
+    hosts: list[HostEffect] = []
     tree = name in _TREES
     if tree and not arguments.keys() & {"path", "workdir"}:
-        places += [Place(escape(workspace), one, tree=True) for one in access]
+        places += [PathEffect(escape(workspace), kind, tree=True) for kind in access]
     for key, text in _strings(arguments, ""):
-        named = _named(key) if len(key) <= LONGEST_NAME else _names(key)
+        named = _named(key) if len(key) <= MAX_ARGUMENT_NAME_CHARS else _names(key)
         if named == "url" or _URL.fullmatch(text):
             host = host_of(text)
             if host is not None:
-                hosts.append(Host(host))
+                hosts.append(HostEffect(host))
                 continue
-            places += [Place("", one) for one in access]
+            places += [PathEffect("", kind) for kind in access]
         elif named == "path" or text.startswith(("/", "../", "~/")):
             # Tools take a path as it is: nothing in it is expanded.
             pattern = escape(_joined(workspace, text))
-            places += [Place(pattern, one, tree=tree) for one in access]
+            places += [PathEffect(pattern, kind, tree=tree) for kind in access]
     return Effects(places=tuple(places), hosts=tuple(hosts))
 
 
 def _names(key: str) -> str:
-    """What an argument of this name holds: a `url`, a `path`, or neither that one could tell."""
+    """What an argument of this name holds: a `url`, a `path`, or neither."""
     if _URL_NAMES.fullmatch(key):
         return "url"
     return "path" if _PATH_NAMES.fullmatch(key) else ""
@@ -119,7 +125,7 @@ def _names(key: str) -> str:
 _named = lru_cache(512)(_names)
 
 
-def _strings(value: JSON, key: str, left: int = MOST_STRINGS) -> Iterator[tuple[str, str]]:
+def _strings(value: JSON, key: str, left: int = MAX_ARGUMENT_STRINGS) -> Iterator[tuple[str, str]]:
     """Every text in the arguments, with the name of the argument it is in."""
     if isinstance(value, str):
         yield key, value

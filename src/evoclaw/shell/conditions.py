@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from evoclaw.shell.analysis_state import AnalysisState
+from evoclaw.shell.effects import Unreadable, Word
 from evoclaw.shell.grammar import Node
-from evoclaw.shell.shapes import Unreadable, Word
-from evoclaw.shell.state import Scene
 
 _SINGLE = frozenset({"[", "]", "=", "==", "!=", "!", "-a", "-o"})
 _DOUBLE = _SINGLE | {"[[", "]]", "<", ">", "&&", "||", "(", ")", "=~"}
@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r'"?\$\{?([A-Za-z_]\w*)\}?"?', re.ASCII)
 
 def look_into_test(
     node: Node,
-    scene: Scene,
+    scene: AnalysisState,
     word: Callable[[Node], Word],
     check_gaps: Callable[[Sequence[Node]], None],
 ) -> None:
@@ -32,7 +32,7 @@ def look_into_test(
 class _Test:
     def __init__(
         self,
-        scene: Scene,
+        scene: AnalysisState,
         word: Callable[[Node], Word],
         check_gaps: Callable[[Sequence[Node]], None],
         double: bool,

@@ -1,13 +1,14 @@
-"""Shell text to a syntax tree, by tree-sitter's grammar for bash: known to this file alone."""
+"""Parses shell text with tree-sitter's grammar for bash; the only file that uses tree-sitter."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence, Set
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 from unicodedata import category
 
-from evoclaw.shell.shapes import Unreadable
+from evoclaw.shell.effects import Unreadable
 
 if TYPE_CHECKING:
     from tree_sitter import Node as _Node
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 else:
     Node = object
 
-LONGEST = 16_384
-"""Bytes of a command that is looked into."""
-DEEPEST = 40
-"""Nested nodes, which bounds the recursion of those who walk the tree."""
+
+MAX_COMMAND_CHARS = 16_384
+"""Length of a command that is analysed."""
+MAX_SYNTAX_DEPTH = 40
+"""Nested nodes, which limits the recursion of the walkers."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _JOINED = re.compile(r"\\\n")
@@ -37,8 +39,8 @@ def _parser() -> Parser:
 
 def parse(text: str) -> tuple[Node, bytes]:
     """The tree of a command and the bytes that it is about, or `Unreadable`."""
-    if len(text) > LONGEST:
-        raise Unreadable(f"the command has more than {LONGEST} characters")
+    if len(text) > MAX_COMMAND_CHARS:
+        raise Unreadable(f"the command has more than {MAX_COMMAND_CHARS} characters")
     if found := _CONTROL.search(text):
         raise Unreadable(f"it holds the control character {ord(found[0]):#04x}")
     if not text.isascii():
@@ -53,7 +55,7 @@ def parse(text: str) -> tuple[Node, bytes]:
 
 
 def _check_letters(text: str) -> None:
-    """Refuse what a shell, a grammar and a person may see differently."""
+    """Refuse characters that a shell, a grammar and a person may read differently."""
     for sign in text:
         if not sign.isascii() and category(sign)[0] in "CZ":
             raise Unreadable(f"it holds the invisible character U+{ord(sign):04X}")
@@ -65,3 +67,47 @@ def _check_joints(text: str) -> None:
         before = text[max(0, found.start() - 2) : found.start()]
         if before[-1:] not in (" ", "\t") or before[:1] == "\\":
             raise Unreadable("a word goes on in the next line; write it in one line")
+
+
+_GAP = re.compile(rb"(?:[ \t\n]|(?<=[ \t])\\\n)*")
+_TIGHT = re.compile(rb"(?:[ \t]|(?<=[ \t])\\\n)+")
+LaidOutNode: TypeAlias = tuple[Node, str, int, int]
+"""A node, its type, and where it begins and ends."""
+
+
+def check_gaps(data: bytes, children: Sequence[Node]) -> None:
+    """Between statements there may be blanks and lines."""
+    end = -1
+    for child in children:
+        start = child.start_byte
+        if -1 < end < start and data[end:start] != b" " and not _GAP.fullmatch(data, end, start):
+            raise Unreadable("its shell syntax is not understood")
+        end = child.end_byte
+
+
+def check_tight(data: bytes, children: Sequence[Node]) -> None:
+    """Between words there must be blanks and no more."""
+    end = -1
+    for child in children:
+        start = child.start_byte
+        if end > -1 and data[end:start] != b" " and not _TIGHT.fullmatch(data, end, start):
+            raise Unreadable("its shell syntax is not understood")
+        end = child.end_byte
+
+
+def laid_out(node: Node) -> list[LaidOutNode]:
+    """The children of a node; each property is fetched once, as that is slow."""
+    return [(child, child.type, child.start_byte, child.end_byte) for child in node.children]
+
+
+def check_redirects(data: bytes, children: Sequence[LaidOutNode], kinds: Set[str]) -> None:
+    """Like between words, but a redirection may directly follow a word."""
+    before = -1
+    for child, kind, start, end in children:
+        if before > -1 and data[before:start] != b" " and not _TIGHT.fullmatch(data, before, start):
+            closely = before == start and data[start : start + 1] in (b"<", b">", b"&")
+            if not closely or kind not in kinds:
+                raise Unreadable("its shell syntax is not understood")
+        before = end
+        if kind == "heredoc_redirect" and child is not children[-1][0]:
+            raise Unreadable("a heredoc is not understood")

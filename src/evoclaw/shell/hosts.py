@@ -1,4 +1,4 @@
-"""Names of hosts, brought into one form so that a rule and a command mean the same one."""
+"""Normalises host names, so that a rule and a command mean the same host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOPBACK = "localhost"
 
 
 def host_of(url: str) -> str | None:
-    """The host that a URL leads to; empty if that cannot be told, None if it names none."""
+    """The host of a URL; empty if it is unclear, None if it names none."""
     found = _SCHEME.match(url)
     rest = url[found.end() :] if found else url
     if found and url[:5].lower() in ("file:", "data:") or url[:6].lower() == "about:":
@@ -27,7 +27,7 @@ def host_of(url: str) -> str | None:
 
 
 def host_in(authority: str) -> str:
-    """The host of `user:password@host:port`; empty if that cannot be told."""
+    """The host of `user:password@host:port`; empty if it is unclear."""
     if _ODD.search(authority) or authority.count("@") > 1 or "%" in authority:
         return ""
     name = authority.rpartition("@")[2]
@@ -40,7 +40,7 @@ def host_in(authority: str) -> str:
 
 
 def canonical(name: str) -> str:
-    """One form for all the ways to write a host; empty if it is none."""
+    """The normal form of a host; empty if it is not a host."""
     name = name.lower().rstrip(".")
     if not name.isascii():
         try:

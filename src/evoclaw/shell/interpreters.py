@@ -1,4 +1,4 @@
-"""Programs that are given code: that of shells is read, that of others only noticed."""
+"""Interpreters: shell code is analysed, code in other languages only noted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from evoclaw.shell.shapes import Access, Word, names
-from evoclaw.shell.state import Scene
+from evoclaw.shell.analysis_state import AnalysisState
+from evoclaw.shell.effects import PathAccess, Word, names
 
 SHELLS = frozenset({"bash", "sh", "dash", "ash", "ksh", "mksh", "rbash"})
 _OTHERS = re.compile(
@@ -140,7 +140,7 @@ def _harmless_sed(script: str) -> bool:
 
 
 def shell_code(
-    name: str, words: Sequence[Word], stdin: str | None, scene: Scene
+    name: str, words: Sequence[Word], stdin: str | None, scene: AnalysisState
 ) -> tuple[str, str] | None:
     """The code that a shell is given, and why there is none: one of both is empty.
 
@@ -165,7 +165,7 @@ def shell_code(
         index += 1
     if not code:
         if index < len(words) and words[index].text != "-":
-            scene.place(words[index], Access.READ, name)
+            scene.place(words[index], PathAccess.READ, name)
             return "", ""
         return (stdin, "") if stdin is not None else ("", f"{name} reads its commands from input")
     if index >= len(words) or words[index].text is None:

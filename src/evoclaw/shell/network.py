@@ -1,13 +1,13 @@
-"""Programs that talk to hosts, and which ones by their words."""
+"""Programs that contact hosts, and which hosts by their arguments."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from evoclaw.shell.analysis_state import AnalysisState
+from evoclaw.shell.effects import Word, literal, names
 from evoclaw.shell.hosts import host_in, host_of
-from evoclaw.shell.shapes import Word, literal, names
-from evoclaw.shell.state import Scene
 
 FETCHERS = frozenset({"curl", "wget", "http", "https", "xh", "aria2c", "lynx", "w3m", "links"})
 TALKERS = names(
@@ -18,7 +18,7 @@ COPIERS = frozenset({"scp", "rsync", "sftp"})
 _REMOTE = ("push", "pull", "fetch", "clone", "ls-remote", "submodule", "remote", "archive")
 _FETCHING = names("install i ci add update upgrade publish exec x dlx download wheel get")
 CLIENTS = names("pip pip3 pipx uv poetry pdm npm pnpm yarn bun gem cargo go")
-"""They fetch packages, from wherever their own settings say."""
+"""They fetch packages, from the hosts in their own settings."""
 ANYWHERE = names("apt apt-get aptitude apk dnf yum zypper pacman brew docker podman snap")
 _TALKING = frozenset(
     {*FETCHERS, *TALKERS, *COPIERS, *ANYWHERE, *CLIENTS, "ssh", "git", "hg", "npx"}
@@ -27,7 +27,7 @@ _ELSEWHERE = re.compile(
     r"--?(proxy|preproxy|socks|connect-to|resolve|doh|config|dns|interface|unix|abstract|execute"
     r"|input-file|next|variable|expand|url).*|-[A-Za-z]*[xKi].*"
 )
-"""Options of fetchers by which they go elsewhere than their URL says."""
+"""Options of fetchers that redirect them to other hosts than the URL's."""
 _VALUED = re.compile(
     r"-[a-zA-Z]*[AbcCdDeEFHmoPQrtTuUwXyYz]|--(data(-\w+)?|header|output|output-d\w+|request|user"
     r"|user-agent|form|max-time|connect-timeout|retry|cookie|cookie-jar|referer|cacert|cert|key"
@@ -39,8 +39,8 @@ _HOSTISH = re.compile(
 )
 
 
-def meet_hosts(name: str, words: Sequence[Word], scene: Scene) -> None:
-    """Say which hosts a program talks to."""
+def meet_hosts(name: str, words: Sequence[Word], scene: AnalysisState) -> None:
+    """Note the hosts that a program contacts."""
     for word in words:
         if "://" in word.pattern:
             _url(name, word, scene)
@@ -48,7 +48,7 @@ def meet_hosts(name: str, words: Sequence[Word], scene: Scene) -> None:
         _meet(name, words, scene)
 
 
-def _meet(name: str, words: Sequence[Word], scene: Scene) -> None:
+def _meet(name: str, words: Sequence[Word], scene: AnalysisState) -> None:
     if name in FETCHERS:
         _fetch(name, words, scene)
     elif name in TALKERS or name == "ssh":
@@ -59,7 +59,7 @@ def _meet(name: str, words: Sequence[Word], scene: Scene) -> None:
         scene.host("", name, sure=False)
 
 
-def _url(name: str, word: Word, scene: Scene) -> None:
+def _url(name: str, word: Word, scene: AnalysisState) -> None:
     if word.text is None:
         scene.host("", name)
         return
@@ -73,7 +73,7 @@ def _url(name: str, word: Word, scene: Scene) -> None:
             scene.host(host, name)
 
 
-def _fetch(name: str, words: Sequence[Word], scene: Scene) -> None:
+def _fetch(name: str, words: Sequence[Word], scene: AnalysisState) -> None:
     valued = False
     for word in words:
         text = word.text
@@ -97,7 +97,7 @@ def _fetch(name: str, words: Sequence[Word], scene: Scene) -> None:
         valued = False
 
 
-def _talk(name: str, words: Sequence[Word], scene: Scene) -> None:
+def _talk(name: str, words: Sequence[Word], scene: AnalysisState) -> None:
     sure = True
     for word in words:
         text = word.text
@@ -112,7 +112,7 @@ def _talk(name: str, words: Sequence[Word], scene: Scene) -> None:
             sure = False
 
 
-def _copy(name: str, words: Sequence[Word], scene: Scene) -> None:
+def _copy(name: str, words: Sequence[Word], scene: AnalysisState) -> None:
     git = name in ("git", "hg")
     asks = not git or any((word.text or "") in _REMOTE for word in words)
     met = False

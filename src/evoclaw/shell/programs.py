@@ -1,19 +1,19 @@
-"""One program with its words, to what it does: itself, what it runs in turn, what it touches."""
+"""The effects of one program with its arguments: itself, what it runs, what it touches."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from evoclaw.shell.analysis_state import AnalysisState
 from evoclaw.shell.builtins import BUILTINS
+from evoclaw.shell.effects import ProgramEffect, Unreadable, Word, names
 from evoclaw.shell.interpreters import SHELLS, is_code, is_interpreter, shell_code
-from evoclaw.shell.known import NO_PATHS, SPECS, guess_paths, touch_paths
+from evoclaw.shell.known_programs import NO_PATHS, SPECS, guess_paths, touch_paths
 from evoclaw.shell.network import meet_hosts
-from evoclaw.shell.shapes import Program, Unreadable, Word, names
-from evoclaw.shell.state import Scene
 from evoclaw.shell.wrappers import WRAPPERS, find_runs, unwrap
 
-MOST_WRAPPERS = 12
+MAX_WRAPPERS = 12
 _RESERVED = names(
     """{ } ! [[ ]] ( ) (( )) if then elif else fi for while until do done case esac function
     select in coproc"""
@@ -23,16 +23,16 @@ _MESSAGES = frozenset({"git", "gh", "glab", "hg", "svn"})
 _PLAIN = NO_PATHS | SPECS.keys() | {"ln", "dd", "man", "which"}
 
 
-def run_program(words: Sequence[Word], scene: Scene, stdin: str | None) -> str:
-    """Say what a program does; returns its name, or of the one that it wraps."""
+def run_program(words: Sequence[Word], scene: AnalysisState, stdin: str | None) -> str:
+    """Note what a program does; returns its name, or the name of the one that it wraps."""
     name = ""
     found = list(words)
-    for _ in range(MOST_WRAPPERS):
+    for _ in range(MAX_WRAPPERS):
         if not found:
             return name
         first, rest = found[0], found[1:]
         if first.text is None or first.many:
-            scene.programs.append(Program("", tuple(rest)))
+            scene.programs.append(ProgramEffect("", tuple(rest)))
             scene.doubt(f"which program {first.shown!r} is, is only known when it runs")
             guess_paths("", rest, scene)
             return name
@@ -46,18 +46,18 @@ def run_program(words: Sequence[Word], scene: Scene, stdin: str | None) -> str:
     raise Unreadable("too many programs run one another")
 
 
-def _add(text: str, words: Sequence[Word], scene: Scene) -> str:
+def _add(text: str, words: Sequence[Word], scene: AnalysisState) -> str:
     name = text.rstrip("/").rpartition("/")[2]
     if text in _RESERVED or not name:
         raise Unreadable(f"{text!r} is not understood here")
     path = text if "/" in text else ""
     if path and not _SYSTEM.fullmatch(path):
         scene.scripts.append(name)
-    scene.programs.append(Program(name, tuple(words), path, plain=name in _PLAIN))
+    scene.programs.append(ProgramEffect(name, tuple(words), path, plain=name in _PLAIN))
     return name
 
 
-def _do(name: str, words: list[Word], scene: Scene, stdin: str | None) -> None:
+def _do(name: str, words: list[Word], scene: AnalysisState, stdin: str | None) -> None:
     builtin = BUILTINS.get(name)
     if builtin is not None:
         builtin(words, scene)
@@ -79,7 +79,7 @@ def _do(name: str, words: list[Word], scene: Scene, stdin: str | None) -> None:
 
 
 def _without_messages(words: list[Word]) -> list[Word]:
-    """Leave out what is only text for people: it is neither an option nor a path."""
+    """Leave out commit messages and the like: they are neither options nor paths."""
     kept: list[Word] = []
     told = False
     for word in words:
@@ -89,7 +89,7 @@ def _without_messages(words: list[Word]) -> list[Word]:
     return kept
 
 
-def _shell(name: str, words: list[Word], scene: Scene, stdin: str | None) -> None:
+def _shell(name: str, words: list[Word], scene: AnalysisState, stdin: str | None) -> None:
     told = shell_code(name, words, stdin, scene)
     if told is None:
         return

@@ -1,25 +1,24 @@
-"""Redirections: what is opened for a command, and the text it is fed."""
+"""Redirections: the files opened for a command, and the text on its stdin."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from evoclaw.shell.gaps import laid_out
-from evoclaw.shell.grammar import Node
-from evoclaw.shell.shapes import ANYTHING, Access, Unreadable, Word, unescape
-from evoclaw.shell.state import Scene
-from evoclaw.shell.words import Reader, Substitute
+from evoclaw.shell.analysis_state import AnalysisState
+from evoclaw.shell.effects import ANY_WORD, PathAccess, Unreadable, Word, unescape
+from evoclaw.shell.grammar import Node, laid_out
+from evoclaw.shell.words import Substitute, WordReader
 
 _OPENS = {
-    "<": (Access.READ,),
-    ">": (Access.WRITE,),
-    ">>": (Access.WRITE,),
-    ">|": (Access.WRITE,),
-    "&>": (Access.WRITE,),
-    "&>>": (Access.WRITE,),
-    ">&": (Access.WRITE,),
-    "<&": (Access.READ,),
+    "<": (PathAccess.READ,),
+    ">": (PathAccess.WRITE,),
+    ">>": (PathAccess.WRITE,),
+    ">|": (PathAccess.WRITE,),
+    "&>": (PathAccess.WRITE,),
+    "&>>": (PathAccess.WRITE,),
+    ">&": (PathAccess.WRITE,),
+    "<&": (PathAccess.READ,),
 }
 _CLOSES = ("<&-", ">&-")
 _OPERATORS = ("&&", "||", "|", "|&", ";")
@@ -36,14 +35,14 @@ class Redirects:
 
     def __init__(
         self,
-        scene: Scene,
+        scene: AnalysisState,
         word: Callable[[Node], Word],
         words: Callable[[Node], list[Word]],
         substitute: Substitute,
     ) -> None:
         self._scene, self._word, self._words = scene, word, words
         self._substitute = substitute
-        self._opened: list[tuple[Word, Access]] = []
+        self._opened: list[tuple[Word, PathAccess]] = []
         self.stdin: str | None = None
         """What the command reads, when that is known."""
         self.extra: list[Word] = []
@@ -83,7 +82,7 @@ class Redirects:
             raise Unreadable(f"the redirection {operator!r} is not understood")
         check_gaps(children[1:])
         found = self._words(children[1])
-        target = found[0] if len(found) == 1 else ANYTHING
+        target = found[0] if len(found) == 1 else ANY_WORD
         for child in children[2:]:
             self.extra += self._words(child)
         if operator in ("<&", ">&") and (target.text or "x").rstrip("-").isdecimal():
@@ -102,8 +101,8 @@ class Redirects:
 
     def _heredoc(self, node: Node, check_gaps: CheckGaps) -> None:
         children = node.children
-        for one, two in pairwise(children):
-            if self._scene.data[one.end_byte : two.start_byte].strip(b" \t\n"):
+        for left, two in pairwise(children):
+            if self._scene.data[left.end_byte : two.start_byte].strip(b" \t\n"):
                 raise Unreadable("a heredoc is not understood")
         operator = children[0].type
         if operator not in ("<<", "<<-"):
@@ -153,6 +152,6 @@ class Redirects:
             return "\n".join(line.lstrip("\t") for line in lines) if tabs else "\n".join(lines)
         if b"\\\n" in data:
             raise Unreadable("lines of a heredoc are joined; quote its end, as in <<'EOF'")
-        reader = Reader(self._scene, self._substitute)
+        reader = WordReader(self._scene, self._substitute)
         text = unescape("".join(reader.live_text(body, data, 0, len(data), body.start_byte)))
         return None if text is None or tabs else text

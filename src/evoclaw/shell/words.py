@@ -1,4 +1,4 @@
-"""Words as the shell will see them: quotes, escapes, braces and tildes taken away."""
+"""Words as the shell sees them: after quotes, escapes, braces and tildes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import ClassVar
 
-from evoclaw.shell.grammar import Node
-from evoclaw.shell.shapes import (
-    ANYTHING,
+from evoclaw.shell.analysis_state import AnalysisState
+from evoclaw.shell.effects import (
+    ANY_WORD,
     Unreadable,
     Word,
     escape,
     literal,
     unescape,
 )
-from evoclaw.shell.state import Scene
+from evoclaw.shell.grammar import Node
 
-PLAIN = ("word", "number")
-FAST = re.compile(rb"[A-Za-z0-9_./:@%+-][A-Za-z0-9_./:@%+=,-]*")
+PLAIN_NODE_TYPES = ("word", "number")
+PLAIN_WORD = re.compile(rb"[A-Za-z0-9_./:@%+-][A-Za-z0-9_./:@%+=,-]*")
 """A word of these nodes that fits this is just what is written."""
 _FIXED = {
-    **dict.fromkeys(PLAIN, FAST),
+    **dict.fromkeys(PLAIN_NODE_TYPES, PLAIN_WORD),
     "raw_string": re.compile(rb"'[^']*'"),
     "string": re.compile(rb'"[^"$`\\]*"'),
 }
@@ -50,23 +50,23 @@ _OPERATORS = frozenset(
     {"${", "}", "#", "##", "%", "%%", "/", "//", "/#", "/%", ":-", "-", ":+", "+", ":?", "?"}
     | {":=", "=", "^", "^^", ",", ",,"}
 )
-MOST_BRACES = 64
+MAX_BRACE_WORDS = 64
 
 Substitute = Callable[[Node], None]
 
 
-def words(node: Node, scene: Scene, substitute: Substitute) -> list[Word]:
+def words(node: Node, scene: AnalysisState, substitute: Substitute) -> list[Word]:
     """The words that one word of the text becomes; several by braces."""
     known = _at_a_glance(node, scene.data)
     if known is not None:
         return [known]
-    reader = Reader(scene, substitute)
+    reader = WordReader(scene, substitute)
     pattern = reader.cook(node)
     if "{" in pattern:
         patterns = braces(pattern) if not scene.posix else unsure_braces(pattern)
         if patterns is None:
-            return [ANYTHING]
-        return [reader.finish(one) for one in patterns]
+            return [ANY_WORD]
+        return [reader.finish(pattern) for pattern in patterns]
     return [reader.finish(pattern)]
 
 
@@ -77,12 +77,12 @@ def _at_a_glance(node: Node, data: bytes) -> Word | None:
     if fixed is None or not fixed.fullmatch(data, start, end):
         return None
     text = data[start:end].decode()
-    return Word(text, text) if kind in PLAIN else literal(text[1:-1])
+    return Word(text, text) if kind in PLAIN_NODE_TYPES else literal(text[1:-1])
 
 
-def word(node: Node, scene: Scene, substitute: Substitute) -> Word:
+def word(node: Node, scene: AnalysisState, substitute: Substitute) -> Word:
     """The one word that a text is where the shell does not expand braces."""
-    reader = Reader(scene, substitute)
+    reader = WordReader(scene, substitute)
     return reader.finish(reader.cook(node))
 
 
@@ -97,8 +97,8 @@ def braces(pattern: str) -> list[str] | None:
         pieces += [[pattern[end : group.start()]], options]
         end = group.end()
     rest = pattern[end:]
-    made = ["".join(one) for one in product(*pieces, [rest])] if pieces else [pattern]
-    if len(made) > MOST_BRACES:
+    made = ["".join(choice) for choice in product(*pieces, [rest])] if pieces else [pattern]
+    if len(made) > MAX_BRACE_WORDS:
         return None
     # What is left over may be nested or unbalanced: such braces are somebody else's riddle.
     left = _ESCAPED.sub("", "".join(piece[0] for piece in pieces[::2]) + rest)
@@ -120,7 +120,7 @@ def _options(inside: str) -> list[str] | None:
     if found := _SEQUENCE.fullmatch(inside):
         first, last = int(found[1]), int(found[2])
         step = 1 if last >= first else -1
-        if abs(last - first) < MOST_BRACES and not re.search(r"(^|\.|-)0[0-9]", inside):
+        if abs(last - first) < MAX_BRACE_WORDS and not re.search(r"(^|\.|-)0[0-9]", inside):
             return [str(number) for number in range(first, last + step, step)]
     return ["\0"] if ".." in bare else None
 
@@ -136,10 +136,10 @@ def _split_commas(inside: str) -> Iterator[re.Match[str]]:
             return
 
 
-class Reader:
+class WordReader:
     """Reads one word."""
 
-    def __init__(self, scene: Scene, substitute: Substitute) -> None:
+    def __init__(self, scene: AnalysisState, substitute: Substitute) -> None:
         self._scene, self._substitute = scene, substitute
         self._many = self._quoted = False
 
@@ -186,7 +186,7 @@ class Reader:
         if "\\" not in text:
             return text
         pieces = re.split(r"(\\.)", text, flags=re.DOTALL)
-        return "".join(escape(one[1:]) if one[:1] == "\\" else one for one in pieces)
+        return "".join(escape(piece[1:]) if piece[:1] == "\\" else piece for piece in pieces)
 
     def _joined(self, node: Node) -> str:
         end = node.start_byte
@@ -313,7 +313,7 @@ class Reader:
         calculate(text[3:-2], self._scene)
         return "\0"
 
-    _COOKS: ClassVar[dict[str, Callable[[Reader, Node], str]]] = {
+    _COOKS: ClassVar[dict[str, Callable[[WordReader, Node], str]]] = {
         "word": _bare,
         "number": _bare,
         "brace_expression": _bare,
@@ -331,8 +331,8 @@ class Reader:
     }
 
 
-def calculate(text: str, scene: Scene) -> None:
-    """Look into arithmetic: its variables must be numbers, for anything else may run commands."""
+def calculate(text: str, scene: AnalysisState) -> None:
+    """Check arithmetic: its variables must be numbers, as anything else may run commands."""
     if not _SUM.fullmatch(text) or re.search(r"\$[^A-Za-z_#?]|\$$", text):
         raise Unreadable("arithmetic is calculated from more than numbers")
     changes = _SUM_CHANGE.search(text) is not None

@@ -1,4 +1,4 @@
-"""Programs that run another one: what is left when they are taken away."""
+"""Wrappers (`sudo`, `env`, `timeout`, `xargs`, `find`): the commands that they run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from evoclaw.shell.shapes import ANYTHING, Access, Unreadable, Word, escape, literal
-from evoclaw.shell.state import Scene
+from evoclaw.shell.analysis_state import AnalysisState
+from evoclaw.shell.effects import ANY_WORD, PathAccess, Unreadable, Word, escape, literal
 
 _ASSIGNMENT = re.compile(r"([^=\s-][^=]*)=(.*)", re.DOTALL)
 
 
-class Wrapper(Struct, frozen=True):
-    """How a wrapper reads its words; an option that is not told here is not guessed at."""
+class WrapperSpec(Struct, frozen=True):
+    """How a wrapper reads its arguments; options not listed here are not guessed."""
 
     flags: str = ""
     values: str = ""
@@ -28,33 +28,37 @@ class Wrapper(Struct, frozen=True):
     """It adds words of its own at the end."""
 
 
-_BARE = Wrapper()
+_BARE = WrapperSpec()
 WRAPPERS = {
     "nohup": _BARE,
     "busybox": _BARE,
     "toybox": _BARE,
     "builtin": _BARE,
-    "command": Wrapper("p"),
-    "exec": Wrapper("cl", "a"),
-    "nice": Wrapper("0123456789", "n", "adjustment"),
-    "ionice": Wrapper("t", "cn"),
-    "setsid": Wrapper("cfw", long="fork wait ctty"),
-    "stdbuf": Wrapper(values="ioe", long="input output error"),
-    "time": Wrapper("pvqa", "f"),
-    "timeout": Wrapper("v", "ks", "preserve-status foreground signal kill-after verbose", skip=1),
-    "env": Wrapper("i0v", "u", "ignore-environment null unset debug", assigns=True),
-    "sudo": Wrapper("EHnkSbAP", "ugpCT", "preserve-env non-interactive user group", assigns=True),
-    "doas": Wrapper("n", "u"),
-    "taskset": Wrapper("c", skip=1),
-    "chrt": Wrapper("bfior", skip=1),
-    "xargs": Wrapper(
+    "command": WrapperSpec("p"),
+    "exec": WrapperSpec("cl", "a"),
+    "nice": WrapperSpec("0123456789", "n", "adjustment"),
+    "ionice": WrapperSpec("t", "cn"),
+    "setsid": WrapperSpec("cfw", long="fork wait ctty"),
+    "stdbuf": WrapperSpec(values="ioe", long="input output error"),
+    "time": WrapperSpec("pvqa", "f"),
+    "timeout": WrapperSpec(
+        "v", "ks", "preserve-status foreground signal kill-after verbose", skip=1
+    ),
+    "env": WrapperSpec("i0v", "u", "ignore-environment null unset debug", assigns=True),
+    "sudo": WrapperSpec(
+        "EHnkSbAP", "ugpCT", "preserve-env non-interactive user group", assigns=True
+    ),
+    "doas": WrapperSpec("n", "u"),
+    "taskset": WrapperSpec("c", skip=1),
+    "chrt": WrapperSpec("bfior", skip=1),
+    "xargs": WrapperSpec(
         "0prtx", "dELnPs", "null no-run-if-empty max-args max-procs max-lines verbose delimiter", 0,
         adds=True,
     ),
 }  # fmt: skip
 
 
-def unwrap(name: str, words: Sequence[Word], scene: Scene) -> list[Word]:
+def unwrap(name: str, words: Sequence[Word], scene: AnalysisState) -> list[Word]:
     """The words that a wrapper runs; nothing if it runs nothing."""
     if name == "xargs":
         return _xargs(words, scene)
@@ -64,7 +68,9 @@ def unwrap(name: str, words: Sequence[Word], scene: Scene) -> list[Word]:
     return _after_options(name, wrapper, list(words), scene)
 
 
-def _after_options(name: str, wrapper: Wrapper, words: list[Word], scene: Scene) -> list[Word]:
+def _after_options(
+    name: str, wrapper: WrapperSpec, words: list[Word], scene: AnalysisState
+) -> list[Word]:
     index, skipped = 0, 0
     while index < len(words):
         text = words[index].text
@@ -78,7 +84,7 @@ def _after_options(name: str, wrapper: Wrapper, words: list[Word], scene: Scene)
                 raise Unreadable(f"what {name} runs is only known when it runs")
             index += taken
         elif text == "--" and not skipped:
-            wrapper = Wrapper(skip=wrapper.skip, assigns=wrapper.assigns)
+            wrapper = WrapperSpec(skip=wrapper.skip, assigns=wrapper.assigns)
             index += 1
         elif wrapper.assigns and (found := _ASSIGNMENT.fullmatch(text)):
             scene.assign(found[1], None)
@@ -91,7 +97,7 @@ def _after_options(name: str, wrapper: Wrapper, words: list[Word], scene: Scene)
     return words[index:]
 
 
-def _option(name: str, wrapper: Wrapper, text: str) -> int:
+def _option(name: str, wrapper: WrapperSpec, text: str) -> int:
     """How many words an option takes."""
     if text.startswith("--"):
         option, equals, _ = text[2:].partition("=")
@@ -109,15 +115,15 @@ def _option(name: str, wrapper: Wrapper, text: str) -> int:
     return 1
 
 
-def _xargs(words: Sequence[Word], scene: Scene) -> list[Word]:
+def _xargs(words: Sequence[Word], scene: AnalysisState) -> list[Word]:
     rest, replaced = list(words), ""
     kept: list[Word] = []
     while rest and (text := rest[0].text) is not None and text.startswith("-"):
         if text[:2] in ("-a", "-I"):
-            value = literal(text[2:]) if text[2:] else (rest[1] if len(rest) > 1 else ANYTHING)
+            value = literal(text[2:]) if text[2:] else (rest[1] if len(rest) > 1 else ANY_WORD)
             del rest[: 1 if text[2:] else 2]
             if text[1] == "a":
-                scene.place(value, Access.READ, "xargs")
+                scene.place(value, PathAccess.READ, "xargs")
             elif value.text:
                 replaced = value.text
             else:
@@ -128,10 +134,10 @@ def _xargs(words: Sequence[Word], scene: Scene) -> list[Word]:
             raise Unreadable("what xargs runs is only known when it runs")
         kept, rest = [*kept, *rest[:count]], rest[count:]
     if not rest:
-        return [literal("echo"), ANYTHING]
+        return [literal("echo"), ANY_WORD]
     if replaced:
         return [_replace(word, replaced) for word in rest]
-    return [*rest, ANYTHING]
+    return [*rest, ANY_WORD]
 
 
 def _replace(word: Word, mark: str, by: str = "\0") -> Word:
@@ -155,8 +161,8 @@ _RUNS = ("-exec", "-execdir", "-ok", "-okdir")
 _WRITES = {"-fprint": 1, "-fprint0": 1, "-fls": 1, "-fprintf": 2}
 
 
-def find_runs(words: Sequence[Word], scene: Scene) -> list[list[Word]]:
-    """What `find` runs on what it finds; also say what it looks through, removes and writes."""
+def find_runs(words: Sequence[Word], scene: AnalysisState) -> list[list[Word]]:
+    """What `find` runs on what it finds; also notes what it searches, removes and writes."""
     if any(word.loose or (word.text is None and word.pattern[:1] in "*?[") for word in words):
         raise Unreadable("what find is told is only known when it runs")
     index, starts = 0, list[Word]()
@@ -166,7 +172,7 @@ def find_runs(words: Sequence[Word], scene: Scene) -> list[list[Word]]:
     starts = starts or [literal(".")]
     for start in starts:
         # Names are seen on the way, not what is in the files.
-        scene.place(start, Access.READ, "find")
+        scene.place(start, PathAccess.READ, "find")
     runs: list[list[Word]] = []
     while index < len(words):
         text = words[index].text
@@ -180,7 +186,7 @@ def find_runs(words: Sequence[Word], scene: Scene) -> list[list[Word]]:
                 _delete(start, words, scene)
             index += 1
         elif text in _WRITES and index + 1 < len(words):
-            scene.place(words[index + 1], Access.WRITE, "find")
+            scene.place(words[index + 1], PathAccess.WRITE, "find")
             index += 1 + _WRITES[text]
         elif text in _OPERANDS:
             index += 1 + _OPERANDS[text]
@@ -189,16 +195,16 @@ def find_runs(words: Sequence[Word], scene: Scene) -> list[list[Word]]:
     return runs
 
 
-def _delete(start: Word, words: Sequence[Word], scene: Scene) -> None:
-    """Say what is removed: all, or what bears a name."""
+def _delete(start: Word, words: Sequence[Word], scene: AnalysisState) -> None:
+    """Note what is removed: everything, or the files of a name."""
     texts = [word.text for word in words]
     if texts.count("-name") == 1 and not {"-o", "-or", "-not", "!", ","} & set(texts):
         name = words[texts.index("-name") + 1].text if texts[-1] != "-name" else None
         if name and "/" not in name and start.text is not None:
             found = Word(f"{start.pattern.rstrip('/')}/**/{name}", None)
-            scene.place(found, Access.WRITE, "find")
+            scene.place(found, PathAccess.WRITE, "find")
             return
-    scene.place(start, Access.WRITE, "find", tree=True)
+    scene.place(start, PathAccess.WRITE, "find", tree=True)
 
 
 def _begins_expression(word: Word) -> bool:

@@ -24,10 +24,10 @@ from evoclaw.skills.manifest import Program
 MOST = 64 << 10
 """Bytes kept of each stream: its beginning and its end."""
 ERROR_TAIL = 8 << 10
-NO_CAGE = "none"
+NO_SANDBOX = "none"
 
 
-class Cages(Protocol):
+class Sandboxes(Protocol):
     """Where processes run that may not reach everything."""
 
     def exec_in(self, engine: str, *, tenant: str, trusted: bool) -> ExecOps:
@@ -73,17 +73,17 @@ def bind(
 
 
 def _ops(program: Program, machine: Machine, call: Call) -> ExecOps:
-    if program.sandboxing == NO_CAGE:
+    if program.sandboxing == NO_SANDBOX:
         return cast("ExecOps", machine.given[ExecOps])
-    cages = cast("Cages | None", machine.given.get(Cages))
-    if cages is None:
+    sandboxes = cast("Sandboxes | None", machine.given.get(Sandboxes))
+    if sandboxes is None:
         raise ToolFailure(
             ErrorKind.SANDBOX_UNAVAILABLE,
             f"'{program.tool.name}' must run inside {program.sandboxing}, which this machine does "
             "not offer. Explain this to the user.",
         )
     who, trusted = call.context.principal, not call.context.label.untrusted
-    return cages.exec_in(program.sandboxing, tenant=who.tenant, trusted=trusted)
+    return sandboxes.exec_in(program.sandboxing, tenant=who.tenant, trusted=trusted)
 
 
 def _program_path(

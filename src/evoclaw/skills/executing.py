@@ -39,7 +39,7 @@ class SkillExecutor:
         Args:
             shelf: The skills.
             exec: The processes of the machine.
-            given: Whatever else is there, by its Protocol; `Cages` for tools that need one.
+            given: Whatever else is there, by its Protocol; `Sandboxes` for tools that need one.
             exec_for: The processes for one call, where they are not the same for all.
         """
         self._exec_for = exec_for

@@ -69,7 +69,7 @@ class Browser(Protocol):
 
     @property
     def isolation(self) -> str:
-        """The cage pages really run in."""
+        """The sandbox pages really run in."""
         ...
 
     async def open(self, url: str, *, seconds: float) -> Seen:

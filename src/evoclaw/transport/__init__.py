@@ -1,1 +1,1 @@
-"""Between machines: what is said on the wire, and the links that carry it."""
+"""Between machines: the wire messages, and the links that carry them."""

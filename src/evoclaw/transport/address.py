@@ -1,4 +1,4 @@
-"""Where a broker is and how to come in; read without loading what speaks to it."""
+"""The address and credentials of a broker, parsed without loading the MQTT library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real MQTT broker as a child process: it lives and dies with us, and lets in whom we name."""
+"""`EmbeddedBroker`: an MQTT broker as a child process, with our accounts."""
 
 from __future__ import annotations
 
@@ -18,23 +18,34 @@ from types import TracebackType
 from typing import Self
 
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.transport.accounts import Accounts, Role, hashed, make_folder, write_private
-from evoclaw.transport.child import Child
-from evoclaw.transport.engines import PROBE, Setup, TlsFiles, engine_named
+from evoclaw.transport.broker_accounts import (
+    BrokerAccounts,
+    BrokerRole,
+    hashed,
+    make_folder,
+    write_private,
+)
+from evoclaw.transport.broker_engines import (
+    PROBE_ACCOUNT,
+    BrokerSetup,
+    BrokerTlsFiles,
+    engine_named,
+)
+from evoclaw.transport.child_process import ChildProcess
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 20.0
-"""Seconds to wait for what takes a fraction of one, before calling it broken."""
-FIRST_DELAY, LONGEST_DELAY, STEADY = 0.1, 15.0, 30.0
-"""Seconds before a dead broker is started again: doubled, until it has lived for `STEADY`."""
-LOOK = 1.0
+START_TIMEOUT_S = 20.0
+"""How long to wait for what should take a fraction of a second."""
+MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S, STEADY_AFTER_S = 0.1, 15.0, 30.0
+"""Delay before a dead broker is restarted: doubled, until it has run for `STEADY_AFTER_S`."""
+ACCOUNTS_POLL_INTERVAL_S = 1.0
 """Seconds between looks whether another process changed the accounts."""
-PAUSE = 0.01
-PORT_PATIENCE = 3.0
+START_POLL_INTERVAL_S = 0.01
+PORT_TIMEOUT_S = 3.0
 """Seconds to wait for a port that is taken."""
 
-_PORTS = range(20_000, 30_000)
+_PORT_RANGE = range(20_000, 30_000)
 """Below those that systems give to outgoing connections, so that it is still free tomorrow."""
 
 
@@ -53,7 +64,7 @@ class EmbeddedBroker:
         host: str = "127.0.0.1",
         port: int = 0,
         anonymous: bool = False,
-        tls: TlsFiles | None = None,
+        tls: BrokerTlsFiles | None = None,
     ) -> None:
         """Choose where and how; `ConfigError` for what would be unsafe.
 
@@ -68,14 +79,14 @@ class EmbeddedBroker:
         self.host = "127.0.0.1" if host == "localhost" else host
         self.port = port
         self.folder = Path(folder).absolute()
-        self.accounts = Accounts(self.folder)
+        self.accounts = BrokerAccounts(self.folder)
         self._engine = engine_named(engine)
         self._anonymous = anonymous
-        self._tls = None if tls is None else TlsFiles(tls.cert.absolute(), tls.key.absolute())
+        self._tls = None if tls is None else BrokerTlsFiles(tls.cert.absolute(), tls.key.absolute())
         self._check()
         self._stack = AsyncExitStack()
         self._busy = asyncio.Lock()
-        self._child = Child()
+        self._child = ChildProcess()
         self._program, self._probe = "", ""
         self._applied: tuple[int, int] | None = None
 
@@ -111,13 +122,13 @@ class EmbeddedBroker:
         """End it, and return when it is gone."""
         await self._stack.aclose()
 
-    async def add(self, name: str, role: Role = Role.AGENT) -> str:
+    async def add(self, name: str, role: BrokerRole = BrokerRole.AGENT) -> str:
         """Make an account that can be used at once; its password is shown this once."""
         password = self.accounts.add(name, role)
         await self.apply()
         return password
 
-    async def renew(self, name: str, role: Role = Role.AGENT) -> str:
+    async def renew(self, name: str, role: BrokerRole = BrokerRole.AGENT) -> str:
         """Give an account another password, or make it; the old one's connections are ended."""
         password = self.accounts.renew(name, role)
         await self.apply()
@@ -141,13 +152,13 @@ class EmbeddedBroker:
             self._write()
             self._child.signal(signal.SIGHUP)
             if not await self._answers() and self._child.is_alive:
-                logger.error("the broker does not take up its accounts; it is started anew")
+                logger.error("the broker did not reload its accounts; restarting it")
                 await self._stop()
 
     async def _start(self) -> bool:
         """Start it; say whether it took a connection."""
         arguments = self._write()
-        self._child = await Child.start(self.folder, self._program, *arguments)
+        self._child = await ChildProcess.start(self.folder, self._program, *arguments)
         return await self._answers()
 
     async def _stop(self) -> None:
@@ -161,17 +172,17 @@ class EmbeddedBroker:
         self._applied = self.accounts.stamp()
         accounts = None if self._anonymous else self.accounts.all()
         self._probe = token_urlsafe(24)
-        setup = Setup(self.host, self.port, self._tls, accounts, hashed(self._probe))
+        setup = BrokerSetup(self.host, self.port, self._tls, accounts, hashed(self._probe))
         return self._engine.write(self.folder / self._engine.name, setup)
 
     async def _answers(self) -> bool:
         """Whether the probe gets in, sooner or later."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 while self._child.is_alive:
                     if await self._lets_in():
                         return True
-                    await asyncio.sleep(PAUSE)
+                    await asyncio.sleep(START_POLL_INTERVAL_S)
         return False
 
     async def _lets_in(self) -> bool:
@@ -188,7 +199,7 @@ class EmbeddedBroker:
         except OSError:
             return False
         try:
-            writer.write(_connect("" if self._anonymous else PROBE, self._probe))
+            writer.write(_connect("" if self._anonymous else PROBE_ACCOUNT, self._probe))
             answer = await reader.readexactly(4)
             writer.write(b"\xe0\x00")
         except (OSError, asyncio.IncompleteReadError):
@@ -200,31 +211,35 @@ class EmbeddedBroker:
     async def _keep(self) -> None:
         """Start it again when it dies; see what other processes do to its accounts."""
         clock = asyncio.get_running_loop().time
-        delay, since = FIRST_DELAY, clock()
+        delay, since = MIN_RESTART_DELAY_S, clock()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(ACCOUNTS_POLL_INTERVAL_S):
                     await self._child.ended.wait()
             try:
                 if self._child.is_alive:
                     if self.accounts.stamp() != self._applied:
                         await self.apply()
                     continue
-                delay = FIRST_DELAY if clock() - since > STEADY else min(2 * delay, LONGEST_DELAY)
+                delay = (
+                    MIN_RESTART_DELAY_S
+                    if clock() - since > STEADY_AFTER_S
+                    else min(2 * delay, MAX_RESTART_DELAY_S)
+                )
                 await self._revive(delay)
                 since = clock()
             except (OSError, EvoClawError) as problem:
-                logger.error("the broker cannot be kept as it should be: %s", problem)
-                await asyncio.sleep(LOOK)
+                logger.error("broker supervision failed: %s", problem)
+                await asyncio.sleep(ACCOUNTS_POLL_INTERVAL_S)
 
     async def _revive(self, delay: float) -> None:
         words = await self._child.last_words()
-        logger.error("the broker ended; it is started again in %.1f s; it said: %s", delay, words)
+        logger.error("the broker ended; restarting it in %.1f s; its output: %s", delay, words)
         await asyncio.sleep(delay)
         async with self._busy:
             await self._stop()
             if await self._start():
-                logger.warning("the broker is up again")
+                logger.warning("the broker is running again")
             else:
                 await self._stop()
 
@@ -248,7 +263,7 @@ class EmbeddedBroker:
             raise ConfigError(f"the name of the folder {str(self.folder)!r} cannot be used")
         if self._tls is None and not loopback:
             logger.warning(
-                "the broker on %s has no certificate: passwords cross the network readable",
+                "the broker on %s has no certificate: passwords are sent unencrypted",
                 self.host,
             )
 
@@ -259,7 +274,7 @@ class EmbeddedBroker:
         except (FileNotFoundError, ValueError):
             pass
         for _ in range(100):
-            port = _PORTS[randbelow(len(_PORTS))]
+            port = _PORT_RANGE[randbelow(len(_PORT_RANGE))]
             if _bind(self.host, port) is None:
                 write_private(path, f"{port}\n".encode())
                 return port
@@ -268,11 +283,11 @@ class EmbeddedBroker:
     async def _wait_for_port(self) -> None:
         """For a moment: the broker of a predecessor that was killed may be dying still."""
         problem = None
-        for _ in range(round(PORT_PATIENCE / PAUSE)):
+        for _ in range(round(PORT_TIMEOUT_S / START_POLL_INTERVAL_S)):
             problem = _bind(self.host, self.port)
             if problem != errno.EADDRINUSE:
                 break
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(START_POLL_INTERVAL_S)
         if problem is not None:
             raise ConfigError(
                 f"the broker cannot listen on {self.host}, port {self.port}: "
@@ -318,7 +333,7 @@ def _reachable(host: str) -> str:
 
 def _connect(name: str, password: str) -> bytes:
     """The first packet of an MQTT 3.1.1 connection: a clean session, keep-alive 60 s."""
-    fields = [PROBE, name, password] if name else [PROBE]
+    fields = [PROBE_ACCOUNT, name, password] if name else [PROBE_ACCOUNT]
     flags = 0xC2 if name else 0x02
     texts = b"".join(len(text).to_bytes(2, "big") + text.encode() for text in fields)
     body = b"\x00\x04MQTT\x04" + bytes([flags]) + b"\x00\x3c" + texts

@@ -1,4 +1,4 @@
-"""Clocks that nobody can set: a deadline is a span, whatever happens to the time of day."""
+"""Monotonic clocks: deadlines do not move when the system time is set."""
 
 from __future__ import annotations
 

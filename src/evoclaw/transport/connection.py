@@ -1,4 +1,4 @@
-"""One MQTT connection. The one file that knows gmqtt, the library that speaks the protocol.
+"""`MqttConnection`: one MQTT connection. The only file that uses gmqtt.
 
 gmqtt makes and reads the packets. Reading the socket, the keep-alive and the bound on what is
 under way are ours: gmqtt stops reading at a malformed length without hanging up, waits for ever
@@ -25,25 +25,29 @@ from gmqtt import (  # pyright: ignore[reportMissingTypeStubs]
 )
 
 from evoclaw.transport.address import Address
-from evoclaw.transport.in_flight import MAX_IN_FLIGHT, InFlight
-from evoclaw.transport.link import MAX_PAYLOAD, MAX_TOPIC, Incoming, Party
+from evoclaw.transport.in_flight import MAX_IN_FLIGHT_MESSAGES, InFlight
+from evoclaw.transport.link import MAX_PAYLOAD_BYTES, MAX_TOPIC_BYTES, Incoming, Party
 
 V311, V5 = 4, 5
 """Versions of MQTT, by the numbers they have on the wire."""
-LEAVE_SECONDS = 1.0
+LEAVE_TIMEOUT_S = 1.0
 """How long a broker may take to hang up after our good-bye."""
-MAX_INCOMING = 2 << 20
+MAX_INCOMING_BYTES = 2 << 20
 """Bytes of one packet: more is not taken, for a length is only a claim."""
 
-_OVERHEAD = 10 + MAX_TOPIC  # of a PUBLISH, at most: header, lengths, packet id, topic
+_OVERHEAD_BYTES = 10 + MAX_TOPIC_BYTES  # of a PUBLISH, at most: header, lengths, packet id, topic
 _NO = 128  # from here on a broker's codes are refusals
 _PINGREQ = 0xC0
 _WRONG_VERSION = (1, 132)
 _GARBAGE = "the broker sent what is not MQTT"
-_FAREWELLS = {139: "it is shutting down", 142: "another party of this name came", 149: "too large"}
+_DISCONNECT_REASONS = {
+    139: "it is shutting down",
+    142: "another party of this name came",
+    149: "too large",
+}
 
 
-class Connection(asyncio.Protocol):
+class MqttConnection(asyncio.Protocol):
     """One connection from its beginning to its end; sits between the socket and gmqtt."""
 
     def __init__(self, party: Party, keep_alive: int, version: int) -> None:
@@ -54,7 +58,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         """Done when it is over or could not be made; says why."""
-        self.max_payload = MAX_PAYLOAD
+        self.max_payload = MAX_PAYLOAD_BYTES
         self.lived = 0.0
         self._party, self._keep_alive, self._version = party, keep_alive, version
         self._client: Any = _Gmqtt(self, party)
@@ -99,11 +103,11 @@ class Connection(asyncio.Protocol):
         told: dict[str, list[int]] = client._package_handler._connack_properties
         wished = told.get("server_keep_alive", [0])[0] or self._keep_alive
         self._keep_alive = min(wished, self._keep_alive)
-        largest = told.get("maximum_packet_size", [MAX_INCOMING])[0]
-        self.max_payload = max(0, min(MAX_PAYLOAD, largest - _OVERHEAD))
+        largest = told.get("maximum_packet_size", [MAX_INCOMING_BYTES])[0]
+        self.max_payload = max(0, min(MAX_PAYLOAD_BYTES, largest - _OVERHEAD_BYTES))
         # One less than the broker allows: gmqtt counts that way.
         window = told.get("receive_maximum", [65535])[0] - 1
-        self.in_flight.limit = max(1, min(MAX_IN_FLIGHT, window))
+        self.in_flight.limit = max(1, min(MAX_IN_FLIGHT_MESSAGES, window))
         return None
 
     def take(self, made: Any) -> None:
@@ -180,7 +184,7 @@ class Connection(asyncio.Protocol):
 
     async def _hung_up(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_SECONDS):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 await self._closed.wait()
 
     def _end(self, reason: str) -> None:
@@ -195,7 +199,7 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._gmqtt is not None:
-            # gmqtt's own, set up anew when the broker wishes for another keep-alive.
+            # gmqtt's own, set up again when the broker asks for another keep-alive.
             self._gmqtt._keep_connection_callback.cancel()
 
     def _look(self) -> None:
@@ -247,7 +251,7 @@ class Connection(asyncio.Protocol):
         if 0 <= used < len(data):
             self._rest += data[used:]
             self._wanted = _packet_size(self._rest)
-        if used < 0 or self._wanted > MAX_INCOMING:
+        if used < 0 or self._wanted > MAX_INCOMING_BYTES:
             self.lose(_GARBAGE)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -286,7 +290,9 @@ class Connection(asyncio.Protocol):
         """Gmqtt read a good-bye."""
         if self.lost.done():
             return
-        why = _FAREWELLS.get(packet[0], f"code {packet[0]}") if packet else "no reason given"
+        why = (
+            _DISCONNECT_REASONS.get(packet[0], f"code {packet[0]}") if packet else "no reason given"
+        )
         self.lose(f"the broker ended the connection: {why}")
 
     def swallowed(self) -> None:
@@ -302,14 +308,14 @@ class Connection(asyncio.Protocol):
 class _Gmqtt(Client):
     """gmqtt's client, for one connection and without what is ours to do."""
 
-    def __init__(self, connection: Connection, party: Party) -> None:
+    def __init__(self, connection: MqttConnection, party: Party) -> None:
         will = party.will()
         super().__init__(  # pyright: ignore[reportUnknownMemberType]
             party.client_id,
             clean_session=True,
             will_message=will and Message(will.topic, will.payload, qos=1, retain=True),
-            logger=_Ear(connection),
-            maximum_packet_size=MAX_INCOMING,
+            logger=_GmqttLogger(connection),
+            maximum_packet_size=MAX_INCOMING_BYTES,
         )
         self._ours = connection
         self.on_message = connection.on_message
@@ -324,7 +330,7 @@ class _Gmqtt(Client):
         return made
 
     async def reconnect(self, delay: bool = False) -> None:
-        """Nothing: gmqtt asks for it when it deems the connection lost; we come anew."""
+        """Do nothing: gmqtt calls it when the connection is lost; the link reconnects."""
         if self._ours.wrong_version:
             self._ours.lose("the broker speaks another version of MQTT")
 
@@ -332,10 +338,10 @@ class _Gmqtt(Client):
         """Nothing either: gmqtt asks for it when it cannot read a welcome, and so do we."""
 
 
-class _Ear:
+class _GmqttLogger:
     """Where gmqtt expects a logger: says nothing, but hears what gmqtt caught and went on from."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: MqttConnection) -> None:
         self._connection = connection
 
     def debug(self, *_text: object, **_more: object) -> None:

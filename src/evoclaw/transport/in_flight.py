@@ -1,4 +1,4 @@
-"""The bound on what is under way: so many messages unacknowledged, the others in a queue."""
+"""`InFlight`: limits the unacknowledged messages of a connection; the others wait in a queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from evoclaw.transport.link import LinkDown
 
-MAX_IN_FLIGHT = 64
+MAX_IN_FLIGHT_MESSAGES = 64
 """Messages sent and not yet acknowledged."""
 
 
@@ -23,7 +23,7 @@ class InFlight:
     """What was sent and is not acknowledged, and what waits for a place; gmqtt's "storage"."""
 
     def __init__(self, client: Any) -> None:
-        self.limit = MAX_IN_FLIGHT
+        self.limit = MAX_IN_FLIGHT_MESSAGES
         self._client = client
         self._ids: set[int] = set()
         self._queue: deque[_Outgoing] = deque()

@@ -1,4 +1,4 @@
-"""The port: a link carries bytes between an orchestrator and its edges, and may fail at any time.
+"""The port `Link`: carries bytes between an orchestrator and its edges, and may fail at any time.
 
 A link promises little: what was published while it is up probably arrives, perhaps twice, perhaps
 after something published later. What must not be lost is kept elsewhere and said again.
@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 
-MAX_PAYLOAD = 256 * 1024 - 1024
+MAX_PAYLOAD_BYTES = 256 * 1024 - 1024
 """Bytes; packets stay under 256 KB whatever a broker allows."""
-MAX_TOPIC = 512
+MAX_TOPIC_BYTES = 512
 """Bytes; the longest of ours has about a hundred."""
 _NOT_IN_TOPICS = re.compile(r"[+#\x00-\x1f\x7f-\x9f]")
 
@@ -92,7 +92,7 @@ class Party(Protocol):
 def topic_bytes(topic: str) -> bytes:
     """A topic as it is sent; raise `ValueError` for one that would cost us the connection."""
     data = topic.encode()
-    if not 0 < len(data) <= MAX_TOPIC or _NOT_IN_TOPICS.search(topic) is not None:
+    if not 0 < len(data) <= MAX_TOPIC_BYTES or _NOT_IN_TOPICS.search(topic) is not None:
         raise ValueError(f"no message can go to the topic {topic[:80]!r}")
     return data
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from evoclaw.transport.link import (
-    MAX_PAYLOAD,
+    MAX_PAYLOAD_BYTES,
     Incoming,
     LinkDown,
     Party,
@@ -20,13 +20,13 @@ from evoclaw.transport.link import (
 )
 from evoclaw.transport.reconnect import Backoff, until_lost
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.1
+_MIN_RECONNECT_DELAY_S, _MAX_RECONNECT_DELAY_S = 0.01, 0.1
 
 
 class MemoryBroker:
     """Carries messages between the links of one event loop."""
 
-    def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:
+    def __init__(self, *, max_payload: int = MAX_PAYLOAD_BYTES) -> None:
         self.max_payload = max_payload
         self._retained: dict[str, bytes] = {}
         self._sessions: dict[str, _Session] = {}
@@ -59,7 +59,7 @@ class MemoryBroker:
         await self._up.wait()
 
     def join(self, session: _Session) -> None:
-        """Begin a session; an older one of that name ends."""
+        """Start a session; an older one of that client id ends."""
         older = self._sessions.get(session.client_id)
         if older is not None:
             self.drop(older, "another party of this name came")
@@ -127,7 +127,7 @@ class MemoryLink:
 
     async def run(self, party: Party) -> None:
         """Keep the party connected until cancelled; then leave cleanly, without its will."""
-        backoff = Backoff(first=_FIRST_WAIT, cap=_LONGEST_WAIT)
+        backoff = Backoff(first=_MIN_RECONNECT_DELAY_S, cap=_MAX_RECONNECT_DELAY_S)
         while True:
             await self._reachable(party)
             session = _Session(party)

@@ -6,13 +6,13 @@ import asyncio
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.address import Address, TlsSettings, parse_url
-from evoclaw.transport.connection import V5, V311, Connection
-from evoclaw.transport.link import MAX_PAYLOAD, LinkDown, Party, TooLarge, topic_bytes
+from evoclaw.transport.connection import V5, V311, MqttConnection
+from evoclaw.transport.link import MAX_PAYLOAD_BYTES, LinkDown, Party, TooLarge, topic_bytes
 from evoclaw.transport.reconnect import Backoff, until_lost
 
 __all__ = ["Address", "MqttLink", "TlsSettings", "parse_url"]
 
-CONNECT_SECONDS = 10.0
+CONNECT_TIMEOUT_S = 10.0
 """For all of it: the network, TLS, the broker's welcome and its word on the subscriptions."""
 
 
@@ -36,8 +36,8 @@ class MqttLink:
         self._address, self._keep_alive, self._qos = address, keep_alive, qos
         self._tls = None if address.tls is None else address.tls.context()
         self._version = V5
-        self._max_payload = MAX_PAYLOAD
-        self._connection: Connection | None = None
+        self._max_payload = MAX_PAYLOAD_BYTES
+        self._connection: MqttConnection | None = None
 
     @property
     def is_up(self) -> bool:
@@ -53,7 +53,7 @@ class MqttLink:
         """Keep the party connected until cancelled; then leave cleanly, without its will."""
         backoff = Backoff()
         while True:
-            connection = Connection(party, self._keep_alive, self._version)
+            connection = MqttConnection(party, self._keep_alive, self._version)
             reason = ""
             try:
                 reason = await until_lost(self._open(connection, party), connection.lost)
@@ -78,14 +78,14 @@ class MqttLink:
             raise TooLarge(len(payload), self._max_payload)
         await connection.in_flight.publish(name, payload, retain)
 
-    async def _open(self, connection: Connection, party: Party) -> None:
+    async def _open(self, connection: MqttConnection, party: Party) -> None:
         where = f"{self._address.host}:{self._address.port}"
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await connection.open(self._address, self._tls)
                 await connection.subscribe(party.subscriptions, self._qos)
         except TimeoutError:
-            connection.lose(f"no answer from {where} within {CONNECT_SECONDS:g} s")
+            connection.lose(f"no answer from {where} within {CONNECT_TIMEOUT_S:g} s")
         except OSError as problem:
             connection.lose(f"{where} cannot be reached: {problem}")
         if connection.lost.done():

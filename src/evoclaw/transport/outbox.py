@@ -1,15 +1,15 @@
-"""What is needed of the store that commands are kept in; it outlives this process."""
+"""The port of the store of commands, which survives this process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-CLOSED = ("settled", "expired")
-"""The states of a command that has ended; nothing changes it any more."""
+CLOSED_STATES = ("settled", "expired")
+"""The final states of a command."""
 
 
-class Wanted(Protocol):
+class WantedCommand(Protocol):
     """A stored command that an edge should still get."""
 
     @property
@@ -24,57 +24,57 @@ class Wanted(Protocol):
 
     @property
     def state(self) -> str:
-        """How far it came."""
+        """Its state."""
         ...
 
 
-class Backlog(Protocol):
-    """What the store still has for an edge."""
+class CommandBacklog(Protocol):
+    """The stored commands that an edge should still get."""
 
-    async def wanted(self, agent_id: str, now: float, limit: int = -1) -> Sequence[Wanted]:
-        """Commands without an outcome, oldest first, so many; none that expired unsent."""
+    async def wanted(self, agent_id: str, now: float, limit: int = -1) -> Sequence[WantedCommand]:
+        """Commands without an outcome, oldest first, up to a limit; none that expired unsent."""
         ...
 
     async def mark(self, request_id: str, state: str) -> bool:
-        """Note how far a command has come; False if it came as far already, or is closed."""
+        """Advance the state of a command; False if it is as far already, or closed."""
         ...
 
 
-class Kept(Protocol):
-    """A command as the outbox has it."""
+class StoredCommand(Protocol):
+    """A command in the outbox."""
 
     @property
     def agent_id(self) -> str:
-        """Who was asked."""
+        """The agent it is for."""
         ...
 
     @property
     def payload(self) -> bytes:
-        """The command as it was encoded last."""
+        """The command as last encoded."""
         ...
 
     @property
     def state(self) -> str:
-        """How far it came; `settled` and `expired` are the ends."""
+        """Its state; `settled` and `expired` are final."""
         ...
 
     @property
     def outcome(self) -> bytes | None:
-        """How it ended, if it has and was ever sent."""
+        """Its outcome, if it has ended and was ever sent."""
         ...
 
 
-class Stored(Protocol):
-    """What became of a command that was put into the outbox."""
+class PutResult(Protocol):
+    """The result of putting a command into the outbox."""
 
     @property
-    def row(self) -> Kept | None:
-        """What was there already."""
+    def row(self) -> StoredCommand | None:
+        """The command that was stored before, if any."""
         ...
 
 
-class Outbox(Backlog, Protocol):
-    """Where commands are kept until their outcome is known; it outlives this process."""
+class Outbox(CommandBacklog, Protocol):
+    """Stores commands until their outcome is known."""
 
     async def put(
         self,
@@ -86,18 +86,18 @@ class Outbox(Backlog, Protocol):
         *,
         sent: bool = False,
         tenant: str = "",
-    ) -> Stored:
-        """Keep a command for who asked; raise when there are too many, or another one has it."""
+    ) -> PutResult:
+        """Store a command; raise when there are too many, or its id is taken."""
         ...
 
-    async def get(self, request_id: str) -> Kept | None:
-        """What is known of a command."""
+    async def get(self, request_id: str) -> StoredCommand | None:
+        """A stored command."""
         ...
 
     async def expire(self, now: float) -> list[str]:
-        """Close the commands whose time is over and that were never sent."""
+        """Close the expired commands that were never sent."""
         ...
 
     async def settle(self, request_id: str, agent_id: str, outcome: bytes) -> str:
-        """Keep how a command ended: `first`, `again`, or `foreign` if it was not asked of it."""
+        """Store an outcome: `first`, `again`, or `foreign` if the agent was not asked."""
         ...

@@ -1,4 +1,4 @@
-"""A tool's result as the wire says it, and back."""
+"""Converts a tool's result to its wire form, and back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from evoclaw.core.truncate import head_and_tail
 from evoclaw.transport.wire import Outcome, Report, WireError, convert, message_hash
 
 _BLOCKS = list[Block]
-_TAIL = 8_000
-_BESIDE = 16_000
+_MAX_STDERR_CHARS = 8_000
+_MAX_RESULT_CHARS_BESIDE_BLOCKS = 16_000
 """Characters of `result` when there are also blocks: they say the same."""
 
 
@@ -44,7 +44,7 @@ def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[s
         payload["label"] = msgspec.to_builtins(label)
     if len(result.blocks) != 1 or not isinstance(result.blocks[0], TextBlock | ErrorBlock):
         payload["blocks"] = msgspec.to_builtins(result.blocks)
-        payload["result"] = head_and_tail(payload["result"], _BESIDE)
+        payload["result"] = head_and_tail(payload["result"], _MAX_RESULT_CHARS_BESIDE_BLOCKS)
     if details.pop("truncated", False):
         payload["truncated"] = True
     if details:
@@ -55,6 +55,13 @@ def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[s
 def failed(request_id: str, tool: str, kind: ErrorKind, text: str, **details: JSON) -> Outcome:
     """The outcome of a command that did not succeed, as told here and not by an edge."""
     return Outcome(request_id, "error", tool, error=text, error_type=str(kind), details=details)
+
+
+def job_started(request_id: str, name: str) -> Outcome:
+    """The answer to a call that continues in the background."""
+    text = f"Job {request_id} has started and runs in the background. Ask for it later by that id."
+    details: dict[str, JSON] = {"job_id": request_id, "state": "running"}
+    return Outcome(request_id, "success", name, text, details=details)
 
 
 def read_outcome(report: Report) -> Outcome:
@@ -107,7 +114,7 @@ def _blocks(outcome: Outcome, error: ErrorKind | None) -> tuple[Block, ...]:
         return (TextBlock(_text(outcome.result)),)
     said = outcome.error or _text(outcome.result) or "it did not say why"
     if outcome.stderr and outcome.stderr[-200:] not in said:
-        said = f"{said}\n[stderr]\n{outcome.stderr[-_TAIL:]}"
+        said = f"{said}\n[stderr]\n{outcome.stderr[-_MAX_STDERR_CHARS:]}"
     return (ErrorBlock(error, said),)
 
 

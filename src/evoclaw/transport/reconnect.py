@@ -1,4 +1,4 @@
-"""What every link does alike: live until the connection is lost, wait a little, try again."""
+"""Reconnecting, for every link: run until the connection is lost, back off, try again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from evoclaw.transport.link import LinkDown
 
-STEADY_SECONDS = 10.0
+STEADY_AFTER_S = 10.0
 """A connection that lived this long was a good one: the next wait is short again."""
 
 
@@ -26,7 +26,7 @@ class Backoff:
 
     def wait(self, lived: float) -> float:
         """Seconds to wait after a connection that lived this long; 0 if there was none."""
-        if lived >= STEADY_SECONDS:
+        if lived >= STEADY_AFTER_S:
             self._tries = 0
         # Bounded: two to the power of a week of tries is no float.
         longest = min(self._cap, self._first * 2.0 ** min(self._tries, 32))

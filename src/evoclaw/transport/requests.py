@@ -1,7 +1,7 @@
-"""Commands under way to edges: stored, published until somebody has them, awaited, cleaned up.
+"""Commands to edges: stored, published until they are accepted, awaited, cleaned up.
 
-The waiter is there before the command is published and gone when its answer is in. A reply counts
-only from the agent that was asked; late, foreign and second replies are counted and harmless.
+A pending request exists before its command is published, until its outcome is in. A reply counts
+only from the agent that was asked; late, foreign and duplicate replies are counted and ignored.
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ from evoclaw.core.eager import begin
 from evoclaw.core.errors import EvoClawError, Standstill, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
-from evoclaw.transport.acks import Acks
 from evoclaw.transport.clocks import steady_wall
-from evoclaw.transport.closings import LOOK, Closings
-from evoclaw.transport.endings import Endings, known, too_large
-from evoclaw.transport.lanes import AGAIN, SILENCE, Lanes
+from evoclaw.transport.completions import (
+    STORE_POLL_INTERVAL_S,
+    Acknowledgements,
+    ClosedWaits,
+    Completions,
+    stored_outcome,
+    too_large_message,
+)
+from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELAYS_S, EdgeQueues
 from evoclaw.transport.link import Link, TooLarge
-from evoclaw.transport.outbox import CLOSED, Kept, Outbox
-from evoclaw.transport.outcomes import failed, read_outcome
-from evoclaw.transport.waiters import Waiter
+from evoclaw.transport.outbox import CLOSED_STATES, Outbox, StoredCommand
+from evoclaw.transport.outcomes import failed, job_started, read_outcome
+from evoclaw.transport.pending_requests import PendingRequest
 from evoclaw.transport.wire import (
-    Chunk,
     Command,
     Outcome,
+    OutputChunk,
     Report,
     ReportType,
     WireError,
@@ -40,41 +45,41 @@ from evoclaw.transport.wire import (
     encode,
 )
 
-GRACE = 10.0
-"""Seconds on top of everything before a call is given up as unknown."""
-BRINK = 0.05
-"""Seconds after a command had to have begun when that is looked at."""
-LAST_WORDS = 2.0
-"""Seconds that cancellations and acknowledgements are waited for when leaving."""
-AT_ONCE = 5_000
-"""Reports being stored; what comes beyond is not acknowledged, so it is sent again."""
+OUTCOME_GRACE_S = 10.0
+"""Added to all timeouts before the outcome of a call counts as unknown."""
+START_CHECK_DELAY_S = 0.05
+"""How long after the deadline for its start a command is checked."""
+CLOSE_TIMEOUT_S = 2.0
+"""How long `close` waits for cancellations and acknowledgements."""
+REPORT_CONCURRENCY = 5_000
+"""Reports stored at once; further ones are not acknowledged, so the edge sends them again."""
 
 
-class Patience(Struct, frozen=True):
+class CommandTimeouts(Struct, frozen=True):
     """How long a command may take."""
 
     work: float
-    """Seconds, once it has begun."""
+    """Seconds, once it has started."""
     queue: float = 60.0
-    """Seconds until it must have begun."""
+    """Seconds until it must have started."""
 
     @property
     def total(self) -> float:
         """Seconds after which the outcome is unknown."""
-        return self.queue + self.work + GRACE
+        return self.queue + self.work + OUTCOME_GRACE_S
 
 
-class NeverFull(EvoClawError):
-    """What an outbox without a limit never raises."""
+class OutboxNeverFull(EvoClawError):
+    """The error that an outbox without a limit never raises."""
 
 
 def unsigned(agent_id: str, command: Command) -> Command:
-    """Where edges ask for no signatures."""
+    """The command unchanged, where edges require no grants."""
     return command
 
 
 class Requests:
-    """Commands under way to edges, and who waits for them."""
+    """Commands in flight to edges, and the callers that wait for them."""
 
     def __init__(
         self,
@@ -83,92 +88,92 @@ class Requests:
         *,
         reachable: Callable[[str], bool],
         clock: Callable[[], float] | None = None,
-        full: type[EvoClawError] = NeverFull,
+        full: type[EvoClawError] = OutboxNeverFull,
         sign: Callable[[str, Command], Command] = unsigned,
-        again: Sequence[float] = AGAIN,
-        silence: float = SILENCE,
+        retry_delays: Sequence[float] = PUBLISH_RETRY_DELAYS_S,
+        progress_timeout: float = PROGRESS_TIMEOUT_S,
     ) -> None:
-        """Choose the parts.
+        """Set the dependencies.
 
         Args:
-            link: The way to the broker.
-            outbox: Where commands are kept.
-            reachable: Whether an agent is there.
-            clock: The time of day; deadlines are told by it.
-            full: What the outbox raises when an agent has too many commands waiting.
-            sign: Gives its grant to a command that is sent on our own account.
-            again: As in `Lanes`.
-            silence: As in `Lanes`.
+            link: The link to the broker.
+            outbox: The store of commands.
+            reachable: Whether an agent is online.
+            clock: The time of day, for deadlines.
+            full: The error of the outbox when an agent has too many commands waiting.
+            sign: Adds the grant to a command that the orchestrator sends itself.
+            retry_delays: As in `EdgeQueues`.
+            progress_timeout: As in `EdgeQueues`.
         """
         self._link, self._outbox, self._reachable = link, outbox, reachable
         self.clock = clock or steady_wall()
-        self._full, self._sign, self._again = full, sign, tuple(again)
-        self._waiters: dict[str, Waiter] = {}
+        self._full, self._sign, self._retry_delays = full, sign, tuple(retry_delays)
+        self._pending: dict[str, PendingRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self.closings = Closings()
+        self.closed_waits = ClosedWaits()
         self.counts: Counter[str] = Counter()
         """Reports that were late, foreign or unreadable."""
-        self._acks = Acks(self.send, self.spawn)
-        self._endings = Endings(
-            outbox, self._waiters, self.counts, landed=self._landed, acknowledge=self._acks.add
+        self._acks = acks = Acknowledgements(self.send, self.spawn)
+        self._completions = Completions(
+            outbox, self._pending, self.counts, completed=self._completed, acknowledge=acks.add
         )
-        self.give_up = self._endings.give_up
-        """Close a command whose time is over without a word on it."""
-        self.lanes = Lanes(
+        self.give_up = self._completions.give_up
+        """Close a command that timed out without an outcome."""
+        self.edge_queues = EdgeQueues(
             link,
             outbox,
             reachable=reachable,
             clock=self.clock,
             spawn=self.spawn,
-            unsendable=self._endings.unsendable,
-            again=again,
-            silence=silence,
+            unsendable=self._completions.unsendable,
+            retry_delays=retry_delays,
+            progress_timeout=progress_timeout,
         )
 
     async def ask(
         self,
         agent_id: str,
         command: Command,
-        patience: Patience,
+        patience: CommandTimeouts,
         progress: Progress | None = None,
     ) -> Outcome:
-        """Have a command done once and await how it ended; `ToolFailure` if it was never kept.
+        """Run a command once and await its outcome; `ToolFailure` if it was never stored.
 
-        Who asks for the same command while it is under way waits with the first. A job is answered
-        when it has begun.
+        Concurrent requests for the same command share one outcome. A job is answered when it has
+        started.
         """
-        waiter = self._waiters.get(command.request_id)
-        first = waiter is None
-        if waiter is None:
-            waiter = self._waiters[command.request_id] = Waiter(agent_id, command)
-        elif not waiter.is_for(agent_id, command):
-            text = "Another command with the same id is under way; this one was not sent."
+        pending = self._pending.get(command.request_id)
+        first = pending is None
+        if pending is None:
+            pending = self._pending[command.request_id] = PendingRequest(agent_id, command)
+        elif not pending.is_for(agent_id, command):
+            text = "Another command with the same id is in flight; this one was not sent."
             raise ToolFailure(ErrorKind.CONFLICT, text)
         try:
-            with waiter.joined(progress) as answer:
+            with pending.joined(progress) as answer:
                 if first:
-                    await self._begin(waiter, patience)
+                    await self._start(pending, patience)
                 return await answer
         except asyncio.CancelledError:
-            self._left(waiter, patience)
+            self._stopped_waiting(pending, patience)
             raise
         finally:
-            if not waiter.wanted:
-                self._forget(waiter)
+            if not pending.wanted:
+                self._forget(pending)
 
-    async def talk(self, agent_id: str, command: Command, seconds: float = 10.0) -> Outcome:
-        """Ask something that may be asked again: not stored, given up soon."""
+    async def query(self, agent_id: str, command: Command, seconds: float = 10.0) -> Outcome:
+        """Send a command that may be repeated: it is not stored, and times out soon."""
         command = self._sign(agent_id, replace(command, queue_ttl_ms=round(seconds * 1000)))
         payload = encode(command)
         self._check_size(payload)
-        waiter = self._waiters[command.request_id] = Waiter(agent_id, command, talk=True)
+        pending = self._pending[command.request_id] = PendingRequest(agent_id, command, query=True)
         try:
             async with asyncio.timeout(seconds):
-                with waiter.joined(None) as answer:
+                with pending.joined(None) as answer:
                     for tries in count():
                         await self.send(agent_id, payload)
-                        delay = self._again[min(tries, len(self._again) - 1)]
+                        delay = self._retry_delays[min(tries, len(self._retry_delays) - 1)]
                         if (await asyncio.wait([answer], timeout=delay))[0]:
                             break
                     return answer.result()
@@ -176,65 +181,65 @@ class Requests:
             text = f"Agent {agent_id!r} did not answer within {seconds:g}s."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text) from None
         finally:
-            self._forget(waiter)
+            self._forget(pending)
 
     async def cancel(self, agent_id: str, request_id: str) -> None:
-        """Have a command ended, or never begun; that it has is told as its outcome."""
+        """Cancel a command; the edge reports that as its outcome."""
         try:
             row = await self._outbox.get(request_id)
-            self.lanes.landed(agent_id, request_id)
-            if row is None or row.state in CLOSED:
+            self.edge_queues.completed(agent_id, request_id)
+            if row is None or row.state in CLOSED_STATES:
                 return
             await self._outbox.mark(request_id, "cancelling")
             if row.state == "queued":
                 text = "The call was cancelled before it was sent."
                 unsent = failed(request_id, "", ErrorKind.CANCELLED, text)
-                await self._endings.close(agent_id, unsent)
-            elif self._reachable(agent_id):  # otherwise it is told when it says hello
+                await self._completions.close(agent_id, unsent)
+            elif self._reachable(agent_id):  # otherwise the welcome after its hello says so
                 asked: dict[str, JSON] = {"request_id": request_id}
-                await self.talk(agent_id, Command("cancel", asked, f"cancel-{token_hex(8)}"))
+                await self.query(agent_id, Command("cancel", asked, f"cancel-{token_hex(8)}"))
         except ToolFailure:
             self.counts["cancel unanswered"] += 1
         except EvoClawError:
             self.counts["the store failed"] += 1
 
     @property
-    def room(self) -> int:
-        """The most bytes that one message has now."""
+    def max_payload(self) -> int:
+        """The largest message that the link takes now, in bytes."""
         return self._link.max_payload
 
-    async def asked_of(self, request_id: str) -> str | None:
-        """Which agent a command was for, if it was ever asked."""
+    async def agent_of(self, request_id: str) -> str | None:
+        """The agent that a command was for, if it was ever stored."""
         row = await self._outbox.get(request_id)
         return None if row is None else row.agent_id
 
     def deliver(self, report: Report) -> None:
-        """Take a report that came from its agent."""
-        waiter = self._waiters.get(report.request_id)
-        if waiter is not None and waiter.agent_id != report.agent_id:
+        """Take a report from its agent."""
+        pending = self._pending.get(report.request_id)
+        if pending is not None and pending.agent_id != report.agent_id:
             self.counts["from the wrong agent"] += 1
             return
         match report.report_type:
             case ReportType.RESULT | ReportType.ERROR:
-                self._take_end(report, waiter)
+                self._take_outcome(report, pending)
             case ReportType.PROGRESS:
-                self._take_progress(report, waiter)
-            case ReportType.CHUNK if waiter is not None:
-                self._take_chunk(report, waiter)
+                self._take_progress(report, pending)
+            case ReportType.CHUNK if pending is not None:
+                self._take_chunk(report, pending)
             case _:
                 self.counts["unexpected"] += 1
 
     async def send(self, agent_id: str, command: Command | bytes) -> bool:
-        """Publish to an agent; False when the link would not take it."""
+        """Publish to an agent; False when the link refuses it."""
         payload = command if isinstance(command, bytes) else encode(command)
         try:
-            return await self.lanes.publish(agent_id, payload)
+            return await self.edge_queues.publish(agent_id, payload)
         except TooLarge:
             self.counts["too large"] += 1
             return False
 
-    async def close(self, seconds: float = LAST_WORDS) -> None:
-        """Say what is left to say, as long as that takes no longer; then nothing more."""
+    async def close(self, seconds: float = CLOSE_TIMEOUT_S) -> None:
+        """Finish sending within the timeout, then stop."""
         self._closed = not seconds
         self._acks.flush()
         loop = asyncio.get_running_loop()
@@ -242,14 +247,14 @@ class Requests:
         while self._tasks and (left := end - loop.time()) > 0:
             await asyncio.wait(self._tasks, timeout=left)
         self._closed = True
-        self.lanes.close()
+        self.edge_queues.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Do something beside the rest, until we are closed."""
+        """Start a background task, unless closed."""
         if self._closed:
             work.close()
             return
@@ -257,126 +262,130 @@ class Requests:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _begin(self, waiter: Waiter, patience: Patience) -> None:
-        """Store a command and publish it, or leave that to its lane."""
-        agent_id, request_id = waiter.agent_id, waiter.command.request_id
-        self._watch(waiter, patience)
-        waiter.expires_at = round(self.clock() + patience.queue, 3)
+    async def _start(self, pending: PendingRequest, patience: CommandTimeouts) -> None:
+        """Store a command and publish it, or leave that to its edge's queue."""
+        agent_id, request_id = pending.agent_id, pending.command.request_id
+        self._watch(pending, patience)
+        pending.expires_at = round(self.clock() + patience.queue, 3)
         ttl = round(patience.queue * 1000)
-        command = replace(waiter.command, expires_at=waiter.expires_at, queue_ttl_ms=ttl)
+        command = replace(pending.command, expires_at=pending.expires_at, queue_ttl_ms=ttl)
         payload = encode(command)
         direct = kept = False
         try:
             self._check_size(payload)
-            direct = self.lanes.reserve(agent_id, request_id, payload)
-            row = await self._put(waiter, payload, sent=direct)
+            direct = self.edge_queues.reserve(agent_id, request_id, payload)
+            row = await self._put(pending, payload, sent=direct)
             kept = True
         except ToolFailure as problem:
-            waiter.fail(problem)
+            pending.fail(problem)
             raise
         finally:
             if direct and not kept:
-                self.lanes.landed(agent_id, request_id)
-        waiter.payload = payload
-        if row is not None and row.state in CLOSED:
-            self.lanes.landed(agent_id, request_id)
-            waiter.settle(known(row, waiter))
+                self.edge_queues.completed(agent_id, request_id)
+        pending.payload = payload
+        if row is not None and row.state in CLOSED_STATES:
+            self.edge_queues.completed(agent_id, request_id)
+            pending.settle(stored_outcome(row, pending))
         elif direct:
-            await self.lanes.launch(agent_id, request_id)
+            await self.edge_queues.publish_stored(agent_id, request_id)
         else:
-            self.lanes.wake(agent_id)
+            self.edge_queues.wake(agent_id)
 
     def _check_size(self, payload: bytes) -> None:
         size, most = len(payload), self._link.max_payload
         if size > most:
-            raise ToolFailure(ErrorKind.TOO_LARGE, too_large(TooLarge(size, most)))
+            raise ToolFailure(ErrorKind.TOO_LARGE, too_large_message(TooLarge(size, most)))
 
-    async def _put(self, waiter: Waiter, payload: bytes, *, sent: bool) -> Kept | None:
-        command = waiter.command
+    async def _put(
+        self, pending: PendingRequest, payload: bytes, *, sent: bool
+    ) -> StoredCommand | None:
+        command = pending.command
         try:
             stored = await self._outbox.put(
                 command.request_id,
-                waiter.agent_id,
+                pending.agent_id,
                 command.run_id,
                 payload,
-                waiter.expires_at,
+                pending.expires_at,
                 sent=sent,
                 tenant=command.tenant,
             )
         except Standstill:
-            raise  # whoever asks does so again
+            raise  # the caller repeats the request
         except EvoClawError as problem:
             kind = ErrorKind.QUEUE_FULL if isinstance(problem, self._full) else ErrorKind.INTERNAL
             text = f"The call was not sent: {problem}. Explain to the user."
             raise ToolFailure(kind, text) from None
         return stored.row
 
-    def _left(self, waiter: Waiter, patience: Patience) -> None:
-        """One who waited is gone; if it was the last, the command is not wanted any more."""
-        if not waiter.wanted:
-            self.spawn(self.cancel(waiter.agent_id, waiter.command.request_id))
-        elif not waiter.payload:
-            self.spawn(self._begin_again(waiter, patience))
+    def _stopped_waiting(self, pending: PendingRequest, patience: CommandTimeouts) -> None:
+        """Note that a caller stopped waiting; after the last one the command is cancelled."""
+        if not pending.wanted:
+            self.spawn(self.cancel(pending.agent_id, pending.command.request_id))
+        elif not pending.payload:
+            self.spawn(self._start_again(pending, patience))
 
-    async def _begin_again(self, waiter: Waiter, patience: Patience) -> None:
-        with suppress(ToolFailure):  # those who wait are told
-            await self._begin(waiter, patience)
+    async def _start_again(self, pending: PendingRequest, patience: CommandTimeouts) -> None:
+        with suppress(ToolFailure):  # the callers get it
+            await self._start(pending, patience)
 
-    def _landed(self, agent_id: str, request_id: str) -> None:
-        self.lanes.landed(agent_id, request_id)
-        self.closings.note(request_id)
+    def _completed(self, agent_id: str, request_id: str) -> None:
+        self.edge_queues.completed(agent_id, request_id)
+        self.closed_waits.note(request_id)
 
-    def _forget(self, waiter: Waiter) -> None:
-        if waiter.timer is not None:
-            waiter.timer.cancel()
-        if self._waiters.get(waiter.command.request_id) is waiter:
-            del self._waiters[waiter.command.request_id]
+    def _forget(self, pending: PendingRequest) -> None:
+        if pending.timer is not None:
+            pending.timer.cancel()
+        if self._pending.get(pending.command.request_id) is pending:
+            del self._pending[pending.command.request_id]
 
-    def _watch(self, waiter: Waiter, patience: Patience) -> None:
-        """See to it that somebody who waits does so in time, and not in vain."""
+    def _watch(self, pending: PendingRequest, patience: CommandTimeouts) -> None:
+        """Schedule the checks of a pending request's deadlines."""
         now = asyncio.get_running_loop().time()
-        waiter.must_begin = now + patience.queue + BRINK
-        waiter.must_end = now + patience.total
-        self._look_later(waiter, now)
+        pending.must_start = now + patience.queue + START_CHECK_DELAY_S
+        pending.must_end = now + patience.total
+        self._check_later(pending, now)
 
-    def _look_later(self, waiter: Waiter, now: float) -> None:
-        if waiter.timer is not None:
-            waiter.timer.cancel()
-        ahead = waiter.must_begin if now < waiter.must_begin else waiter.must_end
+    def _check_later(self, pending: PendingRequest, now: float) -> None:
+        if pending.timer is not None:
+            pending.timer.cancel()
+        ahead = pending.must_start if now < pending.must_start else pending.must_end
         loop = asyncio.get_running_loop()
-        waiter.timer = loop.call_at(min(now + LOOK, ahead), lambda: self.spawn(self._look(waiter)))
+        pending.timer = loop.call_at(
+            min(now + STORE_POLL_INTERVAL_S, ahead), lambda: self.spawn(self._check(pending))
+        )
 
-    async def _look(self, waiter: Waiter) -> None:
+    async def _check(self, pending: PendingRequest) -> None:
         now = asyncio.get_running_loop().time()
-        if now >= waiter.must_end:
-            request_id = waiter.command.request_id
-            return waiter.settle(await self.give_up(waiter.agent_id, request_id, waiter.name))
-        await self._endings.look(waiter, self.clock())
-        if waiter.answer is None and waiter.wanted:
-            self._look_later(waiter, now)
+        if now >= pending.must_end:
+            request_id = pending.command.request_id
+            return pending.settle(await self.give_up(pending.agent_id, request_id, pending.name))
+        await self._completions.check_store(pending, self.clock())
+        if pending.answer is None and pending.wanted:
+            self._check_later(pending, now)
         return None
 
-    def _take_end(self, report: Report, waiter: Waiter | None) -> None:
-        if waiter is not None and waiter.talk:
-            waiter.settle(read_outcome(report))
-        elif len(self._tasks) >= AT_ONCE:
+    def _take_outcome(self, report: Report, pending: PendingRequest | None) -> None:
+        if pending is not None and pending.query:
+            pending.settle(read_outcome(report))
+        elif len(self._tasks) >= REPORT_CONCURRENCY:
             self.counts["too many at once"] += 1
         else:
-            left = begin(self._endings.take(report.agent_id, read_outcome(report)))
+            left = begin(self._completions.take(report.agent_id, read_outcome(report)))
             if left is not None:
                 self.spawn(left)
 
-    def _take_progress(self, report: Report, waiter: Waiter | None) -> None:
+    def _take_progress(self, report: Report, pending: PendingRequest | None) -> None:
         agent_id, request_id = report.agent_id, report.request_id
-        if self.lanes.heard(agent_id, request_id):
+        if self.edge_queues.on_progress(agent_id, request_id):
             self.spawn(self._accepted(request_id))
-        if waiter is not None and waiter.is_job:
-            self.lanes.parked(agent_id, request_id)
-            waiter.settle(job_begun(request_id, waiter.name))
+        if pending is not None and pending.is_job:
+            self.edge_queues.on_job_started(agent_id, request_id)
+            pending.settle(job_started(request_id, pending.name))
 
-    def _take_chunk(self, report: Report, waiter: Waiter) -> None:
+    def _take_chunk(self, report: Report, pending: PendingRequest) -> None:
         try:
-            waiter.output(convert(report.payload, Chunk))
+            pending.output(convert(report.payload, OutputChunk))
         except WireError:
             self.counts["unreadable chunk"] += 1
 
@@ -385,10 +394,3 @@ class Requests:
             await self._outbox.mark(request_id, "accepted")
         except EvoClawError:
             self.counts["the store failed"] += 1
-
-
-def job_begun(request_id: str, name: str) -> Outcome:
-    """The answer to a call that goes on by itself."""
-    text = f"Job {request_id} has begun and goes on by itself. Ask for it later by that id."
-    details: dict[str, JSON] = {"job_id": request_id, "state": "running"}
-    return Outcome(request_id, "success", name, text, details=details)

@@ -1,4 +1,4 @@
-"""Where on the broker each of the wire messages goes, and what people and agents say."""
+"""The MQTT topics of the wire messages and of mailboxes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 ID_RULE = "letters, digits, '_' and '-', beginning with a letter or digit, at most 64"
 
 
-class Kind(StrEnum):
+class TopicKind(StrEnum):
     """The last word of an agent's topic."""
 
     COMMANDS = "commands"
@@ -22,17 +22,17 @@ class Kind(StrEnum):
     CAPABILITIES = "capabilities"
 
 
-_KINDS = {str(kind): kind for kind in Kind}
+_KINDS = {str(kind): kind for kind in TopicKind}
 
 
-class Box(StrEnum):
+class Mailbox(StrEnum):
     """Where a person and an agent leave something for each other."""
 
     INBOX = "inbox"
     OUTBOX = "outbox"
 
 
-_BOXES = {str(box): box for box in Box}
+_BOXES = {str(box): box for box in Mailbox}
 
 
 def is_agent_id(text: str) -> bool:
@@ -40,19 +40,19 @@ def is_agent_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def topic(agent_id: str, kind: Kind) -> str:
+def topic(agent_id: str, kind: TopicKind) -> str:
     """The topic of one agent; raise `ValueError` for an id that is none."""
     if not is_agent_id(agent_id):
         raise ValueError(f"{agent_id!r} is no agent id: {ID_RULE}")
     return f"{_AGENTS}/{agent_id}/{kind}"
 
 
-def every(kind: Kind) -> str:
+def every(kind: TopicKind) -> str:
     """The subscription to one kind of message from all agents."""
     return f"{_AGENTS}/+/{kind}"
 
 
-def read_topic(name: str) -> tuple[str, Kind] | None:
+def read_topic(name: str) -> tuple[str, TopicKind] | None:
     """The agent and the kind that a topic names; None if it is not one of ours."""
     head, _, last = name.rpartition("/")
     folder, _, agent_id = head.rpartition("/")
@@ -62,7 +62,7 @@ def read_topic(name: str) -> tuple[str, Kind] | None:
     return agent_id, kind
 
 
-def box_topic(agent_id: str, box: Box, user: str) -> str:
+def box_topic(agent_id: str, box: Mailbox, user: str) -> str:
     """The topic of one person's box at one agent; raise `ValueError` for an id that is none."""
     for given in (agent_id, user):
         if not is_agent_id(given):
@@ -70,14 +70,14 @@ def box_topic(agent_id: str, box: Box, user: str) -> str:
     return f"{_AGENTS}/{agent_id}/{box}/{user}"
 
 
-def every_box(box: Box, user: str = "") -> str:
+def every_box(box: Mailbox, user: str = "") -> str:
     """The subscription to one kind of box at all agents: one person's, or everybody's."""
     if user and not is_agent_id(user):
         raise ValueError(f"{user!r} is no id: {ID_RULE}")
     return f"{_AGENTS}/+/{box}/{user or '+'}"
 
 
-def read_box_topic(name: str) -> tuple[str, Box, str] | None:
+def read_box_topic(name: str) -> tuple[str, Mailbox, str] | None:
     """The agent, the kind of box and the person that a topic names; None if it is not one."""
     head, _, user = name.rpartition("/")
     folder, _, last = head.rpartition("/")

@@ -19,10 +19,10 @@ from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import JSON, ErrorKind, is_object
 from evoclaw.core.tools import Tool
 
-VERSION = 1
+WIRE_VERSION = 1
 """Of the protocol. An edge and an orchestrator talk if their ranges overlap."""
-MAX_REQUEST_ID = 200
-JOB_TIME, LONGEST_JOB = 3600.0, 86_400.0
+MAX_REQUEST_ID_CHARS = 200
+DEFAULT_JOB_TIMEOUT_S, MAX_JOB_TIMEOUT_S = 3600.0, 86_400.0
 """Seconds that a job may take: if it is not said, and at most."""
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class WireError(EvoClawError):
 
 
 def _version() -> int:
-    return VERSION
+    return WIRE_VERSION
 
 
 class Command(Struct, frozen=True, omit_defaults=True):
@@ -46,7 +46,7 @@ class Command(Struct, frozen=True, omit_defaults=True):
     payload: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
     request_id: str = field(default_factory=str)
     expires_at: float | None = None
-    """Unix seconds by the orchestrator's clock; not begun after that."""
+    """Unix seconds by the orchestrator's clock; not started after that."""
     v: int = field(default_factory=_version)
     run_id: str = ""
     tenant: str = ""
@@ -129,14 +129,14 @@ class Outcome(Struct, frozen=True):
     """Of a refusal: the one message that it is about. Others with its id may be welcome; what an
     edge has written down is about the id, and has no such mark."""
     fenced: bool = False
-    """Of a refusal: the run was taken over by somebody else."""
+    """Of a refusal: another orchestrator took the run over."""
     receipt: JSON = None
     """The device's signed word on all of this: an object with `body` and `signature`."""
     checked: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
     """What the orchestrator makes of that. Never from the wire: it is dropped where that ends."""
 
 
-class Chunk(Struct, frozen=True):
+class OutputChunk(Struct, frozen=True):
     """The payload of a `chunk` report: a piece of a running call's output."""
 
     request_id: str
@@ -144,7 +144,7 @@ class Chunk(Struct, frozen=True):
     text: str
 
 
-class Progress(Struct, frozen=True, omit_defaults=True):
+class CallProgress(Struct, frozen=True, omit_defaults=True):
     """The payload of a `progress` report: a command was accepted, or still runs."""
 
     request_id: str
@@ -162,8 +162,8 @@ class Hello(Struct, frozen=True):
     """Commands that were received and have not ended."""
     finished: list[str] = []
     """Commands that ended and whose result was not acknowledged."""
-    v_min: int = VERSION
-    v_max: int = VERSION
+    v_min: int = WIRE_VERSION
+    v_max: int = WIRE_VERSION
     room: int | None = None
     """How many more commands it takes now; None if it does not say."""
     journal: str = ""
@@ -240,11 +240,13 @@ def read_command(data: bytes) -> Command:
     payload = raw.get("payload")
     inner = payload.get("request_id") if is_object(payload) else None
     request_id = raw.get("request_id") or inner or ""
-    if not isinstance(request_id, str) or len(request_id) > MAX_REQUEST_ID:
+    if not isinstance(request_id, str) or len(request_id) > MAX_REQUEST_ID_CHARS:
         raise WireError(ErrorKind.INVALID_PARAMS, "the request_id is no short text")
-    version = raw.get("v", VERSION)
-    if version != VERSION:
-        problem = f"protocol version {version!r} is not spoken here; this edge speaks {VERSION}"
+    version = raw.get("v", WIRE_VERSION)
+    if version != WIRE_VERSION:
+        problem = (
+            f"protocol version {version!r} is not spoken here; this edge speaks {WIRE_VERSION}"
+        )
         raise WireError(ErrorKind.VERSION_MISMATCH, problem, request_id)
     raw["expires_at"] = _seconds(raw.get("expires_at"))
     raw["request_id"] = request_id

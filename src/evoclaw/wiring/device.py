@@ -17,7 +17,7 @@ from evoclaw.core.ports import Executor, Policy, Ports
 
 if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
-    from evoclaw.edge.noting import CallNotes
+    from evoclaw.edge.audit import CallAudit
     from evoclaw.governance.budget.settings import BudgetSettings
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.tracing.tracing import Tracing
@@ -29,7 +29,7 @@ class Device:
 
     ports: Ports
     has_model: bool
-    notes: CallNotes | None
+    notes: CallAudit | None
     """Puts calls on record."""
     stops: Stops
 
@@ -41,7 +41,7 @@ async def open_device(
     tracing: Tracing | None = None,
 ) -> Device:
     """Put it together; it is closed with the stack."""
-    from evoclaw.edge.noting import CallNotes
+    from evoclaw.edge.audit import CallAudit
     from evoclaw.governance.rates import Rates
     from evoclaw.observe.audit.sink import AuditContext
     from evoclaw.observe.audit.writer import Recordable
@@ -55,7 +55,7 @@ async def open_device(
     notes = None
     if audit is not None:
         who = AuditContext(principal=Principal(), agent_id=config.agent_id, device=config.agent_id)
-        guards, notes = (*guards, Recordable(audit)), CallNotes(audit, who)
+        guards, notes = (*guards, Recordable(audit)), CallAudit(audit, who)
     ports, has_model = await _ports(config, env, stack, guards)
     if tracing is not None:
         ports = replace(ports, sinks=(*ports.sinks, tracing.every_run(config.agent_id)))
@@ -95,31 +95,33 @@ async def _ports(
 async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
     """The tools of an edge: files, commands, pages, and the device itself."""
     from evoclaw.executors.devices import LocalDevice, LocalNotifier
-    from evoclaw.executors.fetching import WebFetcher
     from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.local import LocalExecutor
-    from evoclaw.executors.url_guard import Guard
+    from evoclaw.executors.url_guard import UrlGuard
+    from evoclaw.executors.web_fetch import WebFetcher
     from evoclaw.governance.network import Domains
     from evoclaw.tools.device import Device as DeviceOps
     from evoclaw.tools.device import Notifier
     from evoclaw.tools.web import Fetcher
-    from evoclaw.wiring.cages import open_cages
+    from evoclaw.wiring.sandboxes import open_sandboxes
 
     domains = Domains(config.network)
-    caged = await open_cages(config.workspace, config.cage, domains, stack, data=config.data)
+    sandboxed = await open_sandboxes(
+        config.workspace, config.sandbox_settings, domains, stack, data=config.data
+    )
     # The camera, the pins and the screen are the device's own: their programs are fixed.
-    person, device = LocalNotifier(caged.plain), LocalDevice(caged.plain)
+    person, device = LocalNotifier(sandboxed.plain), LocalDevice(sandboxed.plain)
     given: dict[type, object] = {
-        Fetcher: WebFetcher(Guard(may=domains.may)),
+        Fetcher: WebFetcher(UrlGuard(may=domains.may)),
         DeviceOps: device,
         Notifier: person,
     }
     return LocalExecutor(
         _tools(config, notifies=person.works),
         files=LocalFiles(config.workspace),
-        exec=caged.plain,
+        exec=sandboxed.plain,
         given=given,
-        exec_for=caged.exec_for,
+        exec_for=sandboxed.exec_for,
         sound=True,
     )
 
@@ -162,7 +164,7 @@ async def _budgeted(
     config: EdgeConfig, settings: BudgetSettings, stack: AsyncExitStack
 ) -> list[Step]:
     """Bounds what this device may do, whoever asks and however often it restarts."""
-    from evoclaw.edge.artifact_tool import NAME
+    from evoclaw.edge.artifact_tool import TOOL_NAME
     from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
     from evoclaw.store.governing.ledger import StoredLedger
 
@@ -170,4 +172,4 @@ async def _budgeted(
         config.data / "budget.db", durable=bool(settings.actions), alone=True
     )
     budget = DeviceBudget(await stack.enter_async_context(await opened), settings)
-    return [budget, MeterDevice(budget, free=frozenset({NAME}))]
+    return [budget, MeterDevice(budget, free=frozenset({TOOL_NAME}))]

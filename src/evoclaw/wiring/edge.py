@@ -15,8 +15,8 @@ from evoclaw.core.errors import ConfigError
 if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
     from evoclaw.edge.clock import OrchestratorClock
+    from evoclaw.edge.device import DeviceLimits
     from evoclaw.edge.edge import Edge
-    from evoclaw.edge.identity import Limits
     from evoclaw.edge.plans import GrantCheck
     from evoclaw.store.calls.journal import Journal
     from evoclaw.transport.link import Link
@@ -31,10 +31,10 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     from evoclaw.config import broker_password, read_agent_toml
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.clock import OrchestratorClock
-    from evoclaw.edge.identity import Identity
+    from evoclaw.edge.device import EdgeIdentity
     from evoclaw.governance.stops import ended_by
     from evoclaw.store.calls.artifacts import Artifacts
-    from evoclaw.transport.accounts import client_id
+    from evoclaw.transport.broker_accounts import client_id
     from evoclaw.trust.receipts import DeviceKey
     from evoclaw.wiring.device import open_device
     from evoclaw.wiring.tracing import open_tracing
@@ -49,7 +49,7 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
         device = await open_device(config, env, stack, tracing)
         name = client_id(config.agent_id, password) if password else ""
         edge = await assemble(
-            Identity(config.agent_id, config.agent_type, config.summary, name),
+            EdgeIdentity(config.agent_id, config.agent_type, config.summary, name),
             _link(config, password),
             journal,
             device.ports,
@@ -109,17 +109,17 @@ def _check(config: EdgeConfig, clock: OrchestratorClock) -> GrantCheck:
 
     if not config.orchestrator_keys:
         return no_grants
-    from evoclaw.edge.granted import Granted
+    from evoclaw.edge.grant_check import SignedGrantCheck
     from evoclaw.trust.grants import Verifier
 
-    return Granted(config.agent_id, Verifier(*config.orchestrator_keys), clock)
+    return SignedGrantCheck(config.agent_id, Verifier(*config.orchestrator_keys), clock)
 
 
-def _limits(config: EdgeConfig) -> Limits:
-    from evoclaw.edge.identity import Limits
+def _limits(config: EdgeConfig) -> DeviceLimits:
+    from evoclaw.edge.device import DeviceLimits
 
     limits = config.limits
-    return Limits(
+    return DeviceLimits(
         concurrency=limits.concurrency,
         queue=limits.queue,
         heartbeat=config.heartbeat_s,

@@ -190,6 +190,6 @@ def is_ours(home: Path) -> bool:
 
 def leave_door(home: Path, door: Door) -> None:
     """Say how the broker is reached; only this user may read it."""
-    from evoclaw.transport.accounts import write_private
+    from evoclaw.transport.broker_accounts import write_private
 
     write_private(home / HERE, msgspec.json.encode(door))

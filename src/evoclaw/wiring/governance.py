@@ -41,8 +41,8 @@ class Governance:
     agent: str = ""
     forwarded: Forwarded | None = None
     """The calls that a call forwards to edges, where it can."""
-    caged: bool = True
-    """Whether commands run in a cage, wherever that is."""
+    sandboxed: bool = True
+    """Whether commands run in a sandbox, wherever that is."""
     tracing: Tracing | None = None
     """Makes spans of runs, where somebody asked for that."""
 
@@ -76,7 +76,7 @@ class Governance:
         settings = self.settings
         status, domains = ToolStatus(settings.policy.off), Domains(settings.network)
         commands = command_rules(
-            settings.policy.rules, settings.data, level, workspace, caged=self.caged
+            settings.policy.rules, settings.data, level, workspace, sandboxed=self.sandboxed
         )
         return (
             self.stops,

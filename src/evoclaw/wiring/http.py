@@ -36,7 +36,7 @@ async def serving_http(
     from evoclaw.api.app import create_app
     from evoclaw.api.serving import serving
     from evoclaw.orchestrator.people.access import FixedToken, Scope
-    from evoclaw.transport.accounts import write_private
+    from evoclaw.transport.broker_accounts import write_private
 
     own = FixedToken(
         "this-machine", secrets.token_urlsafe(32), scopes=frozenset({Scope.EVERYTHING})

@@ -89,9 +89,9 @@ def box_routes(box: Toolbox, names: Sequence[str] | None) -> Sequence[Executor]:
     """
     from evoclaw.core.ops import ExecOps
     from evoclaw.executors.local import LocalExecutor
-    from evoclaw.skills.binary import Cages
+    from evoclaw.skills.binary import Sandboxes
     from evoclaw.skills.executing import SkillExecutor
-    from evoclaw.wiring.cages import Caged
+    from evoclaw.wiring.sandboxes import SandboxedProcesses
 
     tools = box.tools
     if names is not None:
@@ -104,12 +104,12 @@ def box_routes(box: Toolbox, names: Sequence[str] | None) -> Sequence[Executor]:
                 there = ", ".join(sorted(known))
                 raise ConfigError(f"no tool {name!r}; there are: {there}")
         tools = tuple(tool for tool in tools if tool.name in names)
-    caged = cast("Caged", box.given[Caged])
-    built_in = LocalExecutor(tools, given=box.given, exec_for=caged.exec_for)
+    sandboxed = cast("SandboxedProcesses", box.given[SandboxedProcesses])
+    built_in = LocalExecutor(tools, given=box.given, exec_for=sandboxed.exec_for)
     if names is not None:
         return [built_in]
     processes = cast("ExecOps", box.given[ExecOps])
     skills = SkillExecutor(
-        box.shelf, processes, given={Cages: caged.cages}, exec_for=caged.exec_for
+        box.shelf, processes, given={Sandboxes: sandboxed.sandboxes}, exec_for=sandboxed.exec_for
     )
     return [built_in, skills, box.own, *box.servers]

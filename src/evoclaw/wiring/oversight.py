@@ -130,6 +130,6 @@ def guards(
 
     settings = orchestrator_settings(env)
     rates = Rates(settings.rates, folder=default_data_folder(env) / "rates", counts=counts)
-    # A cage without a way out need not be kept from the network.
-    offline = not settings.network.commands and settings.cage.engine != "none"
+    # A sandbox without a way out need not be kept from the network.
+    offline = not settings.network.commands and settings.sandbox_settings.engine != "none"
     return Stops(*stop_files(env), agent=agent, shell_offline=offline), rates

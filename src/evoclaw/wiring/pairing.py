@@ -15,7 +15,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 
 if TYPE_CHECKING:
-    from evoclaw.edge.joining import Joined
+    from evoclaw.edge.joining import JoinReply
     from evoclaw.trust.pairing import Devices
 
 SEPARATOR = "."
@@ -32,7 +32,7 @@ class Invited(Struct, frozen=True):
 def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
     """Make an account that a token opens, once."""
     from evoclaw.config import default_data_folder
-    from evoclaw.transport.accounts import Accounts
+    from evoclaw.transport.broker_accounts import BrokerAccounts
     from evoclaw.transport.topics import ID_RULE, is_agent_id
     from evoclaw.trust.pairing import Pairings
     from evoclaw.wiring.fleet import find_broker, is_ours
@@ -49,7 +49,7 @@ def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
         )
     address = find_broker(home, env)
     token = Pairings(home / "pairing").new(agent_id, seconds, time.time())
-    Accounts(home / "broker").renew(agent_id, password=token)
+    BrokerAccounts(home / "broker").renew(agent_id, password=token)
     kind = "mqtt" if address.tls is None else "mqtts"
     return Invited(f"{kind}://{address.host}:{address.port}", f"{agent_id}{SEPARATOR}{token}")
 
@@ -65,9 +65,9 @@ async def join(
 ) -> str:
     """Join a fleet and write this edge's `agent.toml`; its id."""
     from evoclaw.config import default_data_folder, write_agent_toml
-    from evoclaw.edge.joining import Guest
-    from evoclaw.transport.accounts import write_private
+    from evoclaw.edge.joining import JoiningEdge
     from evoclaw.transport.address import TlsSettings, parse_url
+    from evoclaw.transport.broker_accounts import write_private
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.transport.topics import is_agent_id
     from evoclaw.trust.receipts import DeviceKey
@@ -81,7 +81,7 @@ async def join(
     tls = None if ca_file is None else TlsSettings(str(ca_file))
     address = replace(parse_url(url, tls=tls), username=agent_id, password=secret)
 
-    async def keep(given: Joined) -> None:
+    async def keep(given: JoinReply) -> None:
         values: dict[str, JSON] = {
             "agent_id": agent_id,
             "capabilities": capabilities,
@@ -100,7 +100,7 @@ async def join(
         await asyncio.to_thread(write_agent_toml, path, values)
 
     key = DeviceKey.load_or_create(folder / "device.key").public_key
-    await Guest(agent_id, secret, MqttLink(address), key=key).join(keep)
+    await JoiningEdge(agent_id, secret, MqttLink(address), key=key).join(keep)
     return agent_id
 
 
@@ -119,9 +119,9 @@ def public_key(env: Mapping[str, str], file: str | None = None) -> str:
 async def revoke(agent_id: str, env: Mapping[str, str], devices: Devices) -> None:
     """Shut an edge out: no account, no approved tools."""
     from evoclaw.config import default_data_folder
-    from evoclaw.transport.accounts import Accounts
+    from evoclaw.transport.broker_accounts import BrokerAccounts
 
-    accounts = Accounts(default_data_folder(env) / "broker")
+    accounts = BrokerAccounts(default_data_folder(env) / "broker")
     if any(account.name == agent_id for account in accounts.all()):
         accounts.remove(agent_id)
     await devices.revoke(agent_id, time.time())

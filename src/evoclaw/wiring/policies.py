@@ -67,7 +67,7 @@ class ShownPolicies:
             # Its own defaults are left out where it is written; here they are the news.
             "flow": {"preset": str(settings.flow.preset), **msgspec.to_builtins(settings.flow)},
             "rates": msgspec.to_builtins(settings.rates),
-            "sandbox": settings.cage.engine,
+            "sandbox": settings.sandbox_settings.engine,
         }
         return PolicyView(
             str(level_of(agent)),

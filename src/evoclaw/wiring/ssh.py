@@ -46,7 +46,7 @@ async def ssh_ports(
         executor = LocalExecutor(remote(), files=files, exec=processes)
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(open_governance(env))
-            governance = replace(opened, caged=False)
+            governance = replace(opened, sandboxed=False)
             provider = await stack.enter_async_context(open_provider(name, env))
             yield await stack.enter_async_context(
                 governed_ports(

@@ -45,12 +45,12 @@ class Toolbox:
 
     async def sandbox(self) -> list[tuple[str, bool, str]]:
         """The sandbox engines: name, whether it can be relied on, and what there is to say."""
-        from evoclaw.sandbox.engines.native.engine import Native
-        from evoclaw.sandbox.engines.registry import engines
-        from evoclaw.wiring.cages import Caged, tried_out
+        from evoclaw.sandbox.engines.native.engine import NativeEngine
+        from evoclaw.sandbox.engines.registry import package_engines
+        from evoclaw.wiring.sandboxes import SandboxedProcesses, self_test_engines
 
-        caged = cast("Caged", self.given[Caged])
-        return await tried_out(caged, {**engines(), "native": Native()})
+        sandboxed = cast("SandboxedProcesses", self.given[SandboxedProcesses])
+        return await self_test_engines(sandboxed, {**package_engines(), "native": NativeEngine()})
 
     def problems(self) -> dict[str, str]:
         """What of these cannot be used, and why."""
@@ -78,10 +78,10 @@ async def open_toolbox(
     """
     from evoclaw.config.places import default_data_folder
     from evoclaw.governance.network import Domains
-    from evoclaw.skills.binary import Cages
+    from evoclaw.skills.binary import Sandboxes
     from evoclaw.skills.disclosure import Disclosure
     from evoclaw.tools.skill import SkillTexts
-    from evoclaw.wiring.cages import Caged, open_cages
+    from evoclaw.wiring.sandboxes import SandboxedProcesses, open_sandboxes
     from evoclaw.wiring.servers import connect_servers
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.skills import shelf, skills_folder
@@ -91,16 +91,20 @@ async def open_toolbox(
         skills, servers = shelf(env), await connect_servers(env, stack)
         config = orchestrator_settings(env)
         domains = Domains(config.network)
-        caged = await open_cages(
+        sandboxed = await open_sandboxes(
             workspace,
-            config.cage,
+            config.sandbox_settings,
             domains,
             stack,
             data=home,
             readable=[skills_folder(env)],
         )
         found, reasons = _found(workspace, env, key, stack, domains)
-        found |= {ExecOps: caged.cages.exec_in(), Cages: caged.cages, Caged: caged}
+        found |= {
+            ExecOps: sandboxed.sandboxes.exec_in(),
+            Sandboxes: sandboxed.sandboxes,
+            SandboxedProcesses: sandboxed,
+        }
         found |= {SkillTexts: Disclosure(skills), **(given or {})}
         yield _filled(found, reasons, skills, servers, home / "tools")
 
@@ -139,10 +143,10 @@ def _found(
     """What there is, by Protocol, and why the rest is not."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.executors.canvases import FileCanvas
-    from evoclaw.executors.fetching import WebFetcher
     from evoclaw.executors.files import LocalFiles
-    from evoclaw.executors.searching import search_from
-    from evoclaw.executors.url_guard import Guard
+    from evoclaw.executors.url_guard import UrlGuard
+    from evoclaw.executors.web_fetch import WebFetcher
+    from evoclaw.executors.web_search import search_from
     from evoclaw.tools.canvas import Canvas
     from evoclaw.tools.nodes import Nodes
     from evoclaw.tools.notes import Todos, TodosInMemory
@@ -154,7 +158,7 @@ def _found(
     search = search_from(env)
     maybe: dict[type, object | str] = {
         FileOps: LocalFiles(workspace),
-        Fetcher: WebFetcher(Guard(may=domains.may)),
+        Fetcher: WebFetcher(UrlGuard(may=domains.may)),
         Searcher: search.web or search.reason,
         CodeSearcher: search.code or search.reason,
         Todos: TodosInMemory(),
@@ -174,13 +178,13 @@ def _browser(
 ) -> dict[type, object | str]:
     from evoclaw.executors.browser.chromium import Chromium
     from evoclaw.executors.browser.program import find_browser
-    from evoclaw.executors.url_guard import Guard
+    from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.tools.browser import Browser
 
     program = find_browser(env.get(BROWSER, ""), env=env)
     if isinstance(program, str):
         return {Browser: program}
-    chromium = Chromium(program, guard=Guard(may=domains.may))
+    chromium = Chromium(program, guard=UrlGuard(may=domains.may))
     stack.push_async_callback(chromium.close)
     return {Browser: chromium.session(key)}
 

@@ -153,17 +153,17 @@ class _Broker:
 
     async def start(self, stack: AsyncExitStack) -> str:
         """Begin it, and say how it is reached; its address."""
-        from evoclaw.transport.accounts import Role
         from evoclaw.transport.broker import EmbeddedBroker
-        from evoclaw.transport.engines import TlsFiles
+        from evoclaw.transport.broker_accounts import BrokerRole
+        from evoclaw.transport.broker_engines import BrokerTlsFiles
 
-        files = None if self._tls is None else TlsFiles(*self._tls[:2])
+        files = None if self._tls is None else BrokerTlsFiles(*self._tls[:2])
         self.running = broker = EmbeddedBroker(
             self._home / "broker", engine=self._engine, host=self._host, port=self._port, tls=files
         )
         await stack.enter_async_context(broker)
         url = f"{'mqtt' if self._tls is None else 'mqtts'}://{broker.host}:{broker.port}"
-        password = await broker.renew(ORCHESTRATOR, Role.ORCHESTRATOR)
+        password = await broker.renew(ORCHESTRATOR, BrokerRole.ORCHESTRATOR)
         signed_by = None if self._tls is None else str(self._tls[2])
         self.door = Door(url, ORCHESTRATOR, password, signed_by)
         leave_door(self._home, self.door)
@@ -217,7 +217,7 @@ def _joining(
 async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroker) -> Path:
     """Write the local edge's `agent.toml`: a full edge, trusted with everything here."""
     from evoclaw.config import write_agent_toml
-    from evoclaw.transport.accounts import write_private
+    from evoclaw.transport.broker_accounts import write_private
     from evoclaw.trust.grants import Signer
 
     folder = home / "edge" / local.agent_id
@@ -248,12 +248,12 @@ async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroke
 
 async def _keep_edge(config: Path) -> None:
     """Run the edge as a process of its own, and again if it ends."""
-    from evoclaw.transport.child import Child
+    from evoclaw.transport.child_process import ChildProcess
 
     telemetry = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
     while True:
         command = (sys.executable, "-m", "evoclaw", "edge", "--config", str(config))
-        child = await Child.start(config.parent, *command, env=telemetry)
+        child = await ChildProcess.start(config.parent, *command, env=telemetry)
         try:
             await child.ended.wait()
         finally:

@@ -18,10 +18,10 @@ from evoclaw.orchestrator.channels.front_desk import FrontDesk
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings
 from evoclaw.providers.scripted import Asked, says
-from evoclaw.transport.accounts import Role
-from evoclaw.transport.boxes import BoxState, OutboxMessage
 from evoclaw.transport.broker import EmbeddedBroker
+from evoclaw.transport.broker_accounts import BrokerRole
 from evoclaw.transport.link import Link
+from evoclaw.transport.mailboxes import MailboxState, OutboxMessage
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.mqtt import Address, MqttLink
 from tests.orchestrator.channels.support import Kitchen, kitchen, until
@@ -29,7 +29,7 @@ from tests.transport.parties import Recorder, joined
 
 INBOX = "evoclaw/agents/cook/inbox/ann"
 ALL = ChannelSettings(name="boxes", kind="mqtt", senders={"ann": "ann", "bob": ""})
-ACCEPTED, ANSWER, REFUSED = BoxState.ACCEPTED, BoxState.ANSWER, BoxState.REFUSED
+ACCEPTED, ANSWER, REFUSED = MailboxState.ACCEPTED, MailboxState.ANSWER, MailboxState.REFUSED
 NO_MOSQUITTO = pytest.mark.skipif(
     shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin") is None,
     reason="mosquitto is not installed",
@@ -92,16 +92,16 @@ async def test_a_person_with_an_account_is_answered_over_a_real_broker(
 ) -> None:
     async with EmbeddedBroker(tmp_path / "broker", engine=engine) as broker:
 
-        async def link(name: str, role: Role) -> MqttLink:
+        async def link(name: str, role: BrokerRole) -> MqttLink:
             password = await broker.add(name, role)
             return MqttLink(Address("127.0.0.1", broker.port, username=name, password=password))
 
-        brain = await link("brain", Role.ORCHESTRATOR)
+        brain = await link("brain", BrokerRole.ORCHESTRATOR)
         channel = MqttChannel(ALL, brain)
         async with (
             kitchen(tmp_path, says("twelve minutes")) as made,
             served(made, channel, brain),
-            person(await link("ann", Role.USER)) as ann,
+            person(await link("ann", BrokerRole.USER)) as ann,
         ):
             await ann.says({"message": "how long?", "message_id": "m1", "session": "eggs"})
             accepted, answer = await ann.hears(2)
@@ -196,7 +196,7 @@ async def test_an_agent_that_there_is_not_is_told(tmp_path: Path) -> None:
         await ann.says(b"how long?", agent="nobody")
         (told,) = await ann.hears(1)
 
-    assert (told.state, told.reason) == (BoxState.FAILED, "no_agent")
+    assert (told.state, told.reason) == (MailboxState.FAILED, "no_agent")
     assert "known: cook, baker" in told.text
 
 

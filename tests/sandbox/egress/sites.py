@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from evoclaw.executors.url_guard import Guard
-from evoclaw.sandbox.egress.gateway import EgressLimits, Gateway, Passage
+from evoclaw.executors.url_guard import UrlGuard
+from evoclaw.sandbox.egress.gateway import EgressConnection, EgressGateway, EgressLimits
 
 PATIENCE = 10.0
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -106,11 +106,15 @@ class Way:
         loopback: bool = True,
         limits: EgressLimits | None = None,
     ) -> None:
-        self.passages: list[Passage] = []
+        self.connections: list[EgressConnection] = []
         self.names = names or Names({host: [["127.0.0.1"]] for host in (*hosts, "denied.test")})
-        guard = Guard(["127.0.0.1/32"] if loopback else [], resolve=self.names)
-        self.gateway = Gateway(
-            hosts.__contains__, guard=guard, ports=ports, limits=limits, passed=self.passages.append
+        guard = UrlGuard(["127.0.0.1/32"] if loopback else [], resolve=self.names)
+        self.gateway = EgressGateway(
+            hosts.__contains__,
+            guard=guard,
+            ports=ports,
+            limits=limits,
+            on_connection=self.connections.append,
         )
 
     async def ask(self, request: str | bytes) -> bytes:
@@ -127,10 +131,10 @@ class Way:
                 writer.close()
         return answer
 
-    async def told(self, count: int = 1) -> list[Passage]:
+    async def told(self, count: int = 1) -> list[EgressConnection]:
         """What was told, once it is this much."""
-        await until(lambda: len(self.passages) >= count)
-        return self.passages
+        await until(lambda: len(self.connections) >= count)
+        return self.connections
 
 
 @asynccontextmanager

@@ -9,15 +9,15 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.proxy import GuardedProxy
-from evoclaw.executors.fetching import WebFetcher
-from evoclaw.executors.url_guard import Guard
+from evoclaw.executors.url_guard import UrlGuard
+from evoclaw.executors.web_fetch import WebFetcher
 from evoclaw.governance.network import Domains, NetworkSettings
 from tests.sandbox.egress.sites import PATIENCE, Names, site
 
 
-def guard(names: Names) -> Guard:
+def guard(names: Names) -> UrlGuard:
     domains = Domains(NetworkSettings(deny=("*.bad.test",)))
-    return Guard(["127.0.0.1/32"], resolve=names, may=domains.may)
+    return UrlGuard(["127.0.0.1/32"], resolve=names, may=domains.may)
 
 
 def known() -> Names:

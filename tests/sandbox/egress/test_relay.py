@@ -1,4 +1,4 @@
-"""From inside a real cage: the egress proxy is the one way out, and it is a narrow one."""
+"""From inside a real sandbox: the egress proxy is the one way out, and it is a narrow one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.core.sandboxes import Confines
-from evoclaw.sandbox.egress.inside import relayed
-from evoclaw.sandbox.engines.native.engine import Native
-from evoclaw.sandbox.engines.native.seccomp import How
+from evoclaw.core.sandboxes import SandboxPolicy
+from evoclaw.sandbox.egress.relay_command import relay_command
+from evoclaw.sandbox.engines.native.engine import NativeEngine
+from evoclaw.sandbox.engines.native.seccomp import NativeMode
 from tests.sandbox.egress.sites import ANSWER, PATIENCE, site, until, way_to
 
-Caged = Callable[[Sequence[str], str], tuple[str, ...]]
+Sandboxed = Callable[[Sequence[str], str], tuple[str, ...]]
 
 ASK = """
 import json, socket, sys, urllib.request
@@ -50,34 +50,34 @@ print(json.dumps(found))
 """
 
 
-def _bubblewrap(_folder: Path) -> Caged:
+def _bubblewrap(_folder: Path) -> Sandboxed:
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         pytest.skip("needs bubblewrap (install bubblewrap)")
 
-    def caged(argv: Sequence[str], socket: str) -> tuple[str, ...]:
+    def sandboxed(argv: Sequence[str], socket: str) -> tuple[str, ...]:
         system = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp")
         # The interpreter may lie in there.
         python = ("--ro-bind", sys.prefix, sys.prefix)
         alone = ("--unshare-all", "--die-with-parent")
         return (bwrap, *system, *python, "--bind", socket, socket, *alone, *argv)
 
-    return caged
+    return sandboxed
 
 
-def _native(folder: Path) -> Caged:
-    engine = Native(How.NAMESPACES)
+def _native(folder: Path) -> Sandboxed:
+    engine = NativeEngine(NativeMode.NAMESPACES)
     if why := engine.missing():
         pytest.skip(why)
 
-    def caged(argv: Sequence[str], socket: str) -> tuple[str, ...]:
-        return engine.command(Confines(str(folder), proxy=socket), argv, str(folder))
+    def sandboxed(argv: Sequence[str], socket: str) -> tuple[str, ...]:
+        return engine.command(SandboxPolicy(str(folder), proxy=socket), argv, str(folder))
 
-    return caged
+    return sandboxed
 
 
 @pytest.fixture(params=[_bubblewrap, _native], ids=["bubblewrap", "native"])
-def caged(request: pytest.FixtureRequest, tmp_path: Path) -> Caged:
+def sandboxed(request: pytest.FixtureRequest, tmp_path: Path) -> Sandboxed:
     return request.param(tmp_path)
 
 
@@ -97,23 +97,25 @@ async def run(*argv: str) -> tuple[int, str, str]:
 
 
 async def test_fault_61_only_the_allowed_host_is_reached_and_only_by_the_proxy(
-    caged: Caged,
+    sandboxed: Sandboxed,
 ) -> None:
     async with site() as server, way_to("good.test", ports=[server.port]) as way:
         good, bad = f"http://good.test:{server.port}/", f"http://denied.test:{server.port}/"
         ask = (sys.executable, "-I", "-S", "-c", ASK, good, bad, str(server.port))
-        code, out, err = await run(*caged(relayed(ask, way.gateway.socket), way.gateway.socket))
+        code, out, err = await run(
+            *sandboxed(relay_command(ask, way.gateway.socket), way.gateway.socket)
+        )
         assert code == 0, err
         found = json.loads(out)
         assert found.pop(good) == "hello"
         assert found.pop(bad).startswith("403 'denied.test' was not contacted")
         assert found == {"devices": ["lo"]}
         assert len(server.requests) == 1
-        hosts = {passage.host: passage.refused == "" for passage in await way.told(2)}
+        hosts = {connection.host: connection.refused == "" for connection in await way.told(2)}
         assert hosts == {"good.test": True, "denied.test": False}
 
 
-async def test_curl_finds_the_way_by_itself(caged: Caged) -> None:
+async def test_curl_finds_the_way_by_itself(sandboxed: Sandboxed) -> None:
     if shutil.which("curl", path="/usr/bin:/bin") is None:
         pytest.skip("needs curl (install curl)")
     async with site() as server, way_to("good.test", ports=[server.port]) as way:
@@ -123,8 +125,8 @@ async def test_curl_finds_the_way_by_itself(caged: Caged) -> None:
             f"curl -sS http://denied.test:{server.port}/; "
             f"curl -sS --noproxy '*' http://127.0.0.1:{server.port}/ || echo no direct way"
         )
-        argv = relayed(("/bin/sh", "-c", script), way.gateway.socket)
-        _, out, _ = await run(*caged(argv, way.gateway.socket))
+        argv = relay_command(("/bin/sh", "-c", script), way.gateway.socket)
+        _, out, _ = await run(*sandboxed(argv, way.gateway.socket))
         lines = out.splitlines()
         assert lines[:2] == ["hello", "hello"]
         assert "denied.test" in lines[2]
@@ -132,7 +134,7 @@ async def test_curl_finds_the_way_by_itself(caged: Caged) -> None:
         assert [one.split(b" ")[1] for one in server.requests] == [b"/a", b"/b"]
 
 
-async def test_much_passes_whole_through_the_relay(caged: Caged) -> None:
+async def test_much_passes_whole_through_the_relay(sandboxed: Sandboxed) -> None:
     body = bytes(range(256)) * 40_000
     answer = ANSWER.replace(b"Content-Length: 5", f"Content-Length: {len(body)}".encode())
     answer = answer.removesuffix(b"hello") + body
@@ -144,22 +146,22 @@ async def test_much_passes_whole_through_the_relay(caged: Caged) -> None:
             "print(*set(Pool(4).map(get, range(8))))"
         )
         url = f"http://good.test:{server.port}/"
-        argv = relayed((sys.executable, "-I", "-S", "-c", code, url), way.gateway.socket)
-        _, out, err = await run(*caged(argv, way.gateway.socket))
+        argv = relay_command((sys.executable, "-I", "-S", "-c", code, url), way.gateway.socket)
+        _, out, err = await run(*sandboxed(argv, way.gateway.socket))
         assert out.strip() == hashlib.sha256(body).hexdigest(), err
 
 
 async def test_the_relay_ends_as_the_command_did() -> None:
-    assert (await run(*relayed(("/bin/sh", "-c", "exit 7"), "/nowhere")))[0] == 7
-    killed = await run(*relayed(("/bin/sh", "-c", "kill -SEGV $$"), "/nowhere"))
+    assert (await run(*relay_command(("/bin/sh", "-c", "exit 7"), "/nowhere")))[0] == 7
+    killed = await run(*relay_command(("/bin/sh", "-c", "kill -SEGV $$"), "/nowhere"))
     assert killed[0] == -signal.SIGSEGV
-    assert (await run(*relayed(("no-such-program",), "/nowhere")))[0] == 127
+    assert (await run(*relay_command(("no-such-program",), "/nowhere")))[0] == 127
 
 
 async def test_the_relay_passes_on_that_it_should_end() -> None:
     script = "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.01; done"
     process = await asyncio.create_subprocess_exec(
-        *relayed(("/bin/sh", "-c", script), "/nowhere"), stdout=asyncio.subprocess.PIPE
+        *relay_command(("/bin/sh", "-c", script), "/nowhere"), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     async with asyncio.timeout(PATIENCE):
@@ -177,6 +179,6 @@ def _catches(pid: int, number: int) -> bool:
 
 async def test_without_a_proxy_to_talk_to_a_program_is_refused_not_left_waiting() -> None:
     code = "import urllib.request as u; u.urlopen('http://good.test/', timeout=30)"
-    done = await run(*relayed((sys.executable, "-I", "-S", "-c", code), "/nowhere"))
+    done = await run(*relay_command((sys.executable, "-I", "-S", "-c", code), "/nowhere"))
     assert done[0] == 1
     assert "timed out" not in done[2]

@@ -7,32 +7,34 @@ import pwd
 from pathlib import Path
 
 from evoclaw.core.ops import ExecOps
-from evoclaw.core.sandboxes import Confines
+from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.executors.protected_paths import guarded
-from evoclaw.sandbox.cgroups import find_groups
-from evoclaw.sandbox.engines.registry import engines
-from evoclaw.sandbox.sandbox import EngineCage
-from evoclaw.sandbox.self_test import Canary
+from evoclaw.executors.protected_paths import protected_paths
+from evoclaw.sandbox.cgroups import find_cgroups
+from evoclaw.sandbox.engines.registry import package_engines
+from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.self_test import SandboxSelfTest
 
 PYTHON = "/usr/bin/python3"
 
 
-def workspace(folder: Path) -> Confines:
+def workspace(folder: Path) -> SandboxPolicy:
     """The bounds of a workspace with something protected in it."""
     (folder / ".git" / "hooks").mkdir(parents=True, exist_ok=True)
     (folder / ".bashrc").write_text("mine")
     place = os.path.realpath(folder)
-    return Confines(place, protected=guarded(place))
+    return SandboxPolicy(place, protected=protected_paths(place))
 
 
-def cage(name: str, bounds: Confines, *, warm: bool = True) -> EngineCage:
-    engine = engines()[name]
-    return EngineCage(engine, bounds, prover=Canary(), groups=find_groups(), warm=warm)
+def sandbox(name: str, bounds: SandboxPolicy, *, warm: bool = True) -> EngineSandbox:
+    engine = package_engines()[name]
+    return EngineSandbox(
+        engine, bounds, self_test=SandboxSelfTest(), groups=find_cgroups(), warm=warm
+    )
 
 
-def inside(found: EngineCage, bounds: Confines) -> ExecOps:
-    return LocalProcesses(bounds.workspace, cage=found)
+def inside(found: EngineSandbox, bounds: SandboxPolicy) -> ExecOps:
+    return LocalProcesses(bounds.workspace, sandbox=found)
 
 
 def somebody() -> tuple[int, str]:

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.sandboxes import Confines, Outliving, Warm
+from evoclaw.core.sandboxes import DetachedEngine, SandboxPolicy, WarmEngine
 from evoclaw.sandbox.engines import host_view as system
 from evoclaw.sandbox.engines import launcher_program as entry
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.engines.firejail import Firejail
 from evoclaw.sandbox.engines.podman import Podman
-from evoclaw.sandbox.engines.registry import SandboxSettings, choose, engines
+from evoclaw.sandbox.engines.registry import SandboxSettings, choose_engine, package_engines
 
 
 def test_settings_have_a_toml_form_and_a_safe_default() -> None:
@@ -28,7 +28,7 @@ def test_settings_have_a_toml_form_and_a_safe_default() -> None:
     """
     settings = msgspec.toml.decode(text, type=SandboxSettings)
 
-    bounds = settings.confines("/tmp", protected=("/tmp/.bashrc",), tenant="a", trusted=False)
+    bounds = settings.sandbox_policy("/tmp", protected=("/tmp/.bashrc",), tenant="a", trusted=False)
 
     assert (settings.engine, settings.tools) == ("firejail", {"bash": "bubblewrap"})
     assert (bounds.memory, bounds.readable) == (1 << 30, ("/srv/models",))
@@ -47,29 +47,35 @@ def test_settings_have_a_toml_form_and_a_safe_default() -> None:
 )
 def test_settings_that_cannot_be_meant_are_named(settings: SandboxSettings, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
-        settings.confines("/tmp")
+        settings.sandbox_policy("/tmp")
 
 
 @pytest.mark.parametrize("place", ["/", "/etc", "/usr/share", "/proc/self"])
 def test_a_workspace_that_is_the_system_itself_is_refused(place: str) -> None:
     with pytest.raises(ConfigError, match="Choose a folder"):
-        SandboxSettings().confines(place)
+        SandboxSettings().sandbox_policy(place)
 
 
 def test_engines_are_found_by_the_names_that_results_state() -> None:
-    found = engines()
+    found = package_engines()
 
     assert {name: engine.name for name, engine in found.items()} == {name: name for name in found}
-    assert isinstance(found["bubblewrap"], Warm) and not isinstance(found["firejail"], Warm)
-    assert isinstance(found["podman"], Outliving)
+    assert isinstance(found["bubblewrap"], WarmEngine) and not isinstance(
+        found["firejail"], WarmEngine
+    )
+    assert isinstance(found["podman"], DetachedEngine)
 
 
 def test_the_folders_above_what_is_protected_are_pinned_too(tmp_path: Path) -> None:
     (tmp_path / "a/.git/hooks").mkdir(parents=True)
-    bounds = Confines(str(tmp_path), protected=(f"{tmp_path}/a/.git/hooks", f"{tmp_path}/gone"))
+    bounds = SandboxPolicy(
+        str(tmp_path), protected=(f"{tmp_path}/a/.git/hooks", f"{tmp_path}/gone")
+    )
 
     pins = [
-        (path, write) for path, write in system.pinned(bounds) if "hooks" in path or "/a" in path
+        (path, write)
+        for path, write in system.pinned_paths(bounds)
+        if "hooks" in path or "/a" in path
     ]
 
     assert pins == [
@@ -81,7 +87,7 @@ def test_the_folders_above_what_is_protected_are_pinned_too(tmp_path: Path) -> N
 
 def test_firejail_which_cannot_pin_a_folder_closes_the_whole_of_it(tmp_path: Path) -> None:
     (tmp_path / "a/.git/hooks").mkdir(parents=True)
-    bounds = Confines(str(tmp_path), protected=(f"{tmp_path}/a/.git/hooks",))
+    bounds = SandboxPolicy(str(tmp_path), protected=(f"{tmp_path}/a/.git/hooks",))
 
     line = Firejail().command(bounds, ("true",), str(tmp_path))
 
@@ -92,10 +98,10 @@ def test_firejail_which_cannot_pin_a_folder_closes_the_whole_of_it(tmp_path: Pat
 def test_a_container_is_ended_by_its_name() -> None:
     podman = Podman()
 
-    line = podman.command(Confines("/tmp"), ("true",), "/tmp")
+    line = podman.command(SandboxPolicy("/tmp"), ("true",), "/tmp")
 
     name = next(word for word in line if word.startswith("--name=")).removeprefix("--name=")
-    assert podman.ending(line)[-1] == name
+    assert podman.end_command(line)[-1] == name
 
 
 def test_owners_are_exchanged_and_nobody_else_is() -> None:
@@ -119,7 +125,7 @@ def test_tenants_have_users_of_nobody() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another user")
 def test_as_root_everything_is_shown_through_the_staging_folder(tmp_path: Path) -> None:
-    line = Bubblewrap().command(Confines(str(tmp_path)), ("true",), str(tmp_path))
+    line = Bubblewrap().command(SandboxPolicy(str(tmp_path)), ("true",), str(tmp_path))
 
     place = line.index(str(tmp_path))
     assert line[place - 2 : place] == ("--bind", "/tmp/0")
@@ -135,7 +141,7 @@ class Gone:
     def missing(self) -> str:
         return self._missing
 
-    def command(self, confines: Confines, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
+    def command(self, policy: SandboxPolicy, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
         return tuple(argv)
 
 
@@ -147,8 +153,8 @@ def test_the_choice_is_bubblewrap_then_native_and_never_none(
     bubblewrap: str, native: str, chosen: str
 ) -> None:
     there = {"bubblewrap": Gone("bubblewrap", bubblewrap), "native": Gone("native", native)}
-    assert choose("auto", {**there, "none": Gone("none")}) == chosen
+    assert choose_engine("auto", {**there, "none": Gone("none")}) == chosen
 
 
 def test_an_engine_that_was_named_is_not_replaced() -> None:
-    assert choose("podman", {"native": Gone("native")}) == "podman"
+    assert choose_engine("podman", {"native": Gone("native")}) == "podman"

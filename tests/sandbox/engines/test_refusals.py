@@ -12,16 +12,16 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.sandboxes import Confines, Engine
+from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.engines.firejail import Firejail
 from evoclaw.sandbox.engines.podman import Podman
-from evoclaw.sandbox.engines.unconfined import NoCage
-from evoclaw.sandbox.sandbox import EngineCage
-from evoclaw.sandbox.self_test import Canary
+from evoclaw.sandbox.engines.registry import Unconfined
+from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.self_test import SandboxSelfTest
 from tests.sandbox.engines.support import open_up, workspace
-from tests.sandbox.workers.support import may_cage
+from tests.sandbox.workers.support import may_sandbox
 
 ROOT = Path(__file__).parents[3]
 FAKE = """#!/bin/sh
@@ -38,16 +38,18 @@ def names(folder: str) -> list[str]:
     return [path.name for path in Path(folder).iterdir()]
 
 
-async def refused(engine: Engine, bounds: Confines, *, warm: bool = True) -> ToolFailure:
+async def refused(
+    engine: SandboxEngine, bounds: SandboxPolicy, *, warm: bool = True
+) -> ToolFailure:
     """The refusal of an engine, and that nothing was run."""
-    cage = EngineCage(engine, bounds, prover=Canary(), warm=warm)
+    sandbox = EngineSandbox(engine, bounds, self_test=SandboxSelfTest(), warm=warm)
     mark = Path(bounds.workspace, "ran")
     try:
         async with asyncio.timeout(60):
             with pytest.raises(ToolFailure) as caught:
-                await LocalProcesses(bounds.workspace, cage=cage).run(("touch", str(mark)))
+                await LocalProcesses(bounds.workspace, sandbox=sandbox).run(("touch", str(mark)))
     finally:
-        await cage.close()
+        await sandbox.close()
     assert caught.value.kind is ErrorKind.SANDBOX_UNAVAILABLE
     assert "Nothing was run" in caught.value.message
     assert "ran" not in names(bounds.workspace)
@@ -87,8 +89,8 @@ async def test_fault_35_a_fake_firejail_is_named_row_by_row(tmp_path: Path) -> N
     assert {"tcp", "udp", "setuid"} <= set(failed.details["escapes"])
 
 
-async def test_fault_35_no_cage_does_not_pass_for_one(tmp_path: Path) -> None:
-    await refused(NoCage(), workspace(tmp_path))
+async def test_fault_35_the_engine_none_fails_the_self_test(tmp_path: Path) -> None:
+    await refused(Unconfined(), workspace(tmp_path))
 
 
 NESTED = """
@@ -109,7 +111,7 @@ print(asyncio.run(refused({kind}(), workspace(Path(sys.argv[1])))))
 def test_fault_35_firejail_that_sets_itself_aside_in_a_container_is_refused(
     tmp_path: Path,
 ) -> None:
-    if not may_cage():
+    if not may_sandbox():
         pytest.skip("no namespaces are allowed here")
     script = NESTED.format(path=[str(ROOT / "src"), str(ROOT)], engine="firejail", kind="Firejail")
     around = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
@@ -127,8 +129,8 @@ def test_fault_35_firejail_that_sets_itself_aside_in_a_container_is_refused(
 
 
 def test_fault_35_bubblewrap_where_nothing_can_be_nested_is_refused(tmp_path: Path) -> None:
-    if not may_cage() or Bubblewrap().missing():
-        pytest.skip("no cage can be built here")
+    if not may_sandbox() or Bubblewrap().missing():
+        pytest.skip("no sandbox can be built here")
     script = NESTED.format(
         path=[str(ROOT / "src"), str(ROOT)], engine="bubblewrap", kind="Bubblewrap"
     )

@@ -1,4 +1,4 @@
-"""Cages to run commands in."""
+"""Sandboxes to run commands in."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed
-from evoclaw.core.sandboxes import Confines, Engine
+from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.executors.protected_paths import guarded
-from evoclaw.sandbox.cgroups import find_groups
+from evoclaw.executors.protected_paths import protected_paths
+from evoclaw.sandbox.cgroups import find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
-from evoclaw.sandbox.sandbox import EngineCage
-from evoclaw.sandbox.self_test import Canary
+from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.self_test import SandboxSelfTest
 
 MB = 1 << 20
 
 
-def confines(workspace: Path, **more: object) -> Confines:
+def policy(workspace: Path, **more: object) -> SandboxPolicy:
     place = os.path.realpath(workspace)
-    return Confines(place, protected=guarded(place), **more)  # type: ignore[arg-type]
+    return SandboxPolicy(place, protected=protected_paths(place), **more)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
-async def caged(
-    bounds: Confines,
-    engine: Engine | None = None,
+async def sandboxed(
+    bounds: SandboxPolicy,
+    engine: SandboxEngine | None = None,
     *,
     warm: bool = True,
     groups: bool = True,
     max_bytes: int = 128 * MB,
 ) -> AsyncGenerator[LocalProcesses]:
-    """Processes in a cage that was tried out; skips where this machine cannot build one."""
+    """Processes in a sandbox that was tried out; skips where this machine cannot build one."""
     chosen = engine or Bubblewrap()
     if missing := chosen.missing():
         pytest.skip(missing)
-    found = find_groups() if groups else None
-    cage = EngineCage(chosen, bounds, prover=Canary(), groups=found, warm=warm)
+    found = find_cgroups() if groups else None
+    sandbox = EngineSandbox(chosen, bounds, self_test=SandboxSelfTest(), groups=found, warm=warm)
     try:
         try:
-            await cage.ready()
+            await sandbox.ready()
         except ToolFailure as problem:
-            if problem.kind is not ErrorKind.SANDBOX_UNAVAILABLE or may_cage():
+            if problem.kind is not ErrorKind.SANDBOX_UNAVAILABLE or may_sandbox():
                 raise
-            pytest.skip(f"no cage can be built here: {problem}")
-        yield LocalProcesses(bounds.workspace, cage=cage, max_bytes=max_bytes)
+            pytest.skip(f"no sandbox can be built here: {problem}")
+        yield LocalProcesses(bounds.workspace, sandbox=sandbox, max_bytes=max_bytes)
     finally:
-        await cage.close()
+        await sandbox.close()
 
 
-def may_cage() -> bool:
+def may_sandbox() -> bool:
     """Whether namespaces are allowed here at all: then a refusal is a failure of ours."""
     pid = os.fork()
     if pid == 0:

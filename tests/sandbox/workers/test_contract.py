@@ -1,4 +1,4 @@
-"""Processes in a cage keep every promise of those outside one; the tests are the same."""
+"""Processes in a sandbox keep every promise of those outside one; the tests are the same."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.sandbox.engines.registry import engines
-from evoclaw.sandbox.sandboxes import LocalCages
-from evoclaw.sandbox.self_test import Canary
-from tests.sandbox.workers.support import caged, confines
+from evoclaw.sandbox.engines.registry import package_engines
+from evoclaw.sandbox.sandboxes import LocalSandboxes
+from evoclaw.sandbox.self_test import SandboxSelfTest
+from tests.sandbox.workers.support import policy, sandboxed
 
 TRY = "cat .evoclaw/key; echo x >.evoclaw/new; mv .evoclaw away; rm -rf .evoclaw; ls -a; touch mine"
 
@@ -23,7 +23,7 @@ async def test_a_command_sees_nothing_of_it_and_cannot_move_it_away(
     own = tmp_path / ".evoclaw"
     own.mkdir()
     (own / "key").write_text("a secret")
-    async with caged(confines(tmp_path, hidden=(str(own),)), warm=warm) as processes:
+    async with sandboxed(policy(tmp_path, hidden=(str(own),)), warm=warm) as processes:
         done = await processes.run(("bash", "-c", TRY))
     assert b"a secret" not in done.stdout + done.stderr
     assert [one.name for one in own.iterdir()] == ["key"]
@@ -32,9 +32,9 @@ async def test_a_command_sees_nothing_of_it_and_cannot_move_it_away(
 
 
 async def test_an_engine_that_cannot_hide_it_is_refused(tmp_path: Path) -> None:
-    bounds = confines(tmp_path, hidden=(str(tmp_path / ".evoclaw"),))
-    cages = LocalCages(bounds, engines(), Canary(), default="podman")
+    bounds = policy(tmp_path, hidden=(str(tmp_path / ".evoclaw"),))
+    sandboxes = LocalSandboxes(bounds, package_engines(), SandboxSelfTest(), default="podman")
     with pytest.raises(ToolFailure) as refused:
-        cages.exec_in()
+        sandboxes.exec_in()
     assert refused.value.kind is ErrorKind.SANDBOX_UNAVAILABLE
     assert "work in another folder" in refused.value.message

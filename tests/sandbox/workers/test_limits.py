@@ -11,8 +11,8 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.command_limits import limits_met
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.sandbox.cgroups import find_groups
-from tests.sandbox.workers.support import MB, caged, confines, refusal, run, said
+from evoclaw.sandbox.cgroups import find_cgroups
+from tests.sandbox.workers.support import MB, policy, refusal, run, said, sandboxed
 
 FORKS = """
 import os, time
@@ -28,7 +28,9 @@ GROUPS = pytest.mark.parametrize(
         pytest.param(
             True,
             id="groups",
-            marks=pytest.mark.skipif(find_groups() is None, reason="no control groups for us here"),
+            marks=pytest.mark.skipif(
+                find_cgroups() is None, reason="no control groups for us here"
+            ),
         ),
         pytest.param(False, id="limits of each process"),
     ],
@@ -38,28 +40,28 @@ GROUPS = pytest.mark.parametrize(
 @GROUPS
 async def test_fault_30_a_fork_bomb_is_contained_and_named(tmp_path: Path, groups: bool) -> None:
     (tmp_path / "bomb.py").write_text(FORKS)
-    async with caged(confines(tmp_path, processes=100), groups=groups) as processes:
+    async with sandboxed(policy(tmp_path, processes=100), groups=groups) as processes:
         failed = await refusal(processes, "python3 bomb.py")
 
         assert failed.kind is ErrorKind.RESOURCE
         assert failed.details["limits"] == ["processes"]
         assert failed.details["isolation"] == "bubblewrap"
-        # The machine and the cage go on.
+        # The machine and the sandbox go on.
         assert await said(processes, "echo alive") == "alive"
 
 
 @GROUPS
 async def test_fault_31_a_memory_bomb_is_stopped_and_named(tmp_path: Path, groups: bool) -> None:
-    async with caged(confines(tmp_path, memory=300 * MB), groups=groups) as processes:
+    async with sandboxed(policy(tmp_path, memory=300 * MB), groups=groups) as processes:
         failed = await refusal(processes, EATEN)
 
         assert failed.kind is ErrorKind.RESOURCE and failed.details["limits"] == ["memory"]
         assert await said(processes, "echo alive") == "alive"
 
 
-@pytest.mark.skipif(find_groups() is None, reason="no control groups for us here")
+@pytest.mark.skipif(find_cgroups() is None, reason="no control groups for us here")
 async def test_fault_31_memory_of_many_processes_is_counted_together(tmp_path: Path) -> None:
-    async with caged(confines(tmp_path, memory=200 * MB)) as processes:
+    async with sandboxed(policy(tmp_path, memory=200 * MB)) as processes:
         eat = "python3 -c 'import time; x = bytearray(100 << 20); time.sleep(30)'"
         failed = await refusal(processes, f"{eat} & {eat} & {eat} & wait -n; exit 1")
 
@@ -67,7 +69,7 @@ async def test_fault_31_memory_of_many_processes_is_counted_together(tmp_path: P
 
 
 async def test_fault_31_a_sparse_file_bomb_is_stopped_and_named(tmp_path: Path) -> None:
-    async with caged(confines(tmp_path, file_size=10 * MB)) as processes:
+    async with sandboxed(policy(tmp_path, file_size=10 * MB)) as processes:
         failed = await refusal(processes, "truncate -s 1T bomb")
         assert failed.kind is ErrorKind.RESOURCE and failed.details["limits"] == ["file size"]
 
@@ -78,7 +80,7 @@ async def test_fault_31_a_sparse_file_bomb_is_stopped_and_named(tmp_path: Path) 
 
 
 async def test_fault_31_a_full_temporary_folder_is_named(tmp_path: Path) -> None:
-    async with caged(confines(tmp_path, memory=64 * MB)) as processes:
+    async with sandboxed(policy(tmp_path, memory=64 * MB)) as processes:
         failed = await refusal(processes, "head -c 60000000 /dev/zero > /tmp/big")
         assert failed.kind is ErrorKind.RESOURCE
 
@@ -89,7 +91,7 @@ MANY = "import os\nfor n in range(10**9): os.close(os.open(f'f{n}', os.O_CREAT))
 
 
 async def test_fault_31_a_million_files_are_stopped_and_named(tmp_path: Path) -> None:
-    async with caged(confines(tmp_path, files=2000)) as processes:
+    async with sandboxed(policy(tmp_path, files=2000)) as processes:
         (tmp_path / "many.py").write_text(MANY)
         failed = await refusal(processes, "mkdir d; cd d; exec python3 ../many.py")
 
@@ -98,7 +100,7 @@ async def test_fault_31_a_million_files_are_stopped_and_named(tmp_path: Path) ->
 
 
 async def test_fault_31_open_files_are_limited(tmp_path: Path) -> None:
-    async with caged(confines(tmp_path, open_files=64)) as processes:
+    async with sandboxed(policy(tmp_path, open_files=64)) as processes:
         done = await run(processes, 'ulimit -n; for i in $(seq 3 99); do eval "exec $i</"; done')
 
     assert done.stdout == b"64\n" and b"Too many open files" in done.stderr
@@ -112,11 +114,11 @@ def test_only_a_command_that_failed_met_a_limit() -> None:
     assert limits_met(0, b"MemoryError", ["memory"]) == []
     assert limits_met(1, b"MemoryError", []) == ["memory"]
     assert limits_met(153, b"", []) == ["file size"]
-    assert limits_met(1, b"MemoryError", [], caged=False) == []
+    assert limits_met(1, b"MemoryError", [], sandboxed=False) == []
 
 
 async def test_limits_hold_for_commands_side_by_side(tmp_path: Path) -> None:
-    async with caged(confines(tmp_path, memory=300 * MB)) as processes, asyncio.timeout(30):
+    async with sandboxed(policy(tmp_path, memory=300 * MB)) as processes, asyncio.timeout(30):
         outcomes = await asyncio.gather(
             *(run(processes, EATEN if n % 2 else "echo fine") for n in range(6)),
             return_exceptions=True,

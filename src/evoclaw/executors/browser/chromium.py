@@ -14,34 +14,36 @@ from typing import TYPE_CHECKING, TypeVar
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.browser.processes import Main, end_all, find_main
+from evoclaw.executors.browser.processes import BrowserMain, end_all, find_main
 from evoclaw.executors.browser.proxy import GuardedProxy, MayVisit
-from evoclaw.executors.browser.visit import NOTHING_OPEN, Sight, Visit
-from evoclaw.executors.url_guard import Guard, read_url
+from evoclaw.executors.browser.session_pages import NO_PAGE_MESSAGE, PageView, SessionPages
+from evoclaw.executors.url_guard import UrlGuard, read_url
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
 
 T = TypeVar("T")
 
-IDLE_SECONDS = 300.0
-MOST_SESSIONS = 8
-START_SECONDS = 25.0
-END_SECONDS = 5.0
-NOWHERE = "http://127.0.0.1:9"
-"""Where nobody listens: what belongs to no session goes there."""
-ARGUMENTS = (
+SESSION_IDLE_TIMEOUT_S = 300.0
+MAX_SESSIONS = 8
+START_TIMEOUT_S = 25.0
+END_TIMEOUT_S = 5.0
+UNREACHABLE_PROXY_URL = "http://127.0.0.1:9"
+"""An address without a listener: requests that belong to no session go there."""
+CHROMIUM_ARGUMENTS = (
     # No name is looked up beside the proxy, and no packet goes around it.
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--disable-quic",
     # It would tell its maker which forms it sees.
-    f"--autofill-server-url={NOWHERE}/",
+    f"--autofill-server-url={UNREACHABLE_PROXY_URL}/",
 )
-PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "FONTCONFIG_PATH", "FONTCONFIG_FILE")
-"""Of our environment; the rest may hold secrets."""
-ENDED = "The browser ended unexpectedly. Use the action 'open' to go on with a new one."
+PASSED_ON_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "FONTCONFIG_PATH", "FONTCONFIG_FILE")
+"""Variables of our environment that are passed on; the rest may hold secrets."""
+BROWSER_ENDED_MESSAGE = (
+    "The browser ended unexpectedly. Use the action 'open' to go on with a new one."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +52,18 @@ class _Running:
     browser: Browser
     home: Path
     """Its home folder; its name marks all processes that belong to it."""
-    main: Main
+    main: BrowserMain
 
     async def stop(self) -> None:
         """End it, and see that all of it has ended."""
         from playwright.async_api import Error
 
         with suppress(Error, TimeoutError):
-            async with asyncio.timeout(END_SECONDS):
+            async with asyncio.timeout(END_TIMEOUT_S):
                 await self.browser.close()
         await end_all(str(self.home))
         with suppress(Error, TimeoutError):
-            async with asyncio.timeout(END_SECONDS):
+            async with asyncio.timeout(END_TIMEOUT_S):
                 await self.playwright.stop()
         await end_all(str(self.home), also=self.main.driver)
         for folder in (self.home, self.main.profile):
@@ -76,10 +78,10 @@ class Chromium:
         self,
         program: Path,
         *,
-        guard: Guard | None = None,
+        guard: UrlGuard | None = None,
         may_visit: MayVisit | None = None,
-        idle: float = IDLE_SECONDS,
-        sessions: int = MOST_SESSIONS,
+        idle: float = SESSION_IDLE_TIMEOUT_S,
+        sessions: int = MAX_SESSIONS,
     ) -> None:
         """Set the rules; nothing is started yet.
 
@@ -91,7 +93,7 @@ class Chromium:
             sessions: How many may have pages at once.
         """
         self._program, self._room = program, sessions
-        self._guard, self._may_visit, self.idle = guard or Guard(), may_visit, idle
+        self._guard, self._may_visit, self.idle = guard or UrlGuard(), may_visit, idle
         # As root Chromium does not start with its sandbox on.
         self._sandbox = not hasattr(os, "geteuid") or os.geteuid() != 0
         self._start: asyncio.Task[_Running] | None = None
@@ -102,7 +104,7 @@ class Chromium:
 
     @property
     def isolation(self) -> str:
-        """The cage pages really run in."""
+        """The sandbox pages really run in."""
         if self._sandbox:
             return "chromium"
         return "none (as root, Chromium runs without its sandbox)"
@@ -128,7 +130,7 @@ class Chromium:
         if self._unwatched:
             await asyncio.wait(self._unwatched)
 
-    async def begin(self, session: SessionBrowser) -> tuple[Visit, Browser]:
+    async def begin(self, session: SessionBrowser) -> tuple[SessionPages, Browser]:
         """Give a session a context of its own; the browser is started if need be."""
         from playwright.async_api import Error
 
@@ -147,11 +149,11 @@ class Chromium:
         browser = await self._browser()
         return await self._visit(browser), browser
 
-    async def _visit(self, browser: Browser) -> Visit:
+    async def _visit(self, browser: Browser) -> SessionPages:
         proxy = GuardedProxy(self._guard, may_visit=self._may_visit)
         await proxy.start()
         try:
-            return await Visit.begin(browser, proxy, self._may_visit)
+            return await SessionPages.begin(browser, proxy, self._may_visit)
         except BaseException:
             await proxy.close()
             raise
@@ -200,17 +202,17 @@ class Chromium:
         from playwright.async_api import Error, async_playwright
 
         home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="evoclaw-browser-"))
-        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment = {name: os.environ[name] for name in PASSED_ON_VARIABLES if name in os.environ}
         playwright: Playwright | None = None
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 playwright = await async_playwright().start()
                 browser = await playwright.chromium.launch(
                     executable_path=self._program,
                     headless=True,
                     chromium_sandbox=self._sandbox,
-                    proxy={"server": NOWHERE},
-                    args=[*ARGUMENTS, f"--evoclaw-home={home}"],
+                    proxy={"server": UNREACHABLE_PROXY_URL},
+                    args=[*CHROMIUM_ARGUMENTS, f"--evoclaw-home={home}"],
                     artifacts_dir=home,
                     ignore_default_args=["--disable-popup-blocking"],
                     env={**environment, "HOME": str(home), "TMPDIR": str(home)},
@@ -240,38 +242,38 @@ class Chromium:
 
 
 class SessionBrowser:
-    """The browser as one session sees it: its own pages, one act at a time."""
+    """The browser of one session: its own pages, one action at a time."""
 
     def __init__(self, chromium: Chromium) -> None:
         self._chromium = chromium
-        self._visit: Visit | None = None
+        self._visit: SessionPages | None = None
         self._browser: Browser | None = None
         self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def isolation(self) -> str:
-        """The cage pages really run in."""
+        """The sandbox pages really run in."""
         return self._chromium.isolation
 
-    async def open(self, url: str, *, seconds: float) -> Sight:
+    async def open(self, url: str, *, seconds: float) -> PageView:
         """Go to a URL."""
         read_url(url)  # an odd one is refused before anything is started
         return await self._act(seconds, lambda visit: visit.open(url), begin=True)
 
-    async def snapshot(self, *, seconds: float) -> Sight:
+    async def snapshot(self, *, seconds: float) -> PageView:
         """Look at the page in front."""
         return await self._act(seconds, lambda visit: visit.look())
 
-    async def click(self, ref: str, *, seconds: float) -> Sight:
+    async def click(self, ref: str, *, seconds: float) -> PageView:
         """Click an element of the last snapshot."""
         return await self._act(seconds, lambda visit: visit.click(ref))
 
-    async def type(self, ref: str, text: str, *, submit: bool, seconds: float) -> Sight:
+    async def type(self, ref: str, text: str, *, submit: bool, seconds: float) -> PageView:
         """Fill a field of the last snapshot."""
         return await self._act(seconds, lambda visit: visit.type(ref, text, submit=submit))
 
-    async def back(self, *, seconds: float) -> Sight:
+    async def back(self, *, seconds: float) -> PageView:
         """Go to the page before."""
         return await self._act(seconds, lambda visit: visit.back())
 
@@ -291,7 +293,7 @@ class SessionBrowser:
             await asyncio.shield(self._chromium.unwatched(self._drop()))
 
     async def _act(
-        self, seconds: float, doing: Callable[[Visit], Awaitable[T]], *, begin: bool = False
+        self, seconds: float, doing: Callable[[SessionPages], Awaitable[T]], *, begin: bool = False
     ) -> T:
         from playwright.async_api import Error
 
@@ -309,14 +311,14 @@ class SessionBrowser:
         except TimeoutError:
             raise _late(seconds) from None
 
-    async def _ready(self, *, begin: bool) -> Visit:
+    async def _ready(self, *, begin: bool) -> SessionPages:
         if self._is_lost():
             await self._drop()
             if not begin:
-                raise ToolFailure(ErrorKind.EXECUTION_FAILED, ENDED)
+                raise ToolFailure(ErrorKind.EXECUTION_FAILED, BROWSER_ENDED_MESSAGE)
         if self._visit is None:
             if not begin:
-                raise ToolFailure(ErrorKind.INVALID_PARAMS, NOTHING_OPEN)
+                raise ToolFailure(ErrorKind.INVALID_PARAMS, NO_PAGE_MESSAGE)
             self._visit, self._browser = await self._chromium.begin(self)
         return self._visit
 
@@ -332,7 +334,7 @@ class SessionBrowser:
             return _late(seconds)
         if self._is_lost() or "has been closed" in str(problem) or "crashed" in str(problem):
             await self._drop()
-            return ToolFailure(ErrorKind.EXECUTION_FAILED, ENDED)
+            return ToolFailure(ErrorKind.EXECUTION_FAILED, BROWSER_ENDED_MESSAGE)
         said = " ".join(str(problem).split())[:300]
         return ToolFailure(
             ErrorKind.EXECUTION_FAILED, f"The browser could not do it: {said}. Take a snapshot."

@@ -1,4 +1,4 @@
-"""Seeing to it that a browser's processes have ended, all of them.
+"""Ends all processes of a browser, and verifies it.
 
 Chromium starts a dozen, and some leave their parent. What they keep is the environment they were
 born with, or the session of one that did; a mark in it tells them from everything else.
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-PATIENCE = 5.0
-"""Seconds to wait for what takes milliseconds, before calling it broken."""
-NUDGE = 0.02
-PROC = Path("/proc")
+END_TIMEOUT_S = 5.0
+"""How long to wait for what should take milliseconds."""
+END_POLL_INTERVAL_S = 0.02
+PROC_FOLDER = Path("/proc")
 
 
 class _Process(Struct, frozen=True):
@@ -29,20 +29,20 @@ class _Process(Struct, frozen=True):
     arguments: tuple[bytes, ...]
 
 
-class Main(Struct, frozen=True):
-    """What is known of the process that Playwright started."""
+class BrowserMain(Struct, frozen=True):
+    """The process that Playwright started."""
 
     driver: int = 0
-    """Who started it: Playwright's own process; 0 if that is not known."""
+    """The pid of its parent, Playwright's driver; 0 if unknown."""
     profile: str = ""
     """The folder that Playwright made for it, which stays behind if its driver is killed."""
 
 
 def _living(mark: bytes) -> Iterator[_Process]:
-    """All processes that are not dead already; nothing where there is no `/proc`."""
-    if not PROC.is_dir():
+    """All live processes; none where there is no `/proc`."""
+    if not PROC_FOLDER.is_dir():
         return
-    for folder in PROC.iterdir():
+    for folder in PROC_FOLDER.iterdir():
         if not folder.name.isdigit():
             continue
         with suppress(OSError):  # gone between two looks
@@ -70,19 +70,23 @@ def belonging(mark: str) -> set[int]:
     """The processes that carry a mark, and those in a session with one of them."""
     found = list(_living(mark.encode()))
     own = os.getsid(0)
-    sessions = {one.session for one in found if one.marked} - {own, 0}
-    return {one.pid for one in found if one.marked or one.session in sessions} - {os.getpid()}
+    sessions = {match.session for match in found if match.marked} - {own, 0}
+    return {match.pid for match in found if match.marked or match.session in sessions} - {
+        os.getpid()
+    }
 
 
-def find_main(mark: str) -> Main:
+def find_main(mark: str) -> BrowserMain:
     """Look for the process that carries a mark among its arguments and was started for us."""
-    for one in _living(mark.encode()):
-        if one.marked and b"--remote-debugging-pipe" in one.arguments:
+    for process in _living(mark.encode()):
+        if process.marked and b"--remote-debugging-pipe" in process.arguments:
             option = b"--user-data-dir="
-            profiles = [it.removeprefix(option) for it in one.arguments if it.startswith(option)]
-            driver = 0 if one.parent in (1, os.getpid()) else one.parent
-            return Main(driver, os.fsdecode(profiles[0]) if profiles else "")
-    return Main()
+            profiles = [
+                it.removeprefix(option) for it in process.arguments if it.startswith(option)
+            ]
+            driver = 0 if process.parent in (1, os.getpid()) else process.parent
+            return BrowserMain(driver, os.fsdecode(profiles[0]) if profiles else "")
+    return BrowserMain()
 
 
 async def end_all(mark: str, *, also: int = 0) -> None:
@@ -92,19 +96,19 @@ async def end_all(mark: str, *, also: int = 0) -> None:
         mark: What all of it carries.
         also: One more process.
     """
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(END_TIMEOUT_S):
         while left := await asyncio.to_thread(belonging, mark):
             for pid in left:
                 _kill(pid)
-            await asyncio.sleep(NUDGE)
+            await asyncio.sleep(END_POLL_INTERVAL_S)
         while also and await asyncio.to_thread(_lives, also):
             _kill(also)
-            await asyncio.sleep(NUDGE)
+            await asyncio.sleep(END_POLL_INTERVAL_S)
 
 
 def _lives(pid: int) -> bool:
     try:
-        return _stat(PROC / str(pid))[0] not in "ZX"
+        return _stat(PROC_FOLDER / str(pid))[0] not in "ZX"
     except OSError:
         return False
 

@@ -1,4 +1,4 @@
-"""Where a Chromium is on this machine."""
+"""Finds Chromium on this machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PLACES = (
+PROGRAM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PROGRAM_PATHS = (
     "/usr/lib/chromium/chromium",
     "/snap/bin/chromium",
     "/Applications/Chromium.app/Contents/MacOS/Chromium",
     "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
 )
-OWN_PLACES = (
+PROGRAM_PATTERNS = (
     ".cache/ms-playwright/chromium-*/chrome-linux*/chrome",
     "Library/Caches/ms-playwright/chromium-*/chrome-mac*/*.app/Contents/MacOS/*",
 )
@@ -23,7 +23,7 @@ OWN_PLACES = (
 
 
 def find_browser(named: str = "", *, env: Mapping[str, str] | None = None) -> Path | str:
-    """Where a usable Chromium is, or as text why there is none and what to do about it.
+    """The path of a usable Chromium, or as text why there is none and what to do about it.
 
     Args:
         named: The program that the configuration names; nothing else is looked for then.
@@ -35,10 +35,10 @@ def find_browser(named: str = "", *, env: Mapping[str, str] | None = None) -> Pa
     if named:
         found = shutil.which(named, path=path)
         return Path(found) if found else f"there is no program {named!r}"
-    for name in (*NAMES, *PLACES):
+    for name in (*PROGRAM_NAMES, *PROGRAM_PATHS):
         if found := shutil.which(name, path=path):
             return Path(found)
-    for pattern in OWN_PLACES:
+    for pattern in PROGRAM_PATTERNS:
         if own := sorted(Path.home().glob(pattern)):
             return own[-1]
     return "Chromium is not installed: install your system's package `chromium`"

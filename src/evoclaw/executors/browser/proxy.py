@@ -1,4 +1,4 @@
-"""The only way out of a browser: a proxy that connects to judged addresses and to nothing else.
+"""`GuardedProxy`: a browser's only egress; it connects to judged addresses and to nothing else.
 
 A browser resolves names by itself and follows redirects by itself; whatever is judged before it
 sets out can be something else when it arrives. Here every connection is judged when it is made,
@@ -14,22 +14,22 @@ from urllib.parse import urlsplit
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors import tunnels as carrying
-from evoclaw.executors.tunnels import END, HEAD_SECONDS, LONGEST_HEAD
-from evoclaw.executors.url_guard import Guard, Target
+from evoclaw.executors import tunnels
+from evoclaw.executors.tunnels import END_OF_HEAD, HEAD_TIMEOUT_S, MAX_HEAD_BYTES
+from evoclaw.executors.url_guard import UrlGuard, UrlTarget
 
 MayVisit: TypeAlias = Callable[[str], Awaitable[str | None]]
 """Why a URL may not be visited; None if it may."""
 
-MOST_BYTES = 256 << 20
-"""What one session may bring in before it has to be closed."""
-MOST_REFUSALS = 100
+MAX_PROXY_BYTES = 256 << 20
+"""Bytes that one session may receive before it must be closed."""
+MAX_REMEMBERED_REFUSALS = 100
 
 
 class GuardedProxy:
     """An HTTP proxy on the loopback, for one session of one browser."""
 
-    def __init__(self, guard: Guard, *, may_visit: MayVisit | None = None) -> None:
+    def __init__(self, guard: UrlGuard, *, may_visit: MayVisit | None = None) -> None:
         """Set the rules.
 
         Args:
@@ -51,7 +51,9 @@ class GuardedProxy:
 
     async def start(self) -> None:
         """Begin to listen."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=LONGEST_HEAD)
+        self._server = await asyncio.start_server(
+            self._accept, "127.0.0.1", 0, limit=MAX_HEAD_BYTES
+        )
 
     async def close(self) -> None:
         """Stop listening and cut every connection."""
@@ -62,10 +64,10 @@ class GuardedProxy:
         if self._serving:
             await asyncio.wait(self._serving)
 
-    async def judge(self, url: str) -> Target:
+    async def judge(self, url: str) -> UrlTarget:
         """Where a URL leads, if it may be visited; a refusal is remembered and raised."""
         try:
-            if self._received > MOST_BYTES:
+            if self._received > MAX_PROXY_BYTES:
                 raise _too_much()
             target = await self._guard.target(url)
             reason = await self._may_visit(url) if self._may_visit is not None else None
@@ -78,7 +80,7 @@ class GuardedProxy:
 
     def remember(self, url: str, failure: ToolFailure) -> None:
         """Keep why a URL was refused, for whoever wonders why the page did not come."""
-        if len(self.refusals) >= MOST_REFUSALS:
+        if len(self.refusals) >= MAX_REMEMBERED_REFUSALS:
             del self.refusals[next(iter(self.refusals))]
         place = place_of(url)
         self.refusals.pop(place, None)
@@ -101,8 +103,8 @@ class GuardedProxy:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(HEAD_SECONDS):
-            head = await reader.readuntil(END)
+        async with asyncio.timeout(HEAD_TIMEOUT_S):
+            head = await reader.readuntil(END_OF_HEAD)
         method, _, rest = head.partition(b" ")
         place = rest.partition(b" ")[0].decode("latin-1")
         tunnel = method == b"CONNECT"
@@ -110,28 +112,28 @@ class GuardedProxy:
             target = await self.judge(f"https://{place}/" if tunnel else place)
         except ToolFailure:
             # Without a body, so that a browser shows its own error and no page of ours.
-            await carrying.answer(writer, "403 Forbidden")
+            await tunnels.answer(writer, "403 Forbidden")
             return
         try:
-            there, back = await carrying.connect(target)
+            there, back = await tunnels.connect(target)
         except OSError:
-            await carrying.answer(writer, "502 Bad Gateway")
+            await tunnels.answer(writer, "502 Bad Gateway")
             return
         try:
             if tunnel:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             else:
-                back.write(carrying.for_the_server(head))
-            up = asyncio.create_task(carrying.carry(reader, back, _uncounted))
-            bring = carrying.carry if tunnel else carrying.bring_answer
+                back.write(tunnels.for_the_server(head))
+            up = asyncio.create_task(tunnels.carry(reader, back, _uncounted))
+            bring = tunnels.carry if tunnel else tunnels.bring_answer
             down = asyncio.create_task(bring(there, writer, self._count))
-            await carrying.join(up, down, back)
+            await tunnels.join(up, down, back)
         finally:
             back.close()
 
     def _count(self, size: int) -> bool:
         self._received += size
-        return self._received <= MOST_BYTES
+        return self._received <= MAX_PROXY_BYTES
 
 
 def _uncounted(_size: int) -> bool:
@@ -149,7 +151,7 @@ def place_of(url: str) -> str:
 
 
 def refused(url: str, reason: str) -> ToolFailure:
-    """A policy said no."""
+    """The error when a policy denied a URL."""
     return ToolFailure(
         ErrorKind.PERMISSION_DENIED,
         f"'{url[:200]}' may not be visited: {reason}. Do not try another way; explain this to "
@@ -160,6 +162,6 @@ def refused(url: str, reason: str) -> ToolFailure:
 def _too_much() -> ToolFailure:
     return ToolFailure(
         ErrorKind.TOO_LARGE,
-        f"The pages of this session have brought in more than {MOST_BYTES:,} bytes. Close the "
+        f"The pages of this session have brought in more than {MAX_PROXY_BYTES:,} bytes. Close the "
         "browser and open only what you need.",
     )

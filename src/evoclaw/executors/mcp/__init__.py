@@ -1,1 +1,1 @@
-"""MCP: the tools of anybody's server, run there."""
+"""MCP: the tools of third-party servers."""

@@ -14,16 +14,16 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import outcome_unknown, tool_not_found
-from evoclaw.executors.mcp.offers import LeftOut, Offered, Pins, Terms, choose
+from evoclaw.executors.mcp.offers import OfferedTool, RejectedTool, ServerTerms, ToolPins, choose
 from evoclaw.executors.mcp.servers import McpServer
 
 if TYPE_CHECKING:
-    from evoclaw.executors.mcp.wire import Connection
+    from evoclaw.executors.mcp.connection import McpConnection
 
-LONGEST_PAUSE = 60.0
-"""Seconds, at most, before a server that failed is tried again."""
-BETWEEN_LISTS = 1.0
-"""Seconds between two lists of tools that a server has us fetch."""
+MAX_RECONNECT_DELAY_S = 60.0
+"""The longest delay before a failed server is tried again."""
+MIN_LIST_INTERVAL_S = 1.0
+"""The shortest interval between two tool lists that a server triggers."""
 
 
 class McpExecutor:
@@ -33,24 +33,24 @@ class McpExecutor:
     does. A server that cannot be reached is no error but a `problem`: it has no tools then.
     """
 
-    def __init__(self, server: McpServer, pins: Pins) -> None:
+    def __init__(self, server: McpServer, pins: ToolPins) -> None:
         server.check()
         self.server = server
         self._pins = pins
-        self._terms = Terms(
+        self._terms = ServerTerms(
             server.name, server.permissions, server.trust_hints, server.timeout, server.max_timeout
         )
-        self._offers: dict[str, Offered] = {}
+        self._offers: dict[str, OfferedTool] = {}
         self._tools = Toolset()
-        self._connection: Connection | None = None
-        self._old: list[Connection] = []
+        self._connection: McpConnection | None = None
+        self._old: list[McpConnection] = []
         """Given up, and perhaps not ended yet."""
-        self._connecting: asyncio.Task[Connection] | None = None
+        self._connecting: asyncio.Task[McpConnection] | None = None
         self._listing: asyncio.Task[None] | None = None
         self._failures, self._not_before = 0, 0.0
         self._closed = False
         self._reason = ""
-        self.left_out: tuple[LeftOut, ...] = ()
+        self.left_out: tuple[RejectedTool, ...] = ()
         """The tools that are not offered, and why."""
         self.problem = ""
         """Why the server is not there, if it is not; for people."""
@@ -94,8 +94,8 @@ class McpExecutor:
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Have the server run one call; a server that went away is started or sought again."""
+        from evoclaw.executors.mcp.connection import CallNotRun, McpConnectionLost
         from evoclaw.executors.mcp.results import to_result
-        from evoclaw.executors.mcp.wire import Lost, NotRun
 
         if call.resumed and not call.harmless:
             # Servers keep no journal: what was begun before a crash, nobody can know.
@@ -104,16 +104,16 @@ class McpExecutor:
         offered = self._offer(call)
         try:
             answer = await connection.call(offered.remote, call.arguments, call.timeout, progress)
-        except NotRun:
+        except CallNotRun:
             await self._bury(connection, "it forgot our session")
             raise self._offline("It did not run this call; ask again.") from None
-        except Lost as lost:
+        except McpConnectionLost as lost:
             await self._bury(connection, str(lost))
             raise self._lost(call) from None
         self._failures = 0
         return to_result(call, answer, self.server.name)
 
-    def _offer(self, call: Call) -> Offered:
+    def _offer(self, call: Call) -> OfferedTool:
         offered = self._offers.get(call.name)
         if offered is None:
             raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, self._offers))
@@ -122,7 +122,7 @@ class McpExecutor:
             raise ToolFailure(ErrorKind.CONFLICT, text)
         return offered
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> McpConnection:
         """The connection there is, or a new one; all who need it wait for the same."""
         if self._closed:
             raise self._offline("It was closed.")
@@ -139,18 +139,18 @@ class McpExecutor:
             self._connecting.add_done_callback(_seen)
         return await asyncio.shield(self._connecting)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> McpConnection:
         try:
             # Asked for only here: whoever uses no MCP server need not have it installed.
-            from evoclaw.executors.mcp.wire import Connection, Unreachable
+            from evoclaw.executors.mcp.connection import McpConnection, McpUnreachable
         except ImportError as missing:
             raise ConfigError(f"MCP needs more: pip install 'evoclaw[mcp]' ({missing})") from None
-        connection = Connection(self.server, self._changed)
+        connection = McpConnection(self.server, self._changed)
         try:
             await connection.open()
             await self._list(connection)
             self._connection, self._reason, self.problem = connection, "", ""
-        except Unreachable as problem:
+        except McpUnreachable as problem:
             self._note_failure(str(problem), connection.last_words)
             raise self._offline("Go on without it or explain to the user.") from None
         finally:
@@ -158,20 +158,20 @@ class McpExecutor:
                 await connection.close()
         return connection
 
-    async def _list(self, connection: Connection) -> None:
-        from evoclaw.executors.mcp.wire import Unreachable
+    async def _list(self, connection: McpConnection) -> None:
+        from evoclaw.executors.mcp.connection import McpUnreachable
 
         try:
             listed = await connection.list()
-        except Unreachable as problem:
+        except McpUnreachable as problem:
             if self._connection is not connection:
                 raise
             await self._bury(connection, str(problem))
             raise self._offline("Go on without it or explain to the user.") from None
         offers, self.left_out = choose(listed, self._terms, self._pins)
-        found = {one.tool.name: one for one in offers}
+        found = {offer.tool.name: offer for offer in offers}
         if found != self._offers:
-            self._tools = Toolset(one.tool for one in offers)
+            self._tools = Toolset(offer.tool for offer in offers)
             self._offers = found
 
     def _changed(self) -> None:
@@ -181,26 +181,28 @@ class McpExecutor:
             self._listing.add_done_callback(_seen)
 
     async def _list_soon(self) -> None:
-        await asyncio.sleep(BETWEEN_LISTS)
+        await asyncio.sleep(MIN_LIST_INTERVAL_S)
         connection = self._connection
         if connection is not None and connection.alive:
             with suppress(ToolFailure):
                 await self._list(connection)
 
-    async def _bury(self, connection: Connection, reason: str) -> None:
+    async def _bury(self, connection: McpConnection, reason: str) -> None:
         """Let go of a connection that is of no use, and wait until nothing is left of it."""
         self._give_up(connection, reason)
         await connection.close()
 
-    def _give_up(self, connection: Connection, reason: str) -> None:
+    def _give_up(self, connection: McpConnection, reason: str) -> None:
         if self._connection is connection:
             self._connection = None
             self._note_failure(reason, connection.last_words)
-            self._old = [one for one in self._old if not one.ended] + [connection]
+            self._old = [connection for connection in self._old if not connection.ended] + [
+                connection
+            ]
 
     def _note_failure(self, reason: str, last_words: str) -> None:
         # The first failure costs no pause: most often a server was only restarted.
-        pause = min(LONGEST_PAUSE, 2.0 ** (self._failures - 1)) if self._failures else 0.0
+        pause = min(MAX_RECONNECT_DELAY_S, 2.0 ** (self._failures - 1)) if self._failures else 0.0
         self._failures += 1
         self._not_before = asyncio.get_running_loop().time() + pause
         self._reason = reason
@@ -227,6 +229,6 @@ class McpExecutor:
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
-    """Whoever waited for it may be gone: then nobody needs to be warned of its failure."""
+    """Mark its exception as retrieved: no caller may be waiting any more."""
     if not task.cancelled():
         task.exception()

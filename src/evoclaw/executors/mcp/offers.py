@@ -21,13 +21,13 @@ from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.schema import MAX_DEPTH, compile_schema
 from evoclaw.core.tools import Effect, Tool
 
-LONGEST_NAME = 64
-LONGEST_DESCRIPTION = 1_000
-LONGEST_NOTE = 300
+MAX_TOOL_NAME_CHARS = 64
+MAX_DESCRIPTION_CHARS = 1_000
+MAX_NOTE_CHARS = 300
 """Characters of the text beside one parameter."""
-MOST_TOOLS = 500
-SLACK = 5.0
-"""Seconds in which a server that was told to stop is waited for, before the loop gives up."""
+MAX_SERVER_TOOLS = 500
+CANCEL_TIMEOUT_S = 5.0
+"""How long a cancelled call is waited for, beyond the timeout of the loop."""
 
 SERVER_NAME = re.compile(r"(?=.{1,32}\Z)[A-Za-z](?:_?[A-Za-z0-9-])*")
 """Never two underscores in a row, nor one at the end: so `server__tool` can be read in one way."""
@@ -37,7 +37,7 @@ _LITERAL = frozenset({"const", "enum", "default", "examples"})
 _NOTES = frozenset({"description", "title", "$comment"})
 
 
-class Listed(Struct, frozen=True):
+class ListedTool(Struct, frozen=True):
     """A tool as its server lists it."""
 
     name: str
@@ -48,7 +48,7 @@ class Listed(Struct, frozen=True):
     """Its annotations: `readOnlyHint` and others."""
 
 
-class Offered(Struct, frozen=True):
+class OfferedTool(Struct, frozen=True):
     """A tool that may be offered, and what its server calls it."""
 
     tool: Tool
@@ -56,17 +56,17 @@ class Offered(Struct, frozen=True):
     digest: str
 
 
-class LeftOut(Struct, frozen=True):
+class RejectedTool(Struct, frozen=True):
     """A tool that is not offered, and why; for people."""
 
     name: str
     reason: str
     digest: str = ""
-    """Set when a person's word is all that is missing."""
+    """Set when only a person's approval is missing."""
 
 
-class Terms(Struct, frozen=True):
-    """How the tools of one server are taken in."""
+class ServerTerms(Struct, frozen=True):
+    """The settings by which the tools of one server are offered."""
 
     server: str
     permissions: frozenset[str]
@@ -75,8 +75,8 @@ class Terms(Struct, frozen=True):
     max_timeout: float
 
 
-class Pins(Protocol):
-    """Who knows which tools were approved, and as what."""
+class ToolPins(Protocol):
+    """Which tools were approved, and with which digest."""
 
     def approved(self, server: str, digests: Mapping[str, str]) -> Collection[str]:
         """The names of those that may be offered as they are now; the others are noted."""
@@ -84,15 +84,15 @@ class Pins(Protocol):
 
 
 class NoPins:
-    """Approves whatever comes: for servers that are our own, and for tests."""
+    """Approves every tool: for our own servers, and for tests."""
 
     def approved(self, server: str, digests: Mapping[str, str]) -> Collection[str]:
         """All of them."""
         return digests.keys()
 
 
-def digest(listed: Listed) -> str:
-    """A hash of everything a server says of a tool; any change gives another one."""
+def digest(listed: ListedTool) -> str:
+    """A hash of everything that a server lists of a tool."""
     text = msgspec.json.encode(msgspec.to_builtins(listed), order="sorted")
     return sha256(text).hexdigest()
 
@@ -100,15 +100,15 @@ def digest(listed: Listed) -> str:
 def tool_name(server: str, remote: str) -> str:
     """A legal name that no other tool of any server has."""
     plain = f"{server}__{remote}"
-    if remote and not _STRANGE.search(remote) and len(plain) <= LONGEST_NAME:
+    if remote and not _STRANGE.search(remote) and len(plain) <= MAX_TOOL_NAME_CHARS:
         return plain
     mark = sha256(remote.encode(errors="replace")).hexdigest()[:8]
-    room = LONGEST_NAME - len(server) - len(mark) - 3
+    room = MAX_TOOL_NAME_CHARS - len(server) - len(mark) - 3
     return f"{server}__{_STRANGE.sub('_', remote)[:room]}_{mark}"
 
 
 def one_line(text: str, limit: int) -> str:
-    """A stranger's text as one line: nothing that moves a cursor, hides or reverses, and not long.
+    """Untrusted text as one short line, without control or invisible characters.
 
     Control, format and private characters go, among them those that make text invisible.
     """
@@ -123,40 +123,44 @@ def _unseen(char: str) -> bool:
 
 
 def choose(
-    listed: Iterable[Listed], terms: Terms, pins: Pins
-) -> tuple[tuple[Offered, ...], tuple[LeftOut, ...]]:
-    """Part what a server lists into what is offered and what is left out."""
+    listed: Iterable[ListedTool], terms: ServerTerms, pins: ToolPins
+) -> tuple[tuple[OfferedTool, ...], tuple[RejectedTool, ...]]:
+    """Split a server's tools into those that are offered and those that are rejected."""
     every = list(listed)
-    left: list[LeftOut] = []
-    if len(every) > MOST_TOOLS:
-        left.append(LeftOut("", f"{len(every) - MOST_TOOLS} tools beyond {MOST_TOOLS} are ignored"))
-        every = every[:MOST_TOOLS]
-    names = Counter(tool_name(terms.server, one.name) for one in every)
-    sound: dict[str, Offered] = {}
-    for one in every:
-        shown = one_line(one.name, LONGEST_NAME)
+    left: list[RejectedTool] = []
+    if len(every) > MAX_SERVER_TOOLS:
+        left.append(
+            RejectedTool(
+                "", f"{len(every) - MAX_SERVER_TOOLS} tools beyond {MAX_SERVER_TOOLS} are ignored"
+            )
+        )
+        every = every[:MAX_SERVER_TOOLS]
+    names = Counter(tool_name(terms.server, entry.name) for entry in every)
+    sound: dict[str, OfferedTool] = {}
+    for entry in every:
+        shown = one_line(entry.name, MAX_TOOL_NAME_CHARS)
         try:
-            tool = _tool(one, terms)
+            tool = _tool(entry, terms)
             if names[tool.name] > 1:
-                left.append(LeftOut(shown, "the server lists this name more than once"))
+                left.append(RejectedTool(shown, "the server lists this name more than once"))
                 continue
             compile_schema(tool)
-            sound[tool.name] = Offered(tool, one.name, digest(one))
+            sound[tool.name] = OfferedTool(tool, entry.name, digest(entry))
         except SchemaError as refused:
-            left.append(LeftOut(shown, one_line(refused.problem, LONGEST_NOTE)))
+            left.append(RejectedTool(shown, one_line(refused.problem, MAX_NOTE_CHARS)))
         except RecursionError:
-            left.append(LeftOut(shown, "its schema is nested too deeply"))
-    approved = pins.approved(terms.server, {name: one.digest for name, one in sound.items()})
+            left.append(RejectedTool(shown, "its schema is nested too deeply"))
+    approved = pins.approved(terms.server, {name: offer.digest for name, offer in sound.items()})
     left += [
-        LeftOut(name, "new or changed; a person must approve it", one.digest)
-        for name, one in sound.items()
+        RejectedTool(name, "new or changed; a person must approve it", offer.digest)
+        for name, offer in sound.items()
         if name not in approved
     ]
-    return tuple(one for name, one in sound.items() if name in approved), tuple(left)
+    return tuple(offer for name, offer in sound.items() if name in approved), tuple(left)
 
 
-def _tool(listed: Listed, terms: Terms) -> Tool:
-    said = one_line(listed.description, LONGEST_DESCRIPTION) or "nothing"
+def _tool(listed: ListedTool, terms: ServerTerms) -> Tool:
+    said = one_line(listed.description, MAX_DESCRIPTION_CHARS) or "nothing"
     said = said.replace('"', "'")
     hints = listed.hints if terms.trust_hints else {}
     parameters = _tidied({"type": "object", **listed.parameters}, listed.name)
@@ -171,7 +175,7 @@ def _tool(listed: Listed, terms: Terms) -> Tool:
         max_timeout=terms.max_timeout,
         idempotent=hints.get("idempotentHint") is True,
         streams=True,
-        slack=SLACK,
+        slack=CANCEL_TIMEOUT_S,
         outside=True,
         # Whatever it says of itself, what it is asked leaves this machine's rules behind.
         sends=True,
@@ -189,7 +193,7 @@ def _tidied(node: JSON, name: str, depth: int = 1) -> JSON:
     tidy: dict[str, JSON] = {}
     for key, child in node.items():
         if key in _NOTES and isinstance(child, str):
-            tidy[key] = one_line(child, LONGEST_NOTE)
+            tidy[key] = one_line(child, MAX_NOTE_CHARS)
         else:
             tidy[key] = child if key in _LITERAL else _tidied(child, name, depth + 1)
     return tidy

@@ -1,4 +1,4 @@
-"""The file of approved MCP tools: what a person said yes to, by digest, and what waits."""
+"""`PinFile`: the MCP tools that a person approved, by digest, and those that wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from evoclaw.core.errors import ConfigError
 
 
-class Pinned(Struct, frozen=True):
+class ServerPins(Struct, frozen=True):
     """The tools of one server."""
 
     approved: dict[str, str] = {}
@@ -31,10 +31,10 @@ class PinFile:
         """Say where, and whether the tools a server shows the very first time need no word."""
         self._path, self._trust_first = path, trust_first
 
-    def all(self) -> dict[str, Pinned]:
+    def all(self) -> dict[str, ServerPins]:
         """Every server that was seen."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, Pinned])
+            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, ServerPins])
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as problem:
@@ -47,17 +47,17 @@ class PinFile:
         """The names of those that may be offered as they are now; the others wait."""
         pinned = self.all().get(server)
         if pinned is None and self._trust_first:
-            pinned = self._change(server, lambda now: now or Pinned(dict(digests)))
-        pinned = pinned or Pinned()
+            pinned = self._change(server, lambda now: now or ServerPins(dict(digests)))
+        pinned = pinned or ServerPins()
         if _waiting(pinned, digests) != pinned.waiting:
             # Seen anew under the lock: somebody may have approved or forgotten meanwhile.
-            pinned = self._change(server, lambda now: _noted(now or Pinned(), digests))
+            pinned = self._change(server, lambda now: _noted(now or ServerPins(), digests))
         return digests.keys() - _waiting(pinned, digests).keys()
 
-    def approve(self, server: str, names: Collection[str] | None = None) -> Pinned:
+    def approve(self, server: str, names: Collection[str] | None = None) -> ServerPins:
         """Approve what waits, or of it the named ones, as it was last seen."""
 
-        def approve(pinned: Pinned | None) -> Pinned:
+        def approve(pinned: ServerPins | None) -> ServerPins:
             if pinned is None:
                 known = ", ".join(sorted(self.all())) or "none"
                 raise ConfigError(f"no MCP server {server!r} was seen yet; seen: {known}")
@@ -66,15 +66,15 @@ class PinFile:
             if missing := [name for name, found in chosen.items() if not found]:
                 raise ConfigError(f"nothing waits under the name {', '.join(sorted(missing))}")
             left = {name: found for name, found in waits.items() if name not in chosen}
-            return Pinned({**pinned.approved, **chosen}, left)
+            return ServerPins({**pinned.approved, **chosen}, left)
 
         return self._change(server, approve)
 
     def forget(self, server: str) -> None:
         """Take every approval of a server back."""
-        self._change(server, lambda _: Pinned())
+        self._change(server, lambda _: ServerPins())
 
-    def _change(self, server: str, update: Callable[[Pinned | None], Pinned]) -> Pinned:
+    def _change(self, server: str, update: Callable[[ServerPins | None], ServerPins]) -> ServerPins:
         try:
             with self._alone():
                 known = self.all()
@@ -102,10 +102,10 @@ class PinFile:
             os.close(lock)
 
 
-def _waiting(pinned: Pinned, digests: Mapping[str, str]) -> dict[str, str]:
-    """Of what is there now, what nobody approved as it is."""
+def _waiting(pinned: ServerPins, digests: Mapping[str, str]) -> dict[str, str]:
+    """The listed tools that are not approved as they are."""
     return {name: found for name, found in digests.items() if pinned.approved.get(name) != found}
 
 
-def _noted(pinned: Pinned, digests: Mapping[str, str]) -> Pinned:
+def _noted(pinned: ServerPins, digests: Mapping[str, str]) -> ServerPins:
     return replace(pinned, waiting=_waiting(pinned, digests))

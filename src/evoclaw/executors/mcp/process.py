@@ -17,15 +17,15 @@ from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.executors.process_trees import END_TIMEOUT_S
 from evoclaw.executors.processes import DEFAULT_PATH
-from evoclaw.executors.trees import PATIENCE
 
-MOST_RUBBISH = 1_000
-"""Lines that are no messages before a server is given up."""
-LAST_WORDS = 2_000
-"""Bytes of the error output that are kept to explain an end."""
-GRACE = 1.0
-"""Seconds for a server to end by itself once its input is closed, and once more when asked."""
+MAX_GARBAGE_LINES = 1_000
+"""Lines that are not messages before the server is ended."""
+MAX_STDERR_BYTES = 2_000
+"""The tail of stderr that explains why a server ended."""
+END_GRACE_S = 1.0
+"""How long a server may take to end once its stdin is closed, and again after SIGTERM."""
 
 Inbound = MemoryObjectSendStream[SessionMessage | Exception]
 Streams = tuple[
@@ -34,7 +34,7 @@ Streams = tuple[
 
 
 class ServerProcess:
-    """One life of a server that speaks over its standard input and output."""
+    """One process of a server that uses stdin and stdout."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ServerProcess:
     @property
     def last_words(self) -> str:
         """The end of what it wrote to its error output."""
-        return bytes(self._last_words[-LAST_WORDS:]).decode(errors="replace").strip()
+        return bytes(self._last_words[-MAX_STDERR_BYTES:]).decode(errors="replace").strip()
 
     @asynccontextmanager
     async def streams(self) -> AsyncGenerator[Streams]:
@@ -86,7 +86,7 @@ class ServerProcess:
         if program is None:
             raise ConfigError(f"there is no program {self._command[0]!r} on this machine")
         told, control = os.pipe()
-        script = str(Path(__file__).parent.with_name("supervisor.py"))
+        script = str(Path(__file__).parent.with_name("supervisor_program.py"))
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", script, str(told), program, *self._command[1:]),
@@ -114,7 +114,7 @@ class ServerProcess:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
                     rubbish += bool(line.strip())
-                    if rubbish > MOST_RUBBISH:
+                    if rubbish > MAX_GARBAGE_LINES:
                         self.fault = "it writes rubbish to its standard output"
                         break
                     continue
@@ -148,7 +148,7 @@ class ServerProcess:
     async def _note(self, stderr: asyncio.StreamReader) -> None:
         while data := await stderr.read(4_096):
             self._last_words += data
-            del self._last_words[: -2 * LAST_WORDS]
+            del self._last_words[: -2 * MAX_STDERR_BYTES]
 
 
 def _pump(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -161,28 +161,28 @@ async def _end(process: asyncio.subprocess.Process, control: int) -> None:
         process.stdin.close()
     exited = asyncio.ensure_future(process.wait())
     try:
-        await asyncio.wait([exited], timeout=GRACE)
+        await asyncio.wait([exited], timeout=END_GRACE_S)
         if not exited.done():
             with suppress(BrokenPipeError):
                 os.write(control, b"T")
-            await asyncio.wait([exited], timeout=GRACE)
+            await asyncio.wait([exited], timeout=END_GRACE_S)
     finally:
         os.close(control)
-    await asyncio.wait([exited], timeout=PATIENCE)
+    await asyncio.wait([exited], timeout=END_TIMEOUT_S)
     if not exited.done():
         process.kill()
-        await asyncio.wait([exited], timeout=PATIENCE)
+        await asyncio.wait([exited], timeout=END_TIMEOUT_S)
     exited.cancel()
 
 
 async def _whatever_happens(
     ending: asyncio.Future[None], pumps: Sequence[asyncio.Task[None]]
 ) -> None:
-    """Wait for the end however often we are cancelled meanwhile; it takes seconds at most."""
+    """Wait for the end even if cancelled meanwhile; it takes seconds at most."""
 
     async def settle() -> None:
         await ending
-        await asyncio.wait(pumps, timeout=GRACE)
+        await asyncio.wait(pumps, timeout=END_GRACE_S)
         for pump in pumps:
             pump.cancel()
         await asyncio.wait(pumps)

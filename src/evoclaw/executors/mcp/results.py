@@ -1,4 +1,4 @@
-"""What an MCP server answered, as blocks: bounded, and only of kinds a model can be shown."""
+"""Converts an MCP server's answer to blocks: bounded, and only of kinds that models accept."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.tools import Call
 from evoclaw.core.truncate import head_and_tail
-from evoclaw.executors.mcp.offers import LONGEST_NOTE, one_line
+from evoclaw.executors.mcp.offers import MAX_NOTE_CHARS, one_line
 
-MOST_CHARS = 64_000
-"""Of all the text of one result."""
-MOST_BLOCKS = 50
-MOST_IMAGE_BYTES = 5 << 20
+MAX_RESULT_CHARS = 64_000
+"""All text of one result."""
+MAX_RESULT_BLOCKS = 50
+MAX_IMAGE_BYTES = 5 << 20
 _BEGINS_JSON = frozenset('{["tfn-0123456789')
-SHOWABLE = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+IMAGE_MEDIA_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 
 def to_result(call: Call, answer: types.CallToolResult, server: str) -> ToolResult:
@@ -43,9 +43,9 @@ def to_result(call: Call, answer: types.CallToolResult, server: str) -> ToolResu
 
 
 def _blocks(answer: types.CallToolResult) -> list[Block]:
-    blocks = [_block(one) for one in answer.content[:MOST_BLOCKS]]
-    if len(answer.content) > MOST_BLOCKS:
-        blocks.append(TextBlock(f"[{len(answer.content) - MOST_BLOCKS} more parts left out]"))
+    blocks = [_block(block) for block in answer.content[:MAX_RESULT_BLOCKS]]
+    if len(answer.content) > MAX_RESULT_BLOCKS:
+        blocks.append(TextBlock(f"[{len(answer.content) - MAX_RESULT_BLOCKS} more parts left out]"))
     if answer.structured_content is not None:
         text = msgspec.json.encode(answer.structured_content).decode()
         # Servers should say the same once more as text; then once is enough.
@@ -65,7 +65,7 @@ def _block(content: types.ContentBlock) -> Block:
         case types.ResourceLink():
             parts = [content.name, f"<{content.uri}>", content.mime_type, content.description]
             said = " ".join(part for part in parts if part)
-            return TextBlock(f"[a resource: {one_line(said, LONGEST_NOTE)}]")
+            return TextBlock(f"[a resource: {one_line(said, MAX_NOTE_CHARS)}]")
         case types.EmbeddedResource():
             return _resource(content.resource)
 
@@ -73,15 +73,19 @@ def _block(content: types.ContentBlock) -> Block:
 def _resource(resource: types.TextResourceContents | types.BlobResourceContents) -> Block:
     kind = resource.mime_type or "unknown type"
     if isinstance(resource, types.BlobResourceContents):
-        if kind in SHOWABLE:
+        if kind in IMAGE_MEDIA_TYPES:
             return _image(kind, resource.blob)
-        return _binary(f"resource {one_line(resource.uri, LONGEST_NOTE)}", kind, resource.blob)
-    return TextBlock(f"[resource {one_line(resource.uri, LONGEST_NOTE)}]\n{resource.text}")
+        return _binary(f"resource {one_line(resource.uri, MAX_NOTE_CHARS)}", kind, resource.blob)
+    return TextBlock(f"[resource {one_line(resource.uri, MAX_NOTE_CHARS)}]\n{resource.text}")
 
 
 def _image(media_type: str, data: str) -> Block:
     kind = media_type.lower()
-    if kind not in SHOWABLE or len(data) * 3 // 4 > MOST_IMAGE_BYTES or not _is_base64(data):
+    if (
+        kind not in IMAGE_MEDIA_TYPES
+        or len(data) * 3 // 4 > MAX_IMAGE_BYTES
+        or not _is_base64(data)
+    ):
         return _binary("image", media_type, data)
     return ImageBlock(kind, data)
 
@@ -116,7 +120,7 @@ def _said_already(value: JSON, blocks: Iterable[Block]) -> bool:
 
 def _bounded(blocks: Iterable[Block]) -> tuple[Block, ...]:
     kept: list[Block] = []
-    chars, picture_bytes = MOST_CHARS, MOST_IMAGE_BYTES
+    chars, picture_bytes = MAX_RESULT_CHARS, MAX_IMAGE_BYTES
     for block in blocks:
         if isinstance(block, ImageBlock):
             picture_bytes -= len(block.data) * 3 // 4

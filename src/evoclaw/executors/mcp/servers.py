@@ -1,4 +1,4 @@
-"""What is configured of one MCP server."""
+"""The configuration of one MCP server."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class McpServer(Struct, frozen=True):
     name: str
     """The first half of its tools' names."""
     command: tuple[str, ...] = ()
-    """The program and its arguments; it speaks over its standard input and output."""
+    """The program and its arguments; it uses stdin and stdout."""
     url: str = ""
-    """Where it speaks streamable HTTP, instead of a command."""
+    """Its streamable HTTP endpoint, instead of a command."""
     env: Mapping[str, str] = {}
-    """All that the program finds in its environment, but for the `PATH`."""
+    """The whole environment of the program, except `PATH`."""
     cwd: str = ""
     headers: Mapping[str, str] = {}
     """Sent with every HTTP request; here belongs a token."""
     permissions: frozenset[str] = frozenset({"network"})
     """What each of its tools needs."""
     trust_hints: bool = False
-    """Believe what it says of its tools: read-only, idempotent. Else all of them write."""
+    """Trust its tool annotations: read-only, idempotent. Else all of its tools write."""
     timeout: float = 60.0
     max_timeout: float = 300.0
     start_timeout: float = 30.0

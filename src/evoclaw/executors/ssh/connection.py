@@ -1,4 +1,4 @@
-"""One SSH connection to one machine: who it is, how it is proved, and coming back once it broke."""
+"""`SshConnection`: one SSH connection to one machine: authentication and reconnecting."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PORT = 22
-ALIVE = 3
-"""Questions without an answer after which the other side is taken for gone."""
-PING = 5.0
-"""Seconds an SFTP session has to answer after a call on it was cut short."""
+SSH_PORT = 22
+MAX_MISSED_KEEPALIVES = 3
+"""Unanswered keepalives after which the connection counts as lost."""
+SFTP_CHECK_TIMEOUT_S = 5.0
+"""How long an SFTP session may take to answer after a cancelled call."""
 
 
-class Unreachable(ConfigError):
-    """The machine did not answer; it may later."""
+class SshUnreachable(ConfigError):
+    """The machine did not answer; a later attempt may succeed."""
 
 
 class SshTarget(Struct, frozen=True):
-    """Where an `ssh://` address leads."""
+    """The parts of an `ssh://` address."""
 
     host: str
     path: str
     """The workspace there: absolute, or relative to the home folder."""
-    port: int = PORT
+    port: int = SSH_PORT
     user: str | None = None
 
 
@@ -48,7 +48,7 @@ def parse_ssh_url(url: str) -> SshTarget:
     """
     try:
         parts = urlsplit(url)
-        port = PORT if parts.port is None else parts.port
+        port = SSH_PORT if parts.port is None else parts.port
     except ValueError as problem:
         raise ConfigError(f"{url!r} is no address: {problem}") from None
     path = unquote(parts.path)
@@ -73,7 +73,7 @@ def parse_ssh_url(url: str) -> SshTarget:
 
 
 class SshConnection:
-    """A connection to a machine, made when first needed and again when it was lost.
+    """A connection to a machine, opened when first needed and again when it was lost.
 
     The host key must be in the known-hosts file; there is no switch that trusts an unknown one.
     Nothing is forwarded and no password is ever asked for or sent.
@@ -83,7 +83,7 @@ class SshConnection:
         self,
         host: str,
         *,
-        port: int = PORT,
+        port: int = SSH_PORT,
         user: str | None = None,
         keys: Sequence[str | Path] = (),
         known_hosts: str | Path = "~/.ssh/known_hosts",
@@ -132,7 +132,7 @@ class SshConnection:
         if connection is not None:
             connection.close()
             try:
-                async with asyncio.timeout(PING):
+                async with asyncio.timeout(SFTP_CHECK_TIMEOUT_S):
                     await connection.wait_closed()
             except TimeoutError:
                 connection.abort()
@@ -141,7 +141,7 @@ class SshConnection:
         """The connection, for a call: what keeps it from being made is worded for the model."""
         try:
             return await self.open()
-        except Unreachable as problem:
+        except SshUnreachable as problem:
             raise ToolFailure(
                 ErrorKind.AGENT_OFFLINE, f"{problem}. Nothing was done. Explain this to the user."
             ) from None
@@ -211,7 +211,7 @@ class SshConnection:
     async def _sftp(self, connection: SSHClientConnection) -> SFTPClient:
         if self._files is not None and self._suspect:
             try:
-                async with asyncio.timeout(PING):
+                async with asyncio.timeout(SFTP_CHECK_TIMEOUT_S):
                     await self._files.realpath(b".")
             except TimeoutError:
                 self._files.exit()
@@ -251,14 +251,14 @@ class SshConnection:
                 f"{self._known_hosts} cannot be read: {problem}; correct or remove that line"
             ) from None
         except TimeoutError:
-            raise Unreachable(f"{self.name} did not answer in {self._patience:g} s") from None
+            raise SshUnreachable(f"{self.name} did not answer in {self._patience:g} s") from None
         except (OSError, asyncssh.Error) as problem:
-            raise Unreachable(f"{self.name} cannot be reached: {problem}") from None
+            raise SshUnreachable(f"{self.name} cannot be reached: {problem}") from None
 
     async def _options(self, offered: list[SSHKey]) -> dict[str, Any]:
         import asyncssh
 
-        class Client(asyncssh.SSHClient):
+        class HostKeyClient(asyncssh.SSHClient):
             def validate_host_public_key(
                 self, host: str, addr: str, port: int, key: asyncssh.SSHKey
             ) -> bool:
@@ -267,12 +267,12 @@ class SshConnection:
                 return False
 
         options: dict[str, Any] = {
-            "client_factory": Client,
+            "client_factory": HostKeyClient,
             "known_hosts": await asyncio.to_thread(self._trusted),
             "config": None,
             "preferred_auth": "publickey",
             "keepalive_interval": self._keep_alive,
-            "keepalive_count_max": ALIVE,
+            "keepalive_count_max": MAX_MISSED_KEEPALIVES,
             "agent_forwarding": False,
         }
         if self._user is not None:
@@ -302,7 +302,7 @@ class SshConnection:
         known = match_known_hosts(self._trusted(), self._host, "", self._port)[0]
         login = f"{self._user}@{self._host}" if self._user else self._host
         if known:
-            name = self._host if self._port == PORT else f"[{self._host}]:{self._port}"
+            name = self._host if self._port == SSH_PORT else f"[{self._host}]:{self._port}"
             return (
                 f"the host key of {self.name} has changed to {print_}: somebody may be in between. "
                 f"If the machine was set up anew, check that print there, then run "
@@ -316,7 +316,7 @@ class SshConnection:
 
 
 async def whole(work: Awaitable[T], spare: Callable[[T], Awaitable[object]]) -> T:
-    """Await what must not be cut in two, such as the opening of a session.
+    """Await what must not be interrupted, such as the opening of a session.
 
     Args:
         work: It goes on when we are cancelled, for a while.
@@ -341,5 +341,5 @@ async def _left(files: SFTPClient) -> None:
 
 
 async def _put_away(task: asyncio.Task[T], spare: Callable[[T], Awaitable[object]]) -> None:
-    async with asyncio.timeout(PING):
+    async with asyncio.timeout(SFTP_CHECK_TIMEOUT_S):
         await spare(await task)

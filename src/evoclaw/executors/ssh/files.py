@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
-from evoclaw.executors.files import MAX_READ
+from evoclaw.executors.files import MAX_READ_BYTES
 from evoclaw.executors.finishing import finish
-from evoclaw.executors.protected import check_change
+from evoclaw.executors.protected_paths import check_not_protected
 from evoclaw.executors.roots import Root, check_path, explained, outside
+from evoclaw.executors.ssh.atomic_write import drop, fill, look, make_folder
 from evoclaw.executors.ssh.connection import SshConnection
-from evoclaw.executors.ssh.drafts import drop, fill, look, make_folder
-from evoclaw.executors.ssh.reasons import check_regular, file_kind, near, os_error
+from evoclaw.executors.ssh.sftp_errors import check_regular, file_kind, near, os_error
 from evoclaw.executors.ssh.walk import SshWalk
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class SshFiles:
         check_regular(path, about)
         size = about.size or 0
         wanted = max(0, size - start) if limit is None else limit
-        if wanted > MAX_READ:
+        if wanted > MAX_READ_BYTES:
             raise ToolFailure(
                 ErrorKind.TOO_LARGE,
                 f"'{path}' has {size:,} bytes, too many to read at once. "
@@ -228,7 +228,7 @@ class SshFiles:
                 ErrorKind.INVALID_PARAMS, f"'{path}' names a folder. Add the file's name."
             )
         if self._protect:
-            check_change(path, relative)
+            check_not_protected(path, relative)
         # Finds out, where it does no harm, whether the connection still stands.
         await sftp.realpath(root.path)
         return posixpath.join(root.path, above) if above else root.path, name

@@ -1,4 +1,4 @@
-"""`SshProcesses`: the processes of another machine, each call a tree that is dead when it ends."""
+"""`SshProcesses`: the processes of another machine; when a call ends, its process tree is dead."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import Completed
 from evoclaw.executors.finishing import finish
-from evoclaw.executors.output import STDERR, STDOUT, Watch
-from evoclaw.executors.processes import SHOWN
+from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch
+from evoclaw.executors.processes import MAX_SHOWN_OUTPUT_BYTES
 from evoclaw.executors.roots import check_path, outside
 from evoclaw.executors.ssh.connection import SshConnection, whole
-from evoclaw.executors.ssh.scripts import Order, boot, probe, script, word
+from evoclaw.executors.ssh.scripts import RemoteCommand, boot, probe, script, word
 
 if TYPE_CHECKING:
     from asyncssh import SSHClientConnection
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ISOLATION = "none (ssh)"
-AT_ONCE = 8
-"""Commands that run side by side: sshd allows ten sessions, one is for files."""
-LONGEST_ARGUMENT = 128 << 10
-LONGEST_COMMAND = 1 << 20
-NOISE = 64 << 10
-"""Bytes of a login shell's chatter that are put up with before the script answers."""
-PATIENCE = 15.0
-"""Seconds for a script to answer."""
-ENDING = 6.0
-"""Seconds for everything to be dead: the supervisor takes four at most."""
-REFUSALS = {
+COMMAND_CONCURRENCY = 8
+"""Concurrent commands: sshd allows ten sessions, one of them for files."""
+MAX_ARGUMENT_BYTES = 128 << 10
+MAX_COMMAND_BYTES = 1 << 20
+MAX_LOGIN_OUTPUT_BYTES = 64 << 10
+"""Output of a login shell that is skipped before the script answers."""
+SCRIPT_TIMEOUT_S = 15.0
+"""How long a script may take to answer."""
+END_TIMEOUT_S = 6.0
+"""How long until everything is dead: the supervisor takes four seconds at most."""
+REFUSAL_MESSAGES = {
     "closed": (ErrorKind.PERMISSION_DENIED, "'{cwd}' may not be entered. Explain to the user."),
     "file": (ErrorKind.INVALID_PARAMS, "'{cwd}' is not a folder."),
     "missing": (ErrorKind.NOT_FOUND, "'{cwd}' does not exist. Use glob to see what there is."),
@@ -49,7 +49,7 @@ REFUSALS = {
 }
 
 
-class Channel(Protocol):
+class SshChannel(Protocol):
     """What is used of the library's channel; its own types leave the kind of data open."""
 
     def write(self, data: bytes) -> None:
@@ -69,10 +69,10 @@ class Channel(Protocol):
         ...
 
 
-class Remote:
-    """One script on the other side, as an SSH session sees it: its answer, its output, its end."""
+class RemoteSession:
+    """One script on the other machine: its answer, its output, its end."""
 
-    def __init__(self, mark: str, watch: Watch) -> None:
+    def __init__(self, mark: str, watch: ProcessWatch) -> None:
         self.watch = watch
         self.answer: str | None = None
         self.code: int | None = None
@@ -88,7 +88,7 @@ class Remote:
         if self.answer is not None:
             self.watch.pipe_data_received(STDOUT if datatype is None else STDERR, data)
         elif datatype is not None:
-            self.noise += data[: NOISE - len(self.noise)]
+            self.noise += data[: MAX_LOGIN_OUTPUT_BYTES - len(self.noise)]
         else:
             self._before += data
             found = self._before.find(self._mark)
@@ -98,7 +98,7 @@ class Remote:
                 self.heard.set()
                 if rest := bytes(self._before[end + 1 :]):
                     self.watch.pipe_data_received(STDOUT, rest)
-            elif len(self._before) > NOISE:
+            elif len(self._before) > MAX_LOGIN_OUTPUT_BYTES:
                 self.heard.set()
 
     def exit_status_received(self, status: int) -> None:
@@ -140,7 +140,7 @@ class SshProcesses:
 
     They start in a clean environment (PATH, HOME and LANG as the login there has them), without a
     terminal and with nothing to read. When a call ends, however it ends, what it started is dead;
-    also when the connection breaks. This is tidiness, not a cage: a command may do whatever the
+    also when the connection breaks. This is tidiness, not a sandbox: a command may do whatever the
     account may.
     """
 
@@ -169,7 +169,7 @@ class SshProcesses:
         self._env = dict(env or {})
         self._python = None if supervision == "auto" else ""
         self._max_bytes, self._grace = max_bytes, grace
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = asyncio.Semaphore(COMMAND_CONCURRENCY)
         self._asking = asyncio.Lock()
 
     async def isolation(self) -> str:
@@ -188,7 +188,7 @@ class SshProcesses:
     ) -> Completed:
         """Run a program to its end, its leftovers included."""
         order = self._order(tuple(argv), cwd, {**self._env, **(env or {})}, stdin)
-        watch = Watch(max_output, self._max_bytes, on_output)
+        watch = ProcessWatch(max_output, self._max_bytes, on_output)
         async with self._places:
             channel, remote = await self._prepared(order, watch, cwd)
             # From here on it may have happened. A task of its own: cancelling the caller must
@@ -209,7 +209,7 @@ class SshProcesses:
         out, err = watch.kept[STDOUT], watch.kept[STDERR]
         return Completed(remote.code, out.content(), err.content(), out.total, err.total, ISOLATION)
 
-    async def _live(self, channel: Channel, remote: Remote) -> None:
+    async def _live(self, channel: SshChannel, remote: RemoteSession) -> None:
         watch = remote.watch
         await watch.wake.wait()
         if not watch.exited.is_set() and not watch.overflowed:
@@ -217,13 +217,17 @@ class SshProcesses:
             await watch.settled(self._grace)
         if not watch.exited.is_set():
             channel.write_eof()
-            if not await watch.settled(ENDING):
-                logger.warning("a command on %s could not be seen to end", self._ssh.name)
+            if not await watch.settled(END_TIMEOUT_S):
+                logger.warning(
+                    "a command on %s may still run: its end was not confirmed", self._ssh.name
+                )
                 channel.abort()
         elif remote.code is None:
-            logger.warning("the connection to %s broke while a command ran", self._ssh.name)
+            logger.warning("the connection to %s was lost while a command ran", self._ssh.name)
 
-    async def _prepared(self, order: Order, watch: Watch, cwd: str) -> tuple[Channel, Remote]:
+    async def _prepared(
+        self, order: RemoteCommand, watch: ProcessWatch, cwd: str
+    ) -> tuple[SshChannel, RemoteSession]:
         """A script that waits for the word to go; until then nothing has happened."""
         from asyncssh import Error
 
@@ -252,7 +256,12 @@ class SshProcesses:
         async with self._asking:
             if self._python is None:
                 mark = secrets.token_hex(16)
-                channel, remote = await _opened(connection, mark, Watch(NOISE, NOISE), probe(mark))
+                channel, remote = await _opened(
+                    connection,
+                    mark,
+                    ProcessWatch(MAX_LOGIN_OUTPUT_BYTES, MAX_LOGIN_OUTPUT_BYTES),
+                    probe(mark),
+                )
                 await _closed(channel)
                 if remote.answer is None:
                     raise self._refused(remote, None, ".")
@@ -261,7 +270,7 @@ class SshProcesses:
 
     def _order(
         self, argv: tuple[str, ...], cwd: str, env: Mapping[str, str], stdin: bytes | None
-    ) -> Order:
+    ) -> RemoteCommand:
         try:
             texts = [os.fsencode(text) for text in (*argv, *env.keys(), *env.values())]
         except UnicodeEncodeError:
@@ -276,14 +285,14 @@ class SshProcesses:
         if any(not name or "=" in name or "\n" in name for name in env):
             raise ToolFailure(ErrorKind.INVALID_PARAMS, "An environment variable has no name.")
         sizes = [len(text) for text in texts]
-        if max(sizes) >= LONGEST_ARGUMENT or sum(sizes) > LONGEST_COMMAND:
+        if max(sizes) >= MAX_ARGUMENT_BYTES or sum(sizes) > MAX_COMMAND_BYTES:
             raise ToolFailure(
                 ErrorKind.TOO_LARGE,
                 "The command is too long for this machine. Write it to a file and run that.",
             )
         mark = secrets.token_hex(16)
         size = None if stdin is None else len(stdin)
-        return Order(mark, self._root, self._folder(cwd), argv, env, size)
+        return RemoteCommand(mark, self._root, self._folder(cwd), argv, env, size)
 
     def _folder(self, cwd: str) -> str:
         """A folder that does not leave the root by its text; the machine judges the rest."""
@@ -293,26 +302,29 @@ class SshProcesses:
             raise outside(cwd)
         return cwd
 
-    def _refused(self, remote: Remote, order: Order | None, cwd: str) -> ToolFailure:
+    def _refused(self, remote: RemoteSession, order: RemoteCommand | None, cwd: str) -> ToolFailure:
         word = (remote.answer or "").removeprefix("no ")
         if word == "outside":
             return outside(cwd)
-        if order is not None and word in REFUSALS:
-            kind, text = REFUSALS[word]
+        if order is not None and word in REFUSAL_MESSAGES:
+            kind, text = REFUSAL_MESSAGES[word]
             return ToolFailure(kind, text.format(cwd=cwd, program=order.argv[0]))
-        said = remote.noise[-SHOWN:].decode(errors="replace").strip() or "it gave no reason"
+        said = (
+            remote.noise[-MAX_SHOWN_OUTPUT_BYTES:].decode(errors="replace").strip()
+            or "it gave no reason"
+        )
         return ToolFailure(
             ErrorKind.EXECUTION_FAILED,
             f"The command could not be started on {self._ssh.name}, and nothing was done: {said}",
         )
 
-    def _too_much(self, watch: Watch) -> ToolFailure:
+    def _too_much(self, watch: ProcessWatch) -> ToolFailure:
         out, err = watch.kept[STDOUT], watch.kept[STDERR]
-        head = (out.content() or err.content())[:SHOWN].decode(errors="replace")
+        head = (out.content() or err.content())[:MAX_SHOWN_OUTPUT_BYTES].decode(errors="replace")
         return ToolFailure(
             ErrorKind.TOO_LARGE,
             f"The command wrote more than {self._max_bytes:,} bytes and was stopped. Send its "
-            f"output to a file, or cut it with head, tail or grep. It began:\n{head}",
+            f"output to a file, or cut it with head, tail or grep. It started with:\n{head}",
             stdout_bytes=out.total,
             stderr_bytes=err.total,
             isolation=ISOLATION,
@@ -320,20 +332,20 @@ class SshProcesses:
 
 
 async def _opened(
-    connection: SSHClientConnection, mark: str, watch: Watch, text: bytes
-) -> tuple[Channel, Remote]:
-    """Send a script and hear its answer, if it gives one."""
+    connection: SSHClientConnection, mark: str, watch: ProcessWatch, text: bytes
+) -> tuple[SshChannel, RemoteSession]:
+    """Send a script and read its answer, if it gives one."""
     from asyncssh import ConnectionLost
 
-    remote = Remote(mark, watch)
-    create: Callable[..., Awaitable[tuple[Channel, object]]] = cast(
+    remote = RemoteSession(mark, watch)
+    create: Callable[..., Awaitable[tuple[SshChannel, object]]] = cast(
         "Any", connection
     ).create_session
     opening = create(lambda: remote, boot(text), encoding=None, request_pty=False)
     channel, _ = await whole(opening, _given_up)
     try:
         channel.write(text)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(SCRIPT_TIMEOUT_S):
             await remote.heard.wait()
     except BaseException:
         await finish(asyncio.create_task(_closed(channel)))
@@ -343,15 +355,15 @@ async def _opened(
     return channel, remote
 
 
-async def _given_up(opened: tuple[Channel, object]) -> None:
+async def _given_up(opened: tuple[SshChannel, object]) -> None:
     await _closed(opened[0])
 
 
-async def _closed(channel: Channel) -> None:
-    """End a script that was not told to go; sshd counts it until it is gone."""
+async def _closed(channel: SshChannel) -> None:
+    """End a script that was not started; sshd counts its session until it ends."""
     channel.abort()
     try:
-        async with asyncio.timeout(ENDING):
+        async with asyncio.timeout(END_TIMEOUT_S):
             await channel.wait_closed()
     except TimeoutError:
         # The connection is dead too, and will be seen to be.

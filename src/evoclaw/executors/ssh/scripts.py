@@ -1,4 +1,4 @@
-"""What is run on the other machine around a command, so that nothing of it outlives the call.
+"""The scripts around a command on another machine, so that nothing of it outlives the call.
 
 A login shell, whichever it is, sees one fixed line. That line has `/bin/sh` read a script from
 standard input, which names program, arguments, folder and environment. The script answers with a
@@ -19,15 +19,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-NAMED = (1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15)
-"""The signals of Linux that SSH has a word for."""
+NAMED_SIGNALS = (1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15)
+"""The Linux signals that SSH has a name for."""
 
 
-class Order(Struct, frozen=True):
+class RemoteCommand(Struct, frozen=True):
     """A command, checked, and where it is to run."""
 
     mark: str
-    """Nobody can guess it: what the script says begins with it."""
+    """An unguessable marker that starts every line of the script."""
     root: str
     folder: str
     """As it was asked for: relative to the root, or absolute."""
@@ -53,7 +53,7 @@ printf '{mark} %s\\n' "$found"
 """.encode()
 
 
-def script(order: Order, python: str) -> bytes:
+def script(order: RemoteCommand, python: str) -> bytes:
     """The script that runs a command below that Python, or below `sh` if there is none."""
     path = order.env.get("PATH")
     lines = [
@@ -71,20 +71,20 @@ def script(order: Order, python: str) -> bytes:
         )
     else:
         given = {name: shlex.quote(value) for name, value in order.env.items()}
-        pairs = {**_KEPT, **given, "EVOCLAW_CALL": "$mark"}.items()
+        pairs = {**_KEPT_VARIABLES, **given, "EVOCLAW_CALL": "$mark"}.items()
         env = " ".join(f"{shlex.quote(name)}={value}" for name, value in pairs)
         lines.append(f'size={size}\nclean() {{ exec $apart env -i {env} "$@"; }}')
         lines.append(_SHELL)
     return "\n".join(lines).encode(errors="surrogateescape")
 
 
-def word(order: Order, python: str) -> bytes:
+def word(order: RemoteCommand, python: str) -> bytes:
     """What lets the script go; only the input follows it."""
     return b"G\n" + (_variables(order) if python else b"")
 
 
-def _variables(order: Order) -> bytes:
-    """The environment, for no eyes but the supervisor's."""
+def _variables(order: RemoteCommand) -> bytes:
+    """The environment, visible to the supervisor only."""
     text = "\0".join(f"{name}={value}" for name, value in order.env.items())
     return text.encode(errors="surrogateescape")
 
@@ -94,13 +94,13 @@ def _plain(path: str) -> str:
     return path if path.startswith("/") else f"./{path}"
 
 
-_KEPT = {
+_KEPT_VARIABLES = {
     "PATH": '"$PATH"',
     "HOME": '"${HOME:-/}"',
     "LANG": '"${LANG:-C.UTF-8}"',
     "TERM": "dumb",
 }
-"""What a command is given unless told otherwise, as the shell there says it."""
+"""The default environment of a command, in the syntax of the shell there."""
 
 _VERSION = """
 import os, sys
@@ -266,5 +266,5 @@ scope["main"]()
 
 def _supervisor() -> str:
     """The supervisor of this machine, with what stands before it on another."""
-    source = Path(__file__).parent.with_name("supervisor.py").read_text(encoding="utf-8")
-    return f"SOURCE = {source!r}\nNAMED = {NAMED!r}\n{_PYTHON}"
+    source = Path(__file__).parent.with_name("supervisor_program.py").read_text(encoding="utf-8")
+    return f"SOURCE = {source!r}\nNAMED = {NAMED_SIGNALS!r}\n{_PYTHON}"

@@ -1,4 +1,4 @@
-"""Walking the files of another machine in sorted order, one folder in memory at a time."""
+"""`SshWalk`: walks the files of another machine in sorted order, one folder in memory at a time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from evoclaw.core.ops import FileStat
+from evoclaw.executors.file_walk import MAX_DEPTH, MAX_FOLDER_ENTRIES, kind_of
 from evoclaw.executors.roots import outside
 from evoclaw.executors.ssh.connection import SshConnection
-from evoclaw.executors.walk import DEEPEST, WIDEST, kind_of
 
 if TYPE_CHECKING:
     from asyncssh import SFTPClient
@@ -47,7 +47,7 @@ class SshWalk:
             if entry is None:
                 self._folders.pop()
                 continue
-            if entry.kind == "dir" and len(entry.path) < DEEPEST:
+            if entry.kind == "dir" and len(entry.path) < MAX_DEPTH:
                 prefix = "" if self._shown == "." else self._shown.rstrip("/") + "/"
                 self._entering = entry.path[len(prefix) :]
             return entry
@@ -86,7 +86,7 @@ class SshWalk:
                 continue
             kind = kind_of(about.permissions or 0)
             found.append(FileStat(prefix + name, kind, about.size or 0, float(about.mtime or 0)))
-            if len(found) >= 2 * WIDEST:
-                found = heapq.nsmallest(WIDEST, found, key=attrgetter("path"))
+            if len(found) >= 2 * MAX_FOLDER_ENTRIES:
+                found = heapq.nsmallest(MAX_FOLDER_ENTRIES, found, key=attrgetter("path"))
         found.sort(key=attrgetter("path"))
-        return found[:WIDEST]
+        return found[:MAX_FOLDER_ENTRIES]

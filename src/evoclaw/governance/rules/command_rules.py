@@ -39,7 +39,7 @@ def rules_file(name: str, folder: Path) -> Path | None:
 
 
 def command_rules(
-    name: str, folder: Path, level: Level, workspace: Path | None, *, caged: bool = True
+    name: str, folder: Path, level: Level, workspace: Path | None, *, sandboxed: bool = True
 ) -> Policy:
     """Judges what calls do.
 
@@ -48,14 +48,14 @@ def command_rules(
         folder: Where it is looked for.
         level: An agent that may act by itself has a person's word for what cannot be seen through.
         workspace: Where calls run, if that is here.
-        caged: Whether a sandbox bounds what cannot be seen through; else that is always asked.
+        sandboxed: Whether a sandbox bounds what cannot be seen through; else that is always asked.
     """
     file = rules_file(name, folder)
     rules = CommandRules(file, workspace)
     if file is not None:
         # The owner's rules are read at once: what is wrong with them must be reported at once.
         rules.load()
-    return InAdvance(rules) if caged and level is Level.FULL else rules
+    return InAdvance(rules) if sandboxed and level is Level.FULL else rules
 
 
 class CommandRules(Policy):

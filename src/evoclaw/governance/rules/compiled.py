@@ -25,13 +25,13 @@ from evoclaw.governance.rules.disk import Disk
 from evoclaw.governance.rules.document import Reach, Rule, Then
 from evoclaw.governance.rules.patterns import is_plain, parts
 from evoclaw.shell.calls import SHELL_TOOLS
-from evoclaw.shell.shapes import (
-    Access,
+from evoclaw.shell.effects import (
     Effects,
-    Host,
-    Place,
-    Program,
-    Setting,
+    HostEffect,
+    PathAccess,
+    PathEffect,
+    ProgramEffect,
+    SettingEffect,
     escape,
 )
 
@@ -41,12 +41,12 @@ _NO = (Hit.NO, "")
 class Route(Struct, frozen=True, gc=False):
     """A place, and every path that it may be."""
 
-    place: Place
+    place: PathEffect
     ways: tuple[Way, ...] | None
     """None if it can be any path."""
 
 
-def routes_of(places: Sequence[Place], disk: Disk | None) -> tuple[Route, ...]:
+def routes_of(places: Sequence[PathEffect], disk: Disk | None) -> tuple[Route, ...]:
     """Follow places."""
     found: dict[str, tuple[Way, ...] | None] = {"": None}
     made: list[Route] = []
@@ -109,7 +109,7 @@ class Compiled:
         self._where = Where(rule.where) if rule.where else None
         self.looks_at_paths = bool(rule.paths)
         """Whether it speaks about paths."""
-        self._reach = None if rule.access is Reach.ANY else Access(rule.access.value)
+        self._reach = None if rule.access is Reach.ANY else PathAccess(rule.access.value)
 
     def about(self, call: Call) -> bool:
         """Whether it speaks about this tool at all."""
@@ -143,7 +143,7 @@ class Compiled:
             by = by or names[0]
         return found, by or seen.call.tool.name
 
-    def _program(self, programs: Sequence[Program]) -> tuple[Hit, str]:
+    def _program(self, programs: Sequence[ProgramEffect]) -> tuple[Hit, str]:
         best, names = _NO, self._programs
         for one in programs if names is not None else ():
             hit = program_hit(names, self._arguments, one) if names is not None else Hit.NO
@@ -170,7 +170,7 @@ class Compiled:
                     break
         return best
 
-    def _host(self, hosts: Sequence[Host], seen: Seen) -> tuple[Hit, str]:
+    def _host(self, hosts: Sequence[HostEffect], seen: Seen) -> tuple[Hit, str]:
         best, domains = _NO, self._domains
         for one in hosts if domains is not None else ():
             hit = domains.hit(one) if domains is not None else Hit.NO
@@ -196,7 +196,7 @@ class Compiled:
             default=Hit.MAYBE,
         )
 
-    def allows_program(self, program: Program, seen: Seen) -> bool:
+    def allows_program(self, program: ProgramEffect, seen: Seen) -> bool:
         """Whether a rule that allows covers a program, with all it touches."""
         if self._programs is None and (self._tools is None or self._env is not None):
             return False
@@ -219,7 +219,7 @@ class Compiled:
             return False
         return self._within(seen, "")
 
-    def allows_setting(self, setting: Setting) -> bool:
+    def allows_setting(self, setting: SettingEffect) -> bool:
         """Whether a rule that allows covers a variable."""
         return self._env is not None and self._env.fit(setting.name)
 
@@ -293,7 +293,7 @@ class Sieve:
             found |= self._named(effects.programs)
         return [one for bit, one in self._rules if found & bit] if found else ()
 
-    def _named(self, programs: Sequence[Program]) -> int:
+    def _named(self, programs: Sequence[ProgramEffect]) -> int:
         found, by_name = 0, self._by_name
         for one in programs:
             if not one.name:

@@ -14,8 +14,8 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.governance.rules.patterns import covers, is_plain, meet
+from evoclaw.shell.effects import HostEffect, ProgramEffect, Word, escape
 from evoclaw.shell.hosts import canonical
-from evoclaw.shell.shapes import Host, Program, Word, escape
 
 _CLUSTER = re.compile(r"-[A-Za-z0-9]+")
 
@@ -104,7 +104,7 @@ def words_fit(arguments: Sequence[Argument], words: Sequence[Word]) -> Hit:
     return Hit.MAYBE if len(set[int]().union(*maybe)) >= len(maybe) else Hit.NO
 
 
-def program_hit(names: Names, arguments: Sequence[Argument], program: Program) -> Hit:
+def program_hit(names: Names, arguments: Sequence[Argument], program: ProgramEffect) -> Hit:
     """Whether a rule speaks about a program."""
     if not program.name:
         return Hit.MAYBE
@@ -122,7 +122,7 @@ def program_hit(names: Names, arguments: Sequence[Argument], program: Program) -
     return Hit.NO
 
 
-def _own_word(program: Program) -> int:
+def _own_word(program: ProgramEffect) -> int:
     """Where `git` is told what to do: its `init` is no program of that name."""
     if program.name != "git":
         return -1
@@ -277,7 +277,7 @@ class Domains:
         else:
             self._names.add(name)
 
-    def hit(self, host: Host) -> Hit:
+    def hit(self, host: HostEffect) -> Hit:
         """Whether a host is one of them."""
         name = host.name
         if not name:

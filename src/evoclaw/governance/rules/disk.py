@@ -7,7 +7,7 @@ from glob import iglob
 from itertools import islice
 from typing import Protocol
 
-from evoclaw.shell.shapes import unescape
+from evoclaw.shell.effects import unescape
 
 MOST_FOUND = 256
 """Files that are looked up for one pattern; of more, nothing is claimed."""

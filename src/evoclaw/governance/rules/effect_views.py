@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evoclaw.core.messages import JSON
 from evoclaw.governance.rules.patterns import parts
-from evoclaw.shell.shapes import Effects
+from evoclaw.shell.effects import Effects
 
 
 def shown_effects(effects: Effects) -> dict[str, JSON]:

@@ -18,7 +18,7 @@ from evoclaw.governance.rules.document import (
     shipped_rules,
 )
 from evoclaw.governance.rules.policy import Judgement, Rules
-from evoclaw.shell.shapes import names
+from evoclaw.shell.effects import names
 
 SOMEBODY = "/home/somebody"
 SOMEWHERE = f"{SOMEBODY}/work"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
-from evoclaw.shell.shapes import unescape
+from evoclaw.shell.effects import unescape
 
 _TOKEN = re.compile(r"\\(.)|\[!?\]?(?:[^\]\\]|\\.)*\]|(.)", re.DOTALL)
 _ODD = re.compile(r"[\\*?\[\0]")

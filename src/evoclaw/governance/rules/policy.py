@@ -11,7 +11,7 @@ from evoclaw.governance.rules.conditions import Hit
 from evoclaw.governance.rules.disk import Disk
 from evoclaw.governance.rules.document import Document, Then
 from evoclaw.shell.calls import read_call
-from evoclaw.shell.shapes import Effects
+from evoclaw.shell.effects import Effects
 
 INSTEAD = "Do it in another way, or tell the user what you would do and why."
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.fetching import pinned
-from evoclaw.executors.url_guard import Guard, Resolve, Target
+from evoclaw.executors.url_guard import Resolve, UrlGuard, UrlTarget
+from evoclaw.executors.web_fetch import pinned
 from evoclaw.orchestrator.channels.letters import Undelivered
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
@@ -40,7 +40,7 @@ class Callback:
             tls: Whom to trust; the system's authorities if not given.
         """
         self._url, self._tls = url, tls
-        self._guard = Guard((*LOOPBACK, *allow), resolve=resolve)
+        self._guard = UrlGuard((*LOOPBACK, *allow), resolve=resolve)
         self._in_the_clear = tuple(ipaddress.ip_network(one) for one in (*LOOPBACK, *allow))
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> None:
@@ -61,7 +61,7 @@ class Callback:
             said = " ".join(str(problem).split())[:200] or type(problem).__name__
             raise Undelivered(f"it cannot be reached: {said}") from None
 
-    def _check(self, target: Target) -> None:
+    def _check(self, target: UrlTarget) -> None:
         if target.url.startswith("https://"):
             return
         addresses = [ipaddress.ip_address(one) for one in target.addresses]
@@ -69,7 +69,7 @@ class Callback:
             return
         raise Undelivered("an answer goes over https only, unless it stays here", final=True)
 
-    async def _post(self, target: Target, body: bytes, headers: Mapping[str, str]) -> None:
+    async def _post(self, target: UrlTarget, body: bytes, headers: Mapping[str, str]) -> None:
         import aiohttp
         from yarl import URL
 

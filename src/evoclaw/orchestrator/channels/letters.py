@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import Principal
-from evoclaw.transport.boxes import BoxState, OutboxMessage
+from evoclaw.transport.mailboxes import MailboxState, OutboxMessage
 
 Answer = OutboxMessage
 """What goes back: the same on every channel."""
-State = BoxState
+State = MailboxState
 
 
 class Letter(Struct, frozen=True, omit_defaults=True):

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.channels.letters import Answer, Front, Letter, Refused, State, Undelivered
 from evoclaw.orchestrator.channels.settings import ChannelSettings
-from evoclaw.transport.boxes import InboxMessage, encode_outbox, read_inbox
 from evoclaw.transport.link import Incoming, Link, LinkDown, TooLarge, Will
-from evoclaw.transport.topics import Box, box_topic, every_box, read_box_topic
+from evoclaw.transport.mailboxes import InboxMessage, encode_outbox, read_inbox
+from evoclaw.transport.topics import Mailbox, box_topic, every_box, read_box_topic
 from evoclaw.transport.wire import WireError
 
 AT_ONCE = 200
@@ -75,7 +75,7 @@ class MqttChannel:
     @property
     def subscriptions(self) -> Sequence[str]:
         """Every inbox."""
-        return (every_box(Box.INBOX),)
+        return (every_box(Mailbox.INBOX),)
 
     def will(self) -> Will | None:
         """None: whoever is not told that something was accepted says it again."""
@@ -178,7 +178,7 @@ class MqttChannel:
             self.counts[f"unsaid: {answer.state}"] += 1
 
     async def _publish(self, agent: str, user: str, answer: Answer) -> None:
-        topic = box_topic(agent, Box.OUTBOX, user)
+        topic = box_topic(agent, Mailbox.OUTBOX, user)
         text = answer.text
         while True:
             try:

@@ -33,7 +33,7 @@ from evoclaw.orchestrator.cleaning import quoted
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.transport.outcomes import to_result
-from evoclaw.transport.requests import Patience, Requests
+from evoclaw.transport.requests import CommandTimeouts, Requests
 from evoclaw.transport.wire import Command
 
 NAME = "edge_call"
@@ -84,7 +84,7 @@ class EdgeCall:
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Ask one edge, or several side by side."""
         wanted = call.arguments.get("agent_id")
-        sent = await self._requests.asked_of(call.request_id) if call.resumed else None
+        sent = await self._requests.agent_of(call.request_id) if call.resumed else None
         if sent is not None:
             await self._get_to_know(sent, call)
         before = await self._asked_before(call)
@@ -129,7 +129,7 @@ class EdgeCall:
         found: set[str] = set()
         for member in self._fleet.members():
             for request_id in (call.request_id, _for(call.request_id, member.agent_id)):
-                if await self._requests.asked_of(request_id) == member.agent_id:
+                if await self._requests.agent_of(request_id) == member.agent_id:
                     found.add(member.agent_id)
         return found
 
@@ -256,7 +256,7 @@ class EdgeCall:
             label=call.context.label,
         )
         command = replace(command, grant=self._grants(member.agent_id, command, None))
-        patience = Patience(call.timeout, QUEUE)
+        patience = CommandTimeouts(call.timeout, QUEUE)
         outcome = await self._requests.ask(member.agent_id, command, patience)
         result = to_result(outcome, call.id, call.name)
         # The words of another model, whatever it had read; a tool's own answer says so itself.

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_array, is_object
 from evoclaw.core.tools import Call
-from evoclaw.transport.outbox import CLOSED, Kept
+from evoclaw.transport.outbox import CLOSED_STATES, StoredCommand
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import Command, Outcome
@@ -29,7 +29,7 @@ class NoJob(EvoClawError):
 class Asked(Protocol):
     """What one tenant asked for; nobody else's is there."""
 
-    async def get(self, request_id: str) -> Kept | None:
+    async def get(self, request_id: str) -> StoredCommand | None:
         """What is known of a command."""
         ...
 
@@ -69,7 +69,7 @@ async def look_up(asked: Asked, requests: Requests, agent_id: str, job_id: str) 
 async def _ask(requests: Requests, agent_id: str, job_id: str) -> Job:
     asked = Command("job", {"action": "read", "job_id": job_id}, f"job-{token_hex(8)}")
     try:
-        outcome = await requests.talk(agent_id, asked)
+        outcome = await requests.query(agent_id, asked)
     except ToolFailure:
         return Job(job_id, agent_id, "unknown")
     found = outcome.result if is_object(outcome.result) else {}
@@ -98,10 +98,10 @@ class FleetJobs:
         """How one stands; if so asked, when it has ended. To wait costs nothing but time."""
 
         async def is_closed() -> bool:
-            return (await self._row(node, job_id, call)).state in CLOSED
+            return (await self._row(node, job_id, call)).state in CLOSED_STATES
 
         if ended:
-            await self._requests.closings.wait(job_id, is_closed)
+            await self._requests.closed_waits.wait(job_id, is_closed)
         try:
             job = await look_up(self._asked(call), self._requests, node, job_id)
         except NoJob:
@@ -121,14 +121,14 @@ class FleetJobs:
     def _asked(self, call: Call) -> Asked:
         return self._of(call.context.principal.tenant)
 
-    async def _row(self, node: str, job_id: str, call: Call) -> Kept:
+    async def _row(self, node: str, job_id: str, call: Call) -> StoredCommand:
         row = await self._asked(call).get(job_id)
         if row is None or row.agent_id != node:
             raise _unknown(node, job_id)
         return row
 
     async def _say(self, node: str, payload: dict[str, JSON]) -> dict[str, JSON]:
-        outcome = await self._requests.talk(node, Command("job", payload, f"job-{token_hex(8)}"))
+        outcome = await self._requests.query(node, Command("job", payload, f"job-{token_hex(8)}"))
         if outcome.status != "success":
             raise ToolFailure(ErrorKind.NOT_FOUND, outcome.error or "The device knows no such job.")
         return outcome.result if is_object(outcome.result) else {}

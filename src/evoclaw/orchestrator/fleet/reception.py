@@ -17,11 +17,11 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.surveying import Surveying
 from evoclaw.transport.link import Incoming, Link, LinkDown, Will
-from evoclaw.transport.outbox import CLOSED, Backlog, Kept, Wanted
+from evoclaw.transport.outbox import CLOSED_STATES, CommandBacklog, StoredCommand, WantedCommand
 from evoclaw.transport.requests import Requests
-from evoclaw.transport.topics import BROADCAST, Kind, every, read_topic
+from evoclaw.transport.topics import BROADCAST, TopicKind, every, read_topic
 from evoclaw.transport.wire import (
-    VERSION,
+    WIRE_VERSION,
     Command,
     Heartbeat,
     Hello,
@@ -45,18 +45,18 @@ AT_ONCE = 2_000
 """Things being done; what comes beyond is said again by whoever wants it."""
 
 
-class Ledger(Backlog, Protocol):
+class Ledger(CommandBacklog, Protocol):
     """What the store knows of an edge's commands."""
 
     async def known(self, request_ids: Sequence[str]) -> Mapping[str, str]:
         """The state of those commands that are ours."""
         ...
 
-    async def cancelling(self, agent_id: str) -> Sequence[Wanted]:
+    async def cancelling(self, agent_id: str) -> Sequence[WantedCommand]:
         """The commands that an edge is to end."""
         ...
 
-    async def get(self, request_id: str) -> Kept | None:
+    async def get(self, request_id: str) -> StoredCommand | None:
         """What is known of a command."""
         ...
 
@@ -64,7 +64,7 @@ class Ledger(Backlog, Protocol):
 class Inspector(Protocol):
     """Who checks and keeps receipts."""
 
-    async def inspect(self, report: Report, asked: Kept | None) -> Report:
+    async def inspect(self, report: Report, asked: StoredCommand | None) -> Report:
         """The report with what its receipt is worth, or in its place that it is refused."""
         ...
 
@@ -106,7 +106,7 @@ class Reception:
     @property
     def subscriptions(self) -> Sequence[str]:
         """Everything that edges say."""
-        return every(Kind.REPORTS), every(Kind.STATUS), every(Kind.CAPABILITIES)
+        return every(TopicKind.REPORTS), every(TopicKind.STATUS), every(TopicKind.CAPABILITIES)
 
     def will(self) -> Will | None:
         """None: edges do not care who listens, only whether they are heard."""
@@ -140,19 +140,19 @@ class Reception:
         except WireError as problem:
             self.counts[f"unreadable {kind}: {problem.kind}"] += 1
 
-    def _take(self, agent_id: str, kind: Kind, message: Incoming) -> None:
-        if kind is Kind.STATUS:
+    def _take(self, agent_id: str, kind: TopicKind, message: Incoming) -> None:
+        if kind is TopicKind.STATUS:
             if message.payload and not self._fleet.status(
                 read_status(agent_id, message.payload), retained=message.retained
             ):
                 self.counts["stale status"] += 1
-        elif kind is Kind.CAPABILITIES:
+        elif kind is TopicKind.CAPABILITIES:
             if message.payload:
                 self._fleet.advert(read_advert(agent_id, message.payload))
                 self._look_at(agent_id)
         elif message.retained:
             self.counts["retained report"] += 1
-        elif kind is Kind.REPORTS:
+        elif kind is TopicKind.REPORTS:
             self._report(read_report(agent_id, message.payload))
 
     def _report(self, report: Report) -> None:
@@ -198,7 +198,7 @@ class Reception:
             # Its advert was lost on its way to us; what it offers can be asked for all the same.
             self.counts["advert missed"] += 1
             self._spawn(self._survey.look_at(agent_id))
-        self._requests.lanes.breathed(agent_id, heartbeat.room)
+        self._requests.edge_queues.on_heartbeat(agent_id, heartbeat.room)
         if member.greeted != (heartbeat.boot_id, heartbeat.counter):
             # It lives, but we never heard its hello, nor it our answer.
             self._spawn(self._ask_for_hello(agent_id))
@@ -209,8 +209,8 @@ class Reception:
 
     async def _greet(self, agent_id: str, hello: Hello) -> None:
         """Answer a hello: what is settled, what is off, what is still wanted."""
-        if not hello.v_min <= VERSION <= hello.v_max:
-            problem = f"it speaks versions {hello.v_min} to {hello.v_max}, and we {VERSION}"
+        if not hello.v_min <= WIRE_VERSION <= hello.v_max:
+            problem = f"it speaks versions {hello.v_min} to {hello.v_max}, and we {WIRE_VERSION}"
             self._fleet.quarantine(agent_id, problem, {})
             self.counts["another version"] += 1
             return
@@ -227,13 +227,13 @@ class Reception:
     async def _answer(self, agent_id: str, hello: Hello) -> None:
         there = {*hello.running, *hello.finished}
         states = await self._ledger.known(sorted(there))
-        cancels = ("cancelling", *CLOSED)
+        cancels = ("cancelling", *CLOSED_STATES)
         welcome = Welcome(
             hello.boot_id,
             hello.counter,
             self._requests.clock(),
             hello.asked,
-            acks=[one for one in hello.finished if states.get(one) in CLOSED],
+            acks=[one for one in hello.finished if states.get(one) in CLOSED_STATES],
             cancels=[one for one in hello.running if states.get(one) in cancels],
         )
         await self._requests.send(agent_id, Command("welcome", as_payload(welcome)))
@@ -242,7 +242,7 @@ class Reception:
             await self._forgotten(agent_id, there)
         member.journal = hello.journal
         member.greeted = (hello.boot_id, hello.counter)
-        self._requests.lanes.greeted(agent_id, there, hello.room)
+        self._requests.edge_queues.on_hello(agent_id, there, hello.room)
         for command in await self._ledger.cancelling(agent_id):
             if command.request_id not in there:
                 self._requests.spawn(self._requests.cancel(agent_id, command.request_id))

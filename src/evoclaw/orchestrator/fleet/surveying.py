@@ -56,7 +56,7 @@ class Surveying:
         offset: JSON = 0
         for _ in range(PAGES):
             asked = Command("tools_list", {"offset": offset}, f"tools-{token_hex(8)}")
-            outcome = await self._requests.talk(agent_id, asked)
+            outcome = await self._requests.query(agent_id, asked)
             page = outcome.result if is_object(outcome.result) else {}
             found = page.get("tools")
             shown += found if is_array(found) else []

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.transport.requests import GRACE, Requests
-from evoclaw.transport.wire import LONGEST_JOB, Command, WireError, read_command
+from evoclaw.transport.requests import OUTCOME_GRACE_S, Requests
+from evoclaw.transport.wire import MAX_JOB_TIMEOUT_S, Command, WireError, read_command
 
 OFTEN = 30.0
 """Seconds between two looks."""
@@ -85,9 +85,9 @@ class Tidying:
 def last_moment(command: Command) -> float:
     """When nobody waits for a command any more."""
     given = command.payload.get("timeout_ms")
-    usual = LONGEST_JOB if command.payload.get("background") else DEFAULT_WORK
+    usual = MAX_JOB_TIMEOUT_S if command.payload.get("background") else DEFAULT_WORK
     work = given / 1000 if isinstance(given, int | float) and given > 0 else usual
-    return (command.expires_at or 0.0) + work + GRACE
+    return (command.expires_at or 0.0) + work + OUTCOME_GRACE_S
 
 
 def _read(payload: bytes) -> Command:

@@ -11,8 +11,7 @@ from msgspec import Struct
 from evoclaw.core.labels import LOCAL
 from evoclaw.core.messages import JSON
 from evoclaw.store.calls.receipts import Kept, Pin, ReceiptStore, TenantReceipts
-from evoclaw.transport.outbox import Kept as StoredCommand
-from evoclaw.transport.outbox import Outbox
+from evoclaw.transport.outbox import Outbox, StoredCommand
 from evoclaw.transport.wire import Outcome, WireError, arguments_of, read_command
 from evoclaw.trust.receipts import ReceiptRefused, read
 

@@ -21,7 +21,7 @@ from evoclaw.core.labels import LOCAL
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.wording import receipt_refused
 from evoclaw.store.calls.receipts import Kept, Pin, ReceiptStore
-from evoclaw.transport.outbox import Kept as StoredCommand
+from evoclaw.transport.outbox import StoredCommand
 from evoclaw.transport.wire import (
     Command,
     Outcome,

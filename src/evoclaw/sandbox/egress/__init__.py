@@ -1,1 +1,1 @@
-"""The one way from a cage to the network: a proxy outside, and a relay to it inside."""
+"""Egress from a sandbox to the network: a proxy outside, and a relay to it inside."""

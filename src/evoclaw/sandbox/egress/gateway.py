@@ -1,8 +1,8 @@
-"""`Gateway`: the proxy through which alone a cage reaches the network, and only what is allowed.
+"""`EgressGateway`: the proxy that is a sandbox's only connection to the network.
 
-It listens on a socket in the file system that is put into the cage. Every request is judged when
-it is made: its host by the allowlist, its port, and every address that the name leads to; and the
-connection is made to the very address that was judged.
+It listens on a socket in the file system that is mounted into the sandbox. Every request is judged
+when it is made: its host by the allowlist, its port, and every address that the name resolves to;
+and the connection is made to the very address that was judged.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors import tunnels as carrying
-from evoclaw.executors.tunnels import END, HEAD_SECONDS, LONGEST_HEAD, port_of
-from evoclaw.executors.url_guard import Guard, MayReach, Target, read_url
-from evoclaw.sandbox.egress.requests import Asked, Unreadable, carry_body, read_head
+from evoclaw.executors import tunnels
+from evoclaw.executors.tunnels import END_OF_HEAD, HEAD_TIMEOUT_S, MAX_HEAD_BYTES, port_of
+from evoclaw.executors.url_guard import MayReach, UrlGuard, UrlTarget, read_url
+from evoclaw.sandbox.egress.requests import MalformedRequest, ProxyRequest, carry_body, read_head
 
 WEB_PORTS = (80, 443)
-SOCKET = "egress.sock"
+SOCKET_NAME = "egress.sock"
 
 
-class Passage(Struct, frozen=True):
-    """One connection that was asked for, when it is over."""
+class EgressConnection(Struct, frozen=True):
+    """The record of one requested egress connection, made when it has ended."""
 
     host: str
     port: int
@@ -39,18 +39,18 @@ class Passage(Struct, frozen=True):
     received: int = 0
     seconds: float = 0.0
     refused: str = ""
-    """Why it was not made, or not to its end; empty: it was."""
+    """Why it was refused or cut; empty: it was neither."""
 
 
-Passed: TypeAlias = Callable[[Passage], None]
-"""Told of every passage: for the audit and for budgets."""
+OnEgressConnection: TypeAlias = Callable[[EgressConnection], None]
+"""Called with every connection when it has ended: for the audit and for budgets."""
 
 
 class EgressLimits(Struct, frozen=True):
-    """What may pass."""
+    """The limits of egress connections."""
 
     connections: int = 64
-    """At once."""
+    """Concurrent connections."""
     connection_bytes: int = 256 << 20
     """Of one connection, both ways."""
     total_bytes: int = 1 << 30
@@ -61,30 +61,30 @@ class EgressLimits(Struct, frozen=True):
     """Without a byte either way."""
 
 
-class Gateway:
+class EgressGateway:
     """An HTTP proxy (requests and CONNECT) on a socket in a folder of its own."""
 
     def __init__(
         self,
         may: MayReach,
         *,
-        guard: Guard | None = None,
+        guard: UrlGuard | None = None,
         ports: Collection[int] = WEB_PORTS,
         limits: EgressLimits | None = None,
-        passed: Passed | None = None,
+        on_connection: OnEgressConnection | None = None,
     ) -> None:
-        """Set the rules.
+        """Set what may be reached.
 
         Args:
             may: The allowlist.
             guard: Which addresses may be connected to; only the public internet if not given.
             ports: Which ports may be connected to.
-            limits: What may pass.
-            passed: Told of every passage.
+            limits: The limits of connections.
+            on_connection: Called with every connection when it has ended.
         """
-        self._may, self._guard = may, guard or Guard()
+        self._may, self._guard = may, guard or UrlGuard()
         self._ports, self._limits = frozenset(ports), limits or EgressLimits()
-        self._passed = passed
+        self._on_connection = on_connection
         self._folder: str = ""
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -92,24 +92,24 @@ class Gateway:
 
     @property
     def socket(self) -> str:
-        """Its path, for `Confines.proxy`."""
+        """The path of its socket, for `SandboxPolicy.proxy`."""
         assert self._folder, "the gateway was not started"
-        return str(Path(self._folder) / SOCKET)
+        return str(Path(self._folder) / SOCKET_NAME)
 
     async def start(self) -> None:
-        """Begin to listen.
+        """Start to listen.
 
-        The folder is ours alone, the socket everybody's: a cage runs as somebody else, and has
-        the socket put before it without the folder.
+        The folder is private, the socket open to everybody: a sandbox runs as another user, and has
+        the socket mounted without the folder.
         """
         self._folder = tempfile.mkdtemp(prefix="evoclaw-egress-")
         self._server = await asyncio.start_unix_server(
-            self._accept, self.socket, limit=LONGEST_HEAD
+            self._accept, self.socket, limit=MAX_HEAD_BYTES
         )
         os.chmod(self.socket, 0o666)  # noqa: PTH101 - one quick call
 
     async def close(self) -> None:
-        """Stop listening, cut every connection and take the socket away."""
+        """Stop listening, cut every connection and remove the socket."""
         if self._server is not None:
             self._server.close()
         for task in self._serving:
@@ -125,118 +125,116 @@ class Gateway:
         try:
             await self._serve(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            # A neighbour went away or talks nonsense.
+            # The client or the server closed the connection or sent garbage.
             writer.transport.abort()
         except asyncio.CancelledError:
-            # Only `close` cancels, and the server would report it as somebody's fault.
+            # Only `close` cancels; asyncio would log it as an error.
             writer.transport.abort()
         finally:
             self._serving.discard(task)
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(HEAD_SECONDS):
-            head = await reader.readuntil(END)
+        async with asyncio.timeout(HEAD_TIMEOUT_S):
+            head = await reader.readuntil(END_OF_HEAD)
         if len(self._serving) > self._limits.connections:
-            await carrying.answer(
-                writer, "503 Service Unavailable", "Too many connections at once."
-            )
+            await tunnels.answer(writer, "503 Service Unavailable", "Too many connections at once.")
             return
         try:
-            asked = read_head(head)
-        except Unreadable as problem:
-            self._tell(Passage("", 0, refused=str(problem)))
-            await carrying.answer(writer, "400 Bad Request", f"Not passed on: {problem}.")
+            request = read_head(head)
+        except MalformedRequest as problem:
+            self._report(EgressConnection("", 0, refused=str(problem)))
+            await tunnels.answer(writer, "400 Bad Request", f"Not passed on: {problem}.")
             return
-        passing = _Passing(asked, self._limits)
+        connection = _OpenConnection(request, self._limits)
         try:
-            target = await self._judge(asked)
-            there, back = await carrying.connect(target)
+            target = await self._judge(request)
+            there, back = await tunnels.connect(target)
         except ToolFailure as failure:
-            passing.refused = failure.message
-            await carrying.answer(writer, "403 Forbidden", failure.message)
+            connection.refused = failure.message
+            await tunnels.answer(writer, "403 Forbidden", failure.message)
         except OSError as problem:
-            passing.refused = f"no connection: {problem}"
-            await carrying.answer(writer, "502 Bad Gateway", f"'{passing.host}': {problem}")
+            connection.refused = f"no connection: {problem}"
+            await tunnels.answer(writer, "502 Bad Gateway", f"'{connection.host}': {problem}")
         else:
             try:
-                await self._pass(passing, head, (reader, writer), (there, back))
+                await self._pass(connection, head, (reader, writer), (there, back))
             finally:
                 back.close()
         finally:
-            self._tell(passing.over())
+            self._report(connection.record())
 
-    async def _judge(self, asked: Asked) -> Target:
-        """Where a request leads, if it may go there."""
-        host, port = (read_url(asked.url).raw_host or ""), port_of(asked.url)
+    async def _judge(self, request: ProxyRequest) -> UrlTarget:
+        """The target of a request, if it may be reached."""
+        host, port = (read_url(request.url).raw_host or ""), port_of(request.url)
         if port not in self._ports:
-            raise _denied(f"{host}:{port}", "this port is not open to commands")
+            raise _denied(f"{host}:{port}", "commands may not connect to this port")
         if not self._may(host):
             raise _denied(host, "it is not on the list of hosts that commands may reach")
         if self._total >= self._limits.total_bytes:
-            raise _denied(host, f"{self._limits.total_bytes:,} bytes have passed, and no more may")
-        return await self._guard.target(asked.url)
+            raise _denied(host, f"the limit of {self._limits.total_bytes:,} bytes is used up")
+        return await self._guard.target(request.url)
 
     async def _pass(
         self,
-        passing: _Passing,
+        connection: _OpenConnection,
         head: bytes,
-        near: carrying.Streams,
-        far: carrying.Streams,
+        near: tunnels.Streams,
+        far: tunnels.Streams,
     ) -> None:
         (reader, writer), (there, back) = near, far
-        sent, received = self._counter(passing, out=True), self._counter(passing, out=False)
-        if passing.asked.tunnel:
+        sent, received = self._counter(connection, out=True), self._counter(connection, out=False)
+        if connection.request.tunnel:
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            up = asyncio.create_task(carrying.carry(reader, back, sent))
-            down = asyncio.create_task(carrying.carry(there, writer, received))
+            up = asyncio.create_task(tunnels.carry(reader, back, sent))
+            down = asyncio.create_task(tunnels.carry(there, writer, received))
         else:
-            request = carrying.for_the_server(head)
+            request = tunnels.for_the_server(head)
             back.write(request)
             sent(len(request))
-            up = asyncio.create_task(_request_body(passing.asked, reader, back, sent))
-            down = asyncio.create_task(carrying.bring_answer(there, writer, received))
-        passing.ways = (up, down)
-        watch = asyncio.create_task(passing.watch())
+            up = asyncio.create_task(_request_body(connection.request, reader, back, sent))
+            down = asyncio.create_task(tunnels.bring_answer(there, writer, received))
+        connection.directions = (up, down)
+        watch = asyncio.create_task(connection.watch())
         try:
-            await carrying.join(up, down, back)
+            await tunnels.join(up, down, back)
         except asyncio.CancelledError:
-            if not passing.refused:
+            if not connection.refused:
                 raise
             writer.transport.abort()
         finally:
             watch.cancel()
 
-    def _counter(self, passing: _Passing, *, out: bool) -> carrying.Count:
+    def _counter(self, connection: _OpenConnection, *, out: bool) -> tunnels.Count:
         def count(size: int) -> bool:
             self._total += size
-            passing.add(size, out=out)
+            connection.add(size, out=out)
             if self._total > self._limits.total_bytes:
-                passing.cut("too many bytes in all")
-            return not passing.refused
+                connection.cut("too many bytes in all")
+            return not connection.refused
 
         return count
 
-    def _tell(self, passage: Passage) -> None:
-        if self._passed is not None:
-            self._passed(passage)
+    def _report(self, connection: EgressConnection) -> None:
+        if self._on_connection is not None:
+            self._on_connection(connection)
 
 
-class _Passing:
-    """A passage while it goes on."""
+class _OpenConnection:
+    """An egress connection while it is open."""
 
-    def __init__(self, asked: Asked, limits: EgressLimits) -> None:
-        split = urlsplit(asked.url)
-        self.asked, self._limits = asked, limits
+    def __init__(self, request: ProxyRequest, limits: EgressLimits) -> None:
+        split = urlsplit(request.url)
+        self.request, self._limits = request, limits
         self.host = (split.hostname or "").removesuffix(".")
-        self._port = port_of(asked.url)
+        self._port = port_of(request.url)
         self._sent = self._received = 0
-        self._began = self._last = time.monotonic()
+        self._started = self._last = time.monotonic()
         self.refused = ""
-        self.ways: tuple[asyncio.Task[None], ...] = ()
+        self.directions: tuple[asyncio.Task[None], ...] = ()
 
     def add(self, size: int, *, out: bool) -> None:
-        """Count bytes."""
+        """Count bytes sent or received."""
         self._last = time.monotonic()
         if out:
             self._sent += size
@@ -246,46 +244,49 @@ class _Passing:
             self.cut("too many bytes in one connection")
 
     def cut(self, why: str) -> None:
-        """End it, both ways at once."""
+        """Cut it, in both directions."""
         self.refused = self.refused or why
-        for way in self.ways:
-            way.cancel()
+        for direction in self.directions:
+            direction.cancel()
 
     async def watch(self) -> None:
-        """Cut the passage when it has taken too long, or nothing has come for too long."""
+        """Cut the connection when it has lasted or been idle for too long."""
         while True:
             now = time.monotonic()
-            left = self._began + self._limits.seconds - now
+            left = self._started + self._limits.seconds - now
             idle = self._last + self._limits.idle_seconds - now
             if min(left, idle) <= 0:
                 break
             await asyncio.sleep(min(left, idle))
-        self.cut("it took too long" if left <= 0 else "nothing came for too long")
+        self.cut("it took too long" if left <= 0 else "it was idle for too long")
 
-    def over(self) -> Passage:
-        """What is to be remembered of it."""
-        seconds = time.monotonic() - self._began
-        return Passage(
+    def record(self) -> EgressConnection:
+        """The record of it."""
+        seconds = time.monotonic() - self._started
+        return EgressConnection(
             self.host, self._port, self._sent, self._received, seconds, self.refused[:500]
         )
 
 
 async def _request_body(
-    asked: Asked, reader: asyncio.StreamReader, back: asyncio.StreamWriter, sent: carrying.Count
+    request: ProxyRequest,
+    reader: asyncio.StreamReader,
+    back: asyncio.StreamWriter,
+    sent: tunnels.Count,
 ) -> None:
-    """Pass on the body of one request; what follows it goes nowhere."""
+    """Forward the body of one request; drop what follows it."""
     try:
-        await carry_body(asked, reader, back, sent)
-    except Unreadable:
+        await carry_body(request, reader, back, sent)
+    except MalformedRequest:
         back.transport.abort()
-    while await reader.read(carrying.PIECE):
-        # A second request on the same connection: it was not judged, and we said we would close.
+    while await reader.read(tunnels.READ_BYTES):
+        # A second request on the same connection was not judged, and we announced the close.
         continue
 
 
-def _denied(place: str, why: str) -> ToolFailure:
+def _denied(target: str, why: str) -> ToolFailure:
     return ToolFailure(
         ErrorKind.PERMISSION_DENIED,
-        f"'{place[:200]}' was not contacted: {why}. Do not try another way; explain this to the "
+        f"'{target[:200]}' was not contacted: {why}. Do not try another way; explain this to the "
         "user.",
     )

@@ -1,7 +1,7 @@
-"""Reading what a program inside a cage asks its proxy for: in one way, or not at all.
+"""Parses requests to the egress proxy strictly, against request smuggling.
 
-A head that two readers could read differently is how one request is smuggled behind another, so
-nothing doubtful is repaired here: it is refused.
+A head that two parsers could read differently is how one request is smuggled behind another, so
+nothing ambiguous is repaired here: it is refused.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from msgspec import Struct
 
 from evoclaw.executors.tunnels import Count
 
-LONGEST_LINE = 8 << 10
+MAX_CHUNK_LINE_BYTES = 8 << 10
 _LINE = re.compile(rb"([A-Z]{1,20}) ([\x21-\x7e]+) HTTP/1\.[01]")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*)")
 _AUTHORITY = re.compile(r"[^/?#@\\]+:[0-9]{1,5}")
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(;[\x20-\x7e]*)?\r\n")
 
 
-class Unreadable(Exception):
-    """What was asked cannot be read in one way only."""
+class MalformedRequest(Exception):
+    """The request is malformed or ambiguous."""
 
 
-class Asked(Struct, frozen=True):
+class ProxyRequest(Struct, frozen=True):
     """One request to the proxy."""
 
     url: str
@@ -34,34 +34,34 @@ class Asked(Struct, frozen=True):
     """Bytes of the body that follows; -1: it comes in chunks."""
 
 
-def read_head(head: bytes) -> Asked:
-    """Read a request's head; `Unreadable` says what is wrong with it."""
+def read_head(head: bytes) -> ProxyRequest:
+    """Read a request's head; `MalformedRequest` says what is wrong with it."""
     lines = head[:-4].split(b"\r\n")
     first = _LINE.fullmatch(lines[0])
     if first is None:
-        raise Unreadable("the first line is no request")
+        raise MalformedRequest("the first line is not an HTTP request")
     headers = [_HEADER.fullmatch(line) for line in lines[1:]]
-    pairs = [(one[1].lower(), one[2].strip()) for one in headers if one is not None]
+    pairs = [(header[1].lower(), header[2].strip()) for header in headers if header is not None]
     if len(pairs) != len(headers):
-        raise Unreadable("a header line cannot be read")
+        raise MalformedRequest("a header line is malformed")
     place = first[2].decode("ascii")
     if first[1] == b"CONNECT":
         if _AUTHORITY.fullmatch(place) is None:
-            raise Unreadable("CONNECT needs a host and a port")
-        return Asked(f"https://{place}/", tunnel=True)
+            raise MalformedRequest("CONNECT needs a host and a port")
+        return ProxyRequest(f"https://{place}/", tunnel=True)
     if not place.lower().startswith("http://"):
-        raise Unreadable("this is a proxy: ask for a whole http:// URL, or CONNECT")
+        raise MalformedRequest("this is a proxy: ask for a whole http:// URL, or CONNECT")
     authority = re.split(r"[/?#]", place[7:], maxsplit=1)[0]
     _check_host(authority, [value for name, value in pairs if name == b"host"])
-    return Asked(place, tunnel=False, length=_length(pairs))
+    return ProxyRequest(place, tunnel=False, length=_length(pairs))
 
 
 def _check_host(authority: str, said: list[bytes]) -> None:
-    """The server goes by the Host header, we by the URL: they must say the same."""
+    """Require that Host header and URL agree: the server reads the one, we judge the other."""
     if len(said) > 1:
-        raise Unreadable("there are two Host headers")
+        raise MalformedRequest("there are two Host headers")
     if said and _plain(said[0].decode("latin-1")) != _plain(authority):
-        raise Unreadable("the Host header names another host than the URL")
+        raise MalformedRequest("the Host header names another host than the URL")
 
 
 def _plain(authority: str) -> str:
@@ -73,27 +73,27 @@ def _length(pairs: list[tuple[bytes, bytes]]) -> int:
     codings = [value.lower() for name, value in pairs if name == b"transfer-encoding"]
     if codings:
         if codings != [b"chunked"] or lengths:
-            raise Unreadable("the body's length is said in more than one way")
+            raise MalformedRequest("the body's length is given in more than one way")
         return -1
     if not lengths:
         return 0
     if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 15:
-        raise Unreadable("the body's length cannot be read")
+        raise MalformedRequest("the body's length is malformed")
     return int(lengths[0])
 
 
 async def carry_body(
-    asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Count
+    request: ProxyRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Count
 ) -> None:
-    """Carry exactly the body of one request: whatever follows it is another request's."""
-    if asked.length >= 0:
-        await _carry_exactly(asked.length, reader, writer, count)
+    """Forward exactly the body of one request: what follows belongs to another request."""
+    if request.length >= 0:
+        await _carry_exactly(request.length, reader, writer, count)
         return
     while True:
         line = await reader.readuntil(b"\r\n")
         size = _SIZE.fullmatch(line)
-        if size is None or len(line) > LONGEST_LINE:
-            raise Unreadable("a chunk's size cannot be read")
+        if size is None or len(line) > MAX_CHUNK_LINE_BYTES:
+            raise MalformedRequest("a chunk's size is malformed")
         writer.write(size[1] + b"\r\n")
         length = int(size[1], 16)
         if length == 0:
@@ -101,9 +101,9 @@ async def carry_body(
         if not await _carry_exactly(length, reader, writer, count):
             return
         if await reader.readexactly(2) != b"\r\n":
-            raise Unreadable("a chunk is longer than it says")
+            raise MalformedRequest("a chunk is longer than its size says")
         writer.write(b"\r\n")
-    # Trailers are left out: nothing that is asked for here needs them.
+    # Trailers are dropped: no request needs them.
     writer.write(b"\r\n")
     await writer.drain()
 

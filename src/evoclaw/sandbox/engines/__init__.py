@@ -1,1 +1,1 @@
-"""Sandbox engines: ways to run a command so that it reaches only what it may."""
+"""Sandbox engines: each runs a command so that it reaches only what the policy allows."""

@@ -1,4 +1,4 @@
-"""`Firejail`: the machine's own root with most of it hidden and the rest read-only."""
+"""`Firejail`: the machine's own root, most of it hidden and the rest read-only."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from evoclaw.core.sandboxes import Confines
+from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.sandbox.engines import host_view as system
-from evoclaw.sandbox.engines.launch import plan
+from evoclaw.sandbox.engines.launch import plan_launch
 
-KEPT = frozenset(
+SHOWN_ROOT_FOLDERS = frozenset(
     {"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "tmp", "run"}
 )
-"""Folders of the root that are not hidden as a whole."""
-OWN = "firejail"
-"""In /run: firejail's own."""
+"""Top-level folders that are not hidden as a whole."""
+FIREJAIL_RUN_FOLDER = "firejail"
+"""Firejail's own folder in /run."""
 
 
 class Firejail:
     """Namespaces, a system call filter and a hidden root; the program is setuid root.
 
-    It sets itself aside inside other sandboxes and containers, and then runs the command bare: it
-    is the canary that notices. It cannot pin a folder to its place, so a folder at the top of the
-    workspace that holds something protected is read-only as a whole.
+    Inside other sandboxes and containers it disables itself and runs the command unconfined: the
+    self-test detects that. It cannot keep a folder from being renamed, so a folder at the top of
+    the workspace that holds something protected is read-only as a whole.
     """
 
     name = "firejail"
@@ -39,61 +39,61 @@ class Firejail:
         return "firejail is not installed (no program 'firejail'): install the package firejail"
 
     def binary(self) -> str:
-        """The program, if it is there."""
+        """The path of the program; empty if it is not installed."""
         return shutil.which(self._program) or ""
 
-    def command(self, confines: Confines, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
+    def command(self, policy: SandboxPolicy, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
         """The command line that runs `argv` inside."""
-        found = plan(confines, in_place=True)
+        found = plan_launch(policy, in_place=True)
         options = (
             *("--quiet", "--noprofile", "--net=none", "--caps.drop=all", "--nonewprivs"),
             *("--noroot", "--nogroups", "--seccomp", "--restrict-namespaces", "--private-dev"),
             *("--protocol=unix,inet,inet6,netlink", "--deterministic-exit-code"),
             *("--deterministic-shutdown", f"--private-cwd={cwd}", "--private-etc=" + _etc()),
-            f"--rlimit-nproc={confines.processes}",
-            f"--rlimit-fsize={confines.file_size}",
-            f"--rlimit-nofile={confines.open_files}",
-            f"--rlimit-as={confines.memory}",
-            *_shown(confines),
-            *_hidden(confines),
+            f"--rlimit-nproc={policy.processes}",
+            f"--rlimit-fsize={policy.file_size}",
+            f"--rlimit-nofile={policy.open_files}",
+            f"--rlimit-as={policy.memory}",
+            *_shown(policy),
+            *_hidden(policy),
             "--read-only=/",
-            *(f"--read-write={path}" for path in (confines.workspace, *confines.writable)),
-            *(f"--read-only={path}" for path in _tops(confines)),
+            *(f"--read-write={path}" for path in (policy.workspace, *policy.writable)),
+            *(f"--read-only={path}" for path in _tops(policy)),
         )
         return found.command((self.binary() or self._program, *options, "--", *argv))
 
 
 def _etc() -> str:
-    names = (*system.ETC, "passwd", "group")
+    names = (*system.ETC_NAMES, "passwd", "group")
     return ",".join(name for name in names if Path("/etc", name).exists())
 
 
-def _shown(confines: Confines) -> Iterator[str]:
-    tops = {path.split("/")[1] for path in system.shown(confines)}
-    for path in system.shown(confines):
+def _shown(policy: SandboxPolicy) -> Iterator[str]:
+    tops = {path.split("/")[1] for path in system.shown_paths(policy)}
+    for path in system.shown_paths(policy):
         yield f"--whitelist={path}"
     if "tmp" not in tops:
         yield "--private-tmp"
 
 
-def _hidden(confines: Confines) -> Iterator[str]:
-    tops = {path.split("/")[1] for path in system.shown(confines)} | KEPT
+def _hidden(policy: SandboxPolicy) -> Iterator[str]:
+    tops = {path.split("/")[1] for path in system.shown_paths(policy)} | SHOWN_ROOT_FOLDERS
     for path in sorted(Path("/").iterdir()):
         if path.name not in tops and not path.is_symlink():
             yield f"--blacklist={path}"
     for path in sorted(Path("/run").iterdir()):
-        if path.name != OWN and not any(
-            system.below(one, str(path)) for one in system.shown(confines)
+        if path.name != FIREJAIL_RUN_FOLDER and not any(
+            system.is_below(shown, str(path)) for shown in system.shown_paths(policy)
         ):
             yield f"--blacklist={path}"
 
 
-def _tops(confines: Confines) -> list[str]:
-    """What lies at the top of a writable folder and holds, or is, something protected."""
+def _tops(policy: SandboxPolicy) -> list[str]:
+    """Entries at the top of a writable folder that are, or hold, something protected."""
     found: dict[str, None] = {}
-    for path, may_write in system.pinned(confines):
-        homes = (confines.workspace, *confines.writable)
-        home = max((one for one in homes if system.below(path, one)), key=len)
+    for path, may_write in system.pinned_paths(policy):
+        homes = (policy.workspace, *policy.writable)
+        home = max((home for home in homes if system.is_below(path, home)), key=len)
         if not may_write:
             found[home + "/" + path.removeprefix(home + "/").split("/")[0]] = None
     return list(found)

@@ -1,4 +1,4 @@
-"""What every cage shows of the machine, and the limits that the program inside it takes on."""
+"""What every sandbox shows of the host, and the limits that its worker program sets."""
 
 from __future__ import annotations
 
@@ -12,89 +12,89 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from evoclaw.core.sandboxes import Confines
+from evoclaw.core.sandboxes import SandboxPolicy
 
-PROGRAMS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu")
-"""Beside /usr; some are links into it."""
-ETC = (
+PROGRAM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu")
+"""Folders of programs beside /usr; some are links into it."""
+ETC_NAMES = (
     *("alternatives", "ca-certificates", "ca-certificates.conf", "ssl", "pki", "crypto-policies"),
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "localtime", "timezone"),
     *("mime.types", "services", "protocols", "nsswitch.conf", "gai.conf", "fonts", "terminfo"),
     *("bash.bashrc", "inputrc", "login.defs", "magic", "debian_version", "os-release"),
     *("java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "python3", "perl", "xdg"),
 )
-"""Of /etc: what programs need and what says nothing of this machine or its people."""
-FIRST_UID, UIDS = 64000, 1000
-"""Users of nobody: where we are root, what runs in a cage is one of them."""
-FRESH = ("/tmp", "/var/tmp", "/dev/shm")
-INSIDE = "/run/cage/inside.py"
-FRESH_PART = 4
-"""A quarter of the memory may lie in temporary folders."""
+"""Files of /etc that programs need and that reveal nothing of this machine or its users."""
+FIRST_UID, UID_COUNT = 64000, 1000
+"""Unused uids: where we are root, sandboxed commands run as one of them."""
+FRESH_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+WORKER_PROGRAM_PATH = "/run/evoclaw/worker_program.py"
+FRESH_MEMORY_DIVISOR = 4
+"""A quarter of the memory may be used by temporary folders."""
 
 
-class Limits(Struct, frozen=True):
-    """What the program inside a cage is told; see `inside.py`."""
+class WorkerLimits(Struct, frozen=True):
+    """What the program inside a sandbox is told; see `worker_program.py`."""
 
     rlimits: dict[str, int]
     fresh: dict[str, int] = {}
     """Folders that are new and empty for every command, and their bytes."""
     keep: tuple[str, ...] = ()
-    """What stays to be seen though it lies in one of those."""
+    """Paths below those folders that stay visible."""
 
 
-def limits(confines: Confines) -> Limits:
+def worker_limits(policy: SandboxPolicy) -> WorkerLimits:
     """The limits of one command."""
-    return Limits(
+    return WorkerLimits(
         {
-            "RLIMIT_NPROC": confines.processes,
-            # Of the ways to bound memory by process the one that spares address space.
-            "RLIMIT_DATA": confines.memory,
-            "RLIMIT_FSIZE": confines.file_size,
-            "RLIMIT_NOFILE": confines.open_files,
+            "RLIMIT_NPROC": policy.processes,
+            # RLIMIT_DATA limits memory without limiting address space.
+            "RLIMIT_DATA": policy.memory,
+            "RLIMIT_FSIZE": policy.file_size,
+            "RLIMIT_NOFILE": policy.open_files,
             "RLIMIT_CORE": 0,
             "RLIMIT_MEMLOCK": 8 << 20,
             "RLIMIT_MSGQUEUE": 800 << 10,
         },
-        fresh=dict.fromkeys(FRESH, confines.memory // FRESH_PART),
-        keep=tuple(_outermost(shown(confines))),
+        fresh=dict.fromkeys(FRESH_FOLDERS, policy.memory // FRESH_MEMORY_DIVISOR),
+        keep=tuple(_outermost(shown_paths(policy))),
     )
 
 
-def inside(confines: Confines, mode: str) -> tuple[str, ...]:
-    """The command line, up to the program, of what settles commands inside a cage."""
-    told = msgspec.json.encode(limits(confines)).decode()
-    return (interpreter(), "-I", "-S", INSIDE, mode, told)
+def worker_command(policy: SandboxPolicy, mode: str) -> tuple[str, ...]:
+    """The command line of the worker program inside a sandbox, up to the command it runs."""
+    limits = msgspec.json.encode(worker_limits(policy)).decode()
+    return (own_interpreter(), "-I", "-S", WORKER_PROGRAM_PATH, mode, limits)
 
 
-def inside_source() -> str:
-    """The text of that program, which the engine puts at `INSIDE`."""
+def worker_program_source() -> str:
+    """The source of that program, which the engine mounts at `WORKER_PROGRAM_PATH`."""
     return Path(__file__).with_name("worker_program.py").read_text(encoding="utf-8")
 
 
-def interpreter() -> str:
-    """The interpreter that runs us, by its real path: the same in every cage."""
+def own_interpreter() -> str:
+    """The interpreter that runs us, by its real path: the same in every sandbox."""
     return os.path.realpath(sys.executable)
 
 
-def installations() -> list[str]:
-    """The folders of our interpreter and of our packages that lie outside the system's own."""
-    found = (os.path.realpath(one) for one in (sys.base_prefix, sys.prefix))
+def own_installations() -> list[str]:
+    """The folders of our interpreter and our packages, where they are not below /usr."""
+    found = (os.path.realpath(prefix) for prefix in (sys.base_prefix, sys.prefix))
     return [path for path in dict.fromkeys(found) if not _is_system(path)]
 
 
-def shown(confines: Confines) -> list[str]:
-    """Every path that is mounted into a cage on purpose, writable ones first."""
-    proxy = (confines.proxy,) if confines.proxy else ()
+def shown_paths(policy: SandboxPolicy) -> list[str]:
+    """Every path of the policy that is mounted into a sandbox, writable ones first."""
+    proxy = (policy.proxy,) if policy.proxy else ()
     return list(
-        dict.fromkeys((confines.workspace, *confines.writable, *readable(confines), *proxy))
+        dict.fromkeys((policy.workspace, *policy.writable, *readable_paths(policy), *proxy))
     )
 
 
-def readable(confines: Confines) -> list[str]:
-    """What may be read beside the system: what was named, and what we run by."""
+def readable_paths(policy: SandboxPolicy) -> list[str]:
+    """What may be read beside the system: the policy's folders, and our own installation."""
     return [
         path
-        for path in dict.fromkeys((*confines.readable, *installations()))
+        for path in dict.fromkeys((*policy.readable, *own_installations()))
         if Path(path).exists() and not _is_system(path)
     ]
 
@@ -104,29 +104,29 @@ def _is_system(path: str) -> bool:
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Those that lie in no other of them."""
+    """The paths that are not below another of them."""
     return [
         path
         for path in dict.fromkeys(paths)
-        if not any(path != other and below(path, other) for other in paths)
+        if not any(path != other and is_below(path, other) for other in paths)
     ]
 
 
-def below(path: str, folder: str) -> bool:
-    """Whether a path is a folder or lies in it."""
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is a folder or below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def pinned(confines: Confines) -> list[tuple[str, bool]]:
-    """What is mounted over itself inside the writable folders, and whether it may be written.
+def pinned_paths(policy: SandboxPolicy) -> list[tuple[str, bool]]:
+    """Paths in writable folders that are mounted over themselves, and whether they are writable.
 
-    A protected file is read-only. The folders above it are mounted over themselves as well, for
-    what is mounted cannot be renamed: else one would move the folder and make it anew.
+    A protected file is read-only. The folders above it are mounted over themselves as well, as a
+    mount point cannot be renamed: else a command could move the folder and create another.
     """
     found: dict[str, bool] = {}
-    homes = (confines.workspace, *confines.writable)
-    for path in sorted((*confines.protected, *_own(confines))):
-        home = max((one for one in homes if below(path, one)), key=len, default="")
+    homes = (policy.workspace, *policy.writable)
+    for path in sorted((*policy.protected, *_own(policy))):
+        home = max((home for home in homes if is_below(path, home)), key=len, default="")
         if not home or path == home or not os.path.lexists(path):
             continue
         for above in _between(home, path):
@@ -135,10 +135,10 @@ def pinned(confines: Confines) -> list[tuple[str, bool]]:
     return sorted(found.items())
 
 
-def _own(confines: Confines) -> Iterator[str]:
-    """What we run by, where it lies in a writable folder: nobody in a cage may change it."""
-    for path in installations():
-        if any(below(path, one) for one in (confines.workspace, *confines.writable)):
+def _own(policy: SandboxPolicy) -> Iterator[str]:
+    """Our own installation, where it is in a writable folder: no sandbox may change it."""
+    for path in own_installations():
+        if any(is_below(path, folder) for folder in (policy.workspace, *policy.writable)):
             yield path
 
 
@@ -147,12 +147,12 @@ def _between(home: str, path: str) -> list[str]:
 
 
 def tenant_uid(tenant: str) -> int:
-    """The user as whom the commands of a tenant run where we are root ourselves."""
-    return FIRST_UID + zlib.crc32(tenant.encode()) % UIDS
+    """The uid that the commands of a tenant run as where we are root."""
+    return FIRST_UID + zlib.crc32(tenant.encode()) % UID_COUNT
 
 
-def accounts(uid: int, gid: int, home: str = "/tmp") -> tuple[str, str]:
-    """The user and group files of a cage: they know its one user, and nobody else."""
+def account_files(uid: int, gid: int, home: str = "/tmp") -> tuple[str, str]:
+    """The passwd and group files of a sandbox: its own user, and nobody else."""
     name = "evoclaw"
     nobody = "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin"
     if uid == os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""Where an engine finds the folders of a cage, and how its command line is begun."""
+"""`LaunchPlan`: as which user an engine starts, and where it finds the sandbox's folders."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from evoclaw.core.sandboxes import Confines
-from evoclaw.sandbox.engines.host_view import accounts, below, readable, tenant_uid
+from evoclaw.core.sandboxes import SandboxPolicy
+from evoclaw.sandbox.engines.host_view import account_files, is_below, readable_paths, tenant_uid
 
-STAGE = "/tmp"
+STAGING_FOLDER = "/tmp"
 
 
-class Tree(Struct, frozen=True):
+class StagedTree(Struct, frozen=True):
     """One folder that is shown in the staging folder."""
 
     path: str
@@ -23,33 +23,33 @@ class Tree(Struct, frozen=True):
     writable: bool
 
 
-class Plan(Struct, frozen=True):
-    """What is prepared before the engine starts; see `entry.py`."""
+class LaunchPlan(Struct, frozen=True):
+    """What `launcher_program.py` prepares before the engine starts."""
 
     uid: int | None = None
-    """The service user; none: we are no root, and run as ourselves."""
+    """The service user; none: we are not root, and run as ourselves."""
     gid: int | None = None
     keep_root: bool = False
     """The engine itself needs root, and drops to the service user on its own."""
-    stage: str = STAGE
-    trees: tuple[Tree, ...] = ()
+    stage: str = STAGING_FOLDER
+    trees: tuple[StagedTree, ...] = ()
     staged: bool = True
     """Whether the trees are shown in the staging folder."""
     files: dict[str, str] = {}
     """Texts, by the descriptor at which the engine reads them."""
     over: dict[str, str] = {}
-    """Texts that the engine sees in place of files."""
+    """Texts that are mounted over files."""
 
     def source(self, path: str) -> str:
-        """Where the engine finds what the cage will have at this path."""
-        for tree in sorted(self.trees, key=lambda one: -len(one.path)):
-            if below(path, tree.path):
+        """The path outside of what the sandbox shows at this path."""
+        for tree in sorted(self.trees, key=lambda tree: -len(tree.path)):
+            if is_below(path, tree.path):
                 return tree.place + path.removeprefix(tree.path)
         return path
 
     @property
     def ids(self) -> tuple[int, int]:
-        """As whom the command runs."""
+        """The uid and gid that the command runs as."""
         if self.uid is None or self.gid is None:
             return os.geteuid(), os.getegid()
         return self.uid, self.gid
@@ -57,30 +57,32 @@ class Plan(Struct, frozen=True):
     def command(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         """The command line that prepares everything and becomes `argv`."""
         program = str(Path(__file__).with_name("launcher_program.py"))
-        told = msgspec.json.encode(self).decode()
-        return (sys.executable, "-I", "-S", program, told, *argv)
+        plan = msgspec.json.encode(self).decode()
+        return (sys.executable, "-I", "-S", program, plan, *argv)
 
 
-def plan(confines: Confines, *, keep_root: bool = False, in_place: bool = False) -> Plan:
-    """Who a cage's commands run as, and where its folders are to be found.
+def plan_launch(
+    policy: SandboxPolicy, *, keep_root: bool = False, in_place: bool = False
+) -> LaunchPlan:
+    """As which user a sandbox's commands run, and where its folders are found.
 
     Args:
-        confines: What the cage shows.
+        policy: What the sandbox shows.
         keep_root: The engine itself needs root, and drops to the service user on its own.
-        in_place: The engine shows folders where they are, and asks who its user is: each is
+        in_place: The engine shows folders at their own paths, and looks up its user: each is
             mounted over itself rather than in the staging folder.
     """
     if os.geteuid() != 0:
-        return Plan()
-    uid = tenant_uid(confines.tenant)
-    changed = (confines.workspace, *confines.writable)
+        return LaunchPlan()
+    uid = tenant_uid(policy.tenant)
+    changed = (policy.workspace, *policy.writable)
     paths = [(path, True) for path in dict.fromkeys(changed)]
-    paths += [(path, False) for path in readable(confines) if path not in changed]
-    paths += [(confines.proxy, True)] if confines.proxy else []
+    paths += [(path, False) for path in readable_paths(policy) if path not in changed]
+    paths += [(policy.proxy, True)] if policy.proxy else []
     trees = tuple(
-        Tree(path, path if in_place else f"{STAGE}/{number}", writable)
+        StagedTree(path, path if in_place else f"{STAGING_FOLDER}/{number}", writable)
         for number, (path, writable) in enumerate(paths)
     )
-    users, groups = accounts(uid, uid, confines.workspace)
+    users, groups = account_files(uid, uid, policy.workspace)
     over = {"/etc/passwd": users, "/etc/group": groups} if in_place else {}
-    return Plan(uid, uid, keep_root, trees=trees, over=over, staged=not in_place)
+    return LaunchPlan(uid, uid, keep_root, trees=trees, over=over, staged=not in_place)

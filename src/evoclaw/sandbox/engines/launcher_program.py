@@ -1,10 +1,10 @@
-"""A program of its own: prepare what an engine needs, give up being root, become the engine.
+"""A standalone program: prepares what an engine needs, drops root, and execs the engine.
 
-`python -I -S entry.py PLAN PROGRAM ARGUMENT...`, where PLAN is a JSON object (`Plan` in
-`entering.py` writes it). As root it shows the folders of the cage in a staging folder that nobody
-else sees, each mounted so that its owner appears as the service user and the other way round:
-what the command makes there belongs to the owner of the folder, yet it runs as nobody. What cannot
-be mounted so ends the start: nothing is ever run as root instead.
+`python -I -S launcher_program.py PLAN PROGRAM ARGUMENT...`, where PLAN is a JSON object
+(`LaunchPlan` in `launch.py` writes it). As root it mounts the folders of the sandbox in a private
+staging folder, each id-mapped so that its owner appears as the service user and the other way
+round: files that the command creates belong to the owner of the folder, yet the command runs as
+the service user. If a folder cannot be mounted so, the launch fails: nothing ever runs as root.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
 AT_FDCWD, EMPTY_PATH, RECURSIVE = -100, 0x1000, 0x8000
 CLONE_TREE, FROM_EMPTY = 1, 0x4
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_IDMAP = 1, 2, 4, 0x00100000
-LARGEST_ID = 65536
+MAX_ID = 65536
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 JOIN_SESSION_KEYRING = 1
-NOT_POSSIBLE = 125
-"""How it ends when the cage cannot be prepared."""
+EXIT_NOT_PREPARED = 125
+"""The exit code when the sandbox cannot be prepared."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Prepare, then become the program."""
+    """Prepare, then exec the program."""
     plan, program = json.loads(sys.argv[1]), sys.argv[2:]
     number = KEYCTL.get(os.uname().machine)
     if number is not None:
-        # Whoever holds our session's keyring holds its keys.
+        # A process with our session keyring could read our keys.
         libc.syscall(number, JOIN_SESSION_KEYRING, None)
     try:
-        for place, text in plan["files"].items():
-            hand_over(int(place), text)
+        for descriptor, text in plan["files"].items():
+            pass_text(int(descriptor), text)
         if plan["uid"] is not None:
             stage(plan)
             become(plan["uid"], plan["gid"], plan["keep_root"])
         os.execvpe(program[0], program, os.environ)
     except OSError as problem:
-        os.write(2, f"the cage could not be prepared: {problem}\n".encode())
-        os._exit(NOT_POSSIBLE)
+        os.write(2, f"cannot prepare the sandbox: {problem}\n".encode())
+        os._exit(EXIT_NOT_PREPARED)
 
 
 def check(answer: int, what: str) -> int:
-    """Raise what went wrong in a system call."""
+    """Raise `OSError` if a system call failed."""
     if answer < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{os.strerror(number)} ({what})")
     return answer
 
 
-def hand_over(place: int, text: str) -> None:
-    """Leave a text behind a descriptor for the engine to read."""
-    held = os.memfd_create("cage")
+def pass_text(descriptor: int, text: str) -> None:
+    """Open a descriptor at which the engine reads a text."""
+    held = os.memfd_create("sandbox")
     os.write(held, text.encode())
     os.lseek(held, 0, os.SEEK_SET)
-    os.dup2(held, place, inheritable=True)
+    os.dup2(held, descriptor, inheritable=True)
 
 
 def stage(plan: dict[str, Any]) -> None:
-    """Show the folders of the cage, owners exchanged, where only this process sees them."""
+    """Mount the folders of the sandbox, owners swapped, in a private mount namespace."""
     check(libc.unshare(NEWNS), "a mount namespace of our own")
     check(libc.mount(None, b"/", None, ctypes.c_ulong(REC | SLAVE), None), "the mounts as our own")
     trees = [
@@ -88,26 +88,26 @@ def stage(plan: dict[str, Any]) -> None:
         mount_empty(plan["stage"])
     for place, tree, path in trees:
         if plan["staged"]:
-            make_place(place, tree)
+            make_mount_point(place, tree)
         move(tree, place, path)
 
 
 def mount_empty(folder: str) -> None:
-    """Mount an empty folder over one that is there."""
+    """Mount an empty tmpfs over a folder."""
     flags = ctypes.c_ulong(NOSUID | NODEV)
     done = libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, b"mode=755,size=1m")
     check(done, f"a tmpfs on {folder}")
 
 
 def move(tree: int, place: str, path: str) -> None:
-    """Mount a copied tree somewhere."""
+    """Mount a cloned tree at a path."""
     done = libc.syscall(MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(place), FROM_EMPTY)
     check(done, f"mounting {path}")
     os.close(tree)
 
 
 def cover(folder: str, texts: dict[str, str]) -> None:
-    """Mount texts over files; the folder is only borrowed to write them in."""
+    """Mount texts over files; the folder holds them only until they are mounted."""
     mount_empty(folder)
     for number, (path, text) in enumerate(texts.items()):
         written = f"{folder}/{number}"
@@ -120,8 +120,8 @@ def cover(folder: str, texts: dict[str, str]) -> None:
     check(libc.umount2(os.fsencode(folder), 0), f"giving back {folder}")
 
 
-def make_place(place: str, tree: int) -> None:
-    """What a folder or a file can be mounted on."""
+def make_mount_point(place: str, tree: int) -> None:
+    """Create the folder or file that a tree is mounted on."""
     if stat.S_ISDIR(os.fstat(tree).st_mode):
         os.mkdir(place, 0o755)
     else:
@@ -129,7 +129,7 @@ def make_place(place: str, tree: int) -> None:
 
 
 def clone(tree: dict[str, Any], uid: int, gid: int) -> int:
-    """Take a copy of what is mounted at a path, with its owner exchanged for the service user."""
+    """Clone the mount at a path, with its owner swapped for the service user."""
     flags = CLONE_TREE | RECURSIVE | os.O_CLOEXEC
     held = libc.syscall(OPEN_TREE, AT_FDCWD, os.fsencode(tree["path"]), flags)
     check(held, f"looking at {tree['path']}")
@@ -140,7 +140,7 @@ def clone(tree: dict[str, Any], uid: int, gid: int) -> int:
     done = libc.syscall(MOUNT_SETATTR, held, b"", EMPTY_PATH | RECURSIVE, told, len(told))
     os.close(space)
     if done < 0 and not tree["writable"]:
-        # To be read only: what others may read is then all that can be read.
+        # Read-only without the mapping: the service user then reads what everybody may read.
         told = struct.pack("QQQQ", attributes, 0, 0, 0)
         done = libc.syscall(MOUNT_SETATTR, held, b"", EMPTY_PATH | RECURSIVE, told, len(told))
     check(done, f"exchanging the owner of {tree['path']}")
@@ -148,7 +148,7 @@ def clone(tree: dict[str, Any], uid: int, gid: int) -> int:
 
 
 def user_namespace(*pairs: tuple[int, int]) -> int:
-    """A user namespace that maps the owner on the disk to the service user, the rest to itself."""
+    """A user namespace that maps the owner on disk to the service user, the rest to itself."""
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -171,13 +171,13 @@ def user_namespace(*pairs: tuple[int, int]) -> int:
 
 
 def mapping(owner: int, service: int) -> str:
-    """Lines that exchange two ids and leave the others as they are."""
+    """An id map that swaps two ids and leaves the others unchanged."""
     lines = [f"{owner} {service} 1"]
     if owner != service:
         lines.append(f"{service} {owner} 1")
     edges = sorted({owner, service})
     starts = [0, *(edge + 1 for edge in edges)]
-    ends = [*edges, LARGEST_ID]
+    ends = [*edges, MAX_ID]
     lines += [
         f"{start} {start} {end - start}"
         for start, end in zip(starts, ends, strict=True)
@@ -187,7 +187,7 @@ def mapping(owner: int, service: int) -> str:
 
 
 def become(uid: int, gid: int, keep_root: bool) -> None:
-    """Stop being root, for good."""
+    """Drop root for good."""
     if keep_root:
         return
     os.setgroups([])

@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.sandboxes import Confines, Engine
+from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
 
-BUBBLEWRAP, FIREJAIL, PODMAN, NATIVE, NONE = "bubblewrap", "firejail", "podman", "native", "none"
-AUTO = "auto"
-NAMES = (AUTO, BUBBLEWRAP, FIREJAIL, PODMAN, NATIVE, NONE)
 
-SYSTEM = frozenset(
+class Unconfined:
+    """No sandbox, for users who configure `none`. Never used in place of a missing engine."""
+
+    name = "none"
+
+    def missing(self) -> str:
+        """Nothing is missing."""
+        return ""
+
+    def command(self, policy: SandboxPolicy, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
+        """The command line unchanged."""
+        return tuple(argv)
+
+
+BUBBLEWRAP, FIREJAIL, PODMAN, NATIVE, NO_ENGINE = (
+    "bubblewrap",
+    "firejail",
+    "podman",
+    "native",
+    "none",
+)
+AUTO_ENGINE = "auto"
+ENGINE_NAMES = (AUTO_ENGINE, BUBBLEWRAP, FIREJAIL, PODMAN, NATIVE, NO_ENGINE)
+
+SYSTEM_FOLDERS = frozenset(
     {"usr", "etc", "bin", "sbin", "lib", "lib64", "dev", "proc", "sys", "boot", "run"}
 )
-"""Folders of the root that no workspace can lie in."""
+"""Top-level folders that no workspace may be in."""
 
 
 class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`[sandbox]`: in what commands run, and what they may reach and use up there."""
+    """`[sandbox]`: the engine that commands run in, and what they may reach and use there."""
 
-    engine: str = AUTO
+    engine: str = AUTO_ENGINE
     """`bubblewrap`, `native`, `firejail`, `podman`; `none` only if you mean it. `auto` is
     bubblewrap, or native where that is not installed; never none."""
     tools: dict[str, str] = {}
     """Another engine for some tools, by their name."""
     warm: bool = True
-    """Keep a worker ready inside the cage, where the engine can."""
+    """Keep a worker pool ready inside the sandbox, where the engine can."""
     memory: int = 2 << 30
     """Bytes."""
     processes: int = 256
@@ -49,8 +70,8 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     def check(self) -> None:
         """Raise `ConfigError` for what cannot be meant."""
         for name in (self.engine, *self.tools.values()):
-            if name not in NAMES:
-                known = ", ".join(NAMES)
+            if name not in ENGINE_NAMES:
+                known = ", ".join(ENGINE_NAMES)
                 raise ConfigError(f"there is no sandbox engine '{name}': choose one of {known}")
         for name in ("memory", "processes", "file_size", "open_files", "files", "disk"):
             if getattr(self, name) < 1:
@@ -59,7 +80,7 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             if not Path(path).expanduser().is_absolute():
                 raise ConfigError(f"sandbox folders are absolute paths, not '{path}'")
 
-    def confines(
+    def sandbox_policy(
         self,
         workspace: str | Path,
         *,
@@ -69,17 +90,17 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         tenant: str = "local",
         trusted: bool = True,
         proxy: str = "",
-    ) -> Confines:
-        """The bounds of a cage for a workspace; raise `ConfigError` for what cannot be meant."""
+    ) -> SandboxPolicy:
+        """The policy of a sandbox for a workspace; raise `ConfigError` for invalid settings."""
         self.check()
-        place = _real(workspace)
-        if place == "/" or place.split("/")[1] in SYSTEM:
+        root = _real(workspace)
+        if root == "/" or root.split("/")[1] in SYSTEM_FOLDERS:
             raise ConfigError(
-                f"'{place}' cannot be the workspace of a sandbox: it would open the system itself. "
+                f"'{root}' cannot be the workspace of a sandbox: commands could change the system. "
                 "Choose a folder of its own, for example below your home"
             )
-        return Confines(
-            place,
+        return SandboxPolicy(
+            root,
             writable=tuple(_real(path) for path in self.writable),
             readable=tuple(_real(path) for path in (*self.readable, *readable)),
             protected=tuple(protected),
@@ -100,21 +121,22 @@ def _real(path: str | Path) -> str:
     return os.path.realpath(Path(path).expanduser())
 
 
-def choose(engine: str, there: Mapping[str, Engine]) -> str:
-    """The engine to use; if the choice is ours, the first one that is installed."""
-    if engine != AUTO:
+def choose_engine(engine: str, available: Mapping[str, SandboxEngine]) -> str:
+    """The engine to use; for `auto` the first one that is installed."""
+    if engine != AUTO_ENGINE:
         return engine
-    usable = (name for name in (BUBBLEWRAP, NATIVE) if name in there and not there[name].missing())
-    # With none there, the usual one says what to install.
+    usable = (
+        name for name in (BUBBLEWRAP, NATIVE) if name in available and not available[name].missing()
+    )
+    # Without any, the error of the usual engine says what to install.
     return next(usable, BUBBLEWRAP)
 
 
-def engines() -> Mapping[str, Engine]:
-    """The engines of this room by name; `native` is added by who has it."""
+def package_engines() -> Mapping[str, SandboxEngine]:
+    """The engines that need a package, and `none`, by name; the caller adds `native`."""
     from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
     from evoclaw.sandbox.engines.firejail import Firejail
     from evoclaw.sandbox.engines.podman import Podman
-    from evoclaw.sandbox.engines.unconfined import NoCage
 
-    found: tuple[Engine, ...] = (Bubblewrap(), Firejail(), Podman(), NoCage())
+    found: tuple[SandboxEngine, ...] = (Bubblewrap(), Firejail(), Podman(), Unconfined())
     return {engine.name: engine for engine in found}

@@ -1,12 +1,12 @@
-"""A program of its own, run inside a cage: it settles commands there, one or many.
+"""A standalone program that runs commands inside a sandbox: a single one, or a pool of workers.
 
-`python -I -S inside.py once LIMITS PROGRAM ARGUMENT...` takes on the limits and becomes the
-program. `python -I -S inside.py nursery LIMITS` stays: asked over the socket that is its input, it
-makes cells. A cell is the first process of a pid namespace, with mounts, shared memory and a
-temporary folder of its own; it runs one command, and the kernel ends with it whatever the command
-started. No cell is used twice, and the nursery never runs a command itself: it is warm, and knows
-nothing. LIMITS is a JSON object (`Limits` in `system.py` writes it). Standard library only: our
-packages need not be there.
+`python -I -S worker_program.py once LIMITS PROGRAM ARGUMENT...` sets the limits and execs the
+program. `python -I -S worker_program.py pool LIMITS` stays: it forks workers on request, over the
+socket that is its stdin. A worker is the first process of a pid namespace, with its own mounts,
+shared memory and temporary folder; it runs one command, and when it ends the kernel kills whatever
+the command started. No worker is used twice, and the pool never runs a command itself, so it holds
+no data of any command. LIMITS is a JSON object (`WorkerLimits` in `host_view.py` writes it).
+Standard library only: our packages may not be visible here.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SECCOMP, FILTER, CLEAR_ALL = 22, 2, 4
 LAST_CAPABILITY = 63
 JOIN_SESSION_KEYRING = 1
 KEYCTL = {"x86_64": 250, "aarch64": 219}
-FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
-"""Of sockets: local, the two of the internet, netlink. Others (vsock) know no namespaces."""
-ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-SOCKET = {"x86_64": 41, "aarch64": 198}
-REFUSED = {
+SOCKET_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
+"""Allowed socket families: unix, inet, inet6, netlink. Others (vsock) ignore namespaces."""
+AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+SOCKET_SYSCALLS = {"x86_64": 41, "aarch64": 198}
+REFUSED_SYSCALLS = {
     "x86_64": (
         *(155, 165, 166, 167, 168, 169, 175, 176, 246, 248, 249, 250, 272, 298, 304, 308, 310),
         *(311, 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432, 433, 442),
@@ -51,19 +51,19 @@ REFUSED = {
         *(273, 280, 282, 294, 425, 426, 427, 428, 429, 430, 431, 432, 433, 442),
     ),
 }
-"""Calls that change mounts, namespaces, keys or the kernel, or watch other processes' insides."""
-EVEN_32_BIT = 0x40000000
+"""System calls that change mounts, namespaces, keys or the kernel, or inspect other processes."""
+X32_SYSCALL_BIT = 0x40000000
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Do as the first argument says."""
+    """Run in the mode that the first argument names."""
     mode, limits = sys.argv[1], json.loads(sys.argv[2])
-    if mode == "nursery":
-        nursery(limits)
+    if mode == "pool":
+        serve_pool(limits)
         return
-    confine(limits)
+    drop_rights(limits)
     program = sys.argv[3:]
     try:
         os.execvpe(program[0], program, os.environ)
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def check(answer: int, what: str) -> None:
-    """Raise what went wrong in a call of the C library."""
+    """Raise `OSError` if a call of the C library failed."""
     if answer < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -81,12 +81,12 @@ def check(answer: int, what: str) -> None:
 
 def prctl(option: int, *more: int) -> int:
     """Change something of this process."""
-    rest = [ctypes.c_ulong(one) for one in (*more, 0, 0, 0, 0)[:4]]
+    rest = [ctypes.c_ulong(value) for value in (*more, 0, 0, 0, 0)[:4]]
     return libc.prctl(option, *rest)
 
 
-def confine(limits: dict[str, Any]) -> None:
-    """Give up every right and take on the limits, for good."""
+def drop_rights(limits: dict[str, Any]) -> None:
+    """Drop every capability and set the limits, for good."""
     for number in range(LAST_CAPABILITY + 1):
         prctl(CAPBSET_DROP, number)
     prctl(AMBIENT, CLEAR_ALL)
@@ -95,10 +95,10 @@ def confine(limits: dict[str, Any]) -> None:
         set_limit(getattr(resource, name), most)
     machine = platform.machine()
     if machine in KEYCTL:
-        # A kernel without keys has none to leak.
+        # Fails on a kernel without keyrings, which has no keys to leak.
         libc.syscall(KEYCTL[machine], JOIN_SESSION_KEYRING, None)
     drop_capabilities()
-    if machine in ARCHITECTURE:
+    if machine in AUDIT_ARCHITECTURES:
         check(install_filter(machine), "system call filter")
     os.umask(0o022)
 
@@ -111,24 +111,24 @@ def set_limit(kind: int, most: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Empty all three sets."""
+    """Empty all three capability sets."""
     header = struct.pack("II", 0x20080522, 0)
     check(libc.capset(header, bytes(24)), "capabilities")
 
 
 def install_filter(machine: str) -> int:
-    """Have the kernel refuse the calls that no command here has business with."""
+    """Install the seccomp filter that refuses `REFUSED_SYSCALLS` and other socket families."""
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
     refuse, allow = 0x00050000 | 1, 0x7FFF0000
-    numbers, kinds = REFUSED[machine], FAMILIES
-    # Jumps count from the next instruction; the two answers stand at the end.
+    numbers, kinds = REFUSED_SYSCALLS[machine], SOCKET_FAMILIES
+    # Jumps count from the next instruction; the two verdicts are at the end.
     body: list[tuple[int, int, str, str]] = [
         (load, 4, "", ""),
-        (equal, ARCHITECTURE[machine], "", "refuse"),
+        (equal, AUDIT_ARCHITECTURES[machine], "", "refuse"),
         (load, 0, "", ""),
-        (at_least, EVEN_32_BIT, "refuse", ""),
+        (at_least, X32_SYSCALL_BIT, "refuse", ""),
         *((equal, number, "refuse", "") for number in numbers),
-        (equal, SOCKET[machine], "", "allow"),
+        (equal, SOCKET_SYSCALLS[machine], "", "allow"),
         (load, 16, "", ""),
         *((equal, kind, "allow", "") for kind in kinds),
     ]
@@ -153,42 +153,43 @@ def install_filter(machine: str) -> int:
 
 
 def buffer(data: bytes) -> ctypes.Array[ctypes.c_char]:
-    """Bytes that stay where they are."""
+    """A C buffer with a fixed address."""
     return ctypes.create_string_buffer(data, len(data))
 
 
-def nursery(limits: dict[str, Any]) -> None:
-    """Make a cell for each request, and tell when one is dead."""
+def serve_pool(limits: dict[str, Any]) -> None:
+    """Fork a worker for each request, and close its exit pipe when it is dead."""
     control = socket.socket(fileno=os.dup(0))
-    # The first three stay taken, so that what is handed to a cell never lands on them.
+    # Keep descriptors 0 to 2 in use, so that those sent to a worker never get these numbers.
     os.dup2(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
     prctl(PDEATHSIG, signal.SIGKILL)
     prctl(SUBREAPER, 1)
     prctl(DUMPABLE, 0)
     forbid_user_namespaces()
-    # What the collector touches it would copy, in every cell.
+    # The collector would touch, and so copy, shared pages in every worker.
     gc.disable()
     woken = wake_pipe()
-    graves: dict[int, int] = {}
+    exit_pipes: dict[int, int] = {}
     control.send(b"up")
     while True:
         readable, _, _ = select.select([control, woken], [], [])
         if woken in readable:
             os.read(woken, 4096)
-            bury(graves)
+            reap_workers(exit_pipes)
         if control in readable:
             given = receive(control, 2)
             if not given:
-                # Whoever asked is gone: with us goes everything here.
+                # The parent has closed the socket: exit, and the kernel ends everything here.
                 os._exit(0)
-            line, grave = given
-            pid = make_cell(limits, line, [control.fileno(), woken, grave, *graves.values()])
-            os.close(line)
-            graves[pid] = grave
+            worker, exit_pipe = given
+            foreign = [control.fileno(), woken, exit_pipe, *exit_pipes.values()]
+            pid = make_worker(limits, worker, foreign)
+            os.close(worker)
+            exit_pipes[pid] = exit_pipe
 
 
 def forbid_user_namespaces() -> None:
-    """Let nothing in here begin a user namespace, in which it would hold all rights."""
+    """Forbid user namespaces, in which a command would hold all capabilities."""
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
 
@@ -202,10 +203,10 @@ def wake_pipe() -> int:
     return woken
 
 
-def receive(line: socket.socket, most: int) -> list[int]:
-    """The descriptors of the next message; none: the other side is gone."""
+def receive(control: socket.socket, most: int) -> list[int]:
+    """The descriptors of the next message; none: the other end is closed."""
     room = socket.CMSG_SPACE(most * 4)
-    data, extra, _, _ = line.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
+    data, extra, _, _ = control.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
     found: list[int] = []
     for level, kind, body in extra:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -213,8 +214,8 @@ def receive(line: socket.socket, most: int) -> list[int]:
     return found if data else []
 
 
-def bury(graves: dict[int, int]) -> None:
-    """Reap what ended; the closing of its grave says that a cell and all in it are dead."""
+def reap_workers(exit_pipes: dict[int, int]) -> None:
+    """Reap dead workers; a closed exit pipe reports that a worker and all in it are dead."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -222,12 +223,12 @@ def bury(graves: dict[int, int]) -> None:
             return
         if pid == 0:
             return
-        grave = graves.pop(pid, None)
-        if grave is not None:
-            os.close(grave)
+        exit_pipe = exit_pipes.pop(pid, None)
+        if exit_pipe is not None:
+            os.close(exit_pipe)
 
 
-def make_cell(limits: dict[str, Any], line: int, foreign: list[int]) -> int:
+def make_worker(limits: dict[str, Any], control: int, foreign: list[int]) -> int:
     """Fork the first process of a new pid namespace; its pid here."""
     told, tell = os.pipe()
     between = os.fork()
@@ -236,9 +237,9 @@ def make_cell(limits: dict[str, Any], line: int, foreign: list[int]) -> int:
             check(libc.unshare(NEWPID), "pid namespace")
             pid = os.fork()
             if pid == 0:
-                for one in (*foreign, told, tell):
-                    os.close(one)
-                live(limits, socket.socket(fileno=line))
+                for descriptor in (*foreign, told, tell):
+                    os.close(descriptor)
+                run_worker(limits, socket.socket(fileno=control))
             os.write(tell, struct.pack("i", pid))
         finally:
             os._exit(0)
@@ -246,30 +247,30 @@ def make_cell(limits: dict[str, Any], line: int, foreign: list[int]) -> int:
     data = os.read(told, 4)
     os.close(told)
     os.waitpid(between, 0)
-    # Nobody has the pid 0: the grave of what could not be made is closed with the next one.
+    # No process has pid 0: the exit pipe of a worker that failed is closed with the next one.
     return struct.unpack("i", data)[0] if data else 0
 
 
-def live(limits: dict[str, Any], line: socket.socket) -> None:
-    """Be a cell: make it a place of its own, run one command, say how it ended."""
+def run_worker(limits: dict[str, Any], control: socket.socket) -> None:
+    """Run as a worker: isolate itself, run one command, report its exit status."""
     try:
         os.setsid()
-        furnish(limits)
-        confine(limits)
+        mount_fresh_folders(limits)
+        drop_rights(limits)
         prctl(DUMPABLE, 0)
         woken = wake_pipe()
-        line.send(b"R")
-        given = receive(line, 4)
+        control.send(b"R")
+        given = receive(control, 4)
         if given:
-            run(line, woken, given)
+            run(control, woken, given)
     except OSError as problem:
-        line.send(f"X{problem}".encode()[:4096])
+        control.send(f"X{problem}".encode()[:4096])
     finally:
         os._exit(0)
 
 
-def furnish(limits: dict[str, Any]) -> None:
-    """Mount what no two commands may share."""
+def mount_fresh_folders(limits: dict[str, Any]) -> None:
+    """Mount the folders that no two commands may share."""
     check(libc.unshare(NEWNS | NEWIPC | NEWUTS), "namespaces")
     for place, size in limits["fresh"].items():
         within = [path for path in limits["keep"] if path.startswith(place + "/")]
@@ -281,7 +282,7 @@ def furnish(limits: dict[str, Any]) -> None:
 
 
 def put_back(held: int, path: str) -> None:
-    """Show again what the new folder hid."""
+    """Mount again what the new folder hid."""
     source = f"/proc/self/fd/{held}"
     if os.path.isdir(source):
         os.makedirs(path, exist_ok=True)
@@ -297,15 +298,15 @@ def mount(source: bytes, place: str, kind: bytes | None, flags: int, options: by
     check(libc.mount(source, os.fsencode(place), kind, ctypes.c_ulong(flags), options), place)
 
 
-def run(line: socket.socket, woken: int, given: list[int]) -> None:
-    """Start the command, and serve who asked until it ends."""
+def run(control: socket.socket, woken: int, given: list[int]) -> None:
+    """Start the command, and serve the control socket until it ends."""
     job, *streams = given
     size = os.fstat(job).st_size
     argv, cwd, env = marshal.loads(os.pread(job, size, 0))
     os.close(job)
     try:
         os.chdir(cwd)
-        actions = [(os.POSIX_SPAWN_DUP2, one, place) for place, one in enumerate(streams)]
+        actions = [(os.POSIX_SPAWN_DUP2, stream, place) for place, stream in enumerate(streams)]
         pid = os.posix_spawn(
             *(argv[0], argv, env),
             file_actions=actions,
@@ -314,21 +315,21 @@ def run(line: socket.socket, woken: int, given: list[int]) -> None:
             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
         )
     except OSError as problem:
-        line.send(b"E" + struct.pack("i", problem.errno or 0))
+        control.send(b"E" + struct.pack("i", problem.errno or 0))
         return
-    for one in streams:
-        os.close(one)
-    status = watch(line, woken, pid)
+    for stream in streams:
+        os.close(stream)
+    status = watch(control, woken, pid)
     if status is not None:
-        kind = b"S" if alone() else b"L"
-        line.send(kind + struct.pack("i", os.waitstatus_to_exitcode(status)))
+        kind = b"S" if kill_leftovers() else b"L"
+        control.send(kind + struct.pack("i", os.waitstatus_to_exitcode(status)))
 
 
-def alone() -> bool:
-    """Kill what the command left; whether there was nothing, and so nothing is there now.
+def kill_leftovers() -> bool:
+    """Kill the processes that the command left; whether there were none.
 
-    Everything in a pid namespace descends from its first process, which is us: without children
-    there is nobody else.
+    Every process of a pid namespace descends from its first process, which is this one: without
+    children there are no others.
     """
     try:
         os.kill(-1, signal.SIGKILL)
@@ -337,14 +338,14 @@ def alone() -> bool:
     return False
 
 
-def watch(line: socket.socket, woken: int, pid: int) -> int | None:
-    """The command's status; none if we were told to end, or nobody is there to tell."""
+def watch(control: socket.socket, woken: int, pid: int) -> int | None:
+    """The command's status; none if the parent closed the control socket."""
     while True:
-        readable, _, _ = select.select([line, woken], [], [])
-        if line in readable:
-            if line.recv(16) != b"T":
+        readable, _, _ = select.select([control, woken], [], [])
+        if control in readable:
+            if control.recv(16) != b"T":
                 return None
-            # All here but ourselves; what is stopped must wake to hear it.
+            # Every process here but this one; a stopped process must continue to get the signal.
             for number in (signal.SIGTERM, signal.SIGCONT):
                 try:
                     os.kill(-1, number)
@@ -358,7 +359,7 @@ def watch(line: socket.socket, woken: int, pid: int) -> int | None:
 
 
 def reap(pid: int) -> int | None:
-    """Take the status of everything that ended; the command's if it is among them."""
+    """Reap every child that ended; the command's status if it is among them."""
     found = None
     while True:
         try:

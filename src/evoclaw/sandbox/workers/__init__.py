@@ -1,1 +1,1 @@
-"""Processes inside a sandbox engine's cage, warm where the engine can keep one so."""
+"""Processes inside a sandbox: workers kept warm where the engine can, cold starts elsewhere."""

@@ -1,4 +1,4 @@
-"""A command in a cell that was made before it came."""
+"""`WorkerTree`: a command in a worker that a pool has started ahead of it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from evoclaw.executors.output import STDERR, STDOUT, Watch
-from evoclaw.executors.trees import PATIENCE, Job, memory_file
-from evoclaw.sandbox.egress.inside import relayed
-from evoclaw.sandbox.workers.pool import Cell, Nursery
+from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch
+from evoclaw.executors.process_trees import END_TIMEOUT_S, CommandSpec, memory_file
+from evoclaw.sandbox.egress.relay_command import relay_command
+from evoclaw.sandbox.workers.pool import Worker, WorkerPool
 
-PIECE = 256 << 10
+READ_BYTES = 256 << 10
 
 
-class CellTree:
-    """A command in a cell."""
+class WorkerTree:
+    """The process tree of a command in a worker."""
 
-    def __init__(self, nursery: Callable[[], Awaitable[Nursery]], proxy: str = "") -> None:
-        """Take a way to a worker that lives, and the socket of the egress proxy."""
-        self._find, self._proxy = nursery, proxy
-        self._nursery: Nursery | None = None
-        self._cell: Cell | None = None
+    def __init__(self, worker_pool: Callable[[], Awaitable[WorkerPool]], proxy: str = "") -> None:
+        """Take a function that finds a live worker pool, and the socket of the egress proxy."""
+        self._find, self._proxy = worker_pool, proxy
+        self._worker_pool: WorkerPool | None = None
+        self._worker: Worker | None = None
         self._met: list[str] = []
         self._readers: set[int] = set()
-        self._watch: Watch | None = None
+        self._watch: ProcessWatch | None = None
 
-    async def start(self, job: Job, watch: Watch) -> None:
-        """Take a cell and hand it the command."""
+    async def start(self, job: CommandSpec, watch: ProcessWatch) -> None:
+        """Take a worker and send it the command."""
         self._watch = watch
-        cell = self._cell = await self._take()
+        worker = self._worker = await self._take()
         given = (
             memory_file(job.stdin) if job.stdin is not None else os.open(os.devnull, os.O_RDONLY)
         )
@@ -43,32 +43,32 @@ class CellTree:
                 ours, end = os.pipe2(os.O_CLOEXEC)
                 theirs.append(end)
                 self._listen(ours, stream, watch)
-            cell.run(
-                with_way_out(job, self._proxy),
+            worker.run(
+                with_egress(job, self._proxy),
                 (theirs[0], theirs[1], theirs[2]),
                 watch.process_exited,
             )
         finally:
-            for one in theirs:
-                os.close(one)
+            for descriptor in theirs:
+                os.close(descriptor)
 
-    async def _take(self) -> Cell:
-        self._nursery = await self._find()
+    async def _take(self) -> Worker:
+        self._worker_pool = await self._find()
         try:
-            return await self._nursery.take()
+            return await self._worker_pool.take()
         except OSError:
-            # Nothing was begun yet. If it is the worker that is gone, there will be another.
-            self._nursery = await self._find()
-        return await self._nursery.take()
+            # Nothing was started yet. If the pool has ended, another one is started.
+            self._worker_pool = await self._find()
+        return await self._worker_pool.take()
 
-    def _listen(self, end: int, stream: int, watch: Watch) -> None:
+    def _listen(self, end: int, stream: int, watch: ProcessWatch) -> None:
         os.set_blocking(end, False)
         loop = asyncio.get_running_loop()
         self._readers.add(end)
 
         def heard() -> None:
             try:
-                data = os.read(end, PIECE)
+                data = os.read(end, READ_BYTES)
             except BlockingIOError:
                 return
             if data:
@@ -85,33 +85,33 @@ class CellTree:
         os.close(end)
 
     def terminate(self) -> None:
-        """Ask everything in the cell to end."""
-        if self._cell is not None:
-            self._cell.terminate()
+        """Ask everything in the worker to end."""
+        if self._worker is not None:
+            self._worker.terminate()
 
     async def end(self) -> int:
-        """End the cell; the kernel kills what is in it, and only then is its grave closed."""
-        if self._cell is None or self._watch is None or self._nursery is None:
+        """End the worker; its exit pipe closes only after the kernel has killed what is in it."""
+        if self._worker is None or self._watch is None or self._worker_pool is None:
             return 0
-        self._met = self._cell.limits_met()
-        await self._nursery.give_back(self._cell)
+        self._met = self._worker.limits_met()
+        await self._worker_pool.give_back(self._worker)
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(END_TIMEOUT_S):
                 await self._watch.closed.wait()
         for left in tuple(self._readers):
             self._close(left)
-        if self._cell.refused:
-            raise OSError(self._cell.refused, os.strerror(self._cell.refused))
-        return -int(signal.SIGKILL) if self._cell.code is None else self._cell.code
+        if self._worker.refused:
+            raise OSError(self._worker.refused, os.strerror(self._worker.refused))
+        return -int(signal.SIGKILL) if self._worker.code is None else self._worker.code
 
     def met(self) -> list[str]:
-        """The limits that the command met, as far as the kernel tells."""
+        """The limits that the command reached, as far as the kernel reports them."""
         return self._met
 
 
-def with_way_out(job: Job, proxy: str) -> Job:
-    """The command with a port that leads to the egress proxy, if there is one."""
+def with_egress(job: CommandSpec, proxy: str) -> CommandSpec:
+    """The command behind the egress relay, if there is an egress proxy."""
     if not proxy:
         return job
     python = os.path.realpath(sys.executable)
-    return replace(job, argv=relayed(job.argv, proxy, python=python))
+    return replace(job, argv=relay_command(job.argv, proxy, python=python))

@@ -131,7 +131,7 @@ def shown(path: str) -> str:
 
 
 def refuse_ours(paths: Iterable[str]) -> None:
-    """Refuse files of our own folder: git runs without the cage that hides it from commands."""
+    """Refuse files of our own folder: git runs without the sandbox that hides it from commands."""
     if ours := [path for path in paths if CLOSED in path.casefold().split("/")]:
         raise ToolFailure(
             ErrorKind.PERMISSION_DENIED,

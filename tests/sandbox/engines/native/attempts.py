@@ -1,11 +1,11 @@
-"""A program of its own, run inside a cage: try to get out, and say of each way how it ended.
+"""A program of its own, run inside a sandbox: try to get out, and say of each way how it ended.
 
 Standard library only. What it prints, `{"way": "PermissionError 1" or "done"}`, is what it thinks;
 whether something got out is seen from outside.
 """
 
 # Each is tried where it stands, so a loop's variables are the right ones; and nothing is loaded
-# that a cage might not have.
+# that a sandbox might not have.
 # ruff: noqa: B023, PTH101, PTH103, PTH104, PTH105, PTH108, PTH120, PTH123, PTH208, PTH211
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What a native cage is good for, how it ends, and when it is refused."""
+"""What a native sandbox is good for, how it ends, and when it is refused."""
 
 from __future__ import annotations
 
@@ -17,108 +17,113 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.sandboxes import Confines
+from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.sandbox.engines.native.engine import PACKAGE, Native, refusal
-from evoclaw.sandbox.engines.native.program.kernel import REFUSED
-from evoclaw.sandbox.engines.native.seccomp import ARCHITECTURES, NUMBERS, How, call_filter
-from tests.sandbox.engines.native.cages import KINDS, Cage, make_cage
+from evoclaw.sandbox.engines.native.engine import PACKAGE_FOLDER, NativeEngine, refusal
+from evoclaw.sandbox.engines.native.program.kernel import EXIT_REFUSED
+from evoclaw.sandbox.engines.native.seccomp import (
+    ARCHITECTURES,
+    SYSCALL_NUMBERS,
+    NativeMode,
+    call_filter,
+)
+from tests.sandbox.engines.native.sandboxes import KINDS, NativeSandbox, make_sandbox
 
 PATIENCE = 10.0
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: "-".join(kind))
-def cage(request: pytest.FixtureRequest, tmp_path: Path) -> Cage:
+def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> NativeSandbox:
     who, how = request.param
-    return make_cage(who, how, tmp_path)
+    return make_sandbox(who, how, tmp_path)
 
 
 @pytest.fixture(params=["root", "user"])
-def spaced(request: pytest.FixtureRequest, tmp_path: Path) -> Cage:
-    return make_cage(request.param, How.NAMESPACES, tmp_path)
+def spaced(request: pytest.FixtureRequest, tmp_path: Path) -> NativeSandbox:
+    return make_sandbox(request.param, NativeMode.NAMESPACES, tmp_path)
 
 
-def test_a_command_works_in_its_workspace(cage: Cage) -> None:
+def test_a_command_works_in_its_workspace(sandbox: NativeSandbox) -> None:
     script = "mkdir -p a/b && echo text > a/b/c && mv a/b/c a/d && cat a/d && rm -r a/b && pwd"
-    done = cage.shell(script)
-    assert done.stdout.splitlines() == ["text", str(cage.workspace)], done.stderr
-    assert (cage.workspace / "a" / "d").read_text() == "text\n"
+    done = sandbox.shell(script)
+    assert done.stdout.splitlines() == ["text", str(sandbox.workspace)], done.stderr
+    assert (sandbox.workspace / "a" / "d").read_text() == "text\n"
 
 
-def test_what_it_makes_belongs_to_who_asked(cage: Cage) -> None:
-    assert cage.shell("echo text > made; mkdir folder").returncode == 0
-    assert {one.stat().st_uid for one in cage.workspace.iterdir()} == {cage.uid}
+def test_what_it_makes_belongs_to_who_asked(sandbox: NativeSandbox) -> None:
+    assert sandbox.shell("echo text > made; mkdir folder").returncode == 0
+    assert {one.stat().st_uid for one in sandbox.workspace.iterdir()} == {sandbox.uid}
 
 
-def test_pipes_loops_and_temporary_files_work(cage: Cage) -> None:
+def test_pipes_loops_and_temporary_files_work(sandbox: NativeSandbox) -> None:
     script = (
         'file=$(mktemp) && seq 3 | while read -r n; do echo "$n" >> "$file"; done; '
         'sort -r "$file" | tr "\\n" " "; cat < /dev/null; head -c 4 /dev/urandom | wc -c'
     )
-    assert cage.shell(script).stdout.split() == ["3", "2", "1", "4"]
+    assert sandbox.shell(script).stdout.split() == ["3", "2", "1", "4"]
 
 
-def test_temporary_files_are_gone_afterwards(cage: Cage) -> None:
-    done = cage.shell("mktemp")
+def test_temporary_files_are_gone_afterwards(sandbox: NativeSandbox) -> None:
+    done = sandbox.shell("mktemp")
     assert done.returncode == 0
     assert not Path(done.stdout.strip()).exists()
 
 
 def test_a_temporary_folder_is_removed_without_following_links(tmp_path: Path) -> None:
-    cage = make_cage("user", How.RULES, tmp_path)
-    kept = cage.workspace / "kept"
+    sandbox = make_sandbox("user", NativeMode.RULES, tmp_path)
+    kept = sandbox.workspace / "kept"
     kept.mkdir()
     (kept / "file").write_text("stays")
-    cage.give(kept, kept / "file")
+    sandbox.give(kept, kept / "file")
     script = f'cd "$TMPDIR" && mkdir -p a/b && ln -s {kept} a/link && touch a/b/c && pwd'
-    done = cage.shell(script)
+    done = sandbox.shell(script)
     assert done.returncode == 0
     assert not Path(done.stdout.strip()).exists()
     assert (kept / "file").read_text() == "stays"
 
 
-def test_a_readable_folder_can_be_read_and_not_changed(cage: Cage) -> None:
-    folder = cage.place / "readable"
+def test_a_readable_folder_can_be_read_and_not_changed(sandbox: NativeSandbox) -> None:
+    folder = sandbox.place / "readable"
     folder.mkdir()
     (folder / "text").write_text("to be read")
     folder.chmod(0o777)
     (folder / "text").chmod(0o666)
     script = f"cat {folder}/text; echo more >> {folder}/text; touch {folder}/new; rm {folder}/text"
-    done = cage.shell(script, readable=(str(folder),))
+    done = sandbox.shell(script, readable=(str(folder),))
     assert done.stdout == "to be read"
     assert [one.name for one in folder.iterdir()] == ["text"]
     assert (folder / "text").read_text() == "to be read"
 
 
-def test_a_further_writable_folder_can_be_changed(cage: Cage) -> None:
-    folder = cage.place / "further"
+def test_a_further_writable_folder_can_be_changed(sandbox: NativeSandbox) -> None:
+    folder = sandbox.place / "further"
     folder.mkdir()
-    cage.give(folder)
-    assert cage.shell(f"echo text > {folder}/new", writable=(str(folder),)).returncode == 0
+    sandbox.give(folder)
+    assert sandbox.shell(f"echo text > {folder}/new", writable=(str(folder),)).returncode == 0
     assert (folder / "new").read_text() == "text\n"
 
 
-def test_the_environment_is_handed_on_as_it_is(cage: Cage) -> None:
-    done = cage.run("/usr/bin/env", env={"GIVEN": "as it is"})
+def test_the_environment_is_handed_on_as_it_is(sandbox: NativeSandbox) -> None:
+    done = sandbox.run("/usr/bin/env", env={"GIVEN": "as it is"})
     names = {line.partition("=")[0] for line in done.stdout.splitlines()}
     assert "GIVEN=as it is" in done.stdout
     assert names <= {"GIVEN", "PATH", "TMPDIR", "LC_CTYPE"}
 
 
-def test_it_ends_as_the_command_ended(cage: Cage) -> None:
-    assert cage.shell("exit 7").returncode == 7
-    assert cage.shell("kill -SEGV $$").returncode == -signal.SIGSEGV
-    assert cage.shell("kill -KILL $$").returncode == -signal.SIGKILL
-    assert cage.run("no-such-program").returncode == 127
+def test_it_ends_as_the_command_ended(sandbox: NativeSandbox) -> None:
+    assert sandbox.shell("exit 7").returncode == 7
+    assert sandbox.shell("kill -SEGV $$").returncode == -signal.SIGSEGV
+    assert sandbox.shell("kill -KILL $$").returncode == -signal.SIGKILL
+    assert sandbox.run("no-such-program").returncode == 127
 
 
-def test_a_command_that_ignores_a_closed_pipe_is_ended_by_it(cage: Cage) -> None:
+def test_a_command_that_ignores_a_closed_pipe_is_ended_by_it(sandbox: NativeSandbox) -> None:
     """Python ignores that signal; a command must not inherit it."""
-    done = cage.run("/bin/sh", "-c", "(yes; echo $? >&2) | head -n 1")
+    done = sandbox.run("/bin/sh", "-c", "(yes; echo $? >&2) | head -n 1")
     assert done.stderr.strip() == str(128 + signal.SIGPIPE)
 
 
-def test_limits_hold(cage: Cage) -> None:
+def test_limits_hold(sandbox: NativeSandbox) -> None:
     code = (
         "import json, os, errno\n"
         "found = {}\n"
@@ -138,8 +143,8 @@ def test_limits_hold(cage: Cage) -> None:
         "except OSError as e:\n    found['processes'] = e.errno == errno.EAGAIN\n"
         "print(json.dumps(found))\n"
     )
-    done = cage.run(
-        cage.python,
+    done = sandbox.run(
+        sandbox.python,
         *("-I", "-S", "-c", code),
         memory=100 << 20,
         file_size=1 << 20,
@@ -152,10 +157,10 @@ def test_limits_hold(cage: Cage) -> None:
         "files": True,
         "processes": True,
     }, done.stderr
-    assert (cage.workspace / "big").stat().st_size == 1 << 20
+    assert (sandbox.workspace / "big").stat().st_size == 1 << 20
 
 
-def test_everything_dies_with_the_launcher(spaced: Cage) -> None:
+def test_everything_dies_with_the_launcher(spaced: NativeSandbox) -> None:
     name = f"31{os.getpid()}"
     script = f"setsid sleep {name} & setsid sh -c 'sleep {name} & wait' & echo ready; wait"
     process = subprocess.Popen(
@@ -170,16 +175,16 @@ def test_everything_dies_with_the_launcher(spaced: Cage) -> None:
     _wait_until(lambda: _sleeping(name) == [])
 
 
-def test_nothing_is_left_when_the_command_ends(spaced: Cage) -> None:
+def test_nothing_is_left_when_the_command_ends(spaced: NativeSandbox) -> None:
     name = f"32{os.getpid()}"
     assert spaced.shell(f"setsid sleep {name} > /dev/null 2>&1 & exit 0").returncode == 0
     _wait_until(lambda: _sleeping(name) == [])
 
 
-def test_being_asked_to_end_is_passed_on(cage: Cage) -> None:
+def test_being_asked_to_end_is_passed_on(sandbox: NativeSandbox) -> None:
     script = "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.01; done"
     process = subprocess.Popen(
-        cage.command("/bin/sh", "-c", script), stdout=subprocess.PIPE, cwd="/"
+        sandbox.command("/bin/sh", "-c", script), stdout=subprocess.PIPE, cwd="/"
     )
     assert process.stdout is not None
     with process.stdout:
@@ -189,7 +194,9 @@ def test_being_asked_to_end_is_passed_on(cage: Cage) -> None:
         assert process.wait(PATIENCE) == 3
 
 
-async def test_it_runs_below_our_own_processes_and_is_ended_with_them(spaced: Cage) -> None:
+async def test_it_runs_below_our_own_processes_and_is_ended_with_them(
+    spaced: NativeSandbox,
+) -> None:
     processes = LocalProcesses(spaced.workspace)
     done = await processes.run(spaced.command("/bin/sh", "-c", "echo made > here; pwd"))
     assert done.stdout.decode().strip() == str(spaced.workspace), done.stderr
@@ -204,7 +211,7 @@ async def test_it_runs_below_our_own_processes_and_is_ended_with_them(spaced: Ca
     assert _sleeping(name) == []
 
 
-def test_protected_names_that_are_not_there_cannot_be_made(spaced: Cage) -> None:
+def test_protected_names_that_are_not_there_cannot_be_made(spaced: NativeSandbox) -> None:
     protected = tuple(f"{spaced.workspace}/{one}" for one in (".envrc", ".config/fish/"))
     script = (
         "echo out > .envrc; mkdir -p .config/fish; echo out > .config/fish/config.fish; "
@@ -217,88 +224,90 @@ def test_protected_names_that_are_not_there_cannot_be_made(spaced: Cage) -> None
     assert (spaced.workspace / "new").read_text() == "fine\n"
 
 
-def test_a_protected_name_that_is_a_link_is_refused(spaced: Cage) -> None:
+def test_a_protected_name_that_is_a_link_is_refused(spaced: NativeSandbox) -> None:
     (spaced.workspace / "real").mkdir()
     (spaced.workspace / ".git").symlink_to("real")
     done = spaced.shell("echo ran", protected=(f"{spaced.workspace}/.git",))
-    assert done.returncode == REFUSED
+    assert done.returncode == EXIT_REFUSED
     assert "link" in refusal(done.returncode, done.stderr.encode())
     assert done.stdout == ""
 
 
 def test_without_namespaces_a_workspace_with_protected_paths_is_refused(tmp_path: Path) -> None:
-    cage = make_cage("user", How.RULES, tmp_path)
-    done = cage.shell("echo ran", protected=(f"{cage.workspace}/.git/hooks",))
-    assert done.returncode == REFUSED
+    sandbox = make_sandbox("user", NativeMode.RULES, tmp_path)
+    done = sandbox.shell("echo ran", protected=(f"{sandbox.workspace}/.git/hooks",))
+    assert done.returncode == EXIT_REFUSED
     assert "mount namespace" in refusal(done.returncode, done.stderr.encode())
     assert done.stdout == ""
-    assert cage.shell("echo ran", protected=("/etc/passwd",)).stdout == "ran\n"
+    assert sandbox.shell("echo ran", protected=("/etc/passwd",)).stdout == "ran\n"
 
 
-def test_nothing_runs_when_the_cage_cannot_be_built(cage: Cage) -> None:
-    command = list(cage.command("/bin/sh", "-c", f"touch {cage.place}/ran"))
+def test_nothing_runs_when_the_sandbox_cannot_be_built(sandbox: NativeSandbox) -> None:
+    command = list(sandbox.command("/bin/sh", "-c", f"touch {sandbox.place}/ran"))
     at = next(i for i, one in enumerate(command) if one.startswith("filter="))
     command[at] = "filter=" + "00" * 8
     done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE, cwd="/")
-    assert done.returncode == REFUSED
+    assert done.returncode == EXIT_REFUSED
     assert refusal(done.returncode, done.stderr).startswith("enter the seccomp filter")
-    assert not (cage.place / "ran").exists()
+    assert not (sandbox.place / "ran").exists()
 
 
-def test_a_folder_that_is_not_there_is_refused(cage: Cage) -> None:
-    within = Confines(str(cage.place / "nowhere"))
-    command = cage.engine.command(within, ["/bin/true"], "/")
+def test_a_folder_that_is_not_there_is_refused(sandbox: NativeSandbox) -> None:
+    within = SandboxPolicy(str(sandbox.place / "nowhere"))
+    command = sandbox.engine.command(within, ["/bin/true"], "/")
     done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE, cwd="/")
-    assert done.returncode == REFUSED
+    assert done.returncode == EXIT_REFUSED
     assert "nowhere" in refusal(done.returncode, done.stderr)
 
 
 def test_a_workspace_of_roots_is_refused_where_its_owner_cannot_be_mapped(tmp_path: Path) -> None:
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv")
-    engine = Native(How.NAMESPACES)
+    engine = NativeEngine(NativeMode.NAMESPACES)
     if why := engine.missing():
         pytest.skip(why)
-    command = engine.command(Confines(str(tmp_path)), ["/bin/true"], str(tmp_path))
+    command = engine.command(SandboxPolicy(str(tmp_path)), ["/bin/true"], str(tmp_path))
     without = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *command)
     done = subprocess.run(without, capture_output=True, check=False, timeout=PATIENCE, cwd="/")
-    assert done.returncode == REFUSED
+    assert done.returncode == EXIT_REFUSED
     assert "chown" in refusal(done.returncode, done.stderr)
 
 
-def test_a_way_out_needs_a_network_namespace(tmp_path: Path) -> None:
-    cage = make_cage("user", How.RULES, tmp_path)
-    done = cage.shell("echo ran", proxy=str(tmp_path / "socket"))
-    assert done.returncode == REFUSED
+def test_egress_needs_a_network_namespace(tmp_path: Path) -> None:
+    sandbox = make_sandbox("user", NativeMode.RULES, tmp_path)
+    done = sandbox.shell("echo ran", proxy=str(tmp_path / "socket"))
+    assert done.returncode == EXIT_REFUSED
     assert "network namespace" in refusal(done.returncode, done.stderr.encode())
 
 
 def test_our_own_code_is_protected_in_a_workspace_that_holds_it() -> None:
-    engine = Native()
+    engine = NativeEngine()
     if why := engine.missing():
         pytest.skip(why)
-    command = engine.command(Confines(str(PACKAGE.parent)), ["/bin/true"], str(PACKAGE.parent))
-    assert f"protect={PACKAGE}/" in command
+    command = engine.command(
+        SandboxPolicy(str(PACKAGE_FOLDER.parent)), ["/bin/true"], str(PACKAGE_FOLDER.parent)
+    )
+    assert f"protect={PACKAGE_FOLDER}/" in command
 
 
 @pytest.mark.parametrize(
-    "confines",
+    "policy",
     [
-        Confines("relative"),
-        Confines("/a/../b"),
-        Confines("/"),
-        Confines("/a", writable=("/",)),
-        Confines("/a", readable=("/",)),
-        Confines(str(PACKAGE)),
-        Confines(str(PACKAGE / "core")),
+        SandboxPolicy("relative"),
+        SandboxPolicy("/a/../b"),
+        SandboxPolicy("/"),
+        SandboxPolicy("/a", writable=("/",)),
+        SandboxPolicy("/a", readable=("/",)),
+        SandboxPolicy(str(PACKAGE_FOLDER)),
+        SandboxPolicy(str(PACKAGE_FOLDER / "core")),
     ],
 )
-def test_paths_that_cannot_be_meant_are_refused(confines: Confines) -> None:
-    engine = Native()
+def test_paths_that_cannot_be_meant_are_refused(policy: SandboxPolicy) -> None:
+    engine = NativeEngine()
     if why := engine.missing():
         pytest.skip(why)
     with pytest.raises(ConfigError):
-        engine.command(confines, ["/bin/true"], confines.workspace)
+        engine.command(policy, ["/bin/true"], policy.workspace)
 
 
 def test_the_launcher_loads_nothing_but_the_standard_library() -> None:
@@ -308,7 +317,7 @@ def test_the_launcher_loads_nothing_but_the_standard_library() -> None:
         "print(*(n for n in sys.modules if n.partition('.')[0] not in sys.stdlib_module_names))"
     )
     done = subprocess.run(
-        (sys.executable, "-I", "-S", "-c", code, str(PACKAGE.parent)),
+        (sys.executable, "-I", "-S", "-c", code, str(PACKAGE_FOLDER.parent)),
         capture_output=True,
         text=True,
         check=True,
@@ -318,8 +327,8 @@ def test_the_launcher_loads_nothing_but_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-@pytest.mark.parametrize("how", How)
-def test_a_filter_jumps_only_forward_and_always_ends(machine: str, how: How) -> None:
+@pytest.mark.parametrize("how", NativeMode)
+def test_a_filter_jumps_only_forward_and_always_ends(machine: str, how: NativeMode) -> None:
     code = call_filter(how, network=False, machine=machine)
     steps = [code[at : at + 8] for at in range(0, len(code), 8)]
     assert len(steps) < 4096
@@ -339,7 +348,7 @@ def test_call_numbers_are_those_of_the_kernels_headers() -> None:
             continue
         pairs = re.findall(r"#define\s+__NR(?:3264)?_(\w+)\s+(\d+)\b", Path(path).read_text())
         known = {name: int(number) for name, number in pairs}
-        for name, numbers in NUMBERS.items():
+        for name, numbers in SYSCALL_NUMBERS.items():
             if name in known:
                 assert numbers[column] == known[name], name
                 checked += 1
@@ -350,7 +359,7 @@ def test_call_numbers_are_those_of_the_kernels_headers() -> None:
 
 def test_an_unknown_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match="riscv64"):
-        call_filter(How.RULES, network=False, machine="riscv64")
+        call_filter(NativeMode.RULES, network=False, machine="riscv64")
 
 
 def _sleeping(name: str) -> list[int]:
@@ -372,7 +381,7 @@ def _wait_until(true: Callable[[], bool]) -> None:
 
 
 def test_where_namespaces_are_forbidden_rules_alone_are_used(tmp_path: Path) -> None:
-    cage = make_cage("user", How.RULES, tmp_path)
+    sandbox = make_sandbox("user", NativeMode.RULES, tmp_path)
     # A user namespace in which no further one may be made, and nobody has any rights.
     forbidden = (
         ("unshare", "--user", "--map-current-user", "--keep-caps", "/bin/sh", "-c")
@@ -380,11 +389,11 @@ def test_where_namespaces_are_forbidden_rules_alone_are_used(tmp_path: Path) -> 
         + ("setpriv", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all")
     )
     code = (
-        "import sys; from evoclaw.sandbox.engines.native.engine import Native; "
-        "print(Native(python=sys.argv[1]).how())"
+        "import sys; from evoclaw.sandbox.engines.native.engine import NativeEngine; "
+        "print(NativeEngine(python=sys.argv[1]).how())"
     )
     done = subprocess.run(
-        (*cage.before, *forbidden, cage.python, "-S", "-c", code, cage.python),
+        (*sandbox.before, *forbidden, sandbox.python, "-S", "-c", code, sandbox.python),
         env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)},
         cwd="/",
         capture_output=True,
@@ -394,10 +403,10 @@ def test_where_namespaces_are_forbidden_rules_alone_are_used(tmp_path: Path) -> 
     )
     if "max_user_namespaces" in done.stderr or "unshare" in done.stderr:
         pytest.skip(f"user namespaces cannot be forbidden here: {done.stderr}")
-    assert done.stdout.strip() == How.RULES, done.stderr
-    command = cage.command("/bin/true")
-    spaced = [one.replace("how=rules", "how=namespaces") for one in command[len(cage.before) :]]
+    assert done.stdout.strip() == NativeMode.RULES, done.stderr
+    command = sandbox.command("/bin/true")
+    spaced = [one.replace("how=rules", "how=namespaces") for one in command[len(sandbox.before) :]]
     refused = subprocess.run(
-        (*cage.before, *forbidden, *spaced), capture_output=True, timeout=PATIENCE, check=False
+        (*sandbox.before, *forbidden, *spaced), capture_output=True, timeout=PATIENCE, check=False
     )
     assert refusal(refused.returncode, refused.stderr).startswith("make namespaces")

@@ -11,11 +11,11 @@ from evoclaw.sandbox.engines.native.seccomp import (
     ALLOW,
     ARCHITECTURES,
     ERROR,
-    FORBIDDEN,
+    FORBIDDEN_SYSCALLS,
     KILL,
-    NUMBERS,
-    UNKEPT,
-    How,
+    SYSCALL_NUMBERS,
+    UNSEEN_SYSCALLS,
+    NativeMode,
     call_filter,
 )
 
@@ -53,12 +53,12 @@ def decide(code: bytes, number: int, arguments: tuple[int, ...] = (), audited: i
 class Filter:
     """One filter, asked by the names of calls."""
 
-    def __init__(self, machine: str, how: How, *, network: bool = False) -> None:
+    def __init__(self, machine: str, how: NativeMode, *, network: bool = False) -> None:
         self.audited, self._column = ARCHITECTURES[machine]
         self._code = call_filter(how, network=network, machine=machine)
 
     def number(self, name: str) -> int | None:
-        return NUMBERS[name][self._column]
+        return SYSCALL_NUMBERS[name][self._column]
 
     def __call__(self, name: str | int, *arguments: int) -> int:
         number = self.number(name) if isinstance(name, str) else name
@@ -71,26 +71,26 @@ def machine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize("how", How)
-def test_what_is_forbidden_is_refused_and_the_rest_is_not(machine: str, how: How) -> None:
+@pytest.mark.parametrize("how", NativeMode)
+def test_what_is_forbidden_is_refused_and_the_rest_is_not(machine: str, how: NativeMode) -> None:
     asked = Filter(machine, how)
-    assert {asked(name) for name in FORBIDDEN} == {EPERM}
+    assert {asked(name) for name in FORBIDDEN_SYSCALLS} == {EPERM}
     assert {asked(number) for number in HARMLESS[machine]} == {ALLOW}
     assert asked("clone3") == asked("openat2") == ENOSYS
 
 
-@pytest.mark.parametrize("how", How)
-def test_calls_of_another_architecture_end_the_process(machine: str, how: How) -> None:
+@pytest.mark.parametrize("how", NativeMode)
+def test_calls_of_another_architecture_end_the_process(machine: str, how: NativeMode) -> None:
     code = call_filter(how, network=False, machine=machine)
     assert decide(code, 1, audited=0x40000003) == KILL
 
 
 def test_the_x32_calls_do_not_exist() -> None:
-    assert Filter("x86_64", How.RULES)(0x40000000 | 41, 2, 1, 0) == ENOSYS
+    assert Filter("x86_64", NativeMode.RULES)(0x40000000 | 41, 2, 1, 0) == ENOSYS
 
 
-@pytest.mark.parametrize("how", How)
-def test_no_namespace_can_be_made_by_clone(machine: str, how: How) -> None:
+@pytest.mark.parametrize("how", NativeMode)
+def test_no_namespace_can_be_made_by_clone(machine: str, how: NativeMode) -> None:
     asked = Filter(machine, how)
     for bit in (17, 25, 26, 27, 28, 29, 30):
         assert asked("clone", 1 << bit | 17) == EPERM
@@ -98,22 +98,22 @@ def test_no_namespace_can_be_made_by_clone(machine: str, how: How) -> None:
     assert asked("clone", 0x003D0F00) == ALLOW
 
 
-def test_sockets_are_of_the_kinds_that_the_cage_has(machine: str) -> None:
+def test_sockets_are_of_the_kinds_that_the_sandbox_allows(machine: str) -> None:
     families = range(0, 50)
 
-    def allowed(how: How, *, network: bool) -> list[int]:
+    def allowed(how: NativeMode, *, network: bool) -> list[int]:
         asked = Filter(machine, how, network=network)
         return [family for family in families if asked("socket", family, 1, 0) == ALLOW]
 
-    assert allowed(How.NAMESPACES, network=False) == [1]
-    assert allowed(How.NAMESPACES, network=True) == [1, 2, 10]
-    assert allowed(How.RULES, network=False) == []
+    assert allowed(NativeMode.NAMESPACES, network=False) == [1]
+    assert allowed(NativeMode.NAMESPACES, network=True) == [1, 2, 10]
+    assert allowed(NativeMode.RULES, network=False) == []
     # The kernel looks at the low half of the register only.
-    assert Filter(machine, How.NAMESPACES)("socket", 1 << 32 | 2, 1, 0) == EPERM
+    assert Filter(machine, NativeMode.NAMESPACES)("socket", 1 << 32 | 2, 1, 0) == EPERM
 
 
 def test_without_namespaces_a_pair_of_sockets_cannot_be_turned_elsewhere(machine: str) -> None:
-    asked = Filter(machine, How.RULES)
+    asked = Filter(machine, NativeMode.RULES)
     assert asked("socketpair", 1, 1) == asked("socketpair", 1, 5 | 0o2000000) == ALLOW
     assert asked("socketpair", 1, 2) == asked("socketpair", 1, 2 | 0o2000000) == EPERM
     assert asked("socketpair", 2, 1) == EPERM
@@ -121,7 +121,7 @@ def test_without_namespaces_a_pair_of_sockets_cannot_be_turned_elsewhere(machine
 
 @pytest.mark.parametrize("bits", [0o4000, 0o2000, 0o6000])
 def test_no_file_is_made_to_lend_rights(machine: str, bits: int) -> None:
-    asked = Filter(machine, How.NAMESPACES)
+    asked = Filter(machine, NativeMode.NAMESPACES)
     for name, before in (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2)):
         assert asked(name, *(0,) * before, 0o755 | bits) == EPERM
         if asked.number(name) is not None:
@@ -133,15 +133,15 @@ def test_no_file_is_made_to_lend_rights(machine: str, bits: int) -> None:
     assert asked("mknodat", 0, 0, 0o100755 | bits) == EPERM
 
 
-@pytest.mark.parametrize("how", How)
-def test_devices_cannot_be_made_and_pipes_can(machine: str, how: How) -> None:
+@pytest.mark.parametrize("how", NativeMode)
+def test_devices_cannot_be_made_and_pipes_can(machine: str, how: NativeMode) -> None:
     asked = Filter(machine, how)
     assert asked("mknodat", 0, 0, 0o020666) == asked("mknodat", 0, 0, 0o060666) == EPERM
     assert asked("mknodat", 0, 0, 0o010666) == asked("mknodat", 0, 0, 0o100666) == ALLOW
 
 
-@pytest.mark.parametrize("how", How)
-def test_nothing_is_typed_into_a_terminal(machine: str, how: How) -> None:
+@pytest.mark.parametrize("how", NativeMode)
+def test_nothing_is_typed_into_a_terminal(machine: str, how: NativeMode) -> None:
     asked = Filter(machine, how)
     assert asked("ioctl", 0, 0x5412) == asked("ioctl", 0, 1 << 32 | 0x5412) == EPERM
     assert asked("ioctl", 0, 0x541C) == EPERM
@@ -149,15 +149,15 @@ def test_nothing_is_typed_into_a_terminal(machine: str, how: How) -> None:
 
 
 def test_without_namespaces_what_landlock_does_not_see_is_refused(machine: str) -> None:
-    rules, spaces = Filter(machine, How.RULES), Filter(machine, How.NAMESPACES)
-    for name in (*UNKEPT, "chmod", "fchmod", "fchmodat", "fchmodat2"):
+    rules, spaces = Filter(machine, NativeMode.RULES), Filter(machine, NativeMode.NAMESPACES)
+    for name in (*UNSEEN_SYSCALLS, "chmod", "fchmod", "fchmodat", "fchmodat2"):
         assert rules(name) == EPERM
         if spaces.number(name) is not None:
             assert spaces(name) == ALLOW
 
 
 def test_without_namespaces_only_ones_own_limits_and_times_are_changed(machine: str) -> None:
-    asked = Filter(machine, How.RULES)
+    asked = Filter(machine, NativeMode.RULES)
     for name in ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setscheduler"):
         assert asked(name, 0) == ALLOW
         assert asked(name, 1234) == EPERM

@@ -1,1 +1,1 @@
-"""The engine that needs no package: Landlock, seccomp, limits, and namespaces where allowed."""
+"""The engine without a package: Landlock, seccomp, rlimits, and namespaces where allowed."""

@@ -1,4 +1,4 @@
-"""`Native`: a cage from the kernel alone, without a package and without root."""
+"""`NativeEngine`: a sandbox by the kernel alone, without a package and without root."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from functools import cache
 from pathlib import Path
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.sandboxes import Confines
-from evoclaw.sandbox.engines.native.program.kernel import REFUSED, SAYS, Kernel
-from evoclaw.sandbox.engines.native.seccomp import ARCHITECTURES, How, call_filter
+from evoclaw.core.sandboxes import SandboxPolicy
+from evoclaw.sandbox.engines.native.program.kernel import EXIT_REFUSED, REFUSAL_PREFIX, Kernel
+from evoclaw.sandbox.engines.native.seccomp import ARCHITECTURES, NativeMode, call_filter
 
-OLDEST = 3
-"""The first version of Landlock that also holds against truncating files."""
-SCOPED = 6
-"""The first one that keeps signals inside."""
-PATIENCE = 10.0
-START = (
+MIN_LANDLOCK_ABI = 3
+"""The first version of Landlock that can forbid truncating files."""
+SIGNAL_SCOPE_LANDLOCK_ABI = 6
+"""The first version that can keep signals inside."""
+PROBE_TIMEOUT_S = 10.0
+LAUNCHER_CODE = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from evoclaw.sandbox.engines.native.program.launcher import main; main()"
 )
 """Imported, not run as a file: only what is imported is kept compiled."""
-PACKAGE = Path(__file__).resolve().parents[3]
+PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
 """All of our own code."""
-SYSTEM = (
+SYSTEM_PATHS = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives",
     "/etc/bash.bashrc", "/etc/ca-certificates", "/etc/ca-certificates.conf", "/etc/crypto-policies",
     "/etc/fonts", "/etc/host.conf", "/etc/inputrc", "/etc/java", "/etc/ld.so.cache",
@@ -39,11 +39,11 @@ SYSTEM = (
     "/etc/timezone", "/nix/store",
 )  # fmt: skip
 """Programs, libraries, and of the settings only those that every program may know."""
-ALSO_PLAIN = ("/etc/passwd", "/etc/group", "/etc/hosts")
-"""Written anew where there are namespaces."""
+PLAIN_ETC_FILES = ("/etc/passwd", "/etc/group", "/etc/hosts")
+"""Files that are written by us where namespaces are available."""
 
 
-class Native:
+class NativeEngine:
     """Landlock, seccomp and limits; and namespaces, where the machine allows them.
 
     Attributes:
@@ -52,7 +52,7 @@ class Native:
 
     name = "native"
 
-    def __init__(self, how: How | None = None, *, python: str = sys.executable) -> None:
+    def __init__(self, how: NativeMode | None = None, *, python: str = sys.executable) -> None:
         """Choose, or let it find out.
 
         Args:
@@ -70,21 +70,21 @@ class Native:
             self._why = self._find_out()
         return self._why
 
-    def how(self) -> How:
-        """What its cages are built from; raise `ConfigError` where there can be none."""
+    def how(self) -> NativeMode:
+        """What its sandboxes are built from; raise `ConfigError` where none can be built."""
         if why := self.missing():
             raise ConfigError(why)
         assert self._how is not None
         return self._how
 
-    def command(self, confines: Confines, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
-        """The command line that runs `argv` inside; its environment is handed on as it is."""
-        return self._command(self.how(), confines, argv, cwd)
+    def command(self, policy: SandboxPolicy, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
+        """The command line that runs `argv` inside; its environment is passed on unchanged."""
+        return self._command(self.how(), policy, argv, cwd)
 
     @property
     def weaker(self) -> str:
-        """What its cages lack here that they have where namespaces can be made; may be empty."""
-        if self.how() is How.NAMESPACES:
+        """What its sandboxes lack without namespaces; empty where namespaces are available."""
+        if self.how() is NativeMode.NAMESPACES:
             return ""
         return (
             "Without namespaces: that files and processes exist can be seen, though not opened; "
@@ -96,33 +96,34 @@ class Native:
         if sys.platform != "linux" or os.uname().machine not in ARCHITECTURES:
             return "The native sandbox needs Linux on x86-64 or arm64. Choose another engine."
         self._abi = Kernel().landlock()
-        if self._abi < OLDEST:
+        if self._abi < MIN_LANDLOCK_ABI:
             return (
-                f"The native sandbox needs Landlock version {OLDEST} (Linux 6.2, with `landlock` "
-                f"among the kernel's `lsm=`); this kernel has {self._abi or 'none'}. "
+                f"The native sandbox needs Landlock version {MIN_LANDLOCK_ABI} (Linux 6.2, with "
+                f"`landlock` among the kernel's `lsm=`); this kernel has {self._abi or 'none'}. "
                 "Choose another engine."
             )
         reasons: list[str] = []
-        for how in (self._how,) if self._how else tuple(How):
+        for how in (self._how,) if self._how else tuple(NativeMode):
             if not (why := self._try(how)):
                 self._how = how
                 return ""
             reasons.append(f"{how}: {why}")
         return "The native sandbox cannot be built here (" + "; ".join(reasons) + ")."
 
-    def _try(self, how: How) -> str:
-        """Build one and run nothing in it; why that fails."""
-        if how is How.RULES and self._abi < SCOPED:
-            return f"needs Landlock version {SCOPED} (Linux 6.12) or user namespaces"
+    def _try(self, how: NativeMode) -> str:
+        """Build a sandbox and run `true` in it; the reason if that fails."""
+        if how is NativeMode.RULES and self._abi < SIGNAL_SCOPE_LANDLOCK_ABI:
+            version = SIGNAL_SCOPE_LANDLOCK_ABI
+            return f"needs Landlock version {version} (Linux 6.12) or user namespaces"
         with tempfile.TemporaryDirectory(prefix="evoclaw-") as folder:
             place = os.path.realpath(folder)
-            # Root's folders need a mapped mount; where there is none, somebody else's will do.
-            if os.geteuid() == 0 and how is How.RULES:
+            # Root's folders need an id-mapped mount; without one, use another owner's folder.
+            if os.geteuid() == 0 and how is NativeMode.RULES:
                 os.chown(place, 65534, 65534)
-            argv = self._command(how, Confines(place), ("/bin/true",), place)
+            argv = self._command(how, SandboxPolicy(place), ("/bin/true",), place)
             try:
                 done = subprocess.run(
-                    argv, capture_output=True, timeout=PATIENCE, check=False, cwd="/", env={}
+                    argv, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False, cwd="/", env={}
                 )
             except (OSError, subprocess.TimeoutExpired) as problem:
                 return f"the launcher does not run: {problem}"
@@ -131,47 +132,61 @@ class Native:
         return refusal(done.returncode, done.stderr) or f"status {done.returncode}"
 
     def _command(
-        self, how: How, confines: Confines, argv: Sequence[str], cwd: str
+        self, how: NativeMode, policy: SandboxPolicy, argv: Sequence[str], cwd: str
     ) -> tuple[str, ...]:
-        _check(confines, argv, cwd)
-        writable = _writable(confines)
-        system = [*SYSTEM, *_interpreter(), *(ALSO_PLAIN if how is How.RULES else ())]
-        proxy = (confines.proxy,) if confines.proxy else ()
+        _check(policy, argv, cwd)
+        writable = _writable(policy)
+        system = [
+            *SYSTEM_PATHS,
+            *_interpreter(),
+            *(PLAIN_ETC_FILES if how is NativeMode.RULES else ()),
+        ]
+        proxy = (policy.proxy,) if policy.proxy else ()
         machine = os.uname().machine
         words = {
             "how": (how.value,),
             "abi": (self._abi,),
             "cwd": (cwd,),
             "write": writable,
-            "read": confines.readable,
+            "read": policy.readable,
             "system": system,
             "protect": [
-                *(one for one in confines.protected if _below(one, writable)),
+                *(path for path in policy.protected if _below(path, writable)),
                 *_ours(writable),
             ],
             "proxy": proxy,
-            "memory": (confines.memory,),
-            "processes": (confines.processes,),
-            "file_size": (confines.file_size,),
-            "open_files": (confines.open_files,),
+            "memory": (policy.memory,),
+            "processes": (policy.processes,),
+            "file_size": (policy.file_size,),
+            "open_files": (policy.open_files,),
             "filter": (call_filter(how, network=bool(proxy), machine=machine).hex(),),
         }
         said = (f"{key}={value}" for key, values in words.items() for value in values)
-        return (self._python, "-I", "-S", "-c", START, str(PACKAGE.parent), *said, "--", *argv)
+        return (
+            self._python,
+            "-I",
+            "-S",
+            "-c",
+            LAUNCHER_CODE,
+            str(PACKAGE_FOLDER.parent),
+            *said,
+            "--",
+            *argv,
+        )
 
 
 def refusal(code: int, stderr: bytes) -> str:
-    """Why a cage could not be built, if that is what a launcher's end says; else empty."""
-    if code != REFUSED:
+    """Why a sandbox could not be built, from the launcher's exit; empty if it was built."""
+    if code != EXIT_REFUSED:
         return ""
     for line in stderr.decode(errors="replace").splitlines():
-        if line.startswith(SAYS):
-            return line.removeprefix(SAYS)
+        if line.startswith(REFUSAL_PREFIX):
+            return line.removeprefix(REFUSAL_PREFIX)
     return ""
 
 
-def _writable(confines: Confines) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((confines.workspace, *confines.writable)))
+def _writable(policy: SandboxPolicy) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((policy.workspace, *policy.writable)))
 
 
 def _below(path: str, folders: Iterable[str]) -> bool:
@@ -180,28 +195,30 @@ def _below(path: str, folders: Iterable[str]) -> bool:
 
 @cache
 def _interpreter() -> tuple[str, ...]:
-    """Where this Python lives, when not with the system's programs: the relay needs one inside."""
-    places = dict.fromkeys(os.path.realpath(one) for one in (sys.prefix, sys.base_prefix))
-    return tuple(one for one in places if one != "/" and not _below(one + "/", SYSTEM))
+    """Where this Python is installed, unless with the system's: the relay needs one inside."""
+    places = dict.fromkeys(os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix))
+    return tuple(path for path in places if path != "/" and not _below(path + "/", SYSTEM_PATHS))
 
 
 def _ours(writable: Sequence[str]) -> tuple[str, ...]:
-    """What runs outside of the cage next time must not be changed from inside."""
-    return tuple(f"{one}/" for one in (str(PACKAGE), *_interpreter()) if _below(one, writable))
+    """Our own installation: it runs outside, so no sandbox may change it."""
+    return tuple(
+        f"{path}/" for path in (str(PACKAGE_FOLDER), *_interpreter()) if _below(path, writable)
+    )
 
 
-def _check(confines: Confines, argv: Sequence[str], cwd: str) -> None:
-    paths = (*_writable(confines), *confines.readable, *confines.protected, cwd)
-    for path in (*paths, confines.proxy or "/"):
+def _check(policy: SandboxPolicy, argv: Sequence[str], cwd: str) -> None:
+    paths = (*_writable(policy), *policy.readable, *policy.protected, cwd)
+    for path in (*paths, policy.proxy or "/"):
         if not path.startswith("/") or "\0" in path or f"{path}/".find("/../") >= 0:
-            raise ConfigError(f"A cage's paths are absolute and real; {path!r} is not.")
-    if not argv or any("\0" in one for one in argv):
-        raise ConfigError("A cage needs a command line without NUL characters.")
-    if "/" in (*_writable(confines), *confines.readable):
-        raise ConfigError("A cage cannot be given the whole file system: name folders.")
-    for one in (str(PACKAGE), *_interpreter()):
-        if any(_below(f"{folder}/", (one,)) for folder in _writable(confines)):
+            raise ConfigError(f"A sandbox's paths are absolute and real; {path!r} is not.")
+    if not argv or any("\0" in argument for argument in argv):
+        raise ConfigError("A sandbox needs a command line without NUL characters.")
+    if "/" in (*_writable(policy), *policy.readable):
+        raise ConfigError("A sandbox cannot be given the whole file system: name folders.")
+    for own in (str(PACKAGE_FOLDER), *_interpreter()):
+        if any(_below(f"{folder}/", (own,)) for folder in _writable(policy)):
             raise ConfigError(
-                f"A cage cannot be allowed to change '{one}' or what is in it: this is what runs "
-                "outside of it. Choose another workspace."
+                f"A sandbox may not change '{own}' or what is in it: EvoClaw runs from there. "
+                "Choose another workspace."
             )

@@ -1,8 +1,8 @@
-"""The system calls that a caged command is refused, written as a filter the kernel runs.
+"""The seccomp filter of the native sandbox: the system calls that a command is refused.
 
-The filter is a list of what is forbidden, not of what is allowed: programs of every kind run in
-the cage, and what they may reach is held by Landlock and namespaces. Here is refused what would
-undo those, what goes past them, and the parts of the kernel that have most often been the way out.
+The filter is a deny list, not an allow list: programs of every kind run in the sandbox, and
+Landlock and namespaces limit what they reach. The filter refuses what would undo those or bypass
+them, and the parts of the kernel that sandbox escapes have used most often.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import NamedTuple, TypeAlias
 from evoclaw.core.errors import ConfigError
 
 
-class How(StrEnum):
-    """What a native cage is built from."""
+class NativeMode(StrEnum):
+    """What a native sandbox is built from."""
 
     NAMESPACES = "namespaces"
-    """Namespaces hide what is not named; Landlock, seccomp and limits hold besides."""
+    """Namespaces hide what the policy does not name; with Landlock, seccomp and rlimits."""
     RULES = "rules"
-    """Landlock, seccomp and limits alone, where no namespace can be made."""
+    """Landlock, seccomp and rlimits alone, where namespaces are not available."""
 
 
-NUMBERS = MappingProxyType(
+SYSCALL_NUMBERS = MappingProxyType(
     {
-        # Undoing the cage.
+        # Undoing the sandbox.
         "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
         "unshare": (272, 97), "setns": (308, 268), "open_tree": (428, 428),
         "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
@@ -80,29 +80,29 @@ NUMBERS = MappingProxyType(
 )  # fmt: skip
 """Each call's number on x86-64 and on arm64; None where there is none."""
 
-JUDGED = "clone"
-UNSEEN = "chown"
-_NAMES = tuple(NUMBERS)
-FORBIDDEN = _NAMES[: _NAMES.index(JUDGED)]
+FIRST_JUDGED_SYSCALL = "clone"
+FIRST_UNSEEN_SYSCALL = "chown"
+_NAMES = tuple(SYSCALL_NUMBERS)
+FORBIDDEN_SYSCALLS = _NAMES[: _NAMES.index(FIRST_JUDGED_SYSCALL)]
 """Refused always."""
-UNKEPT = _NAMES[_NAMES.index(UNSEEN) :]
+UNSEEN_SYSCALLS = _NAMES[_NAMES.index(FIRST_UNSEEN_SYSCALL) :]
 """Refused where no namespace keeps them apart from the host."""
 
 ARCHITECTURES = MappingProxyType({"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)})
-X32 = 0x40000000
+X32_SYSCALL_BIT = 0x40000000
 UNIX, INET, INET6 = 1, 2, 10
 STREAM, SEQPACKET, KIND = 1, 5, 0xF
 NEW_NAMESPACES = 0x7E020000
 TIOCSTI, TIOCLINUX, SETFLAGS = 0x5412, 0x541C, 0x40086602
 SET_ID_BITS, CHARACTER, BLOCK, FILE_TYPE = 0o6000, 0o020000, 0o060000, 0o170000
-CREATES = 0o100 | 0o20000000
+CREATING_OPEN_FLAGS = 0o100 | 0o20000000
 """O_CREAT and the kernel's O_TMPFILE bit: only then the mode counts."""
 
 LOAD, IS, AT_LEAST, ANY_BIT, KEEP, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-class Step(NamedTuple):
+class FilterStep(NamedTuple):
     """One instruction of the filter."""
 
     code: int
@@ -111,42 +111,46 @@ class Step(NamedTuple):
     value: int
 
 
-Steps: TypeAlias = list[Step]
+FilterSteps: TypeAlias = list[FilterStep]
 
-PASS = Step(RETURN, 0, 0, ALLOW)
-DENY = Step(RETURN, 0, 0, ERROR | errno.EPERM)
-ABSENT = Step(RETURN, 0, 0, ERROR | errno.ENOSYS)
+PASS_STEP = FilterStep(RETURN, 0, 0, ALLOW)
+DENY_STEP = FilterStep(RETURN, 0, 0, ERROR | errno.EPERM)
+ABSENT_STEP = FilterStep(RETURN, 0, 0, ERROR | errno.ENOSYS)
 
 
 @cache
-def call_filter(how: How, *, network: bool, machine: str) -> bytes:
-    """The filter for one kind of cage on one kind of machine, as the kernel reads it.
+def call_filter(how: NativeMode, *, network: bool, machine: str) -> bytes:
+    """The filter for one kind of sandbox on one kind of machine, as the kernel reads it.
 
     Args:
-        how: What keeps the cage apart besides.
+        how: What keeps the sandbox apart besides.
         network: Whether it has a network of its own to talk to the egress proxy through.
         machine: As `uname -m` says.
     """
     if machine not in ARCHITECTURES:
         raise ConfigError(f"The native sandbox knows no machine of the kind {machine!r}.")
     audited, column = ARCHITECTURES[machine]
-    steps = [Step(LOAD, 0, 0, 4), Step(IS, 1, 0, audited), Step(RETURN, 0, 0, KILL)]
-    steps.append(Step(LOAD, 0, 0, 0))
+    steps = [
+        FilterStep(LOAD, 0, 0, 4),
+        FilterStep(IS, 1, 0, audited),
+        FilterStep(RETURN, 0, 0, KILL),
+    ]
+    steps.append(FilterStep(LOAD, 0, 0, 0))
     if machine == "x86_64":
-        steps += [Step(AT_LEAST, 0, 1, X32), ABSENT]
+        steps += [FilterStep(AT_LEAST, 0, 1, X32_SYSCALL_BIT), ABSENT_STEP]
     for name, block in _blocks(how, network=network).items():
-        number = NUMBERS[name][column]
+        number = SYSCALL_NUMBERS[name][column]
         if number is not None:
-            steps += [Step(IS, 0, len(block), number), *block]
-    steps.append(PASS)
+            steps += [FilterStep(IS, 0, len(block), number), *block]
+    steps.append(PASS_STEP)
     return b"".join(struct.pack("<HBBI", *step) for step in steps)
 
 
-def _blocks(how: How, *, network: bool) -> dict[str, Steps]:
+def _blocks(how: NativeMode, *, network: bool) -> dict[str, FilterSteps]:
     """What is done with each call: every block ends in an answer."""
     families = (UNIX, INET, INET6) if network else (UNIX,)
-    blocks = dict.fromkeys(FORBIDDEN, [DENY])
-    blocks |= {"clone3": [ABSENT], "openat2": [ABSENT]}
+    blocks = dict.fromkeys(FORBIDDEN_SYSCALLS, [DENY_STEP])
+    blocks |= {"clone3": [ABSENT_STEP], "openat2": [ABSENT_STEP]}
     blocks["clone"] = _unless_bits(0, NEW_NAMESPACES)
     blocks["socket"] = _only(0, families)
     blocks["socketpair"] = _only(0, (UNIX,))
@@ -156,59 +160,84 @@ def _blocks(how: How, *, network: bool) -> dict[str, Steps]:
     blocks["fchmodat"] = blocks["fchmodat2"] = _unless_bits(2, SET_ID_BITS)
     blocks["creat"] = _unless_bits(1, SET_ID_BITS)
     blocks["open"], blocks["openat"] = _opened(1), _opened(2)
-    if how is How.RULES:
-        blocks |= dict.fromkeys((*UNKEPT, "chmod", "fchmod", "fchmodat", "fchmodat2"), [DENY])
-        blocks["socket"] = [DENY]
+    if how is NativeMode.RULES:
+        blocks |= dict.fromkeys(
+            (*UNSEEN_SYSCALLS, "chmod", "fchmod", "fchmodat", "fchmodat2"), [DENY_STEP]
+        )
+        blocks["socket"] = [DENY_STEP]
         # A pair of datagram sockets can be turned to any address.
-        blocks["socketpair"] = [*_load(0), Step(IS, 1, 0, UNIX), DENY, *_only(1, _KINDS, KIND)]
+        blocks["socketpair"] = [
+            *_load(0),
+            FilterStep(IS, 1, 0, UNIX),
+            DENY_STEP,
+            *_only(1, _SOCKET_KINDS, KIND),
+        ]
         blocks["ioctl"] = _none_of(1, (TIOCSTI, TIOCLINUX, SETFLAGS))
-        blocks["utimensat"] = [*_load(1), Step(IS, 1, 0, 0), DENY, *_only(1, (0,), high=True)]
-        blocks |= dict.fromkeys(_ON_OTHERS, _only(0, (0,)))
-        blocks["setpriority"] = [*_load(0), Step(IS, 1, 0, 0), DENY, *_only(1, (0,))]
+        blocks["utimensat"] = [
+            *_load(1),
+            FilterStep(IS, 1, 0, 0),
+            DENY_STEP,
+            *_only(1, (0,), high=True),
+        ]
+        blocks |= dict.fromkeys(_SYSCALLS_ON_OTHERS, _only(0, (0,)))
+        blocks["setpriority"] = [*_load(0), FilterStep(IS, 1, 0, 0), DENY_STEP, *_only(1, (0,))]
     return blocks
 
 
-_KINDS = (STREAM, SEQPACKET)
-_ON_OTHERS = (
+_SOCKET_KINDS = (STREAM, SEQPACKET)
+_SYSCALLS_ON_OTHERS = (
     "prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity",
 )  # fmt: skip
 """Calls that take a process, and 0 for oneself."""
 
 
-def _load(argument: int, *, high: bool = False) -> Steps:
-    return [Step(LOAD, 0, 0, 16 + 8 * argument + (4 if high else 0))]
+def _load(argument: int, *, high: bool = False) -> FilterSteps:
+    return [FilterStep(LOAD, 0, 0, 16 + 8 * argument + (4 if high else 0))]
 
 
-def _unless_bits(argument: int, bits: int) -> Steps:
-    return [*_load(argument), Step(ANY_BIT, 0, 1, bits), DENY, PASS]
+def _unless_bits(argument: int, bits: int) -> FilterSteps:
+    return [*_load(argument), FilterStep(ANY_BIT, 0, 1, bits), DENY_STEP, PASS_STEP]
 
 
-def _only(argument: int, values: Sequence[int], mask: int = 0, *, high: bool = False) -> Steps:
+def _only(
+    argument: int, values: Sequence[int], mask: int = 0, *, high: bool = False
+) -> FilterSteps:
     steps = _load(argument, high=high)
     if mask:
-        steps.append(Step(KEEP, 0, 0, mask))
+        steps.append(FilterStep(KEEP, 0, 0, mask))
     for value in values:
-        steps += [Step(IS, 0, 1, value), PASS]
-    return [*steps, DENY]
+        steps += [FilterStep(IS, 0, 1, value), PASS_STEP]
+    return [*steps, DENY_STEP]
 
 
-def _none_of(argument: int, values: Sequence[int]) -> Steps:
+def _none_of(argument: int, values: Sequence[int]) -> FilterSteps:
     steps = _load(argument)
     for value in values:
-        steps += [Step(IS, 0, 1, value), DENY]
-    return [*steps, PASS]
+        steps += [FilterStep(IS, 0, 1, value), DENY_STEP]
+    return [*steps, PASS_STEP]
 
 
-def _no_device(argument: int) -> Steps:
-    kind = [Step(KEEP, 0, 0, FILE_TYPE), Step(IS, 2, 0, CHARACTER), Step(IS, 1, 0, BLOCK)]
-    return [*_load(argument), Step(ANY_BIT, 0, 1, SET_ID_BITS), DENY, *kind, PASS, DENY]
+def _no_device(argument: int) -> FilterSteps:
+    kind = [
+        FilterStep(KEEP, 0, 0, FILE_TYPE),
+        FilterStep(IS, 2, 0, CHARACTER),
+        FilterStep(IS, 1, 0, BLOCK),
+    ]
+    return [
+        *_load(argument),
+        FilterStep(ANY_BIT, 0, 1, SET_ID_BITS),
+        DENY_STEP,
+        *kind,
+        PASS_STEP,
+        DENY_STEP,
+    ]
 
 
-def _opened(flags: int) -> Steps:
+def _opened(flags: int) -> FilterSteps:
     """A file may be made, but not one that lends its owner's rights to who runs it."""
     return [
         *_load(flags),
-        Step(ANY_BIT, 1, 0, CREATES),
-        PASS,
+        FilterStep(ANY_BIT, 1, 0, CREATING_OPEN_FLAGS),
+        PASS_STEP,
         *_unless_bits(flags + 1, SET_ID_BITS),
     ]

@@ -1,1 +1,1 @@
-"""The launcher: it runs with the standard library alone, and starts quickly."""
+"""The launcher of the native sandbox: standard library only, and quick to start."""

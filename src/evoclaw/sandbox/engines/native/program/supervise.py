@@ -1,4 +1,4 @@
-"""The processes around a caged command: they pass on signals and how it ended, and tidy up."""
+"""The processes around a sandboxed command: they forward signals and its status, and clean up."""
 
 # Loading pathlib would make every start slower.
 # ruff: noqa: PTH106
@@ -9,31 +9,31 @@ from evoclaw.sandbox.engines.native.program.kernel import CHLD, KILL, TERM, Kern
 
 
 def outside(kernel: Kernel, first: int, says: int) -> None:
-    """Wait for the cage's first process, and end as the command did."""
+    """Wait for the sandbox's first process, and exit as the command did."""
     status = _wait(kernel, first, first)
     told = os.read(says, 16)
     end_like(kernel, int(told) if told else status)
 
 
 def inside(kernel: Kernel, command: int, told: int) -> None:
-    """As the first process of the cage: reap until the command ends; then the kernel ends all."""
+    """Run as the sandbox's first process: reap until the command ends; the kernel ends the rest."""
     status = _wait(kernel, command, -1)
     os.write(told, str(status).encode())
     os._exit(0)
 
 
 def tidying(kernel: Kernel, command: int, folder: str) -> None:
-    """Wait for the command, take its temporary folder away, and end as it did."""
+    """Wait for the command, remove its temporary folder, and exit as the command did."""
     status = _wait(kernel, command, command)
     try:
         _remove(folder)
     finally:
-        # What it made unremovable stays: nobody else can read it.
+        # What cannot be removed stays: no other user can read it.
         end_like(kernel, status)
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder that somebody may still be changing: no link is followed."""
+    """Remove a folder that other processes may still be changing: no link is followed."""
     for _, folders, files, here in os.fwalk(folder, topdown=False):
         for name in files:
             os.unlink(name, dir_fd=here)
@@ -46,12 +46,12 @@ def _remove(folder: str) -> None:
 
 
 def _wait(kernel: Kernel, command: int, asked: int) -> int:
-    """The status of a command; `asked` is told when we are asked to end, -1 being everybody."""
+    """The status of a command; `asked` gets SIGTERM when we do, -1 being every process."""
     while True:
         if kernel.next_signal() != CHLD:
             os.kill(asked, TERM)
             continue
-        # One signal may stand for several that ended.
+        # One signal may report several children.
         while True:
             ended, status = os.waitpid(-1, os.WNOHANG)
             if ended == command:
@@ -61,7 +61,7 @@ def _wait(kernel: Kernel, command: int, asked: int) -> int:
 
 
 def end_like(kernel: Kernel, status: int) -> None:
-    """End as another process did."""
+    """Exit with the status of another process."""
     if os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
     number = os.WTERMSIG(status)

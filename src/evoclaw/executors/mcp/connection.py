@@ -1,0 +1,298 @@
+"""`McpConnection`: one connection to an MCP server; the only file that uses the official SDK."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, cast
+
+import httpx2
+from mcp import Client, types
+from mcp.client.session import IncomingMessage
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.dispatcher import ProgressFnT
+from mcp.shared.exceptions import MCPError
+from pydantic import TypeAdapter, ValidationError
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import JSON, ErrorKind
+from evoclaw.core.ports import Progress
+from evoclaw.core.version import VERSION
+from evoclaw.executors.mcp.offers import MAX_NOTE_CHARS, MAX_SERVER_TOOLS, ListedTool, one_line
+from evoclaw.executors.mcp.process import ServerProcess
+from evoclaw.executors.mcp.servers import McpServer
+
+MAX_MESSAGE_BYTES = 10 << 20
+"""Bytes of one message: an image of 5 MB, and then some."""
+MAX_LIST_PAGES = 50
+"""Pages of a list of tools."""
+MAX_PROGRESS_NOTES = 500
+"""Progress notes that are passed on for one call."""
+CLOSE_TIMEOUT_S = 15.0
+"""How long a connection may take to close."""
+_LOST = ("Connection closed", "SSE stream")
+"""Messages by which the SDK reports a lost connection, under a code with many meanings."""
+_ANSWER: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
+    types.CallToolResult | types.InputRequiredResult
+)
+
+
+class McpConnectionLost(Exception):
+    """The connection ended before the answer came: the outcome of the call is unknown."""
+
+
+class CallNotRun(Exception):
+    """The server has dropped the session, so it did not run the call."""
+
+
+class McpUnreachable(Exception):
+    """The server cannot be reached; the message says why, in one line."""
+
+
+class McpConnection:
+    """One connection, in its own task as the SDK requires."""
+
+    def __init__(self, server: McpServer, on_change: Callable[[], None]) -> None:
+        self._server, self._on_change = server, on_change
+        self._ready, self._over = asyncio.Event(), asyncio.Event()
+        self._client: Client | None = None
+        self._process: ServerProcess | None = None
+        self._living: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be used, so far as we know."""
+        return self._ready.is_set() and not self._over.is_set() and not self.ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left of it."""
+        return self._living is None or self._living.done()
+
+    async def open(self) -> None:
+        """Connect and agree on a version; `McpUnreachable` if that does not come about in time."""
+        self._living = asyncio.create_task(self._live(), name=f"mcp {self._server.name}")
+        self._living.add_done_callback(_seen)
+        ready = asyncio.create_task(self._ready.wait())
+        try:
+            await asyncio.wait(
+                (self._living, ready),
+                timeout=self._server.start_timeout,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            ready.cancel()
+            if not self.alive:
+                await self.close()
+        if not self.alive:
+            raise McpUnreachable(self.why())
+
+    async def close(self) -> None:
+        """End it, and everything it started."""
+        self._over.set()
+        if self._living is None:
+            return
+        if not self._ready.is_set():
+            self._living.cancel()
+        await asyncio.wait([self._living], timeout=CLOSE_TIMEOUT_S)
+        if not self._living.done():
+            self._living.cancel()
+            await asyncio.wait([self._living], timeout=CLOSE_TIMEOUT_S)
+
+    def why(self) -> str:
+        """Why it is not there (any more), in one line."""
+        process, living = self._process, self._living
+        reason = process.fault if process is not None else ""
+        if not reason and living is not None and living.done() and not living.cancelled():
+            reason = _told(living.exception())
+        if not reason:
+            waited = f"it did not answer within {self._server.start_timeout:g}s"
+            reason = "it ended" if self._ready.is_set() else waited
+        return one_line(reason, MAX_NOTE_CHARS)
+
+    @property
+    def last_words(self) -> str:
+        """What a program last wrote to its error output: for people, never for the model."""
+        return one_line(self._process.last_words, MAX_NOTE_CHARS) if self._process else ""
+
+    async def _live(self) -> None:
+        client = Client(
+            self._transport(),
+            mode="auto",
+            read_timeout_seconds=self._server.start_timeout,
+            message_handler=self._heard,
+            client_info=types.Implementation(name="evoclaw", version=VERSION),
+            cache=None,
+        )
+        async with client:
+            self._client = client
+            self._ready.set()
+            await self._over.wait()
+
+    def _transport(self) -> AbstractAsyncContextManager[Any]:
+        server = self._server
+        if not server.command:
+            return _http(server)
+        self._process = ServerProcess(
+            server.command, server.env, server.cwd, MAX_MESSAGE_BYTES, self._over.set
+        )
+        return self._process.streams()
+
+    async def _heard(self, message: IncomingMessage) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._on_change()
+
+    async def list(self) -> list[ListedTool]:
+        """Every tool the server has, page by page; `McpUnreachable` if it does not say."""
+        assert self._client is not None
+        found: list[ListedTool] = []
+        cursor: str | None = None
+        try:
+            async with asyncio.timeout(self._server.start_timeout):
+                for _ in range(MAX_LIST_PAGES):
+                    page = await self._client.list_tools(cursor=cursor)
+                    found += map(_listed, page.tools)
+                    cursor = page.next_cursor
+                    if cursor is None or len(found) > MAX_SERVER_TOOLS:
+                        break
+        except (MCPError, ValidationError, TimeoutError) as problem:
+            said = str(problem).partition("\n")[0] or "it takes too long"
+            why = self.why() if not self.alive else one_line(said, MAX_NOTE_CHARS)
+            raise McpUnreachable(f"it does not list its tools: {why}") from None
+        return found
+
+    async def call(
+        self, remote: str, arguments: dict[str, JSON], timeout: float, progress: Progress
+    ) -> types.CallToolResult:
+        """Have a tool called. When cancelled, or out of time, the server is told to stop.
+
+        Not by the SDK's `call_tool`: that checks answers against the server's own schema with a
+        validator whose patterns can be made to run for ever.
+        """
+        assert self._client is not None
+        params = types.CallToolRequestParams(name=remote, arguments=arguments)
+        try:
+            answer = await self._client.session.send_request(
+                types.CallToolRequest(params=params),
+                _ANSWER,
+                request_read_timeout_seconds=timeout,
+                progress_callback=_passed_on(progress),
+            )
+        except MCPError as problem:
+            raise self._worded(problem, timeout) from None
+        except ValidationError:
+            raise ToolFailure(
+                ErrorKind.EXECUTION_FAILED,
+                f"Error: The MCP server {self._server.name!r} gave an answer that is not valid. "
+                "The call may have happened all the same; look first.",
+            ) from None
+        if isinstance(answer, types.InputRequiredResult):
+            raise ToolFailure(
+                ErrorKind.EXECUTION_FAILED,
+                f"Error: The MCP server {self._server.name!r} wants to be asked back for input, "
+                "which is not done here. Go on without this tool or explain to the user.",
+            )
+        return answer
+
+    def _worded(self, problem: MCPError, timeout: float) -> Exception:
+        said, name = one_line(problem.message, MAX_NOTE_CHARS), self._server.name
+        match problem.code:
+            case types.CONNECTION_CLOSED if not self.alive or said.startswith(_LOST):
+                return McpConnectionLost(self.why() if not self.alive else said)
+            case types.INVALID_REQUEST if said == "Session terminated":
+                return CallNotRun(said)
+            case types.REQUEST_TIMEOUT:
+                kind, text = ErrorKind.TIMEOUT, f"did not answer within {timeout:g}s"
+            case types.INVALID_PARAMS:
+                kind, text = ErrorKind.INVALID_PARAMS, f"refused the arguments: {said}"
+            case types.METHOD_NOT_FOUND:
+                kind, text = ErrorKind.NOT_FOUND, f"does not know this tool any more: {said}"
+            case _:
+                kind, text = ErrorKind.EXECUTION_FAILED, f"answered with an error: {said}"
+        return ToolFailure(kind, f"Error: The MCP server {name!r} {text}", mcp_server=name)
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Its failure is told by `why`; nobody needs to be warned of it besides."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _passed_on(tell: Progress) -> ProgressFnT:
+    passed = 0
+
+    async def pass_on(progress: float, total: float | None, message: str | None) -> None:
+        nonlocal passed
+        passed += 1
+        if passed <= MAX_PROGRESS_NOTES:
+            count = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
+            tell(one_line(f"{count} {message or ''}", MAX_NOTE_CHARS) + "\n")
+
+    return pass_on
+
+
+def _listed(tool: types.Tool) -> ListedTool:
+    hints = tool.annotations
+    return ListedTool(
+        tool.name,
+        tool.description or tool.title or "",
+        tool.input_schema,
+        tool.output_schema,
+        {} if hints is None else hints.model_dump(by_alias=True, exclude_none=True),
+    )
+
+
+def _told(problem: BaseException | None) -> str:
+    """The innermost exception: task groups wrap it."""
+    while isinstance(problem, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", problem)
+        problem = group.exceptions[0]
+    if problem is None:
+        return ""
+    return str(problem) or type(problem).__name__
+
+
+@asynccontextmanager
+async def _http(server: McpServer) -> AsyncGenerator[Any]:
+    client = httpx2.AsyncClient(
+        headers={"accept-encoding": "identity", **server.headers},
+        timeout=httpx2.Timeout(server.start_timeout, read=server.max_timeout + CLOSE_TIMEOUT_S),
+        event_hooks={"response": [_bound]},
+        trust_env=False,
+    )
+    async with (
+        client,
+        streamable_http_client(
+            server.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
+        ) as streams,
+    ):
+        yield streams
+
+
+async def _bound(response: httpx2.Response) -> None:
+    """Bound what is read of an answer; of a stream of events, each has its own bound."""
+    kind = response.headers.get("content-type", "")
+    stream = response.stream
+    assert isinstance(stream, httpx2.AsyncByteStream)
+    if response.headers.get("content-encoding", "identity") != "identity":
+        await stream.aclose()
+        raise httpx2.DecodingError("compressed without being asked", request=response.request)
+    if not kind.lower().startswith("text/event-stream"):
+        response.stream = _Bounded(stream)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = MAX_MESSAGE_BYTES
+        async for chunk in self._inner:
+            left -= len(chunk)
+            if left < 0:
+                raise httpx2.StreamError(f"an answer longer than {MAX_MESSAGE_BYTES:,} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()

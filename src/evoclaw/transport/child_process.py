@@ -1,0 +1,133 @@
+"""`ChildProcess`: a program that runs beside us and ends with us."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Self, cast
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 5.0
+"""Seconds between asking it to end and killing it."""
+
+# Run first in the process that becomes the program: have the kernel kill it when we die, and do
+# not start if we died meanwhile. Python is certainly installed; `setpriv` is not everywhere.
+_STUB = """
+import os, sys
+if sys.platform == "linux":
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class ChildProcess(asyncio.SubprocessProtocol):
+    """The program, from its start to its end; what it says goes to the log, as debugging."""
+
+    def __init__(self) -> None:
+        self.ended, self._closed = asyncio.Event(), asyncio.Event()
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._lines: deque[str] = deque(maxlen=5)
+        self._rest = b""
+
+    @classmethod
+    async def start(
+        cls, folder: Path, program: str, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> Self:
+        """Start it; what it needs to say of a failure is in its last words.
+
+        Args:
+            folder: Where it runs.
+            program: What.
+            arguments: With what.
+            env: What it finds in its environment beside the little that every program needs.
+        """
+        child = cls()
+        stub = (sys.executable, "-I", "-S", "-c", _STUB, str(os.getpid()))
+        await asyncio.get_running_loop().subprocess_exec(
+            lambda: child,
+            *(*stub, program, *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # A Ctrl-C is for us; it is ended by us, after everyone took their leave.
+            start_new_session=True,
+            cwd=folder,
+            env={**_environment(), **(env or {})},
+        )
+        return child
+
+    @property
+    def pid(self) -> int:
+        """Of its process; 0 if it never was."""
+        return 0 if self._transport is None else self._transport.get_pid() or 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it began and did not end."""
+        return self._transport is not None and not self.ended.is_set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It was started."""
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """It said something."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-4096:]
+        for line in lines:
+            text = line[-4096:].decode(errors="replace")
+            self._lines.append(text)
+            logger.debug("%s", text)
+
+    def process_exited(self) -> None:
+        """It ended."""
+        self.ended.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It ended, and all that it said was read."""
+        self._closed.set()
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it lives."""
+        if self._transport is not None:
+            with suppress(ProcessLookupError):
+                self._transport.send_signal(number)
+
+    async def last_words(self) -> str:
+        """What it said last, for people."""
+        if self.ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._closed.wait()
+        return " / ".join(self._lines) or "nothing"
+
+    async def stop(self) -> None:
+        """Ask it to end, wait, kill it; return when it is gone."""
+        if self._transport is None:
+            return
+        try:
+            self.signal(signal.SIGTERM)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_GRACE_S):
+                    await self.ended.wait()
+            self.signal(signal.SIGKILL)
+            await self.ended.wait()
+        finally:
+            # Kills it if we were told to stop waiting.
+            self._transport.close()
+
+
+def _environment() -> dict[str, str]:
+    """Only what programs need to start: our secrets are none of their business."""
+    names = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH")
+    return {name: os.environ[name] for name in names if name in os.environ}

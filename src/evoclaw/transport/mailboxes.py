@@ -1,0 +1,112 @@
+"""The documented JSON of mailboxes: people's messages to an agent, and its replies.
+
+Read kindly, as a person may type it: JSON, or plain text. What cannot be taken is a `WireError`,
+which carries the message's id if there was one, so that it can be answered.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TypeGuard
+
+import msgspec
+from msgspec import Struct, field
+
+from evoclaw.core.messages import JSON, ErrorKind, is_object
+from evoclaw.transport.topics import ID_RULE, is_agent_id
+from evoclaw.transport.wire import MAX_REQUEST_ID_CHARS, WIRE_VERSION, WireError, convert
+
+MAX_TEXT_CHARS = 64 * 1024
+"""Bytes of one payload in an inbox."""
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class InboxMessage(Struct, frozen=True, omit_defaults=True):
+    """What a person says to an agent."""
+
+    message: str
+    message_id: str = ""
+    """The sender's own; said again with the same one, it is answered once."""
+    session: str = ""
+    """The sender's own name for one of several conversations with the agent."""
+
+
+class MailboxState(StrEnum):
+    """What the person is told about a message."""
+
+    ACCEPTED = "accepted"
+    """It is written down and will be answered: it need not be said again."""
+    ANSWER = "answer"
+    WAITING = "waiting"
+    """A person must decide something first; the answer comes later."""
+    FAILED = "failed"
+    """It was not answered; `reason` says why."""
+    REFUSED = "refused"
+    """It was not taken at all."""
+
+
+class OutboxMessage(Struct, frozen=True, omit_defaults=True):
+    """What a person is told; perhaps twice, then with the same id."""
+
+    id: str
+    agent_id: str
+    message_id: str
+    """Of the message that this is about; empty if it could not be read."""
+    state: MailboxState
+    text: str
+    """For people."""
+    reason: str = ""
+    """For programs: a word for why, unless it is a plain answer."""
+    session: str = ""
+    run_id: str = ""
+    timestamp: float = 0.0
+    v: int = field(default_factory=lambda: WIRE_VERSION)
+
+
+def read_inbox(data: bytes) -> InboxMessage:
+    """Read what came in an inbox: a JSON object, or text as it is."""
+    if len(data) > MAX_TEXT_CHARS:
+        problem = f"{len(data):,} bytes are more than the {MAX_TEXT_CHARS:,} that are taken"
+        raise WireError(ErrorKind.TOO_LARGE, problem)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise WireError(ErrorKind.INVALID_PARAMS, "it is not UTF-8 text") from None
+    if not text.lstrip().startswith("{"):
+        return _checked(InboxMessage(text))
+    try:
+        raw: JSON = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as problem:
+        raise WireError(
+            ErrorKind.INVALID_PARAMS, f"it begins as JSON and is none: {problem}"
+        ) from None
+    given = raw.get("message_id") if is_object(raw) else None
+    return _checked(convert(raw, InboxMessage, given if _is_id(given) else ""))
+
+
+def encode_outbox(message: OutboxMessage) -> bytes:
+    """Write what a person is told."""
+    return msgspec.json.encode(message)
+
+
+def _checked(message: InboxMessage) -> InboxMessage:
+    id_ = message.message_id
+    if id_ and not _is_id(id_):
+        problem = (
+            f"the message_id is no short text: at most {MAX_REQUEST_ID_CHARS} letters, on one line"
+        )
+        raise WireError(ErrorKind.INVALID_PARAMS, problem)
+    if message.session and not is_agent_id(message.session):
+        raise WireError(ErrorKind.INVALID_PARAMS, f"the session's name must be {ID_RULE}", id_)
+    if not message.message.strip():
+        raise WireError(ErrorKind.INVALID_PARAMS, "there is no text in it", id_)
+    return message
+
+
+def _is_id(given: JSON) -> TypeGuard[str]:
+    return (
+        isinstance(given, str)
+        and 0 < len(given) <= MAX_REQUEST_ID_CHARS
+        and not _UNFIT.search(given)
+    )
