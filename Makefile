@@ -41,7 +41,7 @@ $(CORPUS): $(READY)
 
 # A database server by others, for the audit's cold tier. Where it cannot be had, its tests say so.
 $(SQLD): $(READY)
-	-$(BIN)/python -m tests.observe.servers $(VENV)/sqld
+	-$(BIN)/python -m tests.support.database_servers $(VENV)/sqld
 	@touch $@
 
 setup: $(READY) ## make .venv with everything for development

@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 from bench.engines.judge import aborts, judged, takeovers
 from bench.engines.steps import EACH, SESSIONS, Plan, make_tables
-from tests.store.servers import Postgres
+from tests.support.postgres import Postgres
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ROOT / ".bench/engines/venv/bin/python"

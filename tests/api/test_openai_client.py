@@ -15,8 +15,8 @@ from evoclaw.core.ports import Approval, Ask, Decision, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.errands import RunView
 from evoclaw.providers.scripted import calls, says
-from tests.api.chatting import Served, Slow, script_of, served
-from tests.lazy import lazily
+from tests.support.chat_service import Served, Slow, script_of, served
+from tests.support.lazy_imports import lazily
 
 if TYPE_CHECKING:
     import openai

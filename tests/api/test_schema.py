@@ -19,7 +19,7 @@ from hypothesis.errors import Unsatisfiable
 
 from evoclaw.api.settings import ServerSettings
 from evoclaw.providers.scripted import Scripted, says
-from tests.api.house import served
+from tests.support.service import served
 
 CASES = int(os.environ.get("EVOCLAW_SCHEMA_CASES", "200"))
 TOKENS: dict[str, str] = {}

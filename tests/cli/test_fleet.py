@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from evoclaw.cli import exits
-from tests.cli.support import Shell, reply, shell
-from tests.transport.certificates import make_certificates
+from tests.support.certificates import make_certificates
+from tests.support.command_line import Shell, reply, shell
 
 PATIENCE = 60.0
 """Seconds after which a slow machine is a broken one."""

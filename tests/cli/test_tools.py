@@ -11,9 +11,9 @@ import pytest
 from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.store.sessions.tables import SCHEMA
 from evoclaw.tools.sets import NAMES
-from tests.cli.support import reply, shell
-from tests.executors.sshd import sshd
-from tests.store.places import Place
+from tests.support.command_line import reply, shell
+from tests.support.databases import Place
+from tests.support.sshd import sshd
 
 
 async def test_tools_are_listed_with_why_some_cannot_be_used(tmp_path: Path) -> None:

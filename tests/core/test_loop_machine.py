@@ -26,7 +26,7 @@ from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.providers.scripted import Scripted, says
-from tests.core.support import Table, echo, tool
+from tests.support.loop import Table, echo, tool
 
 BEHAVIOURS = ("ok", "fail", "crash", "hang", "talk", "slow", "quit", "process")
 MARK = "311.125"

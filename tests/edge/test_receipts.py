@@ -26,7 +26,7 @@ from evoclaw.transport.link import MAX_PAYLOAD
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.wire import Command, read_report, tool_hash
 from evoclaw.trust.receipts import DeviceKey, Receipt, hash_of, read, result_hash
-from tests.fleet.support import (
+from tests.support.fleet import (
     EVERYTHING,
     TOLD_ONCE,
     Device,

@@ -8,7 +8,7 @@ import pytest
 from evoclaw.executors import beneath
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.processes import LocalProcesses
-from tests.executors.support import Isolation, made
+from tests.support.processes import Isolation, made
 
 
 @pytest.fixture(params=["pid-namespace", "none"])

@@ -33,8 +33,8 @@ from evoclaw.executors.mcp.offers import (
 from evoclaw.executors.mcp.pins import PinFile, Pinned
 from evoclaw.executors.mcp.servers import McpServer
 from evoclaw.providers.scripted import Scripted
-from tests.executors.mcp_servers import command, tool
-from tests.executors.support import alive, token
+from tests.support.mcp_servers import command, tool
+from tests.support.processes import alive, token
 
 TERMS = Terms("files", frozenset({"network"}), False, 10, 60)
 

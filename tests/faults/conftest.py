@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.faults.support import Site, site
+from tests.support.process_fleet import Site, site
 
 
 @pytest.fixture(name="engine", params=["nats", "mosquitto"])

@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from evoclaw.transport.topics import Kind, topic
-from tests.faults.driver import Ask
-from tests.faults.processes import DriverProcess, EdgeProcess
-from tests.faults.support import Site, mark, run_id, until
+from tests.support.fleet_processes import DriverProcess, EdgeProcess
+from tests.support.process_fleet import Site, mark, run_id, until
+from tests.support.programs.orchestrator_driver import Ask
 
 POINTS = (
     "put:before:2",

@@ -13,8 +13,8 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.store.calls.journal import CallState
 from evoclaw.tools.shell import bash
 from evoclaw.transport.wire import Command, Outcome
-from tests.executors.support import alive, token
-from tests.fleet.support import QUICK, Ear, House, house, new_id, tool_command, until
+from tests.support.fleet import QUICK, Ear, House, house, new_id, tool_command, until
+from tests.support.processes import alive, token
 
 ONE = msgspec.structs.replace(QUICK, concurrency=1)
 

@@ -18,7 +18,7 @@ from evoclaw.store.databases.sqlite import StoreError
 from evoclaw.transport.requests import Patience
 from evoclaw.transport.topics import Kind
 from evoclaw.transport.wire import Command, Outcome, Report, ReportType, encode
-from tests.fleet.support import (
+from tests.support.fleet import (
     QUICK,
     TOLD_ONCE,
     Ear,

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from evoclaw.core.messages import ErrorKind
-from tests.fleet.support import house, new_id, until
+from tests.support.fleet import house, new_id, until
 
 
 async def test_a_call_runs_on_the_edge_and_its_result_comes_back(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from evoclaw.store.calls.artifacts import Artifacts
 from evoclaw.tools.define import tool
 from evoclaw.tools.shell import bash
 from evoclaw.transport.link import MAX_PAYLOAD
-from tests.fleet.support import Fault, House, house, until
+from tests.support.fleet import Fault, House, house, until
 
 LIMIT = 64 * 1024
 

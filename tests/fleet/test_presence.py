@@ -25,7 +25,7 @@ from evoclaw.transport.wire import (
     as_payload,
     encode,
 )
-from tests.fleet.support import QUICK, Ear, Fault, house, new_id, tool_command, until
+from tests.support.fleet import QUICK, Ear, Fault, house, new_id, tool_command, until
 
 DAYS = 3 * 86_400.0
 

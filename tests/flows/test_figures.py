@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evoclaw.core.messages import JSON
-from tests.flows.up_process import SETTINGS, begun, ok, reached, up_process
+from tests.support.up_process import SETTINGS, begun, ok, reached, up_process
 
 AGENTS = """
 [[agents]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.flows.up_process import begun, ok, reached, said_in, up_process
+from tests.support.up_process import begun, ok, reached, said_in, up_process
 
 
 async def test_everything_is_exported_and_goes_on_in_another_folder(tmp_path: Path) -> None:

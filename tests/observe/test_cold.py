@@ -21,15 +21,15 @@ from evoclaw.observe.audit.postgres import PostgresDatabase
 from evoclaw.observe.audit.records import Sealed, genesis, seal
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
 from evoclaw.observe.audit.sqlite import SqliteDatabase
-from tests.observe.servers import postgres, sqld, sqld_program, why_no_postgres
-from tests.observe.support import NOON, fields
+from tests.support.audit import NOON, fields
+from tests.support.database_servers import postgres, sqld, sqld_program, why_no_postgres
 
 
 @pytest.fixture(name="sqld_url", scope="module")
 def _sqld_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     program = sqld_program()
     if program is None:
-        pytest.skip("there is no sqld: python -m tests.observe.servers .venv/sqld")
+        pytest.skip("there is no sqld: python -m tests.support.database_servers .venv/sqld")
     with sqld(tmp_path_factory.mktemp("sqld"), program) as server:
         yield server.url
 

@@ -24,7 +24,7 @@ from evoclaw.observe.audit.sqlite import SqliteDatabase
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import SHIPPED, day_files, read_head, read_shipped, spool_size
 from evoclaw.wiring.audit import open_audit
-from tests.observe.support import (
+from tests.support.audit import (
     DAY,
     NOON,
     Clock,

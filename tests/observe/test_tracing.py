@@ -49,8 +49,8 @@ from evoclaw.orchestrator.errands import Errand
 from evoclaw.providers.names import ENDPOINTS
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.wiring.tracing import LAST, open_tracing
-from tests.core.support import Denying, Table, echo, fail, tool
-from tests.observe.collector import Collector, Span, collector
+from tests.support.loop import Denying, Table, echo, fail, tool
+from tests.support.otlp_collector import Collector, Span, collector
 
 SECRET = "s3cr3t-canary-8842-value"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -19,7 +19,7 @@ from evoclaw.observe.audit.material import exported
 from evoclaw.observe.audit.records import canonical, genesis, seal, unseal
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import CHECKPOINTS, HEAD, day_files, read_head
-from tests.observe.support import DAY, NOON, check, fields, public, warm_in
+from tests.support.audit import DAY, NOON, check, fields, public, warm_in
 
 COUNT, EVERY = 30, 5
 

@@ -26,7 +26,7 @@ from evoclaw.observe.audit.warm import (
     read_lines,
     spool_size,
 )
-from tests.observe.support import (
+from tests.support.audit import (
     DAY,
     NOON,
     Clock,
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys
 from pathlib import Path
-from tests.observe.support import fields, warm_in
+from tests.support.audit import fields, warm_in
 warm = warm_in(Path(sys.argv[1]), 10)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -187,7 +187,7 @@ def test_days_and_clocks_that_go_back_keep_the_order(tmp_path: Path) -> None:
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from tests.observe.support import fields, warm_in
+from tests.support.audit import fields, warm_in
 data = Path(sys.argv[1])
 warm = warm_in(data, 4)
 warm.append([fields(1), fields(2)], 1_793_016_000.0)

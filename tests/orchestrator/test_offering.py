@@ -16,7 +16,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.agents.offering import offered
 from evoclaw.skills.watching import Shelf
 from evoclaw.tools.define import tool
-from tests.skills.support import guide, put
+from tests.support.skills import guide, put
 
 
 @tool("file_read", timeout=5, max_timeout=30)

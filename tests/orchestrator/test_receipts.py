@@ -31,7 +31,7 @@ from evoclaw.transport.topics import Kind
 from evoclaw.transport.wire import Report, ReportType
 from evoclaw.trust.receipts import DeviceKey, Receipt, Signed, read
 from tests.edge.test_receipts import KEY, broken, sign
-from tests.fleet.support import Fault, House, house, new_id, until
+from tests.support.fleet import Fault, House, house, new_id, until
 
 OTHER = DeviceKey(bytes(32))
 

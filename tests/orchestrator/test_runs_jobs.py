@@ -21,9 +21,9 @@ from evoclaw.store.databases.database import Database, Schema, StoreError
 from evoclaw.store.databases.moving import export_to, import_from
 from evoclaw.store.runs.job_engine import found
 from evoclaw.store.runs.job_queue import JobQueue
-from tests.orchestrator.running import QUICK, SCHEMAS, Gate, Service, service
-from tests.store.places import Place
-from tests.store.servers import Postgres, why_no_postgres
+from tests.support.databases import Place
+from tests.support.postgres import Postgres, why_no_postgres
+from tests.support.runs import QUICK, SCHEMAS, Gate, Service, service
 
 SLOW = replace(QUICK, lease_s=600)
 """Of one that says seldom that it lives, and to whom nobody is silent."""

@@ -24,8 +24,8 @@ from evoclaw.orchestrator.runs.hub import Hub, TooSlow
 from evoclaw.orchestrator.runs.together import Together
 from evoclaw.orchestrator.sessions.subruns import HELD, PASSING
 from evoclaw.store.databases.notices import Kind, Notice, Notices
-from tests.orchestrator.running import QUICK, Gate, service
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.runs import QUICK, Gate, service
 
 KEY = ("local", "run")
 DELTA, TURN = TextDelta("x"), TurnStarted(1)

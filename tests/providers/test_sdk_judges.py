@@ -16,9 +16,8 @@ from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.http import Http
 from evoclaw.providers.sse import Events
-from tests.lazy import lazily
-from tests.providers.asking import CONVERSATION, SEEING, WEATHER, history, provider_for, reply_of
-from tests.providers.llm_servers import (
+from tests.support.lazy_imports import lazily
+from tests.support.llm_servers import (
     Answer,
     anthropic_says,
     capture,
@@ -26,6 +25,14 @@ from tests.providers.llm_servers import (
     openai_says,
     serving,
     streamed,
+)
+from tests.support.provider_requests import (
+    CONVERSATION,
+    SEEING,
+    WEATHER,
+    history,
+    provider_for,
+    reply_of,
 )
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from evoclaw.skills.generated import (
 )
 from evoclaw.skills.manifest import read_manifest
 from evoclaw.tools.sets import everything
-from tests.skills.support import load
+from tests.support.skills import load
 
 FOLDER = shipped() / NAME
 

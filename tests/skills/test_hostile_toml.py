@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evoclaw.skills.folders import SkillRefused
 from evoclaw.skills.generated import NAME, shipped
 from evoclaw.skills.manifest import read_manifest
-from tests.skills.support import load, put
+from tests.support.skills import load, put
 
 CORPUS = Path(__file__).parents[2] / ".venv" / "toml-test" / "tests"
 SHIPPED = (shipped() / NAME / "skill.toml").read_text()

@@ -14,7 +14,7 @@ from evoclaw.skills.folders import SkillRefused
 from evoclaw.skills.frontmatter import FrontMatterError
 from evoclaw.skills.loading import load_skill
 from evoclaw.skills.markdown import Guide, read_guide
-from tests.skills.support import guide, put
+from tests.support.skills import guide, put
 
 validator: Any = pytest.importorskip("skills_ref.validator")
 reference: Any = pytest.importorskip("skills_ref.parser")

@@ -8,8 +8,8 @@ from secrets import token_hex
 
 import pytest
 
-from tests.store.places import Place
-from tests.store.servers import Postgres, why_no_postgres
+from tests.support.databases import Place
+from tests.support.postgres import Postgres, why_no_postgres
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.calls.artifacts import Artifact, Artifacts, Excerpt, Line, NoArtifact
 from evoclaw.store.databases.sqlite import StoreFull
-from tests.store.support import fill, open_descriptors, small_disk
+from tests.support.stores import fill, open_descriptors, small_disk
 
 WAIT = 20.0
 LINES = b"".join(b"line %d\n" % number for number in range(1, 100_001))

@@ -19,8 +19,8 @@ from evoclaw.store.calls.command_values import (
 )
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.sqlite import StoreError, StoreFull
-from tests.store.places import Place
-from tests.store.support import child, fill, output, small_disk
+from tests.support.databases import Place
+from tests.support.stores import child, fill, output, small_disk
 
 LATER = 2000.0
 

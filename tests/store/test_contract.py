@@ -20,7 +20,7 @@ from evoclaw.store.databases.database import (
     sealed,
     unsealed,
 )
-from tests.store.places import Place
+from tests.support.databases import Place
 
 THINGS = Schema(
     "things",

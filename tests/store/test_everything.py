@@ -13,7 +13,7 @@ from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApprov
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.wiring.store import BEFORE, every_part, open_store, opened
-from tests.store.places import Place
+from tests.support.databases import Place
 
 
 async def test_every_kind_of_store_is_in_one_database(place: Place) -> None:

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.calls.journal import CallState, Entry, Journal, Kind, Row
 from evoclaw.store.databases.sqlite import DamagedStore, StoreFull
-from tests.store.support import fill, flip, killed_after, small_disk
+from tests.support.stores import fill, flip, killed_after, small_disk
 
 T = TypeVar("T")
 TERMINAL = [state for state in CallState if state.terminal]

@@ -26,7 +26,7 @@ from evoclaw.store.memory import (
     why_unsearchable,
     words_of,
 )
-from tests.observe.servers import postgres, why_no_postgres
+from tests.support.database_servers import postgres, why_no_postgres
 
 UNTRUSTED = Label(untrusted=True, sources=("webfetch",))
 ODD = ('"', "NEAR(", "a AND", "whose : x", "*", "^a", "-", "' OR 1=1 --", "\0", "\ud800", "a\0b c")

@@ -23,14 +23,14 @@ from evoclaw.store.databases.database import Connection, Database, StoreError
 from evoclaw.store.databases.orders import Broken
 from evoclaw.store.governing.rates import OFTEN, SCHEMA, RateCounts
 from tests.governance.test_rates import ANN, Clock, allowed, call
-from tests.store.places import Place
-from tests.store.servers import Postgres
-from tests.store.support import ROOT
+from tests.support.databases import Place
+from tests.support.postgres import Postgres
+from tests.support.stores import ROOT
 
 RACER = """
 import asyncio, sys, time
 from evoclaw.store.governing.rates import SCHEMA, RateCounts
-from tests.store.places import Place
+from tests.support.databases import Place
 
 async def main(at, schema, marks, per_minute, burst, refusals):
     database = await Place.of(at, schema).open(SCHEMA)

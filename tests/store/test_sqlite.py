@@ -26,7 +26,7 @@ from evoclaw.store.databases.database import (
 )
 from evoclaw.store.databases.opening import beside
 from evoclaw.store.databases.sqlite import SqliteDatabase
-from tests.store.support import (
+from tests.support.stores import (
     SCHEMA,
     add,
     child,

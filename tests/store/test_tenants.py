@@ -35,8 +35,8 @@ from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApprov
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
-from tests.observe.support import NOON, fields, warm_in
-from tests.store.places import Place
+from tests.support.audit import NOON, fields, warm_in
+from tests.support.databases import Place
 
 A, B = "acme", "local"
 IDS = ("one", "two")

@@ -19,8 +19,8 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.url_guard import Guard
 from evoclaw.tools.browser import MOST, UNTRUSTED, Browser, browser
 from evoclaw.tools.fake import FakeOps
-from tests.executors.web_pages import serving
-from tests.tools.support import call_of
+from tests.support.tool_calls import call_of
+from tests.support.web_pages import serving
 
 
 class Shown(Struct, frozen=True):

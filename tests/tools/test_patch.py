@@ -20,7 +20,7 @@ from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.patch.applying import apply_patch
 from evoclaw.tools.patch.formats import LARGEST_PATCH, read_patch
 from evoclaw.tools.patch.places import Work, put_in
-from tests.tools.support import use
+from tests.support.tool_calls import use
 
 TEN = "".join(f"{number}\n" for number in range(1, 11))
 

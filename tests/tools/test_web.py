@@ -21,7 +21,7 @@ from evoclaw.executors.searching import Brave, Found
 from evoclaw.executors.url_guard import Guard
 from evoclaw.tools.readable import all_text, decoded, is_text, readable
 from evoclaw.tools.web import CodeSearcher, Fetcher, Searcher, codesearch, webfetch, websearch
-from tests.tools.support import call_of
+from tests.support.tool_calls import call_of
 
 ARTICLE = """<!doctype html><html><head><title>How tides &amp; moons
  work</title><style>p {color: red}</style><script>alert('gotcha')</script></head><body>

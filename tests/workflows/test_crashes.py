@@ -42,7 +42,7 @@ from evoclaw.workflows.ports import AgentAnswer, AgentCall, Done, Ended, ToolAsk
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools, said
 from evoclaw.workflows.views import WorkflowView
 from evoclaw.workflows.workflows import Workflows
-from tests.workflows.support import ANNE, ENDED, PERSON, QUICK, house, until
+from tests.support.workflows import ANNE, ENDED, PERSON, QUICK, house, until
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -292,7 +292,7 @@ import asyncio, os, sys
 from pathlib import Path
 from evoclaw.workflows.definition import ToolStep, WaitStep, Workflow
 from evoclaw.workflows.scripted import ScriptedTools, said
-from tests.workflows.support import ANNE, ended, house, step_of
+from tests.support.workflows import ANNE, ended, house, step_of
 
 folder = Path(sys.argv[1])
 

@@ -39,7 +39,7 @@ from evoclaw.workflows.errors import (
 from evoclaw.workflows.events import Decision, StepFailed, StepPostponed, WorkflowFinished
 from evoclaw.workflows.ports import AgentAnswer, AgentCall, Done, Ended, ToolAsked, Waiting
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools, never, said
-from tests.workflows.support import (
+from tests.support.workflows import (
     ANNE,
     PERSON,
     Clock,

@@ -19,8 +19,7 @@ from evoclaw.governance.budget.settings import ActionLimit, Allowed, BudgetSetti
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.transport.wire import Command
-from tests.core.support import Table
-from tests.governance.budget.support import (
+from tests.support.budgets import (
     READ,
     RELAY,
     WRITE,
@@ -30,7 +29,8 @@ from tests.governance.budget.support import (
     call,
     everything,
 )
-from tests.store.support import ROOT
+from tests.support.loop import Table
+from tests.support.stores import ROOT
 
 TOGGLES = BudgetSettings(
     actions={"relay": ActionLimit(tools=("gpio",), arguments={"action": "toggle"}, most=3)}
@@ -79,9 +79,9 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from evoclaw.governance.budget.device import DeviceBudget, Metered
 from evoclaw.store.governing.ledger import StoredLedger
-from tests.governance.budget.support import RELAY, call
+from tests.support.budgets import RELAY, call
 from tests.governance.budget.test_device import TOGGLES
-from tests.core.support import Table
+from tests.support.loop import Table
 
 async def die(call, progress):
     os.kill(os.getpid(), signal.SIGKILL)

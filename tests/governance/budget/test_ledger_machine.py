@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from evoclaw.core.ledgers import Limit, Reservation
 from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.store.governing.ledger import StoredLedger
-from tests.governance.budget.support import Clock
+from tests.support.budgets import Clock
 
 PATHS = (
     ("tenant", "user", "run1"),

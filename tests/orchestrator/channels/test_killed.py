@@ -11,7 +11,7 @@ from pathlib import Path
 from evoclaw.core.messages import Reply
 from evoclaw.orchestrator.channels.letters import State
 from evoclaw.providers.scripted import Asked, says
-from tests.orchestrator.channels.support import PATIENCE, Postbox, kitchen, letter
+from tests.support.channels import PATIENCE, Postbox, kitchen, letter
 
 
 def _stuck(_: Asked) -> Reply:

@@ -24,8 +24,8 @@ from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.link import Link
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.mqtt import Address, MqttLink
-from tests.orchestrator.channels.support import Kitchen, kitchen, until
-from tests.transport.parties import Recorder, joined
+from tests.support.channels import Kitchen, kitchen, until
+from tests.support.parties import Recorder, joined
 
 INBOX = "evoclaw/agents/cook/inbox/ann"
 ALL = ChannelSettings(name="boxes", kind="mqtt", senders={"ann": "ann", "bob": ""})

@@ -22,8 +22,8 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox import self_test_program as probe
 from evoclaw.sandbox.engines.registry import engines
 from evoclaw.sandbox.self_test import ROWS, Canary
-from tests.sandbox.engines.support import PYTHON, cage, inside, open_up, somebody, workspace
-from tests.sandbox.workers.support import may_cage
+from tests.support.sandbox_engines import PYTHON, cage, inside, open_up, somebody, workspace
+from tests.support.sandboxes import may_cage
 
 QUICK = ["bubblewrap", "bubblewrap, cold", "firejail"]
 
@@ -110,7 +110,7 @@ from pathlib import Path
 from evoclaw.core.errors import ToolFailure
 import evoclaw.sandbox.engines.bubblewrap, evoclaw.sandbox.engines.firejail
 import evoclaw.sandbox.engines.podman, evoclaw.sandbox.engines.unconfined
-from tests.sandbox.engines.support import cage, inside, workspace
+from tests.support.sandbox_engines import cage, inside, workspace
 
 os.setgroups([]); os.setgid({uid}); os.setuid({uid})
 sys.executable, sys.prefix, sys.base_prefix = {python!r}, "/usr", "/usr"

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from evoclaw.executors.processes import LocalProcesses
-from tests.sandbox.workers.support import caged, confines
+from tests.support.sandboxes import caged, confines
 
 
 @pytest_asyncio.fixture

@@ -21,8 +21,8 @@ from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.sandbox import EngineCage
 from evoclaw.sandbox.sandboxes import LocalCages
 from evoclaw.sandbox.self_test import Canary
-from tests.executors.support import SOON, alive, cancelled_when_ready, token
-from tests.sandbox.workers.support import caged, confines, listing, may_cage, owner, run, said
+from tests.support.processes import SOON, alive, cancelled_when_ready, token
+from tests.support.sandboxes import caged, confines, listing, may_cage, owner, run, said
 
 LEAVE = """
 exec 7>/tmp/open; export LEFT=1; cd /; umask 777
@@ -315,7 +315,7 @@ async def test_an_unknown_engine_is_refused_and_none_is_said_to_be_none(tmp_path
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
-from tests.sandbox.workers.support import caged, confines
+from tests.support.sandboxes import caged, confines
 
 async def main(root, mark):
     async with caged(confines(Path(root))) as processes:

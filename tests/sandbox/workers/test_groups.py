@@ -13,7 +13,7 @@ from evoclaw.sandbox.cgroups import Group, Groups, find_groups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.sandbox import EngineCage
 from evoclaw.sandbox.self_test import Canary
-from tests.sandbox.workers.support import caged, confines, said
+from tests.support.sandboxes import caged, confines, said
 
 pytestmark = pytest.mark.skipif(find_groups() is None, reason="no control groups for us here")
 

@@ -11,7 +11,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.sandbox.engines.registry import engines
 from evoclaw.sandbox.sandboxes import LocalCages
 from evoclaw.sandbox.self_test import Canary
-from tests.sandbox.workers.support import caged, confines
+from tests.support.sandboxes import caged, confines
 
 TRY = "cat .evoclaw/key; echo x >.evoclaw/new; mv .evoclaw away; rm -rf .evoclaw; ls -a; touch mine"
 

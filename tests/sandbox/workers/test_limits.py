@@ -12,7 +12,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.command_limits import limits_met
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.cgroups import find_groups
-from tests.sandbox.workers.support import MB, caged, confines, refusal, run, said
+from tests.support.sandboxes import MB, caged, confines, refusal, run, said
 
 FORKS = """
 import os, time

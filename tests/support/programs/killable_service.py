@@ -1,7 +1,9 @@
 """The service as a process of its own, which may be told to die by SIGKILL at a chosen moment.
 
-    python -m tests.faults.runner '{…a Setting…}'    serves until it is killed
-    python -m tests.faults.runner nursery            forks a child for each Setting on its input
+    python -m tests.support.programs.killable_service '{…a Setting…}'
+        serves until it is killed
+    python -m tests.support.programs.killable_service nursery
+        forks a child for each Setting on its input
 
 Children of a nursery start at once: everything is imported. How each one ended is printed.
 """
@@ -46,7 +48,7 @@ from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.transport.address import Address
 from evoclaw.transport.mqtt import MqttLink
 from evoclaw.trust.grants import Signer
-from tests.faults.support import until
+from tests.support.process_fleet import until
 
 SCHEMAS = (
     session_tables.SCHEMA,

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 USER = "tester"
 START = 60.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cli.warm import warm
-from tests.providers.llm_servers import Answer, serving, streamed
+from tests.support.llm_servers import Answer, serving, streamed
+from tests.support.warm_processes import warm
 
 
 def reply(text: str = "", *asked: tuple[str, dict[str, Any] | str]) -> Answer:
@@ -86,7 +86,7 @@ class Shell:
         )
 
     async def type(self, *arguments: str, stdin: bytes | None = None) -> Typed:
-        """Type a command and see how it ends; see `tests.cli.warm` for which process that is."""
+        """Type a command and see how it ends; `warm_processes` says which process that is."""
         env = self.environment
         python = {name: env[name] for name in env if name in KEPT or name.startswith("PYTHON")}
         code, out, err = await asyncio.to_thread(

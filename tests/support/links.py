@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from evoclaw.transport.link import Link
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.mqtt import Address, MqttLink
-from tests.transport.brokers import Broker
-from tests.transport.proxy import FaultProxy
+from tests.support.brokers import Broker
+from tests.support.fault_proxy import FaultProxy
 
 
 @dataclass

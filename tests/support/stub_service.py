@@ -28,7 +28,7 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.messages import Reply, user
 from evoclaw.core.profile import Profile
-from tests.cli.support import Shell
+from tests.support.command_line import Shell
 
 TOKEN = "ec_test_secret"
 

@@ -14,10 +14,10 @@ import aiohttp
 from aiohttp import ClientSession
 
 from evoclaw.core.messages import JSON
-from tests.api.house import Answer, Client
-from tests.cli.support import Shell
-from tests.faults.support import until
-from tests.flows.model_server import ModelServer, model_server
+from tests.support.command_line import Shell
+from tests.support.model_server import ModelServer, model_server
+from tests.support.process_fleet import until
+from tests.support.service import Answer, Client
 
 PATIENCE = 60.0
 """Seconds after which a slow machine is a broken one."""

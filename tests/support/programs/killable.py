@@ -1,6 +1,6 @@
 """A process that ends itself by SIGKILL at a chosen moment: before, amid or after a step.
 
-    python -m tests.faults.mortal finish:after:1 edge --config agent.toml
+    python -m tests.support.programs.killable finish:after:1 edge --config agent.toml
 
 runs `evoclaw edge …` and dies when its journal has taken the first end of a call. Nothing is
 simulated: the process is gone, with all that it had not written.

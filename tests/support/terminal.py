@@ -10,7 +10,7 @@ import termios
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from tests.cli.support import Shell
+from tests.support.command_line import Shell
 
 CTRL_C, CTRL_D = "\x03", "\x04"
 

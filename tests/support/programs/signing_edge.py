@@ -1,6 +1,6 @@
 """An edge that signs, alone with its journal: to be killed, and looked at afterwards.
 
-    python -m tests.faults.signer FOLDER COUNT [step:when:count]
+    python -m tests.support.programs.signing_edge FOLDER COUNT [step:when:count]
 
 Asks itself for so many calls, one id each, and ends when all have ended. What it said is appended
 to `said.jsonl`, as somebody on the network would have heard it.
@@ -24,9 +24,9 @@ from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.topics import Kind, topic
 from evoclaw.transport.wire import Command, encode
 from evoclaw.trust.receipts import DeviceKey
-from tests.faults.light import marking
-from tests.faults.mortal import arm
-from tests.fleet.support import until
+from tests.support.fleet import until
+from tests.support.light_edges import marking
+from tests.support.programs.killable import arm
 
 
 class Loud(MemoryLink):

@@ -24,9 +24,9 @@ from evoclaw.transport.mqtt import MqttLink
 from evoclaw.transport.wire import tool_hash
 from evoclaw.trust.grants import Signer
 from evoclaw.trust.pairing import Devices
-from tests.faults.driver import Ask, Setting, ask
-from tests.faults.processes import GATE, PATIENCE, DriverProcess, EdgeProcess
-from tests.transport.proxy import FaultProxy
+from tests.support.fault_proxy import FaultProxy
+from tests.support.fleet_processes import GATE, PATIENCE, DriverProcess, EdgeProcess
+from tests.support.programs.orchestrator_driver import Ask, Setting, ask
 
 
 async def until(

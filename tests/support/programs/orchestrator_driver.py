@@ -119,7 +119,7 @@ def main() -> int:
     """Drive as the command line says."""
     setting = msgspec.json.decode(sys.argv[1], type=Setting)
     if setting.dies:
-        from tests.faults.mortal import arm
+        from tests.support.programs.killable import arm
 
         arm(setting.dies)
     try:

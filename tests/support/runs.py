@@ -27,7 +27,7 @@ from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 from evoclaw.tools.sessions import session_tools
-from tests.store.places import Place
+from tests.support.databases import Place
 
 WHO = Principal(user="ann")
 QUICK = RunSettings(look_s=0.02, lease_s=2.0)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from evoclaw.cli import exits
-from tests.cli.support import Shell, shell
 from tests.cli.test_fleet import Up, running
-from tests.governed.support import furnish, results
-from tests.providers.llm_servers import Answer
+from tests.support.command_line import Shell, shell
+from tests.support.governed_machine import furnish, results
+from tests.support.llm_servers import Answer
 
 
 @dataclass

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from evoclaw.transport.address import Address
-from tests.transport.proxy import packet_size
+from tests.support.fault_proxy import packet_size
 
 SUBACK, DISCONNECT = 0x90, 0xE0
 WELCOME = b"\x20\x03\0\0\0"

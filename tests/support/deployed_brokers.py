@@ -21,9 +21,9 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.transport.address import TlsSettings, parse_url
 from evoclaw.transport.engines import Nats
 from evoclaw.transport.mqtt import MqttLink
-from tests.ports import free_port
-from tests.transport.brokers import Broker
-from tests.transport.certificates import Certificates, make_certificates
+from tests.support.brokers import Broker
+from tests.support.certificates import Certificates, make_certificates
+from tests.support.ports import free_port
 from tests.transport.test_broker import ACCEPTED, WAIT, Mqtt
 
 FILES = Path(__file__).parents[2] / "examples" / "deploy"

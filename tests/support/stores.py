@@ -105,7 +105,7 @@ def fill(disk: Path, name: str = "ballast") -> Path:
 @contextmanager
 def child(kind: str, *arguments: object) -> Generator[subprocess.Popen[bytes]]:
     """Another process that does what this file's `main` says; killed at the end."""
-    command = [sys.executable, "-m", "tests.store.support", kind, *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.support.stores", kind, *map(str, arguments)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         try:
             yield process

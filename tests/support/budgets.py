@@ -31,7 +31,7 @@ from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.governance.budget.policy import Budget
 from evoclaw.store.governing.ledger import StoredLedger
-from tests.core.support import Table
+from tests.support.loop import Table
 
 KINDS = ("memory", "stored")
 

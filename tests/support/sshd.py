@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.executors.ssh.connection import SshConnection
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 SFTP_SERVERS = (
     "/usr/lib/openssh/sftp-server",

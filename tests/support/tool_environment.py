@@ -57,12 +57,12 @@ from evoclaw.tools.sessions import Sessions
 from evoclaw.tools.sets import everything, remote, usable
 from evoclaw.tools.skill import SkillTexts
 from evoclaw.tools.web import CodeSearcher, Fetcher, Searcher
-from tests.executors.sshd import sshd
-from tests.executors.web_pages import Served, answer, serving
-from tests.fleet.support import House, house
 from tests.matrix.table import TABLE, TODO
-from tests.skills.support import guide, put
-from tests.tools.git_support import plain
+from tests.support.fleet import House, house
+from tests.support.git import plain
+from tests.support.skills import guide, put
+from tests.support.sshd import sshd
+from tests.support.web_pages import Served, answer, serving
 
 HERE = "127.0.0.1"
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from evoclaw.transport.address import Address
-from tests.ports import free_port
-from tests.transport.certificates import Certificates
+from tests.support.certificates import Certificates
+from tests.support.ports import free_port
 
 START_SECONDS = 20.0
 ATTEMPTS = 3

@@ -76,7 +76,7 @@ from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import AgentStep, ApprovalStep, Workflow
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools
 from evoclaw.workflows.workflows import Workflows
-from tests.api.judging import judged_by
+from tests.support.service_policy import judged_by
 
 ALL = frozenset({"*"})
 AGENT = Agent("helper", "scripted/model", "You help.", ALL)

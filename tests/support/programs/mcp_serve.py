@@ -1,4 +1,7 @@
-"""`evoclaw mcp serve` as a process, its wiring made here: `python -m tests.api.serve OPTIONS`."""
+"""`evoclaw mcp serve` as a process, its runtime built here.
+
+Start it with `python -m tests.support.programs.mcp_serve OPTIONS`.
+"""
 
 from __future__ import annotations
 

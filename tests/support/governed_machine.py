@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cli.support import Shell, reply
-from tests.providers.llm_servers import Answer
+from tests.support.command_line import Shell, reply
+from tests.support.llm_servers import Answer
 
 SETTINGS = """
 [policy]

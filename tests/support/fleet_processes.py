@@ -15,7 +15,7 @@ import msgspec
 
 from evoclaw.config import write_agent_toml
 from evoclaw.core.messages import JSON
-from tests.faults.driver import Ask, Setting, Told
+from tests.support.programs.orchestrator_driver import Ask, Setting, Told
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 30.0
@@ -99,7 +99,7 @@ class EdgeProcess(Process):
 
     async def start(self, *, dies: str = "") -> None:
         """Start it; with `dies` it ends itself there, as `mortal` says."""
-        program = ("tests.faults.mortal", dies) if dies else ("evoclaw",)
+        program = ("tests.support.programs.killable", dies) if dies else ("evoclaw",)
         await self.spawn(*program, "edge", "--config", str(self.config))
 
     def opened(self) -> None:
@@ -142,7 +142,9 @@ class DriverProcess(Process):
     async def start(self, *, dies: str = "") -> None:
         setting = msgspec.structs.replace(self.setting, dies=dies)
         text = msgspec.json.encode(setting).decode()
-        await self.spawn("tests.faults.driver", text, stdin=asyncio.subprocess.PIPE)
+        await self.spawn(
+            "tests.support.programs.orchestrator_driver", text, stdin=asyncio.subprocess.PIPE
+        )
         self._reading = asyncio.create_task(self._read())
 
     def give(self, asked: Iterable[Ask], *, last: bool = False) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from evoclaw.core.messages import JSON
-from tests.orchestrator.channels.support import PATIENCE
+from tests.support.channels import PATIENCE
 
 
 @dataclass
