@@ -21,8 +21,9 @@ from statistics import median
 from bench.fleet.history import Findings, examine
 from bench.fleet.trouble import Trouble, gone
 from tests.support.fleet_processes import DriverProcess, EdgeProcess
-from tests.support.process_fleet import mark, site, until
+from tests.support.process_fleet import mark, site
 from tests.support.programs.orchestrator_driver import Ask, Told
+from tests.support.waiting import until
 
 KEEP_ALIVE = 5
 LONGEST_END = 150.0

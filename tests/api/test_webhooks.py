@@ -24,8 +24,9 @@ from evoclaw.orchestrator.channels.webhooks import Webhook
 from evoclaw.orchestrator.people.access import Access
 from evoclaw.providers.scripted import says
 from evoclaw.store.governing.tokens import TokenStore
-from tests.support.channels import Kitchen, kitchen, until
+from tests.support.channels import Kitchen, kitchen
 from tests.support.service import Answer
+from tests.support.waiting import until
 from tests.support.webhook_receiver import Posted, posted
 
 SECRET = b"0123456789abcdef0123456789abcdef"

@@ -12,6 +12,7 @@ import pytest
 from evoclaw.governance.stops import Kind, Stop, StopFile
 from tests.support.processes import alive, token
 from tests.support.programs.governed_commands import main
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,10 +86,7 @@ async def test_a_stop_ends_a_run_in_another_process_and_all_it_started(tmp_path:
 
     async with asyncio.timeout(60):
         running = await start("tests.support.programs.hanging_run", str(tmp_path), str(work), mark)
-        for _ in range(3_000):
-            if len(alive(f"sleep\0{mark}")) == 3:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
         stopping = await start(
             "tests.support.programs.governed_commands", str(tmp_path), "stop", "--all"
         )

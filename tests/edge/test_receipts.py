@@ -35,8 +35,8 @@ from tests.support.fleet import (
     house,
     new_id,
     tool_command,
-    until,
 )
+from tests.support.waiting import until
 
 KEY = DeviceKey(bytes(range(32)))
 

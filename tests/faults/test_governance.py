@@ -36,8 +36,8 @@ from tests.support.governed_machine import (
     turns,
 )
 from tests.support.mcp_servers import command
-from tests.support.process_fleet import until
 from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 OPEN = 'default = "allow"\nother_tools = "allow"\ncode = "allow"\nenvironment = "allow"\n'
 """Rules that let everything through: those of an orchestrator that was fooled."""

@@ -9,8 +9,9 @@ import pytest
 
 from evoclaw.transport.topics import Kind, topic
 from tests.support.fleet_processes import DriverProcess, EdgeProcess
-from tests.support.process_fleet import Site, mark, run_id, until
+from tests.support.process_fleet import Site, mark, run_id
 from tests.support.programs.orchestrator_driver import Ask
+from tests.support.waiting import until
 
 POINTS = (
     "put:before:2",

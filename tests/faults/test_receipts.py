@@ -15,7 +15,7 @@ from evoclaw import verify
 from evoclaw.store.databases.sqlite import unsealed
 from evoclaw.trust.receipts import DeviceKey
 from tests.support.fleet_processes import Process
-from tests.support.process_fleet import until
+from tests.support.waiting import until
 
 MANY = 60
 

@@ -28,10 +28,11 @@ from tests.store.conftest import postgres_server, postgres_url
 from tests.support.databases import Place
 from tests.support.disks import fill, small_disk
 from tests.support.fleet_processes import EdgeProcess, Process
-from tests.support.process_fleet import Site, mark, site, until
+from tests.support.process_fleet import Site, mark, site
 from tests.support.processes import alive, token
 from tests.support.programs.killable_service import SCHEMAS, Setting, served
 from tests.support.runs import QUICK, Gate, service
+from tests.support.waiting import until
 
 __all__ = ["postgres_server", "postgres_url"]
 TURNS = 6

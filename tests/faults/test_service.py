@@ -17,7 +17,6 @@ from evoclaw.core.messages import JSON
 from tests.api.test_runs import all_events, next_event, watching
 from tests.support.api_request_bodies import body_of, like
 from tests.support.disks import fill, small_disk
-from tests.support.process_fleet import until
 from tests.support.processes import alive, token
 from tests.support.service import Client
 from tests.support.stalled_watcher import DROPPED, Sleeper
@@ -29,6 +28,7 @@ from tests.support.up_process import (
     reached,
     up_process,
 )
+from tests.support.waiting import until
 
 ROOM = """
 [server]

@@ -15,8 +15,9 @@ from pathlib import Path
 from tests.support.command_line import Shell, reply
 from tests.support.fleet_processes import EdgeProcess
 from tests.support.llm_servers import LlmServer, Peer, serving
-from tests.support.process_fleet import Site, mark, until
+from tests.support.process_fleet import Site, mark
 from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 TURNS = 3
 

@@ -13,8 +13,9 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.store.calls.journal import CallState
 from evoclaw.tools.shell import bash
 from evoclaw.transport.wire import Command, Outcome
-from tests.support.fleet import QUICK, Ear, House, house, new_id, tool_command, until
+from tests.support.fleet import QUICK, Ear, House, house, new_id, tool_command
 from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 ONE = msgspec.structs.replace(QUICK, concurrency=1)
 

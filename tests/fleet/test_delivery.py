@@ -18,17 +18,8 @@ from evoclaw.store.databases.sqlite import StoreError
 from evoclaw.transport.requests import Patience
 from evoclaw.transport.topics import Kind
 from evoclaw.transport.wire import Command, Outcome, Report, ReportType, encode
-from tests.support.fleet import (
-    QUICK,
-    TOLD_ONCE,
-    Ear,
-    Fault,
-    House,
-    house,
-    new_id,
-    tool_command,
-    until,
-)
+from tests.support.fleet import QUICK, TOLD_ONCE, Ear, Fault, House, house, new_id, tool_command
+from tests.support.waiting import until
 
 
 def report(request_id: str, agent_id: str = "pi", text: str = "forged") -> bytes:

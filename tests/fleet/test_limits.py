@@ -21,7 +21,8 @@ from evoclaw.tools.define import tool
 from evoclaw.transport.link import MAX_PAYLOAD
 from evoclaw.transport.topics import BROADCAST, Kind, topic
 from evoclaw.transport.wire import Advert, AdvertisedTool, Command, encode, tool_hash
-from tests.support.fleet import QUICK, Ear, House, house, new_id, tool_command, until
+from tests.support.fleet import QUICK, Ear, House, house, new_id, tool_command
+from tests.support.waiting import until
 
 ONE_BY_ONE = msgspec.structs.replace(QUICK, concurrency=1, queue=2)
 

@@ -25,7 +25,8 @@ from evoclaw.store.calls.artifacts import Artifacts
 from evoclaw.tools.define import tool
 from evoclaw.tools.shell import bash
 from evoclaw.transport.link import MAX_PAYLOAD
-from tests.support.fleet import Fault, House, house, until
+from tests.support.fleet import Fault, House, house
+from tests.support.waiting import until
 
 LIMIT = 64 * 1024
 

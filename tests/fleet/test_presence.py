@@ -25,7 +25,8 @@ from evoclaw.transport.wire import (
     as_payload,
     encode,
 )
-from tests.support.fleet import QUICK, Ear, Fault, house, new_id, tool_command, until
+from tests.support.fleet import QUICK, Ear, Fault, house, new_id, tool_command
+from tests.support.waiting import until
 
 DAYS = 3 * 86_400.0
 

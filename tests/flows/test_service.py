@@ -19,7 +19,6 @@ from evoclaw.orchestrator.channels.settings import WebhookSettings
 from evoclaw.orchestrator.channels.signatures import Signatures
 from tests.api.test_runs import all_events, next_event, watching
 from tests.support.model_server import ModelServer
-from tests.support.process_fleet import until
 from tests.support.service import Client
 from tests.support.up_process import (
     PATIENCE,
@@ -31,6 +30,7 @@ from tests.support.up_process import (
     said_in,
     up_process,
 )
+from tests.support.waiting import until
 from tests.support.webhook_receiver import Posted, posted
 
 SECRET = "0123456789abcdef0123456789abcdef"

@@ -21,9 +21,9 @@ from evoclaw.core.messages import JSON
 from tests.api.test_runs import Event, all_events, next_event, watching
 from tests.support.model_server import ModelServer, model_server
 from tests.support.postgres import Postgres, why_no_postgres
-from tests.support.process_fleet import until
 from tests.support.service import Client
 from tests.support.up_process import PATIENCE, SETTINGS, UpProcess, begun, ok, reached, said_in
+from tests.support.waiting import until
 
 CAREFUL = """
 [[agents]]

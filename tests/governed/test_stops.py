@@ -10,8 +10,8 @@ from pathlib import Path
 from evoclaw.cli import exits
 from tests.governed.test_verdicts import Client
 from tests.support.command_line import Shell, reply, shell
-from tests.support.process_fleet import until
 from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 SOON = 8.0
 """Seconds within which a stop must have ended everything, on a busy machine."""

@@ -35,9 +35,9 @@ from tests.support.audit import (
     fields,
     lines_in,
     public,
-    until,
     warm_in,
 )
+from tests.support.waiting import until
 
 
 def shipper(data: Path, database: SqliteDatabase, clock: Clock, **settings: object) -> Shipper:

@@ -50,7 +50,9 @@ async def tell(house: Service, statement: str, *values: object) -> None:
     await house.store.database.write(lambda c: c.execute(statement, values))
 
 
-async def until(house: Service, statement: str, expected: list[tuple[object, ...]]) -> None:
+async def wait_for_answer(
+    house: Service, statement: str, expected: list[tuple[object, ...]]
+) -> None:
     """Wait until a question is answered so."""
 
     async def so() -> bool:
@@ -174,7 +176,7 @@ async def test_nothing_is_left_of_jobs_that_are_done(shared: Place) -> None:
             view = await house.begin(f"m{number}")
             await house.ended((await house.begin("more", session=view.session_id)).run_id)
         for table in ("jobs", "events"):
-            await until(house, f"SELECT count(*) FROM procrastinate_{table}", [(0,)])
+            await wait_for_answer(house, f"SELECT count(*) FROM procrastinate_{table}", [(0,)])
         assert await ask(house, "SELECT count(*) FROM procrastinate_workers") == [(1,)]
     async with service(shared, serve=False) as idle:
         assert await ask(idle, "SELECT count(*) FROM procrastinate_workers") == [(0,)]

@@ -15,8 +15,8 @@ from tests.page.browsing import chromium
 from tests.page.house import House, page_house
 from tests.page.looking import Looker
 from tests.page.scene import HOW, NOTES, play, session_of
-from tests.support.process_fleet import until
 from tests.support.up_process import ok
+from tests.support.waiting import until
 
 PLACE = Path(__file__).parents[2] / "docs" / "images"
 SIZE = {"width": 1440, "height": 900}

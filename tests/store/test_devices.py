@@ -25,7 +25,7 @@ from evoclaw.trust.pairing import (
 )
 from evoclaw.trust.shared_devices import SharedBook
 from tests.support.databases import Place
-from tests.support.fleet import until
+from tests.support.waiting import until
 
 NOW = 1_000.0
 TOOLS = [("read", "r1"), ("bash", "b1")]

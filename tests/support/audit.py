@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,14 +82,6 @@ def check(
 
 def lines_in(data: Path) -> list[bytes]:
     return [line for file in day_files(data / "audit") for line in read_lines(file.path)]
-
-
-async def until(true: Callable[[], object]) -> None:
-    for _ in range(20_000):
-        if true():
-            return
-        await asyncio.sleep(0.001)
-    raise TimeoutError("it never came true")
 
 
 class Moody(SqliteDatabase):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -143,12 +143,3 @@ def letter(text: str, id_: str = "m1", *, sender: str = "ann", conversation: str
 def states(answers: Sequence[Answer]) -> list[State]:
     """What the answers say, in short."""
     return [answer.state for answer in answers]
-
-
-async def until(true: Callable[[], Awaitable[object]]) -> None:
-    """Wait for what nobody tells."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            if await true():
-                return
-            await asyncio.sleep(0.01)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -36,6 +36,7 @@ from evoclaw.transport.link import Incoming, Party, Will
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.topics import Kind, topic
 from evoclaw.transport.wire import Command, encode
+from tests.support.waiting import until
 
 EVERYTHING = Permissions(frozenset({"*"}))
 QUICK = Limits(resend=0.1, greeting=0.1, shyness=0.02, accepted_after=0.02)
@@ -462,18 +463,3 @@ async def house(
             if device.edge is not None:
                 await device.stop()
         await here.close()
-
-
-async def until(
-    condition: Callable[[], bool | Awaitable[bool]], seconds: float = 5.0, say: str = ""
-) -> None:
-    """Wait, bounded, until something is so."""
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                found = condition()
-                if found if isinstance(found, bool) else await found:
-                    return
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"not so within {seconds:g} s: {say or condition}") from None

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import shlex
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,22 +27,7 @@ from evoclaw.trust.pairing import Devices
 from tests.support.fault_proxy import FaultProxy
 from tests.support.fleet_processes import GATE, PATIENCE, DriverProcess, EdgeProcess
 from tests.support.programs.orchestrator_driver import Ask, Setting, ask
-
-
-async def until(
-    condition: Callable[[], bool | Awaitable[bool]], seconds: float = PATIENCE, say: str = ""
-) -> None:
-    """Wait, bounded, until something is so: nothing tells what happens in other processes."""
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                found = condition()
-                if found is True or (found is not False and await found):
-                    return
-                # To ask another process costs both of them more than a look at a file.
-                await asyncio.sleep(0.01 if found is False else 0.05)
-    except TimeoutError:
-        raise AssertionError(f"not so within {seconds:g} s: {say or condition}") from None
+from tests.support.waiting import until
 
 
 def run_id() -> str:

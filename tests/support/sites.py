@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from evoclaw.executors.url_guard import Guard
 from evoclaw.sandbox.egress.gateway import EgressLimits, Gateway, Passage
+from tests.support.waiting import until
 
 PATIENCE = 10.0
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Wait for something, but not for ever."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            if true():
-                return
-            await asyncio.sleep(0.002)
 
 
 class Site:

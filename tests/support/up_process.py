@@ -16,8 +16,8 @@ from aiohttp import ClientSession
 from evoclaw.core.messages import JSON
 from tests.support.command_line import Shell
 from tests.support.model_server import ModelServer, model_server
-from tests.support.process_fleet import until
 from tests.support.service import Answer, Client
+from tests.support.waiting import until
 
 PATIENCE = 60.0
 """Seconds after which a slow machine is a broken one."""

@@ -73,7 +73,7 @@ async def house(
             yield made
 
 
-async def until(
+async def workflow_when(
     made: Workflows, id_: str, fits: Callable[[WorkflowView], bool], seconds: float = 20
 ) -> WorkflowView:
     """A workflow, as soon as it is as wanted."""
@@ -91,16 +91,16 @@ async def until(
 
 
 async def ended(made: Workflows, id_: str) -> WorkflowView:
-    return await until(made, id_, lambda view: view.state in ENDED)
+    return await workflow_when(made, id_, lambda view: view.state in ENDED)
 
 
 async def waiting(made: Workflows, id_: str) -> WorkflowView:
-    return await until(made, id_, lambda view: view.state == "waiting")
+    return await workflow_when(made, id_, lambda view: view.state == "waiting")
 
 
 async def parked(made: Workflows, id_: str) -> WorkflowView:
     """One that waits, when nobody drives it any more; what is stored is so a moment earlier."""
-    return await until(made, id_, lambda view: view.state == "waiting" and made.live == 0)
+    return await workflow_when(made, id_, lambda view: view.state == "waiting" and made.live == 0)
 
 
 async def run(made: Workflows, name: str, inputs: dict[str, object] | None = None) -> WorkflowView:

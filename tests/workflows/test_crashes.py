@@ -42,7 +42,7 @@ from evoclaw.workflows.ports import AgentAnswer, AgentCall, Done, Ended, ToolAsk
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools, said
 from evoclaw.workflows.views import WorkflowView
 from evoclaw.workflows.workflows import Workflows
-from tests.support.workflows import ANNE, ENDED, PERSON, QUICK, house, until
+from tests.support.workflows import ANNE, ENDED, PERSON, QUICK, house, workflow_when
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -279,7 +279,7 @@ async def test_a_process_that_slept_through_its_lease_changes_nothing(tmp_path: 
             await store.free_all()
             (row,) = await store.claim("another process", 60, 9)
             go.set()
-            view = await until(made, id_, lambda _: not made.live)
+            view = await workflow_when(made, id_, lambda _: not made.live)
     finally:
         await database.close()
 

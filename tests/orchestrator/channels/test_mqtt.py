@@ -24,8 +24,9 @@ from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.link import Link
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.mqtt import Address, MqttLink
-from tests.support.channels import Kitchen, kitchen, until
+from tests.support.channels import Kitchen, kitchen
 from tests.support.parties import Recorder, joined
+from tests.support.waiting import until
 
 INBOX = "evoclaw/agents/cook/inbox/ann"
 ALL = ChannelSettings(name="boxes", kind="mqtt", senders={"ann": "ann", "bob": ""})

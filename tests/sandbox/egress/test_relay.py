@@ -17,7 +17,8 @@ from evoclaw.core.sandboxes import Confines
 from evoclaw.sandbox.egress.inside import relayed
 from evoclaw.sandbox.engines.native.engine import Native
 from evoclaw.sandbox.engines.native.seccomp import How
-from tests.support.sites import ANSWER, PATIENCE, site, until, way_to
+from tests.support.sites import ANSWER, PATIENCE, site, way_to
+from tests.support.waiting import until
 
 Caged = Callable[[Sequence[str], str], tuple[str, ...]]
 

@@ -48,7 +48,7 @@ from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.transport.address import Address
 from evoclaw.transport.mqtt import MqttLink
 from evoclaw.trust.grants import Signer
-from tests.support.process_fleet import until
+from tests.support.waiting import until
 
 SCHEMAS = (
     session_tables.SCHEMA,

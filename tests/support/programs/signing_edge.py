@@ -24,9 +24,9 @@ from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.topics import Kind, topic
 from evoclaw.transport.wire import Command, encode
 from evoclaw.trust.receipts import DeviceKey
-from tests.support.fleet import until
 from tests.support.light_edges import marking
 from tests.support.programs.killable import arm
+from tests.support.waiting import until
 
 
 class Loud(MemoryLink):
