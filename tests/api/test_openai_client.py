@@ -16,12 +16,12 @@ from evoclaw.core.tools import Call
 from evoclaw.orchestrator.errands import RunView
 from evoclaw.providers.scripted import calls, says
 from tests.support.chat_service import Served, Slow, script_of, served
-from tests.support.lazy_imports import lazily
+from tests.support.lazy_imports import LazyModule
 
 if TYPE_CHECKING:
     import openai
 else:
-    openai = lazily("openai")
+    openai = LazyModule("openai")
 
 WEATHER: Any = {
     "type": "function",

@@ -16,7 +16,7 @@ from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.http import Http
 from evoclaw.providers.sse import Events
-from tests.support.lazy_imports import lazily
+from tests.support.lazy_imports import LazyModule
 from tests.support.llm_servers import (
     Answer,
     anthropic_says,
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     import anthropic
     import openai
 else:
-    anthropic, openai = lazily("anthropic"), lazily("openai")
+    anthropic, openai = LazyModule("anthropic"), LazyModule("openai")
 
 # Not typed well enough for a strict checker.
-OLLAMA: Any = lazily("ollama")
+OLLAMA: Any = LazyModule("ollama")
 SAYS = {"openai": openai_says, "anthropic": anthropic_says, "ollama": ollama_says}
 CALLS = (ToolCall("c1", "f", '{"a": [1, {"b": null}]}'), ToolCall("c2", "g", "not JSON"))
 SHORT: tuple[Message, ...] = (

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import LazyLoader, find_spec, module_from_spec
-from types import ModuleType
+from importlib import import_module
+from typing import Any
 
 
-def lazily(name: str) -> ModuleType:
+class LazyModule:
     """A library that is imported when something of it is first used.
 
-    Each process of a run imports every test, and runs only some of them. For the type checker the
-    library is imported as ever, under `TYPE_CHECKING`.
+    Each process of a run imports every test file, and runs only some of the tests. `LazyLoader`
+    does not do here: it imports as soon as pytest looks for fixtures among the names of a file.
+    For the type checker, import the library as ever under `TYPE_CHECKING`.
     """
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = find_spec(name)
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(name)
-    spec.loader = LazyLoader(spec.loader)
-    module = module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)  # pytest asks everything whether it is wrapped
+        return getattr(import_module(self._name), attribute)
