@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import settings
+
+from tests.support.skip_report import skip_lines
 
 HERE = Path(__file__).parent
 ROOMS = ("faults", "page")
@@ -64,3 +67,11 @@ def pytest_collection_finish() -> None:
     """Leave what was imported alone when what a test left behind is looked for."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say once what was skipped, and what to install."""
+    skipped = cast("list[pytest.TestReport]", terminalreporter.stats.get("skipped", []))
+    reasons = (report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple))
+    for line in skip_lines(reason.removeprefix("Skipped: ") for reason in reasons):
+        terminalreporter.write_line(line)

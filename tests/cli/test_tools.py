@@ -146,7 +146,9 @@ async def test_a_session_is_not_for_edges_or_recordings(tmp_path: Path) -> None:
     assert ran.code == 2 and "no --on or --resume" in ran.err
 
 
-@pytest.mark.skipif(shutil.which("sshd", path="/usr/sbin:/sbin") is None, reason="no sshd here")
+@pytest.mark.skipif(
+    shutil.which("sshd", path="/usr/sbin:/sbin") is None, reason="install openssh-server"
+)
 async def test_a_run_works_on_another_machine_over_ssh(tmp_path: Path) -> None:
     far = tmp_path / "far"
     far.mkdir()

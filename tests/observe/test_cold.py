@@ -29,7 +29,7 @@ from tests.support.database_servers import postgres, sqld, sqld_program, why_no_
 def _sqld_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     program = sqld_program()
     if program is None:
-        pytest.skip("there is no sqld: python -m tests.support.database_servers .venv/sqld")
+        pytest.skip("there is no sqld: `make test` would install sqld")
     with sqld(tmp_path_factory.mktemp("sqld"), program) as server:
         yield server.url
 

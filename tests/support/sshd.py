@@ -146,7 +146,7 @@ def sshd(folder: Path, extra: str = "") -> Generator[Sshd]:
     program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     sftp = next((path for path in SFTP_SERVERS if Path(path).exists()), None)
     if program is None or sftp is None or shutil.which("ssh-keygen") is None:
-        pytest.skip("there is no OpenSSH server here (package openssh-server)")
+        pytest.skip("there is no OpenSSH server here: install openssh-server")
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     server = Sshd(folder, program, sftp, extra)
