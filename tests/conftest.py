@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from hypothesis import settings
 
+from tests.support.properties import register_profiles
 from tests.support.skip_report import skip_lines
 
 HERE = Path(__file__).parent
 ROOMS = ("faults", "page")
 """Rooms with a command of their own, and a mark of the same name."""
 
-# A busy machine is slow, not wrong: figures come from benchmarks, never from timed tests.
-settings.register_profile("evoclaw", deadline=None)
-settings.load_profile("evoclaw")
+register_profiles()
 
 # No test talks to strangers. To read the certificates of everybody they might trust takes each
 # process a tenth of a second.

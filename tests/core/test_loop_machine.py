@@ -27,6 +27,7 @@ from evoclaw.core.tools import Call, Effect
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.providers.scripted import Scripted, says
 from tests.support.loop import Table, echo, tool
+from tests.support.properties import examples
 
 BEHAVIOURS = ("ok", "fail", "crash", "hang", "talk", "slow", "quit", "process")
 MARK = "311.125"
@@ -224,5 +225,7 @@ class LoopMachine(RuleBasedStateMachine):
             assert state.asked is None
 
 
-LoopMachine.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=12)
+LoopMachine.TestCase.settings = hypothesis_settings(
+    max_examples=examples(150), stateful_step_count=12
+)
 TestLoopMachine = LoopMachine.TestCase

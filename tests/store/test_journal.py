@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.calls.journal import CallState, Entry, Journal, Kind, Row
 from evoclaw.store.databases.sqlite import DamagedStore, StoreFull
+from tests.support.properties import examples
 from tests.support.stores import fill, flip, killed_after, small_disk
 
 T = TypeVar("T")
@@ -399,4 +400,6 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 TestJournalMachine = JournalMachine.TestCase
-TestJournalMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestJournalMachine.settings = settings(
+    max_examples=examples(25), stateful_step_count=25, deadline=None
+)

@@ -27,6 +27,7 @@ from evoclaw.store.memory import (
     words_of,
 )
 from tests.support.database_servers import postgres, why_no_postgres
+from tests.support.properties import examples
 
 UNTRUSTED = Label(untrusted=True, sources=("webfetch",))
 ODD = ('"', "NEAR(", "a AND", "whose : x", "*", "^a", "-", "' OR 1=1 --", "\0", "\ud800", "a\0b c")
@@ -242,7 +243,7 @@ def test_no_text_is_a_syntax_error(query: str) -> None:
 
 @given(st.lists(st.text(max_size=30), max_size=8))
 @settings(
-    max_examples=15,
+    max_examples=examples(15),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,
 )

@@ -25,6 +25,7 @@ from evoclaw.store.governing.rates import OFTEN, SCHEMA, RateCounts
 from tests.governance.test_rates import ANN, Clock, allowed, call
 from tests.support.databases import Place
 from tests.support.postgres import Postgres
+from tests.support.properties import examples
 from tests.support.stores import ROOT
 
 RACER = """
@@ -94,7 +95,7 @@ async def test_limits_are_those_of_any_other_rate(place: Place) -> None:
         assert await allowed(two, 9, tool="read") == 3
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gaps=st.lists(st.floats(0, 30), max_size=60),
     per_minute=st.integers(0, 9),
