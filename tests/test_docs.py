@@ -48,6 +48,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return _BLOCK.findall(read(page))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
 def test_the_python_of_a_page_runs_and_prints_what_the_page_says(
     page: Path,
@@ -71,6 +72,7 @@ def test_the_python_of_a_page_runs_and_prints_what_the_page_says(
     assert ran, "the page shows no code"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 def test_an_example_runs(
     example: Path,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -228,4 +229,4 @@ class LoopMachine(RuleBasedStateMachine):
 LoopMachine.TestCase.settings = hypothesis_settings(
     max_examples=examples(150), stateful_step_count=12
 )
-TestLoopMachine = LoopMachine.TestCase
+TestLoopMachine = pytest.mark.process(LoopMachine.TestCase)

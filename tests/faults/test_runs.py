@@ -24,7 +24,6 @@ from evoclaw.orchestrator.runs.runs import Errand, State, TooSlow
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.databases.database import StoreFull
 from evoclaw.store.sessions.sessions import SessionStore
-from tests.store.conftest import postgres_server, postgres_url
 from tests.support.databases import Place
 from tests.support.disks import fill, small_disk
 from tests.support.fleet_processes import EdgeProcess, Process
@@ -34,7 +33,6 @@ from tests.support.programs.killable_service import SCHEMAS, Setting, served
 from tests.support.runs import QUICK, Gate, service
 from tests.support.waiting import until
 
-__all__ = ["postgres_server", "postgres_url"]
 TURNS = 6
 APPENDS = 1 + TURNS * 3 + 2
 """How often a run of so many turns is written to: its start; for each turn the reply, the call, the

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.executors.local import LocalExecutor
@@ -195,6 +196,7 @@ async def test_a_call_that_was_given_up_is_ended_on_the_edge_when_it_says_hello(
         await until(lambda: edge.calls.in_flight == 0)
 
 
+@pytest.mark.process
 async def test_fault_20_a_cancelled_call_leaves_no_process(tmp_path: Path) -> None:
     nap = token()
     script = f"sleep {nap} & setsid -f sleep {nap}; echo going; sleep {nap}"

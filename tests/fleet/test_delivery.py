@@ -662,17 +662,18 @@ async def test_more_results_than_fit_into_a_hello_are_acknowledged_all_the_same(
 ) -> None:
     async with house(tmp_path) as here:
         here.link.drop_next('"command":"result_ack"', count=10**6)
-        here.pi.limits = msgspec.structs.replace(QUICK, resend=5.0)
+        here.pi.limits = msgspec.structs.replace(QUICK, resend=90.0)
         await here.pi.stop()
         await here.pi.start()
         await here.there()
-        await asyncio.gather(*(here.ask("mark", text=str(n), queue=20) for n in range(700)))
+        await asyncio.gather(*(here.ask("mark", text=str(n), queue=60) for n in range(700)))
         edge = here.pi.edge
         assert edge is not None
-        assert len(edge.reports.untold) == 700
+        # On a slow machine the edge may have said hello in between, and a hello acknowledges some.
+        assert len(edge.reports.untold) > 500, "more than a hello has room for"
         here.link.drop_next("nothing")
         await here.restart()
-        await until(lambda: not edge.reports.untold, 4, "by the hello, and by telling the rest")
+        await until(lambda: not edge.reports.untold, say="by the hello, and by telling the rest")
         assert len(here.marks.made) == 700
 
 

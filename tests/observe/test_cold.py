@@ -22,7 +22,9 @@ from evoclaw.observe.audit.records import Sealed, genesis, seal
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
 from evoclaw.observe.audit.sqlite import SqliteDatabase
 from tests.support.audit import NOON, fields
-from tests.support.database_servers import postgres, sqld, sqld_program, why_no_postgres
+from tests.support.database_servers import sqld, sqld_program
+
+PROCESSES = [pytest.param(name, marks=pytest.mark.process) for name in ("libsql", "postgresql")]
 
 
 @pytest.fixture(name="sqld_url", scope="module")
@@ -34,15 +36,7 @@ def _sqld_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(name="postgres_url", scope="module")
-def _postgres_url() -> Iterator[str]:
-    if why := why_no_postgres():
-        pytest.skip(why)
-    with postgres() as url:
-        yield url
-
-
-@pytest_asyncio.fixture(name="cold", params=["sqlite", "libsql", "postgresql"])
+@pytest_asyncio.fixture(name="cold", params=["sqlite", *PROCESSES])
 async def _cold(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqlCold]:
     match request.param:
         case "sqlite":

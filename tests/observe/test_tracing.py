@@ -372,6 +372,7 @@ async def test_without_the_packages_one_is_told_what_to_install(
             pass
 
 
+@pytest.mark.process
 def test_an_orchestrator_and_an_edge_that_nobody_traces_load_nothing_of_it(tmp_path: Path) -> None:
     code = """
 import asyncio, pathlib, sys

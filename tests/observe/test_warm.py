@@ -72,6 +72,7 @@ def end(process: subprocess.Popen[bytes], seconds: float = 60) -> int:
         return process.wait(seconds)
 
 
+@pytest.mark.process
 def test_processes_that_write_at_once_make_one_chain(tmp_path: Path) -> None:
     writers = [writer(tmp_path, 50) for _ in range(3)]
     for one in writers:
@@ -83,6 +84,7 @@ def test_processes_that_write_at_once_make_one_chain(tmp_path: Path) -> None:
     assert report.records == 300
 
 
+@pytest.mark.process
 def test_a_writer_that_is_killed_leaves_a_chain_that_goes_on(tmp_path: Path) -> None:
     for _ in range(4):
         one = writer(tmp_path, 100_000)
@@ -208,6 +210,7 @@ print(failed)
 """
 
 
+@pytest.mark.process
 def test_fault_26_a_full_disk_leaves_no_half_record_and_none_twice(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)],

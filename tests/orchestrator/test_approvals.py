@@ -297,6 +297,7 @@ async def test_a_run_stops_as_waiting_and_goes_on_once_approved(tmp_path: Path) 
     assert (tmp_path / "marker").read_text() == "once\n"
 
 
+@pytest.mark.process
 async def test_a_killed_run_waits_on_is_approved_by_the_command_and_runs_it_once(
     tmp_path: Path,
 ) -> None:

@@ -25,6 +25,8 @@ from tests.support.databases import Place
 from tests.support.postgres import Postgres, why_no_postgres
 from tests.support.runs import QUICK, SCHEMAS, Gate, Service, service
 
+pytestmark = pytest.mark.process
+
 SLOW = replace(QUICK, lease_s=600)
 """Of one that says seldom that it lives, and to whom nobody is silent."""
 SILENCE = "UPDATE procrastinate_workers SET last_heartbeat = now() - interval '1 hour' WHERE id = ?"

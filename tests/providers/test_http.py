@@ -22,6 +22,7 @@ from tests.support.llm_servers import openai_says, serving, streamed
 from tests.support.provider_requests import asks, provider_for, reply_of
 
 
+@pytest.mark.process
 def test_importing_the_providers_imports_no_http_client() -> None:
     code = (
         "import sys, evoclaw.providers.openai, evoclaw.providers.anthropic, "

@@ -38,7 +38,7 @@ RULES = {
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 MARKS = {"program": "ran", "write": "forbidden", "read": "secret", "domain": "connected"}
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 class Attempts:

@@ -90,6 +90,7 @@ def test_a_tool_that_is_added_only_needs_its_files_written_again(tmp_path: Path)
     assert (program.tool.timeout, program.tool.resources) == (1.5, ())
 
 
+@pytest.mark.process
 def test_a_tool_can_be_called_by_hand(tmp_path: Path) -> None:
     assert dt(tmp_path, "write", "--path=a.txt", stdin="one\ntwo\n").returncode == 0
     assert (tmp_path / "a.txt").read_text() == "one\ntwo\n"
@@ -100,6 +101,7 @@ def test_a_tool_can_be_called_by_hand(tmp_path: Path) -> None:
     assert "one" not in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -120,12 +122,14 @@ def test_what_does_not_work_by_hand_is_told(
     assert not done.stdout
 
 
+@pytest.mark.process
 def test_a_program_of_another_name_says_which_there_are(tmp_path: Path) -> None:
     done = dt(tmp_path, "nothing")
     assert done.returncode == 2
     assert "there are: " in done.stderr
 
 
+@pytest.mark.process
 def test_what_the_manifest_makes_of_a_call_is_what_the_program_reads(tmp_path: Path) -> None:
     (program,) = [one for one in load(FOLDER).programs if one.tool.name == "write"]
     assert stdin_parameter(program.tool) == "content"
@@ -136,6 +140,7 @@ def test_what_the_manifest_makes_of_a_call_is_what_the_program_reads(tmp_path: P
     assert (tmp_path / "-x").read_text() == "hello"
 
 
+@pytest.mark.process
 def test_a_tool_that_needs_a_run_says_so(tmp_path: Path) -> None:
     done = dt(tmp_path, "sessions_list")
     assert done.returncode == 2

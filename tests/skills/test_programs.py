@@ -20,6 +20,8 @@ from evoclaw.skills.executing import SkillExecutor
 from evoclaw.skills.watching import Shelf
 from tests.support.skills import manifest, put, put_tool
 
+pytestmark = pytest.mark.process
+
 ECHO = """\
 #!/bin/sh
 for word in "$@"; do printf '[%s]' "$word"; done

@@ -253,6 +253,7 @@ async def test_a_changed_answer_is_noticed(tmp_path: Path) -> None:
         await Place(tmp_path / "evoclaw.db").open(SCHEMA)
 
 
+@pytest.mark.process
 async def test_two_processes_claim_and_answer_at_the_same_time(place: Place) -> None:
     script = """
 import asyncio, sys

@@ -194,6 +194,7 @@ async def test_the_oldest_make_room_for_the_newest(tmp_path: Path) -> None:
     assert held(tmp_path) == names_of(*put[1:])
 
 
+@pytest.mark.process
 async def test_fault_26_no_room_leaves_nothing_half_done(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         artifacts = Artifacts(disk / "artifacts")

@@ -45,6 +45,7 @@ def test_what_is_wrong_with_a_statement_is_no_reason_to_wait() -> None:
     assert not isinstance(wrong, Standstill)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("last", ["execute", "executemany"])
 def test_who_stops_in_the_midst_of_a_transaction_loses_it_whatever_it_did_last(
     postgres_url: str, last: str, monkeypatch: pytest.MonkeyPatch

@@ -207,6 +207,7 @@ async def test_closed_commands_are_forgotten_with_their_notes(place: Place) -> N
             await put(store, "more", cap=1)
 
 
+@pytest.mark.process
 async def test_fault_26_a_full_disk_refuses_commands_and_keeps_the_others(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         async with await CommandStore.open(disk / "commands.db") as store:
@@ -221,6 +222,7 @@ async def test_fault_26_a_full_disk_refuses_commands_and_keeps_the_others(tmp_pa
             assert (await put(store, "after")).kind is Kind.NEW
 
 
+@pytest.mark.process
 def test_two_processes_share_a_store_and_each_command_is_new_to_one(tmp_path: Path) -> None:
     path = tmp_path / "commands.db"
     with child("commands", path, 200, 150) as one, child("commands", path, 200, 150) as other:

@@ -206,6 +206,7 @@ async def test_small_values_and_their_versions_are_kept(tmp_path: Path) -> None:
         assert [version.n for version in await journal.versions("genome")] == [5, 4]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [1, 50, 200])
 def test_killed_at_any_time_every_step_that_returned_is_in_the_journal(
     tmp_path: Path, count: int
@@ -226,6 +227,7 @@ def test_killed_at_any_time_every_step_that_returned_is_in_the_journal(
     asyncio.run(check())
 
 
+@pytest.mark.process
 async def test_fault_26_on_a_full_disk_nothing_is_taken_in_and_nothing_is_lost(
     tmp_path: Path,
 ) -> None:

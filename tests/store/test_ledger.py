@@ -74,6 +74,7 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("most", [1, 17])
 async def test_fault_50_five_processes_racing_one_budget_pass_exactly_as_often_as_it_says(
     most: int, place: Place
@@ -96,6 +97,7 @@ async def test_fault_50_five_processes_racing_one_budget_pass_exactly_as_often_a
         assert (await account(ledger, "run")).spent == {"calls": most}
 
 
+@pytest.mark.process
 async def test_after_kill_9_nothing_is_forgotten_and_what_was_open_is_found_by_its_id(
     tmp_path: Path,
 ) -> None:

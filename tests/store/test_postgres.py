@@ -25,7 +25,10 @@ from tests.support.postgres import Postgres, why_no_postgres
 from tests.support.stores import ROOT
 
 WAIT = 30.0
-pytestmark = pytest.mark.skipif(bool(why_no_postgres()), reason=why_no_postgres() or "there is one")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(bool(why_no_postgres()), reason=why_no_postgres() or "there is one"),
+]
 
 
 class Cable:

@@ -189,6 +189,7 @@ def race(
     return [(float(line[0]), float(line[1])) for line in lines if len(line) == 2]
 
 
+@pytest.mark.process
 async def test_three_processes_together_never_come_more_often_than_one_may(
     postgres_url: str, tmp_path: Path
 ) -> None:
@@ -201,6 +202,7 @@ async def test_three_processes_together_never_come_more_often_than_one_may(
         assert eighth - first > 0.999
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("killed", [-1, 1])
 async def test_a_minute_is_shared_by_all_also_if_one_is_killed(
     postgres_url: str, tmp_path: Path, killed: int
@@ -214,6 +216,7 @@ async def test_a_minute_is_shared_by_all_also_if_one_is_killed(
         assert await counts.take([("ann", 100, 0)]) is not None
 
 
+@pytest.mark.process
 async def test_what_cannot_be_counted_is_not_done() -> None:
     server = Postgres()
     try:

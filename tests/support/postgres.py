@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import pwd
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
@@ -20,6 +22,8 @@ USER = "tester"
 START = 60.0
 """Seconds for a server to be there."""
 TRUSTING = ("--auth=trust", "-N", "-E", "UTF8", "--locale=C.UTF-8")
+TEMPLATES = Path(__file__).parents[2] / ".cache" / "postgres"
+"""Files of new servers, by what they were made with."""
 _DEATH = 1  # PR_SET_PDEATHSIG
 
 
@@ -27,6 +31,11 @@ def program(name: str) -> str:
     """Where a program of PostgreSQL is, if it is; distributions keep them off the path."""
     places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
     return str(places[-1]) if places else shutil.which(name) or ""
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder with the owners and modes of everything in it."""
+    subprocess.run(["cp", "-a", source, target], check=True, timeout=60)
 
 
 def why_no_postgres() -> str:
@@ -93,9 +102,27 @@ class Postgres:
         return self.folder.with_suffix(".log")
 
     def _make(self, user: str | None) -> None:
-        self.folder.mkdir(parents=True)
+        """Copy the files of a new server: to make them takes seconds of processor time."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
         if user is not None:
             self.folder.parent.chmod(0o711)
+        TEMPLATES.mkdir(parents=True, exist_ok=True)
+        made_with = "\0".join((program("initdb"), user or "", USER, *TRUSTING))
+        template = TEMPLATES / sha256(made_with.encode()).hexdigest()[:16]
+        with (TEMPLATES / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not template.exists():
+                self._initdb(user)
+                half = template.with_suffix(".new")
+                shutil.rmtree(half, ignore_errors=True)
+                _copy(self.folder, half)
+                half.rename(template)
+                return
+        _copy(template, self.folder)
+
+    def _initdb(self, user: str | None) -> None:
+        self.folder.mkdir()
+        if user is not None:
             shutil.chown(self.folder, user)
         command = [program("initdb"), "-D", self.folder, "-U", USER, *TRUSTING]
         done = subprocess.run(command, timeout=120, capture_output=True, user=user, cwd="/")

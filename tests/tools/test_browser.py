@@ -181,6 +181,7 @@ def test_it_needs_the_network_and_nothing_runs_beside_it() -> None:
     assert (made.effect, made.resources) == ("write", ("*",))
 
 
+@pytest.mark.process
 async def test_a_real_page_is_read_and_acted_on() -> None:
     program = find_browser()
     if not isinstance(program, Path):

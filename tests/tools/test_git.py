@@ -16,6 +16,8 @@ from evoclaw.tools.git.writing import git_branch, git_commit
 from tests.support.git import make, plain
 from tests.support.tool_calls import use
 
+pytestmark = pytest.mark.process
+
 EVERY = (git_status, git_diff, git_commit, git_log, git_branch)
 
 

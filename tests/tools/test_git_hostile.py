@@ -19,6 +19,8 @@ from evoclaw.tools.git.writing import git_branch, git_commit
 from tests.support.git import make, plain
 from tests.support.tool_calls import use
 
+pytestmark = pytest.mark.process
+
 HOOKS = (
     "commit-msg",
     "post-checkout",

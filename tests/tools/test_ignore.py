@@ -12,6 +12,8 @@ from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.ignore import Ignored, Rules, visible
 from tests.support.properties import examples
 
+pytestmark = pytest.mark.process
+
 TREE = """\
 a.log b.txt build/out.o build/keep/me.txt debug/log.txt deep/a/b/c.txt deep/build/x docs/a.md
 docs/api/b.md docs/api/deep/c.md foo/bar/baz.c foo/baz.c hello.c important.log logs/debug.log

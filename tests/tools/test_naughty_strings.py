@@ -68,6 +68,7 @@ async def test_fault_44_as_patterns_they_match_or_are_refused_with_the_reason(
             assert result.error is None
 
 
+@pytest.mark.process
 async def test_fault_40_as_arguments_of_a_program_they_are_literal(tmp_path: Path) -> None:
     processes = LocalProcesses(tmp_path)
     for start in range(0, len(STRINGS), 40):

@@ -556,6 +556,7 @@ def scrambled(seed: int, folder: Path, ending: str) -> None:
         path.write_bytes(text.encode() if chance.random() < 0.9 else b"")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_git_prints_for_two_trees_makes_one_the_other(
@@ -572,6 +573,7 @@ async def test_what_git_prints_for_two_trees_makes_one_the_other(
         assert ops.files == tree_of(tmp_path / "b"), context
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("seed", range(4))
 async def test_what_git_prints_for_a_commit_is_applied_with_its_renames(
     tmp_path: Path, seed: int
@@ -604,6 +606,7 @@ async def test_what_git_prints_for_a_commit_is_applied_with_its_renames(
         assert "R old name -> new/näme +1 -0 (it has the rights of a new file)" in done.text
 
 
+@pytest.mark.process
 async def test_what_diff_prints_for_two_folders_is_applied(tmp_path: Path) -> None:
     for name, number in (("a", 3), ("b", 1003)):
         (tmp_path / name).mkdir()

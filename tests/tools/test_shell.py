@@ -14,6 +14,8 @@ from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.shell import bash
 from tests.support.tool_calls import use
 
+pytestmark = pytest.mark.process
+
 
 async def test_a_command_answers_with_its_output(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()

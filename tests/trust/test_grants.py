@@ -219,6 +219,7 @@ def test_what_is_no_public_key_is_refused_at_once(key: str) -> None:
         Verifier()
 
 
+@pytest.mark.process
 def test_the_library_is_loaded_only_by_who_signs_or_checks() -> None:
     code = (
         "import sys, evoclaw.trust.grants as grants\n"

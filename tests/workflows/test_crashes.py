@@ -330,6 +330,7 @@ def life(folder: Path, which: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, env=dict(os.environ))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("victim", ["read1", "write1"])
 def test_a_killed_process_goes_on_where_it_was_and_asks_where_it_cannot_know(
     tmp_path: Path, victim: str

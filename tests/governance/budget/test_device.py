@@ -95,6 +95,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.process
 async def test_an_action_during_which_the_device_dies_counts(tmp_path: Path) -> None:
     path = tmp_path / "budget.db"
     for number in ("1", "2"):

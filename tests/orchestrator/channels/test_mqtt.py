@@ -87,6 +87,7 @@ async def memory_house(
         yield ann, channel, link, made
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("engine", ["nats", pytest.param("mosquitto", marks=NO_MOSQUITTO)])
 async def test_a_person_with_an_account_is_answered_over_a_real_broker(
     tmp_path: Path, engine: str
