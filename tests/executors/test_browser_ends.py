@@ -22,7 +22,10 @@ from evoclaw.executors.url_guard import Guard
 from tests.support.web_pages import Served, serving
 
 PROGRAM = find_browser()
-pytestmark = pytest.mark.skipif(isinstance(PROGRAM, str), reason=str(PROGRAM))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(isinstance(PROGRAM, str), reason=str(PROGRAM)),
+]
 SECONDS = 20.0
 LOOP = "<button onclick='while (true) {}'>hang</button>"
 

@@ -657,6 +657,7 @@ async def test_fault_07_a_hello_is_answered_with_what_was_not_acknowledged_befor
         assert not any(b'"report_type":"result"' in payload for payload in said), "told once"
 
 
+@pytest.mark.slow
 async def test_more_results_than_fit_into_a_hello_are_acknowledged_all_the_same(
     tmp_path: Path,
 ) -> None:

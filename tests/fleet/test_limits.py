@@ -34,6 +34,7 @@ async def works(here: House) -> None:
     assert (await here.orchestrator.say("pi", "ping")).result["pong"] is True
 
 
+@pytest.mark.slow
 async def test_fault_15_the_ten_thousand_and_first_command_for_an_absent_edge_is_refused_at_once(
     tmp_path: Path,
 ) -> None:

@@ -240,6 +240,7 @@ async def make(here: House, size: int = 1_000_000) -> str:
     return str(about(result)["handle"])
 
 
+@pytest.mark.slow
 async def test_fault_23_a_big_result_crosses_the_link_as_two_ends_and_is_fetched_whole(
     tmp_path: Path,
 ) -> None:

@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from evoclaw.cli import exits
 from tests.governed.test_verdicts import Client
 from tests.support.command_line import Shell, reply, shell
@@ -34,6 +36,7 @@ async def stopped(here: Shell, mark: str, *what: str) -> None:
     assert time.monotonic() - said < SOON
 
 
+@pytest.mark.slow
 async def test_a_stop_ends_a_call_of_an_mcp_client_and_the_next_is_refused(
     tmp_path: Path,
 ) -> None:

@@ -268,6 +268,7 @@ async def test_a_sub_run_of_the_same_process_is_seen_at_once(place: Place) -> No
         await house.ended(view.run_id)
 
 
+@pytest.mark.slow
 async def test_a_storm_of_runs_is_watched_elsewhere(shared: Place) -> None:
     """A thousand runs at once, each watched through the other one: everything, once, in order.
 

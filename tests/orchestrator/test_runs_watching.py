@@ -287,6 +287,7 @@ async def test_one_who_does_not_read_is_dropped_and_holds_nobody_up() -> None:
         assert got + await watch(hub, shelf, dropped.value.after, 0, [0]) == run.said
 
 
+@pytest.mark.slow
 async def test_a_thousand_watchers_share_what_was_said() -> None:
     hub, shelf = Hub(), Shelf()
     run = Run(hub, shelf)

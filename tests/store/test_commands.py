@@ -171,6 +171,7 @@ async def test_fault_16_what_was_never_sent_expires_and_what_was_sent_does_not(
         assert len(await store.notes("queued")) == 1
 
 
+@pytest.mark.slow
 async def test_fault_15_ten_thousand_wait_and_the_next_is_refused_at_once(tmp_path: Path) -> None:
     place = Place(tmp_path / "evoclaw.db")  # a server would count as well, and take its time
     async with await opened(place) as store:

@@ -183,6 +183,7 @@ async def test_a_connection_lost_in_the_middle_is_made_again(postgres_server: Po
         assert await seen_by_others(place) == ["promised", "one", "two"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
 async def test_a_server_that_is_started_again_is_used_again(how: signal.Signals) -> None:
     server = Postgres()

@@ -120,6 +120,7 @@ def spend(place: Place, marks: Path) -> list[int]:
             one.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 async def test_three_processes_one_of_them_killed_never_spend_more_than_there_is(
     postgres_url: str, tmp_path: Path

@@ -470,6 +470,7 @@ def times(work: str, patch: str) -> float:
     return time.process_time() - began
 
 
+@pytest.mark.slow
 def test_hostile_patches_take_bounded_time() -> None:
     same = "a\n" * (4 << 20)
     many = LARGEST_PATCH // 160

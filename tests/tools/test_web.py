@@ -311,6 +311,7 @@ def test_fault_62_a_page_made_to_be_slow_is_read_in_time(piece: str) -> None:
     assert len(page.text) <= 1_000_000
 
 
+@pytest.mark.slow
 def test_fault_62_of_a_page_with_very_many_tags_the_beginning_is_read() -> None:
     began = time.process_time()
     page = readable(b"<html><body>" + b"<td>a" * 500_000, "text/html", "https://a.example/")

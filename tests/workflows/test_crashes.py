@@ -209,6 +209,7 @@ def check_records(records: list[WorkflowRecord]) -> None:
     assert sum(isinstance(record.event, WorkflowFinished) for record in records) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["with its last write", "before a write"])
 async def test_a_process_that_dies_anywhere_leaves_work_that_is_done_once(
     tmp_path: Path, kept: bool
