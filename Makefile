@@ -60,16 +60,16 @@ types: $(READY) ## check types, strictly
 # More processes than there are processors, as tests wait as well; each imports every test, so what
 # was compiled is kept, whatever the environment says.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 6) + 2)')
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist worksteal
 USUAL := not real_llm and not faults and not page
 quick: $(READY) ## run the tests that start no process and no service: a minute at most
-	$(PYTEST) -m '$(USUAL) and not process and not slow'
+	$(PYTEST) -n logical -m '$(USUAL) and not process and not slow'
 
 test: $(READY) $(AIMOCK) $(CORPUS) $(SQLD) ## run the tests but the slowest; WORKERS=0 for one after the other
-	$(PYTEST) -m '$(USUAL) and not slow'
+	$(PYTEST) -n $(WORKERS) -m '$(USUAL) and not slow'
 
 test-all: $(READY) $(AIMOCK) $(CORPUS) $(SQLD) ## run the slowest tests too, and properties with all their examples
-	$(PYTEST) --hypothesis-profile thorough
+	$(PYTEST) -n $(WORKERS) --hypothesis-profile thorough
 
 test-faults: $(READY) $(SQLD) ## kill, cut and flood real processes: the rows of faults that need them
 	$(BIN)/pytest -m faults tests/faults

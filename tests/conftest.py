@@ -24,7 +24,7 @@ ROOMS = {"faults": "faults", "page": "page"}
 """Rooms of which every test has a mark."""
 # What these are about is processes and services: `make quick` leaves them out.
 for _room in (
-    *("api", "bench", "cli", "deploy", "executors", "flows"),
+    *("api", "bench", "cli", "deploy", "executors", "fleet", "flows"),
     *("governed", "matrix", "sandbox", "transport"),
 ):
     ROOMS[_room] = "process"

@@ -9,6 +9,9 @@ import pytest
 
 _EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 
+_PLATFORM = (("uname",), ("file",))
+"""What the standard library itself starts, once, to learn what machine it is on."""
+
 
 class NoProcesses:
     """A plugin that fails a test which starts a process."""
@@ -18,9 +21,13 @@ class NoProcesses:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
-        # The standard library itself asks `uname` for the processor.
-        if event in _EVENTS and arguments[:1] != ("uname",):
+        if event in _EVENTS and arguments[:1] not in _PLATFORM:
             self._started.append(f"{event} {arguments[:2]}"[:200])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self) -> None:
+        """Forget what was started before, while tests were collected."""
+        self._started.clear()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
