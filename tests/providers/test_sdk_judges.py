@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 else:
     anthropic, openai = LazyModule("anthropic"), LazyModule("openai")
 
+# To import the three libraries takes seconds.
+pytestmark = pytest.mark.slow
 # Not typed well enough for a strict checker.
 OLLAMA: Any = LazyModule("ollama")
 SAYS = {"openai": openai_says, "anthropic": anthropic_says, "ollama": ollama_says}

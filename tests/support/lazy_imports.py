@@ -18,6 +18,8 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)  # pytest asks everything whether it is wrapped
+        if attribute.startswith("_"):
+            raise AttributeError(
+                attribute
+            )  # pytest asks whether it is wrapped, or a mock
         return getattr(import_module(self._name), attribute)
