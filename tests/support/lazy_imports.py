@@ -19,7 +19,5 @@ class LazyModule:
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("_"):
-            raise AttributeError(
-                attribute
-            )  # pytest asks whether it is wrapped, or a mock
+            raise AttributeError(attribute)  # pytest asks whether it is wrapped, or a mock
         return getattr(import_module(self._name), attribute)
