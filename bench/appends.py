@@ -23,7 +23,7 @@ from statistics import median
 
 import msgspec
 from msgspec.structs import replace
-from tests.store.servers import Postgres, why_no_postgres
+from tests.support.postgres import Postgres, why_no_postgres
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded

@@ -21,8 +21,8 @@ from typing import Any
 
 import aiohttp
 from playwright.async_api import Browser, Page
-from tests.api.house import House, built
 from tests.page.browsing import chromium
+from tests.support.service import House, built
 
 from evoclaw.api.app import create_app
 from evoclaw.api.serving import serving

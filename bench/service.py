@@ -27,7 +27,7 @@ from statistics import quantiles
 from typing import Any
 
 import aiohttp
-from tests.flows.sleeper import DROPPED, Sleeper
+from tests.support.stalled_watcher import DROPPED, Sleeper
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 150.0
@@ -335,7 +335,7 @@ def _ratios(found: dict[str, Any], beneath: dict[str, Any], *, paced: bool) -> d
 async def bench(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All of it."""
     results: dict[str, Any] = {}
-    with served("tests.flows.model_server") as models, served("bench.service_floor") as bare:
+    with served("tests.support.model_server") as models, served("bench.service_floor") as bare:
         async with evoclaw_up(folder, models) as service:
             await crowd(service, 2, 0.0)  # whatever is loaded at the first run is loaded now
             for name, runs, pause in (

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from tests.flows.model_server import NAME
-from tests.store.servers import Postgres
+from tests.support.model_server import NAME
+from tests.support.postgres import Postgres
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = 0.05
@@ -140,7 +140,7 @@ def held_mb() -> tuple[float, float]:
 @contextmanager
 def model_server() -> Iterator[dict[str, str]]:
     """A model server in a process of its own; gives what makes EvoClaw use it."""
-    argv = [sys.executable, "-m", "tests.flows.model_server"]
+    argv = [sys.executable, "-m", "tests.support.model_server"]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tests.core.support import Table, echo, tool
-from tests.flows.up_process import UpProcess, begun, reached, up_process
-from tests.observe.collector import Collector, collector
+from tests.support.loop import Table, echo, tool
+from tests.support.otlp_collector import Collector, collector
+from tests.support.up_process import UpProcess, begun, reached, up_process
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded

@@ -12,6 +12,7 @@ import argparse
 import ast
 import asyncio
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -116,6 +117,7 @@ def main() -> None:
 def pages() -> dict[str, str]:
     """Every page that is made, whole or in part, by its path below docs/."""
     made = {"events": events(), "tools": tools(), "cli": cli(), "settings": settings()}
+    made["faults"] = faults()
     whole = {f"reference/{name}.md": f"{MADE}\n\n{text.strip()}\n" for name, text in made.items()}
     guide = "guides/governance.md"
     return {**whole, "architecture.md": architecture(), guide: governance()}
@@ -415,6 +417,70 @@ _ENVIRONMENT = (
     ("`EVOCLAW_HOME`", "where everything is kept (default: `.evoclaw` in your home folder)"),
     ("`NO_COLOR`", "set to anything: no colours"),
 )
+
+
+class _Fault(msgspec.Struct, forbid_unknown_fields=True):
+    number: int
+    fault: str
+    outcome: str
+    untested: str = ""
+    """Why there is no test."""
+
+
+class _FaultGroup(msgspec.Struct, forbid_unknown_fields=True):
+    title: str
+    faults: list[_Fault]
+
+
+class _Faults(msgspec.Struct, forbid_unknown_fields=True):
+    groups: list[_FaultGroup]
+
+
+def faults(tests: dict[int, list[tuple[str, str]]] | None = None) -> str:
+    """The numbered faults, each with its tests."""
+    groups = msgspec.toml.decode((PLACE / "faults.toml").read_bytes(), type=_Faults).groups
+    tests = fault_tests() if tests is None else tests
+    head = ("#", "fault", "required outcome", "tests")
+    parts = [
+        "# Faults\n\nThe tests that bear the number of a fault inject it for real. To run those of"
+        " one fault:\n`.venv/bin/pytest -m '' -k test_fault_04`. The table is made from"
+        " `docs/faults.toml`.\n"
+    ]
+    for group in groups:
+        rows = [
+            (str(it.number), it.fault, it.outcome, _fault_cell(it, tests.pop(it.number, [])))
+            for it in group.faults
+        ]
+        parts.append(f"## {group.title}\n\n{_table(head, rows)}\n")
+    if tests:
+        raise ValueError(f"tests of faults that docs/faults.toml does not have: {tests}")
+    return "\n".join(parts)
+
+
+def fault_tests() -> dict[int, list[tuple[str, str]]]:
+    """The tests of each fault by number: file and name."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    root = PLACE.parent
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"^(?:async )?def (test_fault_\d+_\w+)", text, re.MULTILINE):
+            for number in re.findall(r"(?:fault|and)_(\d+)(?=_)", name):
+                place = path.relative_to(root).as_posix()
+                found.setdefault(int(number), []).append((place, name))
+    return found
+
+
+def _fault_cell(fault: _Fault, tests: Sequence[tuple[str, str]]) -> str:
+    if bool(tests) == bool(fault.untested):
+        raise ValueError(
+            f"fault {fault.number} needs a test called test_fault_{fault.number:02}_…,"
+            " or in docs/faults.toml the reason why it has none, not both"
+        )
+    links = (
+        f"[{name.removeprefix('test_fault_').replace('_', ' ')}](../../{path})"
+        for path, name in tests
+    )
+    return fault.untested or "<br>".join(links)
 
 
 def _struct(kind: type, tag: str = "", level: int = 2) -> str:

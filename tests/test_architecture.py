@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,8 +74,10 @@ class Module:
 
 @pytest.fixture(autouse=True, scope="module")
 def _forgotten() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    """Do not keep a million nodes for the tests that follow."""
+    """Look for no garbage among a million nodes, and do not keep them for other tests."""
+    gc.disable()
     yield
+    gc.enable()
     tree.cache_clear()
     nodes.cache_clear()
 

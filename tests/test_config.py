@@ -430,6 +430,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_hostile_file_is_refused_with_little_memory_and_time(tmp_path: Path, bomb: str) -> None:
     path = tmp_path / "agent.toml"
@@ -516,6 +517,7 @@ def test_a_file_that_is_there_is_only_replaced_when_told_to(tmp_path: Path) -> N
         write_agent_toml(path / "below", {"agent_id": "b"})
 
 
+@pytest.mark.process
 def test_a_full_disk_leaves_the_old_file_and_nothing_half_written(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     write_agent_toml(path, {"agent_id": "a"})

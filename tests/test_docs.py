@@ -11,7 +11,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -48,6 +48,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return _BLOCK.findall(read(page))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
 def test_the_python_of_a_page_runs_and_prints_what_the_page_says(
     page: Path,
@@ -71,6 +72,7 @@ def test_the_python_of_a_page_runs_and_prints_what_the_page_says(
     assert ran, "the page shows no code"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 def test_an_example_runs(
     example: Path,
@@ -165,24 +167,36 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield shlex.split(command, comments=True)
 
 
-def test_the_reference_is_current() -> None:
+@pytest.fixture(scope="module")
+def generate() -> Iterator[Any]:
+    """The program that makes the reference."""
     spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
     assert spec is not None and spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     # Where dataclasses look their module up.
-    sys.modules["generate"] = generate
-    try:
-        spec.loader.exec_module(generate)
-        made: dict[str, str] = generate.pages()
-    finally:
-        del sys.modules["generate"]
+    sys.modules["generate"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["generate"]
 
+
+def test_the_reference_is_current(generate: Any) -> None:
+    made: dict[str, str] = generate.pages()
     stored = {name: read(DOCS / name) for name in made if (DOCS / name).exists()}
 
     assert stored == made, "run: make docs"
     assert {name_of(page) for page in (DOCS / "reference").iterdir()} <= {
         f"docs/{name}" for name in made
     }
+
+
+def test_every_fault_has_a_test_or_a_reason_why_not(generate: Any) -> None:
+    tests: dict[int, list[tuple[str, str]]] = generate.fault_tests()
+    assert set(tests) == set(range(1, 71))
+    with pytest.raises(ValueError, match="fault 4 needs a test called test_fault_04_"):
+        generate.faults({number: found for number, found in tests.items() if number != 4})
+    with pytest.raises(ValueError, match="does not have"):
+        generate.faults({**tests, 71: [("tests/x.py", "test_fault_71_x")]})
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:

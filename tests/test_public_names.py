@@ -36,6 +36,7 @@ def test_a_name_that_is_not_offered_is_an_ordinary_mistake() -> None:
         _ = vars(evoclaw)["__getattr__"]("nonsense")
 
 
+@pytest.mark.process
 def test_nothing_heavy_is_loaded_until_it_is_used() -> None:
     heavy = ("aiohttp", "pydantic", "rich", "re2", "xllamacpp", "genai_prices", "asyncssh")
     code = f"import evoclaw, sys; print([m for m in {heavy!r} if m in sys.modules])"

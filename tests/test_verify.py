@@ -85,6 +85,7 @@ def wrong(lines: Lines, heads: dict[str, str] | None = None, *, partial: bool = 
     return verify.verify(verify.read_bundle(data), heads or {}, partial=partial)[1]
 
 
+@pytest.mark.process
 def test_a_whole_bundle_holds_and_says_what_that_proves(tmp_path: Path) -> None:
     code, said = checked(bundle(), "--head", "pi=5", tmp=tmp_path)
     assert code == 0, said
@@ -97,6 +98,7 @@ def test_a_whole_bundle_holds_and_says_what_that_proves(tmp_path: Path) -> None:
     assert said.endswith("everything holds\n")
 
 
+@pytest.mark.process
 def test_it_works_as_a_file_of_its_own_without_the_rest_of_the_package(tmp_path: Path) -> None:
     alone = tmp_path / "verify.py"
     shutil.copy(verify.__file__, alone)
@@ -172,6 +174,7 @@ def test_a_receipt_that_was_taken_out_is_missed(place: int) -> None:
     assert any(f"receipts {place} to {place} are missing" in one for one in wrong(lines))
 
 
+@pytest.mark.process
 def test_a_cut_off_tail_is_missed_by_who_knows_the_head(tmp_path: Path) -> None:
     lines = bundle()
     last = verify.read_bundle(json.dumps(lines).encode()).claims[4].hash
@@ -234,6 +237,7 @@ def test_other_arguments_and_another_result_are_named() -> None:
     assert any("receipt 3" in one and "result" in one for one in found)
 
 
+@pytest.mark.process
 def test_a_key_that_is_given_counts_more_than_the_files(tmp_path: Path) -> None:
     code, said = checked(bundle(), "--key", f"pi={HUB.public_key}", tmp=tmp_path)
     assert code == 1
@@ -313,6 +317,7 @@ def test_a_file_without_receipts_proves_nothing() -> None:
     assert any("neither a key" in one for one in wrong([{"type": "poem"}]))
 
 
+@pytest.mark.process
 def test_nothing_in_a_file_can_talk_to_the_terminal(tmp_path: Path) -> None:
     lines = bundle()
     lines.append({"type": "key", "agent_id": "\x1b[2J", "key": 1})

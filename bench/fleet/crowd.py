@@ -6,7 +6,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tests.faults.light import light_edge
+from tests.support.light_edges import light_edge
 
 from evoclaw.transport.address import Address
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.fleet.bare import PING, PONG, connected
 from bench.fleet.profiling import profile
-from tests.faults.light import light_edge, marking
+from tests.support.light_edges import light_edge, marking
 
 from evoclaw.edge.device import DeviceLimits
 from evoclaw.transport.address import Address

@@ -20,9 +20,10 @@ from statistics import median
 
 from bench.fleet.history import Findings, examine
 from bench.fleet.trouble import Trouble, gone
-from tests.faults.driver import Ask, Told
-from tests.faults.processes import DriverProcess, EdgeProcess
-from tests.faults.support import mark, site, until
+from tests.support.fleet_processes import DriverProcess, EdgeProcess
+from tests.support.process_fleet import mark, site
+from tests.support.programs.orchestrator_driver import Ask, Told
+from tests.support.waiting import until
 
 KEEP_ALIVE = 5
 LONGEST_END = 150.0

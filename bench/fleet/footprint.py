@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tests.faults.support import Hub, Site, site
+from tests.support.process_fleet import Hub, Site, site
 
 from evoclaw.transport.broker import EmbeddedBroker
 

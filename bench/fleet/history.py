@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from tests.faults.driver import Ask, Told
-from tests.faults.processes import EdgeProcess
+from tests.support.fleet_processes import EdgeProcess
+from tests.support.programs.orchestrator_driver import Ask, Told
 
 from evoclaw.store.databases.sqlite import unsealed
 from evoclaw.transport.wire import Outcome

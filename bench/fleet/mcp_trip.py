@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from mcp import Client
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 BODY = "x" * 500
 TRIES = 100

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.fleet.many import resident_mb
 from bench.fleet.roundtrip import far_side
-from tests.faults.light import marking
+from tests.support.light_edges import marking
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.tools import Call

@@ -25,7 +25,7 @@ from bench.fleet import mcp_trip
 from bench.fleet.bare import Bare, connected
 from bench.fleet.profiling import profile
 from bench.suite.subjects import CannotMeasure, peer
-from tests.faults.light import nothing
+from tests.support.light_edges import nothing
 
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.orchestrator import Orchestrator

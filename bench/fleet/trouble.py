@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.faults.processes import EdgeProcess
-from tests.faults.support import Site
-from tests.transport.proxy import FaultProxy
+from tests.support.fault_proxy import FaultProxy
+from tests.support.fleet_processes import EdgeProcess
+from tests.support.process_fleet import Site
 
 WEIGHTS = {
     "kill_edge": 30,

@@ -11,7 +11,7 @@ from secrets import token_hex
 from bench.growth.clocks import Op, Points, clock_of, least, measured
 from bench.growth.fitting import FLAT, LINEAR, Curve
 from bench.growth.places import NUMBERS, House, Model, house, places, settle
-from tests.store.places import Place
+from tests.support.databases import Place
 
 from evoclaw.core.labels import Principal
 from evoclaw.orchestrator.errands import Errand

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import msgspec
 from bench.growth.clocks import Op, Points, called, least
 from bench.growth.fitting import FLAT, LINEAR, Curve
-from tests.faults.light import light_edge, nothing
+from tests.support.light_edges import light_edge, nothing
 
 from evoclaw.api.routes.fleet import list_edges, show_edge
 from evoclaw.config.evoclaw_toml import read_evoclaw_toml

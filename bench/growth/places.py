@@ -10,8 +10,8 @@ from secrets import token_hex
 from tempfile import TemporaryDirectory
 
 from bench.growth.clocks import Clock
-from tests.store.places import Place
-from tests.store.servers import Postgres, why_no_postgres
+from tests.support.databases import Place
+from tests.support.postgres import Postgres, why_no_postgres
 
 from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.events import Replied, ReplyEvent, TextDelta

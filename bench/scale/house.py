@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
-from tests.deploy.brokers import Door, accounts, mosquitto, nats_cluster
-from tests.faults.processes import EdgeProcess, Process
-from tests.ports import free_port
-from tests.store.servers import Postgres
-from tests.transport.brokers import Broker
-from tests.transport.certificates import make_certificates
-from tests.transport.proxy import FaultProxy
+from tests.support.brokers import Broker
+from tests.support.certificates import make_certificates
+from tests.support.deployed_brokers import Door, accounts, mosquitto, nats_cluster
+from tests.support.fault_proxy import FaultProxy
+from tests.support.fleet_processes import EdgeProcess, Process
+from tests.support.ports import free_port
+from tests.support.postgres import Postgres
 
 from evoclaw.trust.grants import Signer
 from evoclaw.trust.pairing import Devices

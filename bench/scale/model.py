@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from aiohttp import web
-from tests.flows.model_server import VERBS, ModelServer, _asked
+from tests.support.model_server import VERBS, ModelServer, _asked
 
 KEY = re.compile(r"k[0-9a-f]{10}(?:s\d)?(?=\.)")
 """What a run is known by: it stands in the marks that its calls leave."""

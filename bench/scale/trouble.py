@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 from bench.scale.history import Spell
 from bench.scale.house import Crowd, House, Orchestrator, Way
-from tests.faults.processes import EdgeProcess
+from tests.support.fleet_processes import EdgeProcess
 
 WEIGHTS = {
     "kill": 14,

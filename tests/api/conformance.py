@@ -29,8 +29,8 @@ from evoclaw.executors.mcp.offers import NoPins
 from evoclaw.executors.mcp.servers import McpServer
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.tools.define import tool
-from tests.executors.mcp_servers import PIXEL
 from tests.providers.aimock.install import node, npm
+from tests.support.mcp_servers import PIXEL
 
 ROOT = Path(__file__).parents[2]
 PINNED = {"@modelcontextprotocol/conformance": "0.1.16"}

@@ -10,7 +10,7 @@ import msgspec
 
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.providers.scripted import calls, says
-from tests.api.chatting import SUMS, Served, Slow, script_of, served
+from tests.support.chat_service import SUMS, Served, Slow, script_of, served
 
 ITERATIVE = "/v1/agents/lead/invoke-iterative"
 

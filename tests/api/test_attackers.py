@@ -21,8 +21,8 @@ from evoclaw.core.labels import Principal
 from evoclaw.orchestrator.people.access import Caller
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.trust.pairing import Devices
-from tests.api.house import LIMIT, Client, served
 from tests.api.test_runs import begun, next_event, watching
+from tests.support.service import LIMIT, Client, served
 
 RUNNER = ("runs:read", "runs:write")
 

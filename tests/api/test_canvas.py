@@ -9,7 +9,7 @@ from typing import cast
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.sessions.retention import forget_sessions
 from evoclaw.tools.canvas import Canvas, Sheet
-from tests.api.house import Client, Served, served
+from tests.support.service import Client, Served, served
 
 
 def canvas(up: Served, session: str) -> Canvas:

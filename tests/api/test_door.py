@@ -13,7 +13,7 @@ from evoclaw.api.settings import ServerSettings
 from evoclaw.api.strict import problem_with
 from evoclaw.store.databases.database import StoreAway
 from evoclaw.store.governing.tokens import TokenStore
-from tests.api.house import Served, served
+from tests.support.service import Served, served
 
 RUNS = "/v1/runs"
 

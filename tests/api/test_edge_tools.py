@@ -7,8 +7,8 @@ from pathlib import Path
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.transport.wire import Advert
 from evoclaw.trust.pairing import Devices
-from tests.api.house import served
 from tests.api.test_events import fleet_of
+from tests.support.service import served
 
 SHINE = Tool("shine", "Shines.", {"type": "object"}, effect=Effect.WRITE)
 

@@ -23,8 +23,8 @@ from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.transport.wire import Advert, Heartbeat
 from evoclaw.trust.pairing import Devices
-from tests.api.house import AGENT, LIMIT, Client, Served, built, served
 from tests.api.test_runs import QUESTION, begun, next_event, watching
+from tests.support.service import AGENT, LIMIT, Client, Served, built, served
 
 READER = ("runs:read", "runs:write", "approvals:read", "fleet:read")
 SUPERVISED = Autonomy(Level.SUPERVISED)

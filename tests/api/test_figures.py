@@ -10,7 +10,7 @@ from evoclaw.core.messages import ToolResult
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
-from tests.api.house import Client, served
+from tests.support.service import Client, served
 
 WORK = calls(("work", {"what": "it"}))
 

@@ -23,9 +23,9 @@ from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.databases.database import StoreError
 from evoclaw.transport.wire import Heartbeat, Status
 from evoclaw.wiring.gauges import GaugeReader
-from tests.api.house import AGENT, Client, House, Served, built, served
 from tests.api.test_events import parts_of
 from tests.api.test_runs import begun
+from tests.support.service import AGENT, Client, House, Served, built, served
 
 
 class Asked:

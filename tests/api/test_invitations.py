@@ -10,7 +10,7 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.edge.invitations import join_link, qr_lines, qr_rows, read_link
 from evoclaw.wiring.fleet import Door, leave_door
-from tests.api.house import served
+from tests.support.service import served
 
 URL, TOKEN = "mqtts://[2001:db8::1]:8883", "pi." + "a" * 48
 FINDER = ("1111111", "1000001", "1011101", "1011101", "1011101", "1000001", "1111111")

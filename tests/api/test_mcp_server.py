@@ -32,7 +32,7 @@ from evoclaw.executors.mcp.offers import NoPins
 from evoclaw.executors.mcp.servers import McpServer
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.tools.define import tool
-from tests.executors.mcp_servers import PIXEL
+from tests.support.mcp_servers import PIXEL
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "correct-horse-battery"
@@ -302,7 +302,7 @@ async def test_nobody_else_is_let_near_without_a_token(host: str, token: str) ->
 
 
 def command(*options: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "tests.api.serve", *options)
+    return (sys.executable, "-m", "tests.support.programs.mcp_serve", *options)
 
 
 async def test_mcp_serve_over_stdio_is_a_server_for_any_client(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, 
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
 from evoclaw.observe.counters import EdgeGauges, Gauges
 from evoclaw.observe.metrics import Metrics
-from tests.api.house import served
+from tests.support.service import served
 
 PLACE = Path(__file__).parents[2] / "examples" / "monitoring"
 ADDED = {"instance", "job"}

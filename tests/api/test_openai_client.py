@@ -15,13 +15,13 @@ from evoclaw.core.ports import Approval, Ask, Decision, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.errands import RunView
 from evoclaw.providers.scripted import calls, says
-from tests.api.chatting import Served, Slow, script_of, served
-from tests.lazy import lazily
+from tests.support.chat_service import Served, Slow, script_of, served
+from tests.support.lazy_imports import LazyModule
 
 if TYPE_CHECKING:
     import openai
 else:
-    openai = lazily("openai")
+    openai = LazyModule("openai")
 
 WEATHER: Any = {
     "type": "function",

@@ -10,7 +10,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call
 from evoclaw.governance.rates import OwnWindows, Rates
 from evoclaw.tools.sets import named
-from tests.api.house import AGENT, Client, served
+from tests.support.service import AGENT, Client, served
 
 RULES = """
 [[rules]]

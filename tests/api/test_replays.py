@@ -17,8 +17,8 @@ from evoclaw.orchestrator.receipts.signer import LocalReceiptSigner
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.databases.database import Connection, sealed
 from evoclaw.trust.receipts import DeviceKey
-from tests.api.house import Client, Served, served
 from tests.api.test_runs import RUNNER, begun
+from tests.support.service import Client, Served, served
 
 WORK = (calls(("work", {"what": "a"})), calls(("work", {"what": "b"})), says("both"))
 

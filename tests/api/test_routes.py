@@ -10,7 +10,7 @@ from evoclaw.orchestrator.agents.memory import EventType, Observation
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.sessions.sessions import Session
 from evoclaw.trust.pairing import Devices
-from tests.api.house import served
+from tests.support.service import served
 
 
 async def test_a_session_is_talked_in_renamed_branched_and_forgotten(tmp_path: Path) -> None:

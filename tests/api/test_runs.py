@@ -17,7 +17,7 @@ from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.recordings import read_recording
 from evoclaw.store.sessions.sessions import Session
-from tests.api.house import Client, served
+from tests.support.service import Client, served
 
 RUNNER = ("runs:read", "runs:write")
 QUESTION = {"question": "Which one?", "options": ["red", "blue"]}

@@ -19,9 +19,10 @@ from hypothesis.errors import Unsatisfiable
 
 from evoclaw.api.settings import ServerSettings
 from evoclaw.providers.scripted import Scripted, says
-from tests.api.house import served
+from tests.support.properties import examples
+from tests.support.service import served
 
-CASES = int(os.environ.get("EVOCLAW_SCHEMA_CASES", "200"))
+CASES = int(os.environ.get("EVOCLAW_SCHEMA_CASES", examples(200)))
 TOKENS: dict[str, str] = {}
 
 

@@ -25,8 +25,8 @@ from evoclaw.api.settings import ServerSettings
 from evoclaw.api.sse import EventStream, Watchers, frame
 from evoclaw.core.errors import ConfigError
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.api.house import Client, built, served
 from tests.api.test_runs import RUNNER, begun, next_event, watching
+from tests.support.service import Client, built, served
 
 LINES = 12_000
 

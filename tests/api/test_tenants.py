@@ -9,8 +9,8 @@ import pytest
 
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.api.bodies import body_of, like
-from tests.api.house import Client, Served, served
+from tests.support.api_request_bodies import body_of, like
+from tests.support.service import Client, Served, served
 
 OPEN = {"/health/live", "/health/ready"}
 ENDLESS = {"/v1/events"}

@@ -24,9 +24,10 @@ from evoclaw.orchestrator.channels.webhooks import Webhook
 from evoclaw.orchestrator.people.access import Access
 from evoclaw.providers.scripted import says
 from evoclaw.store.governing.tokens import TokenStore
-from tests.api.house import Answer
-from tests.orchestrator.channels.posts import Posted, posted
-from tests.orchestrator.channels.support import Kitchen, kitchen, until
+from tests.support.channels import Kitchen, kitchen
+from tests.support.service import Answer
+from tests.support.waiting import until
+from tests.support.webhook_receiver import Posted, posted
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 HELLO = {"message": "how long?", "sender": "U1", "conversation": "c1", "message_id": "m1"}

@@ -20,12 +20,12 @@ from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.stops import Kind, Stop, StopFile
 from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.store.governing.approvals import ApprovalStore
-from tests.cli.governed import main
-from tests.cli.support import reply, shell
-from tests.executors.support import made
+from tests.support.command_line import reply, shell
+from tests.support.processes import made
+from tests.support.programs.governed_commands import main
 
 ROOT = Path(__file__).parents[2]
-MINE = f"{sys.executable} -m tests.cli.governed"
+MINE = f"{sys.executable} -m tests.support.programs.governed_commands"
 BASH = Tool("bash", "", {}, frozenset({"shell"}))
 ASK = Ask("supervised", "bash writes or executes")
 

@@ -18,7 +18,7 @@ from evoclaw.cli.audit_options import add_audit
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.observe.audit.settings import DEFAULT_SETTINGS, AuditSettings
 from evoclaw.observe.audit.warm import CHECKPOINTS_FILE, day_files
-from tests.observe.support import ANN, Clock, audit_in, draft
+from tests.support.audit import ANN, Clock, audit_in, draft
 
 TOKEN = "ghp_" + "C4n4ryC4n4ryC4n4ryC4n4ryC4n4ryC4n4ry"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from evoclaw.core.events import CallFinished, CallStarted, Prompted, StopReason
 from evoclaw.core.messages import TextBlock, ToolResult, user
-from tests.cli.serving import FakeService, Served, serving, shell_of
-from tests.cli.terminals import CTRL_C, CTRL_D, terminal
+from tests.support.stub_service import FakeService, Served, serving, shell_of
+from tests.support.terminal import CTRL_C, CTRL_D, terminal
 
 
 async def waits_to_be_cancelled(run: Served) -> None:

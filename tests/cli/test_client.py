@@ -13,7 +13,7 @@ from evoclaw.cli.stream import MOST, EventStream, Told
 from evoclaw.cli.watching import watch
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.events import RunFinished, StopReason
-from tests.cli.serving import TOKEN, Served, left_by, serving
+from tests.support.stub_service import TOKEN, Served, left_by, serving
 
 
 def env(folder: Path, **more: str) -> dict[str, str]:

@@ -13,8 +13,8 @@ import pytest
 from evoclaw.cli.completion import script
 from evoclaw.cli.main import parser
 from evoclaw.cli.tree import tree
-from tests.cli.support import Shell
-from tests.cli.terminals import terminal
+from tests.support.command_line import Shell
+from tests.support.terminal import terminal
 
 
 def completed(words: str, folder: Path) -> list[str]:

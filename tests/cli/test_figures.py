@@ -28,7 +28,7 @@ from evoclaw.core.messages import ErrorBlock, ErrorKind, Reply, TextBlock, ToolR
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
 from evoclaw.wiring.store import open_store
-from tests.api.house import served
+from tests.support.service import served
 
 FAILED = ErrorBlock(ErrorKind.TIMEOUT, "Error: too slow.")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from evoclaw.cli import exits
-from tests.cli.support import Shell, reply, shell
-from tests.transport.certificates import make_certificates
+from tests.support.certificates import make_certificates
+from tests.support.command_line import Shell, reply, shell
 
 PATIENCE = 60.0
 """Seconds after which a slow machine is a broken one."""
@@ -104,6 +104,7 @@ async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again
         assert (await here.type("agents", "key", "--file", str(copied))).out.strip() == key
 
 
+@pytest.mark.slow
 async def test_tools_that_a_device_gets_later_are_asked_about_first(tmp_path: Path) -> None:
     async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", "--no-edge") as up:
         await up.says("broker on")
@@ -130,6 +131,7 @@ async def test_tools_that_a_device_gets_later_are_asked_about_first(tmp_path: Pa
             assert "bash" in (await here.type("tools", "pi")).out
 
 
+@pytest.mark.slow
 async def test_everything_works_over_tls(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     cert, key = str(files.server_cert), str(files.server_key)
@@ -176,6 +178,7 @@ async def test_what_cannot_work_is_said_with_what_to_do(
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 async def test_a_run_on_an_edge_that_is_not_there_says_who_is(tmp_path: Path) -> None:
     async with shell(tmp_path) as here, running(here, "up", "--api-port", "0") as up:
         await up.says("edge local: online")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from tests.cli.serving import TOKEN, answers, serving, shell_of
+from tests.support.stub_service import TOKEN, answers, serving, shell_of
 
 
 async def whoever(request: web.Request) -> web.Response:

@@ -8,8 +8,8 @@ from pathlib import Path
 from evoclaw.core.events import RunStarted
 from evoclaw.core.messages import Reply, SystemMessage, ToolResult, UserMessage
 from evoclaw.store.sessions.recordings import read_recording
-from tests.cli.serving import answers, serving, shell_of
-from tests.cli.support import Shell, reply, shell
+from tests.support.command_line import Shell, reply, shell
+from tests.support.stub_service import answers, serving, shell_of
 
 TASK = (
     reply("Looking.", ("read", {"path": "a.txt"})),

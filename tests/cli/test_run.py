@@ -9,8 +9,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from tests.cli.support import Shell, reply, shell
-from tests.providers.llm_servers import whole
+from tests.support.command_line import Shell, reply, shell
+from tests.support.llm_servers import whole
 
 
 def recordings(where: Shell) -> list[Path]:

@@ -14,8 +14,8 @@ from evoclaw.cli.figures import parse, quantile, tools
 from evoclaw.core.messages import JSON
 from evoclaw.observe.counters import Counters, Gauges
 from evoclaw.observe.exposition import renderer
-from tests.cli.serving import serving, shell_of
-from tests.cli.support import shell
+from tests.support.command_line import shell
+from tests.support.stub_service import serving, shell_of
 
 FIGURES = """\
 # TYPE evoclaw_tool_calls_total counter

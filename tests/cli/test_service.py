@@ -12,9 +12,9 @@ from evoclaw.core.messages import Reply
 from evoclaw.core.ports import Policy
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.api.house import Served, served
-from tests.cli.support import Shell, Typed
-from tests.cli.terminals import terminal
+from tests.support.command_line import Shell, Typed
+from tests.support.service import Served, served
+from tests.support.terminal import terminal
 
 WORK = calls(("work", {"what": "it"}))
 

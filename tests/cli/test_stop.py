@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from evoclaw.governance.stops import Kind, Stop, StopFile
-from tests.cli.governed import main
-from tests.executors.support import alive, token
+from tests.support.processes import alive, token
+from tests.support.programs.governed_commands import main
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,12 +85,11 @@ async def test_a_stop_ends_a_run_in_another_process_and_all_it_started(tmp_path:
         )
 
     async with asyncio.timeout(60):
-        running = await start("tests.cli.hanging", str(tmp_path), str(work), mark)
-        for _ in range(3_000):
-            if len(alive(f"sleep\0{mark}")) == 3:
-                break
-            await asyncio.sleep(0.01)
-        stopping = await start("tests.cli.governed", str(tmp_path), "stop", "--all")
+        running = await start("tests.support.programs.hanging_run", str(tmp_path), str(work), mark)
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
+        stopping = await start(
+            "tests.support.programs.governed_commands", str(tmp_path), "stop", "--all"
+        )
         assert len(alive(f"sleep\0{mark}")) == 3
         assert await stopping.wait() == 0
         out, _ = await running.communicate()

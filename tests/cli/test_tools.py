@@ -11,9 +11,9 @@ import pytest
 from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.store.sessions.tables import SCHEMA
 from evoclaw.tools.sets import NAMES
-from tests.cli.support import reply, shell
-from tests.executors.sshd import sshd
-from tests.store.places import Place
+from tests.support.command_line import reply, shell
+from tests.support.databases import Place
+from tests.support.sshd import sshd
 
 
 async def test_tools_are_listed_with_why_some_cannot_be_used(tmp_path: Path) -> None:
@@ -146,7 +146,9 @@ async def test_a_session_is_not_for_edges_or_recordings(tmp_path: Path) -> None:
     assert ran.code == 2 and "no --on or --resume" in ran.err
 
 
-@pytest.mark.skipif(shutil.which("sshd", path="/usr/sbin:/sbin") is None, reason="no sshd here")
+@pytest.mark.skipif(
+    shutil.which("sshd", path="/usr/sbin:/sbin") is None, reason="install openssh-server"
+)
 async def test_a_run_works_on_another_machine_over_ssh(tmp_path: Path) -> None:
     far = tmp_path / "far"
     far.mkdir()

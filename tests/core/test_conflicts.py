@@ -12,7 +12,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.core.support import Gate, Table, run, tool
+from tests.support.loop import Gate, Table, run, tool
 
 READ = tool("read", effect=Effect.READ, resources=("path",))
 WRITE = tool("write", effect=Effect.WRITE, resources=("path",))

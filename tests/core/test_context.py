@@ -28,7 +28,7 @@ from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.window import plan_trim, view
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
-from tests.core.support import echo_table, run
+from tests.support.loop import echo_table, run
 
 SMALL = Profile(context_tokens=1_000, max_output_tokens=200)
 

@@ -18,7 +18,7 @@ from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.recordings import encode_record
-from tests.core.support import Ran, run, tool
+from tests.support.loop import Ran, run, tool
 
 ON = LoopSettings(evidence=True)
 WRITE, READ = tool("switch"), tool("look", effect=Effect.READ, resources=())

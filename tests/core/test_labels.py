@@ -24,7 +24,7 @@ from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Effect
 from evoclaw.core.window import view
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.core.support import Denying, Table, echo, fail, run, tool
+from tests.support.loop import Denying, Table, echo, fail, run, tool
 
 labels = st.builds(
     Label, st.booleans(), st.booleans(), st.lists(st.sampled_from("abcd"), max_size=3).map(tuple)

@@ -40,7 +40,7 @@ from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Tool
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.core.support import Body, Denying, Gate, Table, echo, echo_table, fail, run, tool
+from tests.support.loop import Body, Denying, Gate, Table, echo, echo_table, fail, run, tool
 
 
 async def test_fault_46_calls_beyond_the_limit_of_a_turn_are_answered_but_not_run() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -26,7 +27,8 @@ from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.providers.scripted import Scripted, says
-from tests.core.support import Table, echo, tool
+from tests.support.loop import Table, echo, tool
+from tests.support.properties import examples
 
 BEHAVIOURS = ("ok", "fail", "crash", "hang", "talk", "slow", "quit", "process")
 MARK = "311.125"
@@ -224,5 +226,7 @@ class LoopMachine(RuleBasedStateMachine):
             assert state.asked is None
 
 
-LoopMachine.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=12)
-TestLoopMachine = LoopMachine.TestCase
+LoopMachine.TestCase.settings = hypothesis_settings(
+    max_examples=examples(150), stateful_step_count=12
+)
+TestLoopMachine = pytest.mark.process(LoopMachine.TestCase)

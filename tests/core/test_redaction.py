@@ -286,6 +286,7 @@ def test_words_do_not_look_random_and_tokens_do() -> None:
     assert all(map(looks_random, ["q8Zx71LmPs02Vb", "dXNlcjpwYXNz", "a" * 5 + "B7c9D1e3"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece",
     [

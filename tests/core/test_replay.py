@@ -21,8 +21,8 @@ from evoclaw.core.replay import Replay
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.providers.scripted import Scripted, Step, calls, says
 from evoclaw.store.sessions.recordings import encode_record, read_recording
-from tests.core.support import Denying, Gate, Table, echo, echo_table, fail, tool
 from tests.core.test_loop import Answering, Asking
+from tests.support.loop import Denying, Gate, Table, echo, echo_table, fail, tool
 
 
 async def record(

@@ -25,7 +25,7 @@ from evoclaw.core.profile import Profile
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
-from tests.core.support import Table, echo, echo_table, tool
+from tests.support.loop import Table, echo, echo_table, tool
 
 SETTINGS = LoopSettings(confirm=True)
 

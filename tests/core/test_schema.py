@@ -10,7 +10,7 @@ from evoclaw.core.errors import DuplicateTool, SchemaError
 from evoclaw.core.schema import MAX_BYTES, compile_schema, describe_problems
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
-from tests.core.support import tool
+from tests.support.loop import tool
 
 
 def with_schema(**parts: Any) -> Tool:

@@ -17,7 +17,7 @@ from evoclaw.core.ports import ALLOW, AllowAll, Approval, Ask, Ports, Progress, 
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.core.support import Table, echo_table, tool
+from tests.support.loop import Table, echo_table, tool
 
 SETTINGS = LoopSettings()
 

@@ -13,7 +13,7 @@ from evoclaw.core.ports import AllowAll, Ports
 from evoclaw.core.replay import Replay
 from evoclaw.core.state import new_run
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.core.support import echo_table
+from tests.support.loop import echo_table
 
 
 async def steered(provider: Scripted, said: list[list[str]]) -> list[Record]:

@@ -25,7 +25,7 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import AllowAll, Ports
 from evoclaw.core.state import new_run
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.core.support import Denying, Table, echo, echo_table, fail, run, tool
+from tests.support.loop import Denying, Table, echo, echo_table, fail, run, tool
 
 CONFIRMING = LoopSettings(confirm=True)
 

@@ -21,7 +21,7 @@ from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect
 from evoclaw.core.truncate import head_and_tail
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.core.support import Gate, Table, tool
+from tests.support.loop import Gate, Table, tool
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.providers import how_to_get_a_model
 from evoclaw.transport.broker_accounts import BrokerAccounts, BrokerRole
 from evoclaw.trust.grants import Signer
-from tests.deploy.brokers import FILES, accounts
+from tests.support.deployed_brokers import FILES, accounts
 
 ROOT = FILES.parents[1]
 MANIFESTS = sorted((FILES / "kubernetes").glob("*.yaml"))

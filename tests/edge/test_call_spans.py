@@ -16,8 +16,8 @@ from evoclaw.edge.call_spans import add_spans
 from evoclaw.edge.plans import Plan, Work
 from evoclaw.observe.tracing.tracing import Tracing
 from evoclaw.transport.wire import Command, fingerprint
-from tests.observe.collector import SERVER, Collector, Span, collector
 from tests.observe.test_tracing import tracing_to
+from tests.support.otlp_collector import SERVER, Collector, Span, collector
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ASKED = Command("tool", {}, "run.1.0.1", run_id="run", traceparent=PARENT)

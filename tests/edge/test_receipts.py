@@ -26,7 +26,7 @@ from evoclaw.transport.link import MAX_PAYLOAD_BYTES
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.wire import Command, read_report, tool_hash
 from evoclaw.trust.receipts import DeviceKey, Receipt, hash_of, read, result_hash
-from tests.fleet.support import (
+from tests.support.fleet import (
     EVERYTHING,
     TOLD_ONCE,
     Device,
@@ -35,8 +35,8 @@ from tests.fleet.support import (
     house,
     new_id,
     tool_command,
-    until,
 )
+from tests.support.waiting import until
 
 KEY = DeviceKey(bytes(range(32)))
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from evoclaw.executors import beneath
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.processes import LocalProcesses
-from tests.executors.support import Isolation, made
+from tests.support.processes import Isolation, made
 
 
 @pytest.fixture(params=["pid-namespace", "none"])
@@ -29,3 +31,14 @@ def files(
     (root / "folder" / "inner.txt").write_text("inner")
     (tmp_path / "secret.txt").write_text("secret")
     return LocalFiles(root)
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that every user can reach and write to.
+
+    It is none of pytest's: another session that starts closes those to other users.
+    """
+    with TemporaryDirectory(prefix="evoclaw-public-") as name:
+        Path(name).chmod(0o777)
+        yield Path(name)

@@ -19,10 +19,13 @@ from evoclaw.executors.browser.chromium import Chromium
 from evoclaw.executors.browser.processes import belonging, find_main
 from evoclaw.executors.browser.program import find_browser
 from evoclaw.executors.url_guard import UrlGuard
-from tests.executors.web_pages import Served, serving
+from tests.support.web_pages import Served, serving
 
 PROGRAM = find_browser()
-pytestmark = pytest.mark.skipif(isinstance(PROGRAM, str), reason=str(PROGRAM))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(isinstance(PROGRAM, str), reason=str(PROGRAM)),
+]
 SECONDS = 20.0
 LOOP = "<button onclick='while (true) {}'>hang</button>"
 

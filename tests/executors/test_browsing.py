@@ -16,7 +16,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.chromium import Chromium, SessionBrowser
 from evoclaw.executors.browser.program import find_browser
 from evoclaw.executors.url_guard import UrlGuard
-from tests.executors.web_pages import answer, moved, serving
+from tests.support.web_pages import answer, moved, serving
 
 PROGRAM = find_browser()
 pytestmark = [

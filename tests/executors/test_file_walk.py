@@ -64,6 +64,7 @@ async def test_a_walk_of_what_is_no_folder_is_refused(files: LocalFiles) -> None
         assert failure.value.kind is kind
 
 
+@pytest.mark.slow
 async def test_fault_31_a_wide_folder_is_walked_in_batches_and_can_be_left(
     files: LocalFiles, tmp_path: Path
 ) -> None:

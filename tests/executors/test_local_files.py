@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.files import LocalFiles
+from tests.support.properties import examples
 
 
 def names_in(folder: Path) -> list[str]:
@@ -365,7 +366,7 @@ PIECES = [
 SPELLINGS = st.lists(st.sampled_from([*PIECES, "folder", "out", "secret.txt"]), max_size=9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(path=SPELLINGS.map("".join))
 def test_fault_39_no_spelling_whatever_reaches_outside(
     path: str, tmp_path_factory: pytest.TempPathFactory

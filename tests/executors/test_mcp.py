@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ from evoclaw.executors.mcp.offers import (
 from evoclaw.executors.mcp.pins import PinFile, ServerPins
 from evoclaw.executors.mcp.servers import McpServer
 from evoclaw.providers.scripted import Scripted
-from tests.executors.mcp_servers import command, tool
-from tests.executors.support import alive, token
+from tests.support.mcp_servers import command, tool
+from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 TERMS = ServerTerms("files", frozenset({"network"}), False, 10, 60)
 
@@ -61,12 +62,6 @@ async def failing(executor: McpExecutor, name: str, **arguments: object) -> Tool
     with pytest.raises(ToolFailure) as failed:
         await ask(executor, name, **arguments)
     return failed.value
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not true():  # noqa: ASYNC110 - files and processes ring no bell
-            await asyncio.sleep(0.01)
 
 
 async def test_a_tool_is_offered_under_its_servers_name_and_runs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.executors.processes import LocalProcesses
-from tests.executors.support import (
+from tests.support.processes import (
     SOON,
     Isolation,
     alive,
@@ -224,22 +224,18 @@ asyncio.run(main(*sys.argv[1:]))
 @BOTH
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs a python that everybody may run")
-def test_a_plain_user_gets_the_same(tmp_path: Path, isolation: Isolation) -> None:
-    tmp_path.chmod(0o777)
-    for folder in tmp_path.parents:
-        if folder.stat().st_uid == os.geteuid() and str(folder).startswith("/tmp/"):
-            folder.chmod(0o755)
-    shared = tmp_path / "src"
+def test_a_plain_user_gets_the_same(public_folder: Path, isolation: Isolation) -> None:
+    shared = public_folder / "src"
     source = Path(__file__).parents[2] / "src"
     shutil.copytree(source, shared, ignore=shutil.ignore_patterns("__pycache__"))
     mark = token()
     script = PLAIN_USER.format(path=[str(shared)], python=PYTHON)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), isolation, mark],
+        [sys.executable, "-c", textwrap.dedent(script), str(public_folder), isolation, mark],
         capture_output=True,
         timeout=20,
         check=False,
-        cwd=tmp_path,
+        cwd=public_folder,
     )
     lines = done.stdout.decode().split("\n")[:-1]
     if lines == ["sandbox_unavailable"]:

@@ -11,7 +11,7 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.processes import LocalProcesses
-from tests.executors.support import Isolation, alive, bash, made, token
+from tests.support.processes import Isolation, alive, bash, made, token
 
 BOTH = pytest.mark.parametrize("isolation", ["pid-namespace", "none"])
 

@@ -10,7 +10,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.files import LocalFiles
 from evoclaw.tools.files import edit, write
-from tests.tools.support import use
+from tests.support.tool_calls import use
 
 PROTECTED = [
     ".git/hooks/pre-commit", ".git/config", "sub/module/.git/hooks/post-checkout", ".git",

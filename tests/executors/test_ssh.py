@@ -20,10 +20,10 @@ from evoclaw.executors.ssh.connection import SshConnection, SshTarget, SshUnreac
 from evoclaw.executors.ssh.files import SshFiles
 from evoclaw.executors.ssh.processes import SshProcesses
 from evoclaw.tools.sets import remote
-from tests.executors.sshd import Sshd, sshd
-from tests.executors.support import alive, cancelled_when_ready, token
 from tests.executors.test_local_files import names_in
-from tests.tools.support import call_of
+from tests.support.processes import alive, cancelled_when_ready, token
+from tests.support.sshd import Sshd, sshd
+from tests.support.tool_calls import call_of
 
 if TYPE_CHECKING:
     from asyncssh import SFTPClient

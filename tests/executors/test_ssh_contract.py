@@ -14,7 +14,7 @@ from evoclaw.executors.ssh.files import SshFiles
 from evoclaw.executors.ssh.processes import SshProcesses
 from tests.executors import test_file_walk as test_walking
 from tests.executors import test_local_files, test_process_ends, test_processes
-from tests.executors.sshd import Sshd, sshd
+from tests.support.sshd import Sshd, sshd
 from tests.tools import test_ops_contract
 
 # Not imported yet: that is for the process that runs these tests.

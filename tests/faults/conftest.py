@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.faults.support import Site, site
+from tests.support.process_fleet import Site, site
 
 
 @pytest.fixture(name="engine", params=["nats", "mosquitto"])
@@ -23,10 +23,3 @@ def _engine(request: pytest.FixtureRequest) -> str:
 async def _here(engine: str, tmp_path: Path) -> AsyncIterator[Site]:
     async with site(tmp_path, engine) as found:
         yield found
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """They take minutes: `make test-faults` runs them."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.faults)

@@ -17,8 +17,8 @@ from evoclaw.observe.audit.reader import cold_lines
 from evoclaw.observe.audit.settings import AuditError
 from evoclaw.observe.audit.shipper import Shipper
 from evoclaw.observe.audit.warm import day_files, read_head, read_shipped
-from tests.observe.servers import Sqld, free_port, install_sqld, sqld_program
-from tests.observe.support import DAY, Clock, audit_in, check, draft, fields, lines_in, warm_in
+from tests.support.audit import DAY, Clock, audit_in, check, draft, fields, lines_in, warm_in
+from tests.support.database_servers import Sqld, free_port, install_sqld, sqld_program
 
 
 @pytest.fixture(name="program", scope="session")

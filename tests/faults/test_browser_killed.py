@@ -21,7 +21,7 @@ from tests.executors.test_browser_ends import (
     made,
     processes,
 )
-from tests.executors.web_pages import Served
+from tests.support.web_pages import Served
 
 pytestmark = pytest.mark.skipif(isinstance(PROGRAM, str), reason=str(PROGRAM))
 folder, site = test_browser_ends.folder, test_browser_ends.site

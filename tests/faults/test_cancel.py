@@ -6,8 +6,9 @@ import asyncio
 import time
 from contextlib import suppress
 
-from tests.executors.support import alive, token
-from tests.faults.support import Site, mark, new_id, until
+from tests.support.process_fleet import Site, mark, new_id
+from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 
 async def _cancelled(asked: asyncio.Task[object]) -> None:

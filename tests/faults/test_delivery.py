@@ -6,8 +6,9 @@ import asyncio
 
 from evoclaw.core.messages import ErrorKind
 from evoclaw.transport.topics import TopicKind, topic
-from tests.faults.driver import Ask
-from tests.faults.support import Site, mark, new_id, until
+from tests.support.process_fleet import Site, mark, new_id
+from tests.support.programs.orchestrator_driver import Ask
+from tests.support.waiting import until
 
 
 async def test_fault_01_a_command_that_comes_twice_is_run_once(here: Site) -> None:

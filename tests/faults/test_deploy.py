@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.brokers import Door, accounts, mosquitto_with_plugin, nats_cluster
-from tests.transport.parties import Recorder, running
+from tests.support.deployed_brokers import Door, accounts, mosquitto_with_plugin, nats_cluster
+from tests.support.parties import Recorder, running
 from tests.transport.test_broker import Mqtt
 
 REFUSED = 128

@@ -17,10 +17,10 @@ import pytest
 
 from evoclaw.config import write_agent_toml
 from evoclaw.trust.grants import Signer
-from tests.deploy.brokers import FILES, accounts, mosquitto
 from tests.deploy.test_deploy import compose, composed_env
-from tests.ports import free_port
-from tests.store.servers import USER, Postgres, why_no_postgres
+from tests.support.deployed_brokers import FILES, accounts, mosquitto
+from tests.support.ports import free_port
+from tests.support.postgres import USER, Postgres, why_no_postgres
 
 PATIENCE = 30.0
 EVOCLAW = (sys.executable, "-m", "evoclaw")

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.messages import ErrorKind
-from tests.faults.disks import fill, small_disk
-from tests.faults.processes import EdgeProcess
-from tests.faults.support import Site, new_id, until
+from tests.support.disks import fill, small_disk
+from tests.support.fleet_processes import EdgeProcess
+from tests.support.process_fleet import Site, new_id
+from tests.support.waiting import until
 
 
 @pytest.fixture(name="disk")

@@ -6,9 +6,10 @@ import asyncio
 
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.transport.topics import TopicKind, topic
-from tests.executors.support import alive, token
-from tests.faults.processes import EdgeProcess
-from tests.faults.support import Hub, Site, mark, new_id, until
+from tests.support.fleet_processes import EdgeProcess
+from tests.support.process_fleet import Hub, Site, mark, new_id
+from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 
 async def test_fault_03_a_call_that_only_waited_runs_once_after_the_restart(here: Site) -> None:

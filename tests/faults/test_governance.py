@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from evoclaw.cli import exits
-from tests.cli.support import Shell, reply, shell
-from tests.executors.mcp_servers import command
-from tests.executors.support import alive, token
-from tests.faults.support import until
-from tests.governed.fleet import joined, online
-from tests.governed.support import (
+from tests.governed.test_own_files import spoil
+from tests.governed.test_secrets import KNOWN, NAMED, SHAPED, told_in
+from tests.governed.test_stops import asleep, sleeping, stopped
+from tests.support.command_line import Shell, reply, shell
+from tests.support.governed_fleet import joined, online
+from tests.support.governed_machine import (
     EXPECTED,
     FIRST,
     SECOND,
@@ -35,9 +35,9 @@ from tests.governed.support import (
     text_of,
     turns,
 )
-from tests.governed.test_own_files import spoil
-from tests.governed.test_secrets import KNOWN, NAMED, SHAPED, told_in
-from tests.governed.test_stops import asleep, sleeping, stopped
+from tests.support.mcp_servers import command
+from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 OPEN = 'default = "allow"\nother_tools = "allow"\ncode = "allow"\nenvironment = "allow"\n'
 """Rules that let everything through: those of an orchestrator that was fooled."""

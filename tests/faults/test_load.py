@@ -13,8 +13,9 @@ from pathlib import Path
 from evoclaw.core.messages import ErrorKind
 from evoclaw.store.calls.command_values import QueueFull
 from evoclaw.tools.define import tool
-from tests.faults.light import light_edge
-from tests.faults.support import Site, mark, new_id, site, until
+from tests.support.light_edges import light_edge
+from tests.support.process_fleet import Site, mark, new_id, site
+from tests.support.waiting import until
 
 MANY = 150
 """More than an edge lets wait at once."""

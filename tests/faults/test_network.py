@@ -12,7 +12,8 @@ import pytest
 
 from evoclaw.core.messages import ErrorKind
 from evoclaw.orchestrator.fleet.fleet import Presence
-from tests.faults.support import Hub, Site, mark, new_id, until
+from tests.support.process_fleet import Hub, Site, mark, new_id
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("wiped", [False, True])

@@ -8,9 +8,10 @@ import signal
 import pytest
 
 from evoclaw.transport.topics import TopicKind, topic
-from tests.faults.driver import Ask
-from tests.faults.processes import DriverProcess, EdgeProcess
-from tests.faults.support import Site, mark, run_id, until
+from tests.support.fleet_processes import DriverProcess, EdgeProcess
+from tests.support.process_fleet import Site, mark, run_id
+from tests.support.programs.orchestrator_driver import Ask
+from tests.support.waiting import until
 
 POINTS = (
     "put:before:2",

@@ -14,15 +14,15 @@ import pytest
 from evoclaw import verify
 from evoclaw.store.databases.sqlite import unsealed
 from evoclaw.trust.receipts import DeviceKey
-from tests.faults.processes import Process
-from tests.faults.support import until
+from tests.support.fleet_processes import Process
+from tests.support.waiting import until
 
 MANY = 60
 
 
 async def ended(folder: Path, *points: str) -> None:
     process = Process(folder / "log")
-    await process.spawn("tests.faults.signer", str(folder), str(MANY), *points)
+    await process.spawn("tests.support.programs.signing_edge", str(folder), str(MANY), *points)
     code = await process.ended()
     assert code in ((-9,) if points else (0,)), process.words()
 
@@ -81,7 +81,7 @@ async def test_an_edge_killed_at_any_moment_again_and_again_keeps_one_chain(
     for _ in range(6):
         process = Process(tmp_path / "log")
         more = heard.stat().st_size + chance.randint(1, 12_000)
-        await process.spawn("tests.faults.signer", str(tmp_path), str(MANY))
+        await process.spawn("tests.support.programs.signing_edge", str(tmp_path), str(MANY))
         await _grown(heard, more, process)
         await process.kill()
     await ended(tmp_path)

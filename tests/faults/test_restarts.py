@@ -8,10 +8,10 @@ import signal
 import time
 from pathlib import Path
 
-from tests.api.house import Client
 from tests.api.test_runs import Event, all_events, next_event, watching
-from tests.faults.support import until
-from tests.flows.up_process import PATIENCE, begun, reached, up_process
+from tests.support.service import Client
+from tests.support.up_process import PATIENCE, begun, reached, up_process
+from tests.support.waiting import until
 
 
 async def test_told_to_stop_it_lets_runs_end_and_told_again_it_leaves_them(

@@ -24,16 +24,15 @@ from evoclaw.orchestrator.runs.runs import Errand, State, TooSlow
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.databases.database import StoreFull
 from evoclaw.store.sessions.sessions import SessionStore
-from tests.executors.support import alive, token
-from tests.faults.disks import fill, small_disk
-from tests.faults.processes import EdgeProcess, Process
-from tests.faults.runner import SCHEMAS, Setting, served
-from tests.faults.support import Site, mark, site, until
-from tests.orchestrator.running import QUICK, Gate, service
-from tests.store.conftest import postgres_server, postgres_url
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.disks import fill, small_disk
+from tests.support.fleet_processes import EdgeProcess, Process
+from tests.support.process_fleet import Site, mark, site
+from tests.support.processes import alive, token
+from tests.support.programs.killable_service import SCHEMAS, Setting, served
+from tests.support.runs import QUICK, Gate, service
+from tests.support.waiting import until
 
-__all__ = ["postgres_server", "postgres_url"]
 TURNS = 6
 APPENDS = 1 + TURNS * 3 + 2
 """How often a run of so many turns is written to: its start; for each turn the reply, the call, the
@@ -78,7 +77,7 @@ class Models:
 
 
 class Service(Process):
-    """`tests.faults.runner` as a process."""
+    """`tests.support.programs.killable_service` as a process."""
 
     def __init__(self, log: Path) -> None:
         super().__init__(log)
@@ -86,7 +85,9 @@ class Service(Process):
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, *arguments: str) -> None:
-        await self.spawn("tests.faults.runner", *arguments, stdin=asyncio.subprocess.PIPE)
+        await self.spawn(
+            "tests.support.programs.killable_service", *arguments, stdin=asyncio.subprocess.PIPE
+        )
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:

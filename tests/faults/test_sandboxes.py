@@ -15,11 +15,11 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.engines.registry import package_engines
-from tests.executors.support import alive, cancelled_when_ready, token
-from tests.sandbox.engines.support import PYTHON, open_up, somebody
 from tests.sandbox.engines.test_self_test import as_user, shared_folder
-from tests.sandbox.workers.support import MB, owner, policy, refusal, run, said, sandboxed
 from tests.sandbox.workers.test_limits import FORKS
+from tests.support.processes import alive, cancelled_when_ready, token
+from tests.support.sandbox_engines import PYTHON, open_up, somebody
+from tests.support.sandboxes import MB, owner, policy, refusal, run, said, sandboxed
 
 ENGINES = ["bubblewrap", "bubblewrap, cold", "firejail", "podman"]
 

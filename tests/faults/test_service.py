@@ -14,14 +14,13 @@ from urllib.parse import urlsplit
 import pytest_asyncio
 
 from evoclaw.core.messages import JSON
-from tests.api.bodies import body_of, like
-from tests.api.house import Client
 from tests.api.test_runs import all_events, next_event, watching
-from tests.executors.support import alive, token
-from tests.faults.disks import fill, small_disk
-from tests.faults.support import until
-from tests.flows.sleeper import DROPPED, Sleeper
-from tests.flows.up_process import (
+from tests.support.api_request_bodies import body_of, like
+from tests.support.disks import fill, small_disk
+from tests.support.processes import alive, token
+from tests.support.service import Client
+from tests.support.stalled_watcher import DROPPED, Sleeper
+from tests.support.up_process import (
     PATIENCE,
     UpProcess,
     begun,
@@ -29,6 +28,7 @@ from tests.flows.up_process import (
     reached,
     up_process,
 )
+from tests.support.waiting import until
 
 ROOM = """
 [server]

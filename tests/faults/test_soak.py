@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.servers import why_no_postgres
+from tests.support.postgres import why_no_postgres
 
 ROOT = Path(__file__).parents[2]
 COUNTED = ("tasks", "fds", "processes", "files")

@@ -19,13 +19,12 @@ from evoclaw.core.messages import Reply
 from evoclaw.core.replay import Replay
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.sessions.sessions import SessionStore
-from tests.faults.support import mark, site, until
 from tests.faults.test_runs import Models, Service, Town
-from tests.orchestrator.running import service
-from tests.store.conftest import postgres_server, postgres_url
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.process_fleet import mark, site
+from tests.support.runs import service
+from tests.support.waiting import until
 
-__all__ = ["postgres_server", "postgres_url"]
 SESSIONS, EACH, DRIVERS = 4, 3, 3
 STALL = 2.0
 

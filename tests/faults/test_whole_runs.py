@@ -12,11 +12,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cli.support import Shell, reply
-from tests.executors.support import alive, token
-from tests.faults.processes import EdgeProcess
-from tests.faults.support import Site, mark, until
-from tests.providers.llm_servers import LlmServer, Peer, serving
+from tests.support.command_line import Shell, reply
+from tests.support.fleet_processes import EdgeProcess
+from tests.support.llm_servers import LlmServer, Peer, serving
+from tests.support.process_fleet import Site, mark
+from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 TURNS = 3
 

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.executors.local import LocalExecutor
@@ -13,8 +14,9 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.store.calls.journal import CallState
 from evoclaw.tools.shell import bash
 from evoclaw.transport.wire import Command, Outcome
-from tests.executors.support import alive, token
-from tests.fleet.support import QUICK, Ear, House, house, new_id, tool_command, until
+from tests.support.fleet import QUICK, Ear, House, house, new_id, tool_command
+from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 ONE = msgspec.structs.replace(QUICK, concurrency=1)
 
@@ -194,6 +196,7 @@ async def test_a_call_that_was_given_up_is_ended_on_the_edge_when_it_says_hello(
         await until(lambda: edge.calls.in_flight == 0)
 
 
+@pytest.mark.process
 async def test_fault_20_a_cancelled_call_leaves_no_process(tmp_path: Path) -> None:
     nap = token()
     script = f"sleep {nap} & setsid -f sleep {nap}; echo going; sleep {nap}"

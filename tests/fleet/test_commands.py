@@ -18,7 +18,8 @@ from evoclaw.tools.define import tool
 from evoclaw.transport.topics import BROADCAST
 from evoclaw.transport.wire import Command, encode
 from evoclaw.trust.grants import Signer, Verifier
-from tests.fleet.support import QUICK, Ear, house, new_id, tool_command, until
+from tests.support.fleet import QUICK, Ear, house, new_id, tool_command
+from tests.support.waiting import until
 
 
 async def test_ping_is_answered_also_when_all_are_asked(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from evoclaw.orchestrator.fleet.delegation import Delegated
 from evoclaw.orchestrator.fleet.routing import Routes, rendezvous
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Heartbeat
-from tests.fleet.support import House, Marks, house, new_id, until
+from tests.support.fleet import House, Marks, house, new_id
+from tests.support.waiting import until
 
 
 def call(here: House, executor: Delegated, name: str, request_id: str = "", **given: str) -> Call:

@@ -18,17 +18,8 @@ from evoclaw.store.databases.sqlite import StoreError
 from evoclaw.transport.requests import CommandTimeouts
 from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import Command, Outcome, Report, ReportType, encode
-from tests.fleet.support import (
-    QUICK,
-    TOLD_ONCE,
-    Ear,
-    Fault,
-    House,
-    house,
-    new_id,
-    tool_command,
-    until,
-)
+from tests.support.fleet import QUICK, TOLD_ONCE, Ear, Fault, House, house, new_id, tool_command
+from tests.support.waiting import until
 
 
 def report(request_id: str, agent_id: str = "pi", text: str = "forged") -> bytes:
@@ -666,22 +657,24 @@ async def test_fault_07_a_hello_is_answered_with_what_was_not_acknowledged_befor
         assert not any(b'"report_type":"result"' in payload for payload in said), "told once"
 
 
+@pytest.mark.slow
 async def test_more_results_than_fit_into_a_hello_are_acknowledged_all_the_same(
     tmp_path: Path,
 ) -> None:
     async with house(tmp_path) as here:
         here.link.drop_next('"command":"result_ack"', count=10**6)
-        here.pi.limits = msgspec.structs.replace(QUICK, resend=5.0)
+        here.pi.limits = msgspec.structs.replace(QUICK, resend=90.0)
         await here.pi.stop()
         await here.pi.start()
         await here.there()
         await asyncio.gather(*(here.ask("mark", text=str(n), queue=300) for n in range(700)))
         edge = here.pi.edge
         assert edge is not None
-        assert len(edge.reports.untold) == 700
+        # On a slow machine the edge may have said hello in between, and a hello acknowledges some.
+        assert len(edge.reports.untold) > 500, "more than a hello has room for"
         here.link.drop_next("nothing")
         await here.restart()
-        await until(lambda: not edge.reports.untold, 4, "by the hello, and by telling the rest")
+        await until(lambda: not edge.reports.untold, say="by the hello, and by telling the rest")
         assert len(here.marks.made) == 700
 
 

@@ -18,7 +18,8 @@ from evoclaw.orchestrator.fleet import edge_call
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.fleet.support import Ear, House, house, new_id, until
+from tests.support.fleet import Ear, House, house, new_id
+from tests.support.waiting import until
 
 ALL = frozenset({"*"})
 

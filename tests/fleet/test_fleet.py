@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 from evoclaw.core.messages import ErrorKind
-from tests.fleet.support import house, new_id, until
+from tests.support.fleet import house, new_id
+from tests.support.waiting import until
 
 
 async def test_a_call_runs_on_the_edge_and_its_result_comes_back(tmp_path: Path) -> None:

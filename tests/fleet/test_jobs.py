@@ -26,7 +26,8 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
 from evoclaw.tools.jobs import Jobs, jobs
 from evoclaw.transport.wire import Command, encode
-from tests.fleet.support import QUICK, Ear, House, house, new_id, tool_command, until
+from tests.support.fleet import QUICK, Ear, House, house, new_id, tool_command
+from tests.support.waiting import until
 
 
 async def begin(

@@ -21,7 +21,8 @@ from evoclaw.tools.define import tool
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES
 from evoclaw.transport.topics import BROADCAST, TopicKind, topic
 from evoclaw.transport.wire import Advert, AdvertisedTool, Command, encode, tool_hash
-from tests.fleet.support import QUICK, Ear, House, house, new_id, tool_command, until
+from tests.support.fleet import QUICK, Ear, House, house, new_id, tool_command
+from tests.support.waiting import until
 
 ONE_BY_ONE = msgspec.structs.replace(QUICK, concurrency=1, queue=2)
 
@@ -33,6 +34,7 @@ async def works(here: House) -> None:
     assert (await here.orchestrator.say("pi", "ping")).result["pong"] is True
 
 
+@pytest.mark.slow
 async def test_fault_15_the_ten_thousand_and_first_command_for_an_absent_edge_is_refused_at_once(
     tmp_path: Path,
 ) -> None:

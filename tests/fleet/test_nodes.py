@@ -16,7 +16,7 @@ from evoclaw.orchestrator.fleet.nodes import FleetNodes
 from evoclaw.tools.define import tool
 from evoclaw.tools.device import Device, device
 from evoclaw.tools.nodes import Nodes, nodes
-from tests.fleet.support import House, house, new_id
+from tests.support.fleet import House, house, new_id
 
 
 @tool("shell")

@@ -27,7 +27,8 @@ from evoclaw.store.calls.artifacts import Artifacts
 from evoclaw.tools.define import tool
 from evoclaw.tools.shell import bash
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES
-from tests.fleet.support import Fault, House, house, until
+from tests.support.fleet import Fault, House, house
+from tests.support.waiting import until
 
 LIMIT = 64 * 1024
 
@@ -111,6 +112,7 @@ async def test_beyond_ten_megabytes_it_is_counted_and_not_kept(tmp_path: Path) -
     assert "the first 10,000,000 of them kept" in result.text
 
 
+@pytest.mark.process
 async def test_all_that_a_program_writes_is_kept_although_its_tool_keeps_two_ends(
     tmp_path: Path,
 ) -> None:
@@ -125,6 +127,7 @@ async def test_all_that_a_program_writes_is_kept_although_its_tool_keeps_two_end
     assert len("".join(said)) < 2 * LIMIT, "while it ran, no more was shown than can be"
 
 
+@pytest.mark.process
 async def test_a_failure_keeps_its_reason_and_its_output(tmp_path: Path) -> None:
     outputs = executor(tmp_path)
     result = await run(outputs, "bash", command="seq 1 50000; exit 7")
@@ -166,6 +169,7 @@ async def test_big_pictures_are_kept_small_ones_sent_and_long_details_left_out(
     assert "bytes left out" in str(big.details["diff"])
 
 
+@pytest.mark.process
 async def test_on_a_full_disk_two_ends_are_sent_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "artifacts").write_text("a file where the folder should be")
     outputs = executor(tmp_path)
@@ -176,6 +180,7 @@ async def test_on_a_full_disk_two_ends_are_sent_all_the_same(tmp_path: Path) -> 
     assert streamed.error is None and streamed.text.startswith("1\n")
 
 
+@pytest.mark.process
 async def test_a_call_that_is_cut_off_leaves_nothing_half_kept(tmp_path: Path) -> None:
     outputs = executor(tmp_path)
     task = asyncio.create_task(run(outputs, "bash", command="seq 1 100000; sleep 60"))
@@ -193,6 +198,7 @@ async def read(outputs: Pipeline, handle: JSON, **given: JSON) -> ToolResult:
         return ToolResult("c1", "artifact", (TextBlock(problem.message),), problem.kind)
 
 
+@pytest.mark.process
 async def test_the_rest_is_read_on_the_device_by_part_by_end_or_by_what_is_in_it(
     tmp_path: Path,
 ) -> None:
@@ -238,6 +244,7 @@ async def make(here: House, size: int = 1_000_000) -> str:
     return str(about(result)["handle"])
 
 
+@pytest.mark.slow
 async def test_fault_23_a_big_result_crosses_the_link_as_two_ends_and_is_fetched_whole(
     tmp_path: Path,
 ) -> None:

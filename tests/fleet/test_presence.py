@@ -25,7 +25,8 @@ from evoclaw.transport.wire import (
     as_payload,
     encode,
 )
-from tests.fleet.support import QUICK, Ear, Fault, house, new_id, tool_command, until
+from tests.support.fleet import QUICK, Ear, Fault, house, new_id, tool_command
+from tests.support.waiting import until
 
 DAYS = 3 * 86_400.0
 
@@ -266,6 +267,7 @@ async def test_fault_14_who_was_told_the_time_late_asks_for_it_once_again(tmp_pa
         assert edge.clock.now() == pytest.approx(time.time(), abs=5)
 
 
+@pytest.mark.slow
 async def test_fault_22_a_hundred_edges_that_come_back_at_once_are_all_welcomed(
     tmp_path: Path,
 ) -> None:

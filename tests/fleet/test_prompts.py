@@ -13,7 +13,7 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.calls.journal import CallState
 from evoclaw.transport.requests import CommandTimeouts
 from evoclaw.transport.wire import Command, Outcome
-from tests.fleet.support import House, house, new_id
+from tests.support.fleet import House, house, new_id
 
 
 async def prompt(here: House, text: str, request_id: str = "", **more: JSON) -> Outcome:

@@ -17,7 +17,7 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.fleet.jobs import NoJob
 from evoclaw.tools.jobs import Jobs, jobs
-from tests.fleet.support import House, house, new_id
+from tests.support.fleet import House, house, new_id
 
 ACME, UMBRELLA = Principal("acme", "bob"), Principal("umbrella", "bob")
 

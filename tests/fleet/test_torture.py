@@ -19,7 +19,8 @@ from evoclaw.orchestrator.fleet.tidying import Tidying
 from evoclaw.store.calls.command_values import CommandState
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Outcome
-from tests.fleet.support import QUICK, BadLink, Fault, House, house, new_id, until
+from tests.support.fleet import QUICK, BadLink, Fault, House, house, new_id
+from tests.support.waiting import until
 
 SEEDS = range(int(os.environ.get("EVOCLAW_TORTURE", "5")))
 """More of them: EVOCLAW_TORTURE=500."""

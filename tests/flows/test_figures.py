@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from evoclaw.core.messages import JSON
-from tests.flows.up_process import SETTINGS, begun, ok, reached, up_process
+from tests.support.up_process import SETTINGS, begun, ok, reached, up_process
 
 AGENTS = """
 [[agents]]
@@ -29,6 +31,7 @@ def by_tool(found: JSON) -> dict[str, Any]:
     return {tool["tool"]: tool for tool in found["tools"]}
 
 
+@pytest.mark.slow
 async def test_figures_tell_what_a_fleet_did_also_when_the_service_is_down(tmp_path: Path) -> None:
     async with up_process(tmp_path) as up:
         up.configure(SETTINGS + AGENTS)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.flows.up_process import begun, ok, reached, said_in, up_process
+import pytest
+
+from tests.support.up_process import begun, ok, reached, said_in, up_process
 
 
+@pytest.mark.slow
 async def test_everything_is_exported_and_goes_on_in_another_folder(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.flows.up_process import PATIENCE, UpProcess, up_process
+from tests.support.up_process import PATIENCE, UpProcess, up_process
 
 README = Path(__file__).parent.parent.parent / "README.md"
 SECTION = re.compile(r"^## As a service\n(.*?)(?=^## )", re.MULTILINE | re.DOTALL)

@@ -17,11 +17,10 @@ import pytest_asyncio
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.channels.settings import WebhookSettings
 from evoclaw.orchestrator.channels.signatures import Signatures
-from tests.api.house import Client
 from tests.api.test_runs import all_events, next_event, watching
-from tests.faults.support import until
-from tests.flows.model_server import ModelServer
-from tests.flows.up_process import (
+from tests.support.model_server import ModelServer
+from tests.support.service import Client
+from tests.support.up_process import (
     PATIENCE,
     SETTINGS,
     UpProcess,
@@ -31,7 +30,8 @@ from tests.flows.up_process import (
     said_in,
     up_process,
 )
-from tests.orchestrator.channels.posts import Posted, posted
+from tests.support.waiting import until
+from tests.support.webhook_receiver import Posted, posted
 
 SECRET = "0123456789abcdef0123456789abcdef"
 CAREFUL = """

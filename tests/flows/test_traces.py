@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.tracing import trace_id_of
-from tests.cli.support import reply, shell
-from tests.flows.up_process import SETTINGS, UpProcess, begun, ok, reached, up_process
-from tests.observe.collector import CLIENT, INTERNAL, SERVER, Collector, Span, collector
+from tests.support.command_line import reply, shell
+from tests.support.otlp_collector import CLIENT, INTERNAL, SERVER, Collector, Span, collector
+from tests.support.up_process import SETTINGS, UpProcess, begun, ok, reached, up_process
 
 SECRET = "s3cr3t-canary-8842-value"
 COMMAND = f"echo password={SECRET}"

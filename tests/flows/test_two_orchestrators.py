@@ -18,12 +18,12 @@ import pytest
 import pytest_asyncio
 
 from evoclaw.core.messages import JSON
-from tests.api.house import Client
 from tests.api.test_runs import Event, all_events, next_event, watching
-from tests.faults.support import until
-from tests.flows.model_server import ModelServer, model_server
-from tests.flows.up_process import PATIENCE, SETTINGS, UpProcess, begun, ok, reached, said_in
-from tests.store.servers import Postgres, why_no_postgres
+from tests.support.model_server import ModelServer, model_server
+from tests.support.postgres import Postgres, why_no_postgres
+from tests.support.service import Client
+from tests.support.up_process import PATIENCE, SETTINGS, UpProcess, begun, ok, reached, said_in
+from tests.support.waiting import until
 
 CAREFUL = """
 [[agents]]

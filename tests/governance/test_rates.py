@@ -165,6 +165,7 @@ async def test_shared_counts_are_one_for_all_and_bounded(tmp_path: Path) -> None
     assert await allowed(one, 9, tool="read") == 4
 
 
+@pytest.mark.process
 async def test_processes_that_share_a_rate_never_exceed_it(tmp_path: Path) -> None:
     script = """
 import asyncio, sys

@@ -235,6 +235,7 @@ def _put_many(path: Path, name: str) -> None:
         StopFile(path).put(Stop(Kind.TOOL, f"{name}{number}"))
 
 
+@pytest.mark.process
 def test_processes_that_stop_things_at_once_lose_nothing(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     each = [spawn.Process(target=_put_many, args=(tmp_path / FILE, name)) for name in "abc"]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from evoclaw.cli import exits
-from tests.cli.support import shell
-from tests.governed.support import (
+from tests.support.command_line import shell
+from tests.support.governed_machine import (
     Given,
     audited,
     furnish,
@@ -22,7 +22,7 @@ from tests.governed.support import (
     text_of,
     turns,
 )
-from tests.skills.support import put
+from tests.support.skills import put
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="install the package bubblewrap"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import reply, shell
-from tests.governed.support import (
+from tests.support.command_line import reply, shell
+from tests.support.governed_machine import (
     Given,
     audited,
     events,

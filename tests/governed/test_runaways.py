@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from evoclaw.cli import exits
-from tests.cli.support import reply, shell
-from tests.governed.support import audited, events, furnish, settings, turns
-from tests.providers.llm_servers import Answer, Peer
+from tests.support.command_line import reply, shell
+from tests.support.governed_machine import audited, events, furnish, settings, turns
+from tests.support.llm_servers import Answer, Peer
 
 
 def restless() -> Answer:

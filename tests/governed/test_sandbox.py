@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.cli.support import Shell, shell
-from tests.executors.support import alive, token
-from tests.governed.support import (
+from tests.support.command_line import Shell, shell
+from tests.support.governed_machine import (
     Given,
     audited,
     furnish,
@@ -24,6 +23,7 @@ from tests.governed.support import (
     text_of,
     turns,
 )
+from tests.support.processes import alive, token
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="install the package bubblewrap"

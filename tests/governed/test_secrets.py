@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from urllib.parse import quote
 
-from tests.cli.support import shell
-from tests.governed.support import Given, audited, events, furnish, settings, turns
+from tests.support.command_line import shell
+from tests.support.governed_machine import Given, audited, events, furnish, settings, turns
 
 KNOWN = "zebra-fjord-1947-Quartz"
 """By value: it is in the environment under a telling name."""

@@ -7,11 +7,13 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from evoclaw.cli import exits
-from tests.cli.support import Shell, reply, shell
-from tests.executors.support import alive, token
-from tests.faults.support import until
 from tests.governed.test_verdicts import Client
+from tests.support.command_line import Shell, reply, shell
+from tests.support.processes import alive, token
+from tests.support.waiting import until
 
 SOON = 8.0
 """Seconds within which a stop must have ended everything, on a busy machine."""
@@ -34,6 +36,7 @@ async def stopped(here: Shell, mark: str, *what: str) -> None:
     assert time.monotonic() - said < SOON
 
 
+@pytest.mark.slow
 async def test_a_stop_ends_a_call_of_an_mcp_client_and_the_next_is_refused(
     tmp_path: Path,
 ) -> None:

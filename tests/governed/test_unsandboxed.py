@@ -10,7 +10,7 @@ from evoclaw.core.ports import Ask, Deny, Verdict
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.rules.command_rules import command_rules
-from tests.governed.support import hidden
+from tests.support.governed_machine import hidden
 
 
 async def judged(command: str, workspace: Path, *, sandboxed: bool) -> Verdict:

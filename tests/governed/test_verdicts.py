@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.cli.support import Shell, reply, shell
-from tests.governed.support import EXPECTED, FIRST, SECOND, TABLE, forbid, judged, untouched
+from tests.support.command_line import Shell, reply, shell
+from tests.support.governed_machine import EXPECTED, FIRST, SECOND, TABLE, forbid, judged, untouched
 
 ASKS = (reply("", *FIRST), reply("", *SECOND))
 

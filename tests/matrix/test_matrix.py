@@ -26,10 +26,10 @@ from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.sets import NAMES, remote
-from tests.fleet.support import house
-from tests.matrix.support import Grounds, arguments_of, grounds_in, place_in
 from tests.matrix.table import HELD, REMOTE, TABLE, TOOLS, changed, lacking, not_made
-from tests.tools.support import call_of
+from tests.support.fleet import house
+from tests.support.tool_calls import call_of
+from tests.support.tool_environment import Grounds, arguments_of, grounds_in, place_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BACKENDS = ("local", "ssh", "edge")

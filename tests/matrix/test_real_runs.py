@@ -27,8 +27,8 @@ from evoclaw.core.tools import Effect
 from evoclaw.governance.autonomy import Level
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.sets import NAMES
-from tests.matrix.support import Grounds, Place, Yes, arguments_of, grounds_in, place_in
 from tests.matrix.table import HELD, TABLE, TOOLS, changed, lacking, not_made
+from tests.support.tool_environment import Grounds, Place, Yes, arguments_of, grounds_in, place_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -40,8 +40,8 @@ from evoclaw.observe.audit.sink import AuditContext, AuditDraft, audit_call, aud
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.writer import Recordable, open_audit
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.core.support import Denying, Table, echo, tool
-from tests.observe.support import ANN, Clock, audit_in, check, draft, lines_in, public
+from tests.support.audit import ANN, Clock, audit_in, check, draft, lines_in, public
+from tests.support.loop import Denying, Table, echo, tool
 
 SECRET = "s3cr3t-canary-8842-value"
 TOKEN = "ghp_" + "C4n4ryC4n4ryC4n4ryC4n4ryC4n4ryC4n4ry"
@@ -242,7 +242,7 @@ async def test_fault_66_a_planted_secret_is_in_no_file(tmp_path: Path) -> None:
     from evoclaw.observe.audit.cold_databases import SqliteColdDatabase
     from evoclaw.observe.audit.reader import export
     from evoclaw.observe.audit.shipper import Shipper
-    from tests.observe.support import warm_in
+    from tests.support.audit import warm_in
 
     hidden = tool("web")
     schema = {"type": "object", "properties": {"door": {"type": "string", "writeOnly": True}}}

@@ -22,28 +22,22 @@ from evoclaw.observe.audit.cold_databases import (
 )
 from evoclaw.observe.audit.records import SealedRecord, genesis, seal
 from evoclaw.observe.audit.settings import AuditError, AuditSettings
-from tests.observe.servers import postgres, sqld, sqld_program, why_no_postgres
-from tests.observe.support import NOON, fields
+from tests.support.audit import NOON, fields
+from tests.support.database_servers import sqld, sqld_program
+
+PROCESSES = [pytest.param(name, marks=pytest.mark.process) for name in ("libsql", "postgresql")]
 
 
 @pytest.fixture(name="sqld_url", scope="module")
 def _sqld_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     program = sqld_program()
     if program is None:
-        pytest.skip("there is no sqld: python -m tests.observe.servers .venv/sqld")
+        pytest.skip("there is no sqld: `make test` would install sqld")
     with sqld(tmp_path_factory.mktemp("sqld"), program) as server:
         yield server.url
 
 
-@pytest.fixture(name="postgres_url", scope="module")
-def _postgres_url() -> Iterator[str]:
-    if why := why_no_postgres():
-        pytest.skip(why)
-    with postgres() as url:
-        yield url
-
-
-@pytest_asyncio.fixture(name="cold", params=["sqlite", "libsql", "postgresql"])
+@pytest_asyncio.fixture(name="cold", params=["sqlite", *PROCESSES])
 async def _cold(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqlColdTier]:
     match request.param:
         case "sqlite":

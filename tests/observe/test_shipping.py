@@ -22,7 +22,7 @@ from evoclaw.observe.audit.sink import AuditContext
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import SHIPPED_FILE, day_files, read_head, read_shipped, spool_size
 from evoclaw.wiring.audit import open_audit
-from tests.observe.support import (
+from tests.support.audit import (
     DAY,
     NOON,
     Clock,
@@ -33,9 +33,9 @@ from tests.observe.support import (
     fields,
     lines_in,
     public,
-    until,
     warm_in,
 )
+from tests.support.waiting import until
 
 
 def shipper(data: Path, database: SqliteColdDatabase, clock: Clock, **settings: object) -> Shipper:

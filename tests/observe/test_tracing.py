@@ -55,8 +55,8 @@ from evoclaw.orchestrator.errands import Errand
 from evoclaw.providers.names import ENDPOINTS
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.wiring.tracing import LAST, open_tracing
-from tests.core.support import Denying, Table, echo, fail, tool
-from tests.observe.collector import Collector, Span, collector
+from tests.support.loop import Denying, Table, echo, fail, tool
+from tests.support.otlp_collector import Collector, Span, collector
 
 SECRET = "s3cr3t-canary-8842-value"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -379,6 +379,7 @@ async def test_without_the_packages_one_is_told_what_to_install(
             pass
 
 
+@pytest.mark.process
 def test_an_orchestrator_and_an_edge_that_nobody_traces_load_nothing_of_it(tmp_path: Path) -> None:
     code = """
 import asyncio, pathlib, sys

@@ -26,7 +26,7 @@ from evoclaw.observe.audit.reader import exported_files
 from evoclaw.observe.audit.records import canonical, genesis, seal, unseal
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import CHECKPOINTS_FILE, HEAD_FILE, day_files, read_head
-from tests.observe.support import DAY, NOON, check, fields, public, warm_in
+from tests.support.audit import DAY, NOON, check, fields, public, warm_in
 
 COUNT, EVERY = 30, 5
 

@@ -26,7 +26,7 @@ from evoclaw.observe.audit.warm import (
     read_lines,
     spool_size,
 )
-from tests.observe.support import (
+from tests.support.audit import (
     DAY,
     NOON,
     Clock,
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys
 from pathlib import Path
-from tests.observe.support import fields, warm_in
+from tests.support.audit import fields, warm_in
 warm = warm_in(Path(sys.argv[1]), 10)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -72,6 +72,7 @@ def end(process: subprocess.Popen[bytes], seconds: float = 60) -> int:
         return process.wait(seconds)
 
 
+@pytest.mark.process
 def test_processes_that_write_at_once_make_one_chain(tmp_path: Path) -> None:
     writers = [writer(tmp_path, 50) for _ in range(3)]
     for one in writers:
@@ -83,6 +84,7 @@ def test_processes_that_write_at_once_make_one_chain(tmp_path: Path) -> None:
     assert report.records == 300
 
 
+@pytest.mark.process
 def test_a_writer_that_is_killed_leaves_a_chain_that_goes_on(tmp_path: Path) -> None:
     for _ in range(4):
         one = writer(tmp_path, 100_000)
@@ -187,7 +189,7 @@ def test_days_and_clocks_that_go_back_keep_the_order(tmp_path: Path) -> None:
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from tests.observe.support import fields, warm_in
+from tests.support.audit import fields, warm_in
 data = Path(sys.argv[1])
 warm = warm_in(data, 4)
 warm.append([fields(1), fields(2)], 1_793_016_000.0)
@@ -208,6 +210,7 @@ print(failed)
 """
 
 
+@pytest.mark.process
 def test_fault_26_a_full_disk_leaves_no_half_record_and_none_twice(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)],

@@ -20,7 +20,7 @@ from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.approvals import HUMAN, Answerer, ApprovalSettings
 from evoclaw.orchestrator.people.approvals import Approvals, Case
 from evoclaw.store.governing.approvals import ApprovalStore, Standing
-from tests.orchestrator.approving import go_on
+from tests.support.programs.approval_run import go_on
 
 BASH = Tool("bash", "Runs a command.", {"type": "object"}, frozenset({"shell"}))
 ASK = Ask("supervised", "bash writes or executes")
@@ -297,6 +297,7 @@ async def test_a_run_stops_as_waiting_and_goes_on_once_approved(tmp_path: Path) 
     assert (tmp_path / "marker").read_text() == "once\n"
 
 
+@pytest.mark.process
 async def test_a_killed_run_waits_on_is_approved_by_the_command_and_runs_it_once(
     tmp_path: Path,
 ) -> None:
@@ -310,9 +311,12 @@ async def test_a_killed_run_waits_on_is_approved_by_the_command_and_runs_it_once
         out, _ = await process.communicate()
         return process.returncode, out.decode()
 
-    home, command = str(tmp_path), ("tests.cli.governed", str(tmp_path), "approvals")
+    home, command = (
+        str(tmp_path),
+        ("tests.support.programs.governed_commands", str(tmp_path), "approvals"),
+    )
     async with asyncio.timeout(60):
-        running = await start("tests.orchestrator.approving", home, "50")
+        running = await start("tests.support.programs.approval_run", home, "50")
         async with await ApprovalStore.open(tmp_path / "approvals.db") as store:
             (case,) = await waiting_for(Approvals(store), 1)
         os.kill(running.pid, signal.SIGKILL)
@@ -323,7 +327,7 @@ async def test_a_killed_run_waits_on_is_approved_by_the_command_and_runs_it_once
         assert code == 0
         assert id_ in said
         assert await run(*command, "approve", id_) == (0, f"{id_}: approved, once\n")
-        code, said = await run("tests.orchestrator.approving", home, "0")
+        code, said = await run("tests.support.programs.approval_run", home, "0")
         assert (code, said) == (0, "completed: done\n")
         assert (tmp_path / "marker").read_text() == "once\n"
         assert (await run(*command, "approve", id_))[0] == 2

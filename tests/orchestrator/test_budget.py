@@ -18,8 +18,8 @@ from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.store.sessions.sessions import Session
-from tests.governance.budget.support import Person, account
-from tests.orchestrator.support import House, agent, ended, house, results
+from tests.support.budgets import Person, account
+from tests.support.conversations import House, agent, ended, house, results
 
 MANY = 12
 

@@ -28,8 +28,8 @@ from evoclaw.store.databases.database import StoreFull
 from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApproval
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.transport.wire import Heartbeat
-from tests.orchestrator.running import service
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.runs import service
 
 LIMIT = 10.0
 

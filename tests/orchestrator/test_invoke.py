@@ -18,8 +18,8 @@ from evoclaw.orchestrator.runs.invoke import Invocations, NoAnswer
 from evoclaw.orchestrator.runs.runs import KeyReused, RunSettings, State
 from evoclaw.providers.scripted import calls, says
 from evoclaw.workflows.agents import invoke_agent
-from tests.orchestrator.running import WHO, Gate, Service, service
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.runs import WHO, Gate, Service, service
 
 WORKER = Agent(
     "worker",

@@ -18,7 +18,7 @@ from evoclaw.governance.permissions import PermittedTools
 from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
 from evoclaw.skills.watching import Shelf
 from evoclaw.tools.define import tool
-from tests.skills.support import guide, put
+from tests.support.skills import guide, put
 
 
 @tool("file_read", timeout=5, max_timeout=30)

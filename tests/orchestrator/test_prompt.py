@@ -19,7 +19,7 @@ from evoclaw.orchestrator.agents.prompt import (
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.loading import Skill
 from evoclaw.skills.watching import Shelf
-from tests.skills.support import guide, put
+from tests.support.skills import guide, put
 
 SCOUT = Agent(
     "scout",

@@ -32,7 +32,8 @@ from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import Report, ReportType
 from evoclaw.trust.receipts import DeviceKey, Receipt, Signed, read
 from tests.edge.test_receipts import KEY, broken, sign
-from tests.fleet.support import Fault, House, house, new_id, until
+from tests.support.fleet import Fault, House, house, new_id
+from tests.support.waiting import until
 
 OTHER = DeviceKey(bytes(32))
 

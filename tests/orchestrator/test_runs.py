@@ -25,8 +25,8 @@ from evoclaw.orchestrator.runs.runs import (
 )
 from evoclaw.orchestrator.sessions.sessions import NoSession
 from evoclaw.providers.scripted import Reply, calls, says
-from tests.orchestrator.running import QUICK, WHO, Gate, service
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.runs import QUICK, WHO, Gate, service
 
 OTHERS = Principal("other", "bob")
 

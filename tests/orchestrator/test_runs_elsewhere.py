@@ -27,9 +27,9 @@ from evoclaw.providers.scripted import calls, says
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.databases.notices import Notice
 from evoclaw.tools.question import Answer
-from tests.orchestrator.running import QUICK, Gate, Service, service
-from tests.store.places import Place
 from tests.store.test_notices import end_listeners
+from tests.support.databases import Place
+from tests.support.runs import QUICK, Gate, Service, service
 
 CALM = replace(QUICK, look_s=30.0, lease_s=600.0)
 """Nothing is found by looking: what happens within a test's patience was told."""
@@ -268,6 +268,7 @@ async def test_a_sub_run_of_the_same_process_is_seen_at_once(place: Place) -> No
         await house.ended(view.run_id)
 
 
+@pytest.mark.slow
 async def test_a_storm_of_runs_is_watched_elsewhere(shared: Place) -> None:
     """A thousand runs at once, each watched through the other one: everything, once, in order.
 

@@ -21,9 +21,11 @@ from evoclaw.store.databases.database import Database, Schema, StoreError
 from evoclaw.store.databases.moving import export_to, import_from
 from evoclaw.store.runs.job_engine import found
 from evoclaw.store.runs.job_queue import JobQueue
-from tests.orchestrator.running import QUICK, SCHEMAS, Gate, Service, service
-from tests.store.places import Place
-from tests.store.servers import Postgres, why_no_postgres
+from tests.support.databases import Place
+from tests.support.postgres import Postgres, why_no_postgres
+from tests.support.runs import QUICK, SCHEMAS, Gate, Service, service
+
+pytestmark = pytest.mark.process
 
 SLOW = replace(QUICK, lease_s=600)
 """Of one that says seldom that it lives, and to whom nobody is silent."""
@@ -50,7 +52,9 @@ async def tell(house: Service, statement: str, *values: object) -> None:
     await house.store.database.write(lambda c: c.execute(statement, values))
 
 
-async def until(house: Service, statement: str, expected: list[tuple[object, ...]]) -> None:
+async def wait_for_answer(
+    house: Service, statement: str, expected: list[tuple[object, ...]]
+) -> None:
     """Wait until a question is answered so."""
 
     async def so() -> bool:
@@ -174,7 +178,7 @@ async def test_nothing_is_left_of_jobs_that_are_done(shared: Place) -> None:
             view = await house.begin(f"m{number}")
             await house.ended((await house.begin("more", session=view.session_id)).run_id)
         for table in ("jobs", "events"):
-            await until(house, f"SELECT count(*) FROM procrastinate_{table}", [(0,)])
+            await wait_for_answer(house, f"SELECT count(*) FROM procrastinate_{table}", [(0,)])
         assert await ask(house, "SELECT count(*) FROM procrastinate_workers") == [(1,)]
     async with service(shared, serve=False) as idle:
         assert await ask(idle, "SELECT count(*) FROM procrastinate_workers") == [(0,)]

@@ -9,8 +9,8 @@ from evoclaw.core.ports import Request
 from evoclaw.orchestrator.runs.runs import Busy, NoSession
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.sessions.sessions import Session
-from tests.orchestrator.running import Gate, Service, service
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.runs import Gate, Service, service
 
 
 async def spoken(house: Service, session_id: str) -> list[str]:

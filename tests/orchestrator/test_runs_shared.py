@@ -19,8 +19,8 @@ from evoclaw.providers.scripted import calls, says
 from evoclaw.store.runs.queue import RunQueue, adopt
 from evoclaw.store.sessions.sessions import Fenced
 from evoclaw.tools.question import Answer
-from tests.orchestrator.running import LEAD, QUICK, WHO, Gate, Service, service
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.runs import LEAD, QUICK, WHO, Gate, Service, service
 
 
 def queue(house: Service) -> RunQueue:

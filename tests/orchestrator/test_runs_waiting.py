@@ -28,8 +28,8 @@ from evoclaw.orchestrator.sessions.callers import Callers, caller_tool, place_of
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.databases.database import sealed
 from evoclaw.tools.question import Answer
-from tests.orchestrator.running import QUICK, WHO, Gate, Service, service
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.runs import QUICK, WHO, Gate, Service, service
 
 PERSON = Answerer("person", "ann", "local", frozenset({HUMAN}))
 

@@ -24,8 +24,9 @@ from evoclaw.orchestrator.runs.hub import Hub, TooSlow
 from evoclaw.orchestrator.runs.together import Together
 from evoclaw.orchestrator.sessions.subruns import HELD, PASSING
 from evoclaw.store.databases.notices import Kind, Notice, Notices
-from tests.orchestrator.running import QUICK, Gate, service
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.properties import examples
+from tests.support.runs import QUICK, Gate, service
 
 KEY = ("local", "run")
 DELTA, TURN = TextDelta("x"), TurnStarted(1)
@@ -111,7 +112,7 @@ ENDS = RunFinished(StopReason.COMPLETED, "")
 some_events = st.lists(st.sampled_from([DELTA, DELTA, DELTA, TURN]), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     some_events,
     some_events,
@@ -155,7 +156,7 @@ def test_however_a_watcher_comes_it_misses_nothing_and_sees_nothing_twice(
     asyncio.run(story())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.tuples(some_events, st.sampled_from([0, 0, 1, 2]), st.integers(0, 3)), max_size=6),
     st.integers(0, 3),
@@ -286,6 +287,7 @@ async def test_one_who_does_not_read_is_dropped_and_holds_nobody_up() -> None:
         assert got + await watch(hub, shelf, dropped.value.after, 0, [0]) == run.said
 
 
+@pytest.mark.slow
 async def test_a_thousand_watchers_share_what_was_said() -> None:
     hub, shelf = Hub(), Shelf()
     run = Run(hub, shelf)

@@ -13,7 +13,8 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.stops import FILE, Kind, Stop, StopFile, Stops, ended_by
 from evoclaw.orchestrator.stopping import Stopping, following
 from evoclaw.transport.wire import Command
-from tests.fleet.support import EVERYTHING, house, new_id, until
+from tests.support.fleet import EVERYTHING, house, new_id
+from tests.support.waiting import until
 
 SMOKE = Stop(Kind.AGENT, "pi", "it smokes")
 

@@ -18,8 +18,8 @@ from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from evoclaw.store.databases.database import Connection
 from evoclaw.tools.question import Answer
 from evoclaw.tools.sessions import task
-from tests.orchestrator.support import agent, ended, house, results
-from tests.tools.support import call_of
+from tests.support.conversations import agent, ended, house, results
+from tests.support.tool_calls import call_of
 
 
 def ask(prompt: str = "do it", **more: object) -> Reply:

@@ -22,7 +22,7 @@ from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session
 from evoclaw.tools.question import Answer, Question
-from tests.orchestrator.support import agent, ended, house, results
+from tests.support.conversations import agent, ended, house, results
 
 ASKS = calls(("question", {"question": "Which?", "options": ["red", "blue"]}))
 

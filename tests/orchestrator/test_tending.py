@@ -16,7 +16,7 @@ from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.store.databases.database import Dialect, StoreFull, T, Work
 from evoclaw.store.databases.notices import Notice, Notices
 from evoclaw.store.sessions.sessions import Session, SessionStore
-from tests.orchestrator.running import QUICK
+from tests.support.runs import QUICK
 
 
 class FullDisk:

@@ -26,7 +26,7 @@ from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
-from tests.store.places import Place
+from tests.support.databases import Place
 
 SCHEMAS = (session_tables.SCHEMA, ledger.SCHEMA)
 LEAD = Agent("lead", "test/model", capabilities=frozenset({"shell"}))

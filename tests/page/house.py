@@ -1,7 +1,7 @@
 """A house to look at: a real `evoclaw up` with its broker, two edges and a scripted model.
 
 `python -m tests.page.house` builds one and keeps it until it is ended: it prints a link that logs
-in. What the model does is what one says: see tests/flows/model_server.py.
+in. What the model does is what one says: see tests/support/model_server.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evoclaw.core.messages import JSON
-from tests.api.house import Client
-from tests.cli.support import Shell
-from tests.flows.up_process import UpProcess, ok, up_process
+from tests.support.command_line import Shell
+from tests.support.service import Client
+from tests.support.up_process import UpProcess, ok, up_process
 
 SETTINGS = """
 [server]

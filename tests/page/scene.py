@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from evoclaw.core.messages import JSON
-from tests.flows.up_process import begun, ok, reached
 from tests.page.house import SECOND, House
+from tests.support.up_process import begun, ok, reached
 
 CHART = """<style>
 body { font: 15px system-ui; margin: 24px } h1 { font-size: 18px }

@@ -11,12 +11,12 @@ from typing import Literal
 from PIL import Image
 from playwright.async_api import Browser, expect
 
-from tests.faults.support import until
-from tests.flows.up_process import ok
 from tests.page.browsing import chromium
 from tests.page.house import House, page_house
 from tests.page.looking import Looker
 from tests.page.scene import HOW, NOTES, play, session_of
+from tests.support.up_process import ok
+from tests.support.waiting import until
 
 PLACE = Path(__file__).parents[2] / "docs" / "images"
 SIZE = {"width": 1440, "height": 900}

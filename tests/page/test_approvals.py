@@ -9,10 +9,10 @@ import pytest_asyncio
 from playwright.async_api import Locator, expect
 
 from evoclaw.core.messages import JSON
-from tests.faults.support import until
-from tests.flows.up_process import begun, ok, reached
 from tests.page.house import House
 from tests.page.looking import Looker
+from tests.support.up_process import begun, ok, reached
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 

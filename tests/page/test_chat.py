@@ -7,9 +7,9 @@ import json
 import pytest
 from playwright.async_api import expect
 
-from tests.flows.up_process import begun, ok, reached
 from tests.page.house import House
 from tests.page.looking import Looker
+from tests.support.up_process import begun, ok, reached
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 HOSTILE = (

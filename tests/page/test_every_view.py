@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
-from tests.flows.up_process import begun, reached
 from tests.page.house import House
 from tests.page.looking import PHONE, VIEWS, Looker
+from tests.support.up_process import begun, reached
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from playwright.async_api import expect
 
-from tests.flows.up_process import begun, reached
 from tests.page.looking import Looker
+from tests.support.up_process import begun, reached
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 ASKED = {"agent_id": "local", "action": "bash", "params": {"command": "echo one"}}

@@ -8,9 +8,9 @@ import time
 import pytest
 from playwright.async_api import expect
 
-from tests.flows.up_process import begun, reached
 from tests.page.house import SECOND
 from tests.page.looking import Looker
+from tests.support.up_process import begun, reached
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 SEEN = 10_000

@@ -10,9 +10,9 @@ import pytest_asyncio
 from playwright.async_api import expect
 
 from evoclaw.core.messages import JSON
-from tests.flows.up_process import begun, reached
 from tests.page.house import SECOND, House
 from tests.page.looking import PHONE, Looker
+from tests.support.up_process import begun, reached
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 

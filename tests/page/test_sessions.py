@@ -9,8 +9,8 @@ import re
 import pytest
 from playwright.async_api import Route, expect
 
-from tests.flows.up_process import begun, ok, reached
 from tests.page.looking import Looker
+from tests.support.up_process import begun, ok, reached
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 MARKDOWN = """# Found

@@ -11,10 +11,10 @@ import pytest
 from playwright.async_api import expect
 
 from evoclaw.edge.invitations import qr_rows
-from tests.cli.support import Shell
-from tests.flows.up_process import ok
 from tests.page.house import SECOND, House
 from tests.page.looking import PHONE, Looker
+from tests.support.command_line import Shell
+from tests.support.up_process import ok
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 PAGES = [

@@ -33,6 +33,8 @@ from evoclaw.providers.names import ask
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
 
+pytestmark = pytest.mark.process
+
 HERE = Path(__file__).with_name("aimock")
 FOLDER = Path(sys.prefix, "aimock")
 CLI = FOLDER / "node_modules" / "@copilotkit" / "aimock" / "dist" / "cli.js"

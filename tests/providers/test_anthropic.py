@@ -23,7 +23,8 @@ from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.anthropic import AnthropicProvider
 from evoclaw.providers.http import Http
-from tests.providers.asking import (
+from tests.support.llm_servers import anthropic_says, event, serving, streamed
+from tests.support.provider_requests import (
     PIXEL,
     SEEING,
     WEATHER,
@@ -33,7 +34,6 @@ from tests.providers.asking import (
     provider_for,
     reply_of,
 )
-from tests.providers.llm_servers import anthropic_says, event, serving, streamed
 
 HINT = {"type": "ephemeral"}
 CALL = {"type": "tool_use", "name": "get_temperature"}

@@ -8,8 +8,8 @@ from evoclaw.core.errors import ProviderErrorKind
 from evoclaw.core.events import Replied, TextDelta
 from evoclaw.core.messages import Finish, Usage
 from evoclaw.providers.http import Http
-from tests.providers.asking import asks, error_of, events_of, provider_for
-from tests.providers.llm_servers import all_captures, capture, serving
+from tests.support.llm_servers import all_captures, capture, serving
+from tests.support.provider_requests import asks, error_of, events_of, provider_for
 
 DIALECTS = {
     "/v1/chat/completions": "openai",

@@ -6,7 +6,7 @@ from evoclaw.core.messages import Reply, ToolCall, user
 from evoclaw.core.ports import AllowAll, Ports
 from evoclaw.core.run import run
 from evoclaw.providers.direct import Direct
-from tests.core.support import echo_table
+from tests.support.loop import echo_table
 
 
 async def test_a_call_is_run_and_its_result_is_the_answer() -> None:

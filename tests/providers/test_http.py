@@ -18,10 +18,11 @@ from evoclaw.providers.exchange import endpoint
 from evoclaw.providers.http import Http, Retry, retry_after
 from evoclaw.providers.refusals import Trouble, clean, refused
 from evoclaw.providers.sse import MAX_PAYLOAD, Events, Lines
-from tests.providers.asking import asks, provider_for, reply_of
-from tests.providers.llm_servers import openai_says, serving, streamed
+from tests.support.llm_servers import openai_says, serving, streamed
+from tests.support.provider_requests import asks, provider_for, reply_of
 
 
+@pytest.mark.process
 def test_importing_the_providers_imports_no_http_client() -> None:
     code = (
         "import sys, evoclaw.providers.openai, evoclaw.providers.anthropic, "

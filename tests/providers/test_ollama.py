@@ -11,7 +11,8 @@ from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.http import Http
 from evoclaw.providers.ollama import OllamaProvider
-from tests.providers.asking import (
+from tests.support.llm_servers import ollama_says, serving, streamed
+from tests.support.provider_requests import (
     PIXEL,
     SEEING,
     WEATHER,
@@ -21,7 +22,6 @@ from tests.providers.asking import (
     provider_for,
     reply_of,
 )
-from tests.providers.llm_servers import ollama_says, serving, streamed
 
 NDJSON = "application/x-ndjson"
 

@@ -14,7 +14,8 @@ from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.http import Http
 from evoclaw.providers.openai import OpenAIProvider
-from tests.providers.asking import (
+from tests.support.llm_servers import chunk, event, openai_says, serving, streamed, whole
+from tests.support.provider_requests import (
     AT_ONCE,
     PIXEL,
     SEEING,
@@ -25,7 +26,6 @@ from tests.providers.asking import (
     provider_for,
     reply_of,
 )
-from tests.providers.llm_servers import chunk, event, openai_says, serving, streamed, whole
 
 DONE = "data: [DONE]\n\n"
 

@@ -62,6 +62,7 @@ def test_other_vendors_are_found_under_the_names_of_the_table() -> None:
         assert (prices(name)(name.partition("/")[2], Usage(10**6)) or 0) > 0
 
 
+@pytest.mark.process
 def test_the_table_is_not_loaded_before_a_price_is_asked_for() -> None:
     code = (
         "import sys; from evoclaw.core.messages import Usage;"

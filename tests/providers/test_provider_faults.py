@@ -14,8 +14,7 @@ from evoclaw.core.errors import ProviderErrorKind as Kind
 from evoclaw.core.events import Replied, ReplyRetried, TextDelta
 from evoclaw.core.messages import Usage
 from evoclaw.providers.http import Http, Retry
-from tests.providers.asking import asks, error_of, events_of, provider_for, reply_of
-from tests.providers.llm_servers import (
+from tests.support.llm_servers import (
     Answer,
     anthropic_says,
     chunk,
@@ -31,6 +30,7 @@ from tests.providers.llm_servers import (
     until_close,
     whole,
 )
+from tests.support.provider_requests import asks, error_of, events_of, provider_for, reply_of
 
 SAYS: dict[str, Callable[..., list[str]]] = {
     "openai": openai_says,

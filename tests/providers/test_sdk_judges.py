@@ -16,9 +16,8 @@ from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.http import Http
 from evoclaw.providers.sse import Events
-from tests.lazy import lazily
-from tests.providers.asking import CONVERSATION, SEEING, WEATHER, history, provider_for, reply_of
-from tests.providers.llm_servers import (
+from tests.support.lazy_imports import LazyModule
+from tests.support.llm_servers import (
     Answer,
     anthropic_says,
     capture,
@@ -27,15 +26,25 @@ from tests.providers.llm_servers import (
     serving,
     streamed,
 )
+from tests.support.provider_requests import (
+    CONVERSATION,
+    SEEING,
+    WEATHER,
+    history,
+    provider_for,
+    reply_of,
+)
 
 if TYPE_CHECKING:
     import anthropic
     import openai
 else:
-    anthropic, openai = lazily("anthropic"), lazily("openai")
+    anthropic, openai = LazyModule("anthropic"), LazyModule("openai")
 
+# To import the three libraries takes seconds.
+pytestmark = pytest.mark.slow
 # Not typed well enough for a strict checker.
-OLLAMA: Any = lazily("ollama")
+OLLAMA: Any = LazyModule("ollama")
 SAYS = {"openai": openai_says, "anthropic": anthropic_says, "ollama": ollama_says}
 CALLS = (ToolCall("c1", "f", '{"a": [1, {"b": null}]}'), ToolCall("c2", "g", "not JSON"))
 SHORT: tuple[Message, ...] = (

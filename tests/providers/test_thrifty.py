@@ -21,8 +21,8 @@ from evoclaw.governance.budget.settings import BudgetSettings
 from evoclaw.governance.budget.terms import Terms
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
 from evoclaw.providers.thrifty import Thrifty
-from tests.core.support import Table, run, tool
-from tests.governance.budget.support import Person
+from tests.support.budgets import Person
+from tests.support.loop import Table, run, tool
 
 
 async def long_answer(call: Call, progress: object) -> str:

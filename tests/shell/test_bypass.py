@@ -24,9 +24,10 @@ from evoclaw.governance.rules.examples import example_call
 from evoclaw.governance.rules.policy import Rules
 from tests.shell import attacks
 from tests.shell.sandbox import FuzzSandbox, why_not
+from tests.support.properties import examples
 
 FUZZ = int(os.environ.get("EVOCLAW_FUZZ", "0"))
-EXAMPLES = FUZZ or 200
+EXAMPLES = FUZZ or examples(200)
 RULES = {
     "program": 'programs = ["marker"]\ndenies = ["marker"]',
     "write": 'paths = ["forbidden"]\naccess = "write"\ndenies = ["> forbidden"]',
@@ -37,7 +38,7 @@ RULES = {
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 MARKS = {"program": "ran", "write": "forbidden", "read": "secret", "domain": "connected"}
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 class Attempts:
@@ -115,11 +116,11 @@ def tally() -> Generator[None]:
         Path(path).write_text(json.dumps(TALLY))
 
 
-def fuzz(attempts: Attempts, attempt: Callable[[Callable[..., Any]], bool], examples: int) -> None:
+def fuzz(attempts: Attempts, attempt: Callable[[Callable[..., Any]], bool], count: int) -> None:
     """Try many times, and say what came of it."""
 
     @settings(
-        max_examples=examples,
+        max_examples=count,
         deadline=None,
         database=None,
         derandomize=not FUZZ,
@@ -176,7 +177,7 @@ def test_the_same_commands_get_through_where_nothing_judges_them(
     attempts = Attempts(sandbox, kind)
     found: list[bool] = []
 
-    @settings(max_examples=25, deadline=None, database=None, derandomize=True,
+    @settings(max_examples=examples(25), deadline=None, database=None, derandomize=True,
               suppress_health_check=CHECKS)  # fmt: skip
     @given(st.data())
     def run(data: st.DataObject) -> None:

@@ -13,7 +13,7 @@ from evoclaw.cli import exits
 from evoclaw.cli.skills import skills
 from evoclaw.core.errors import ConfigError
 from evoclaw.skills.approvals import ApprovalFile
-from tests.skills.support import guide, load, put, put_tool
+from tests.support.skills import guide, load, put, put_tool
 
 
 class House:

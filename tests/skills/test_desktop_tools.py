@@ -37,7 +37,7 @@ from evoclaw.skills.generated import (
 from evoclaw.skills.manifest import read_manifest
 from evoclaw.skills.watching import Shelf
 from evoclaw.tools.sets import everything
-from tests.skills.support import load
+from tests.support.skills import load
 
 FOLDER = shipped() / NAME
 
@@ -126,6 +126,7 @@ def test_a_tool_that_is_added_only_needs_its_files_written_again(tmp_path: Path)
     assert (program.tool.timeout, program.tool.resources) == (1.5, ())
 
 
+@pytest.mark.process
 def test_a_tool_can_be_called_by_hand(dt: Programs, tmp_path: Path) -> None:
     assert dt("write", "--path=a.txt", stdin="one\ntwo\n").returncode == 0
     assert (tmp_path / "a.txt").read_text() == "one\ntwo\n"
@@ -136,6 +137,7 @@ def test_a_tool_can_be_called_by_hand(dt: Programs, tmp_path: Path) -> None:
     assert "one" not in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -156,6 +158,7 @@ def test_what_does_not_work_by_hand_is_told(
     assert not done.stdout
 
 
+@pytest.mark.process
 def test_a_program_of_another_name_says_which_there_are(tmp_path: Path) -> None:
     write_programs(tmp_path, ["nothing"], sys.executable)
     dt = Programs(tmp_path / "bin", tmp_path)
@@ -164,6 +167,7 @@ def test_a_program_of_another_name_says_which_there_are(tmp_path: Path) -> None:
     assert "there are: " in done.stderr
 
 
+@pytest.mark.process
 def test_what_the_manifest_makes_of_a_call_is_what_the_program_reads(
     dt: Programs, tmp_path: Path
 ) -> None:
@@ -176,6 +180,7 @@ def test_what_the_manifest_makes_of_a_call_is_what_the_program_reads(
     assert (tmp_path / "-x").read_text() == "hello"
 
 
+@pytest.mark.process
 def test_a_tool_that_needs_a_run_says_so(dt: Programs) -> None:
     done = dt("sessions_list")
     assert done.returncode == 2

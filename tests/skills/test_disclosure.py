@@ -13,7 +13,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.skills.disclosure import Disclosure, catalogue, instructions, narrow
 from evoclaw.skills.watching import Shelf
 from evoclaw.tools.skill import SkillTexts, skill
-from tests.skills.support import guide, load, put, put_tool
+from tests.support.skills import guide, load, put, put_tool
 
 
 def offered(*names: str) -> list[Tool]:

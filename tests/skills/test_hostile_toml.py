@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from evoclaw.skills.folders import SkillRefused
 from evoclaw.skills.generated import NAME, shipped
 from evoclaw.skills.manifest import read_manifest
-from tests.skills.support import load, put
+from tests.support.properties import examples
+from tests.support.skills import load, put
 
 CORPUS = Path(__file__).parents[2] / ".venv" / "toml-test" / "tests"
 SHIPPED = (shipped() / NAME / "skill.toml").read_text()
@@ -33,13 +34,13 @@ def never_surprises(text: str) -> None:
         assert refused.reason
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
 def test_fault_59_pieces_of_toml_in_any_order_never_surprise(pieces: list[str]) -> None:
     never_surprises(" ".join(pieces))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_fault_59_a_manifest_that_was_tampered_with_never_surprises(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(SHIPPED)))

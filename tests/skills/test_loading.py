@@ -11,7 +11,7 @@ import pytest
 from evoclaw.skills.folders import MAX_FILES, SkillRefused, digest
 from evoclaw.skills.manifest import MAX_TOOLS
 from evoclaw.skills.watching import Shelf
-from tests.skills.support import HELLO, guide, load, manifest, put, put_tool, reasons
+from tests.support.skills import HELLO, guide, load, manifest, put, put_tool, reasons
 
 PROPERTY = '[tools.parameters.properties.x]\ntype = "string"\n'
 

@@ -16,7 +16,8 @@ from evoclaw.skills.folders import SkillRefused
 from evoclaw.skills.frontmatter import FrontMatterError
 from evoclaw.skills.loading import load_skill
 from evoclaw.skills.markdown import Guide, read_guide
-from tests.skills.support import guide, put
+from tests.support.properties import examples
+from tests.support.skills import guide, put
 
 validator: Any = pytest.importorskip("skills_ref.validator")
 reference: Any = pytest.importorskip("skills_ref.parser")
@@ -174,7 +175,7 @@ def test_an_empty_list_of_tools_means_none() -> None:
     assert read(guide("x")).allowed is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.text(alphabet="ab:-'\"|>#&*[]{}, \\\n!?%1", max_size=30), max_size=6))
 def test_what_is_read_is_read_as_the_reference_does_or_not_at_all(lines: list[str]) -> None:
     text = "\n".join(f"k{number}: {line}" for number, line in enumerate(lines))

@@ -18,7 +18,7 @@ from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import read, write
 from evoclaw.tools.search import grep
 from evoclaw.tools.skill import SkillTexts, skill
-from tests.skills.support import guide, put
+from tests.support.skills import guide, put
 
 
 def narrowed(root: Path) -> Pipeline:

@@ -18,7 +18,9 @@ from evoclaw.skills.approvals import ApprovalFile
 from evoclaw.skills.binary import Sandboxes
 from evoclaw.skills.executing import SkillExecutor
 from evoclaw.skills.watching import Shelf
-from tests.skills.support import manifest, put, put_tool
+from tests.support.skills import manifest, put, put_tool
+
+pytestmark = pytest.mark.process
 
 ECHO = """\
 #!/bin/sh

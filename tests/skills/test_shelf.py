@@ -9,7 +9,7 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.skills.approvals import ApprovalFile
 from evoclaw.skills.watching import Shelf
-from tests.skills.support import guide, manifest, put, put_tool, reasons
+from tests.support.skills import guide, manifest, put, put_tool, reasons
 
 
 class Clock:

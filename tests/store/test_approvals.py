@@ -20,7 +20,7 @@ from evoclaw.store.governing.approvals import (
     Standing,
     StoredApproval,
 )
-from tests.store.places import Place
+from tests.support.databases import Place
 
 DAY = 86_400.0
 ROOT = Path(__file__).parents[2]
@@ -253,10 +253,11 @@ async def test_a_changed_answer_is_noticed(tmp_path: Path) -> None:
         await Place(tmp_path / "evoclaw.db").open(SCHEMA)
 
 
+@pytest.mark.process
 async def test_two_processes_claim_and_answer_at_the_same_time(place: Place) -> None:
     script = """
 import asyncio, sys
-from tests.store.places import Place
+from tests.support.databases import Place
 from tests.store.test_approvals import approve, claim, opened, standing
 
 async def main():

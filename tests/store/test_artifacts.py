@@ -13,7 +13,7 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.calls.artifacts import Artifact, Artifacts, Excerpt, Line, NoArtifact
 from evoclaw.store.databases.sqlite import StoreFull
-from tests.store.support import fill, open_descriptors, small_disk
+from tests.support.stores import fill, open_descriptors, small_disk
 
 WAIT = 20.0
 LINES = b"".join(b"line %d\n" % number for number in range(1, 100_001))
@@ -194,6 +194,7 @@ async def test_the_oldest_make_room_for_the_newest(tmp_path: Path) -> None:
     assert held(tmp_path) == names_of(*put[1:])
 
 
+@pytest.mark.process
 async def test_fault_26_no_room_leaves_nothing_half_done(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         artifacts = Artifacts(disk / "artifacts")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 
 from evoclaw.core.errors import Standstill
 from evoclaw.store.databases.database import Conflict, StoreAway, StoreError
+from tests.support.waiting import until_sync
 
 pytest.importorskip("psycopg")
 
@@ -46,6 +45,7 @@ def test_what_is_wrong_with_a_statement_is_no_reason_to_wait() -> None:
     assert not isinstance(wrong, Standstill)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("last", ["execute", "executemany"])
 def test_who_stops_in_the_midst_of_a_transaction_loses_it_whatever_it_did_last(
     postgres_url: str, last: str, monkeypatch: pytest.MonkeyPatch
@@ -65,7 +65,7 @@ def test_who_stops_in_the_midst_of_a_transaction_loses_it_whatever_it_did_last(
         else:
             spoken.executemany("INSERT INTO things VALUES (?)", [(1,), (2,)])
         find = "SELECT 1 FROM pg_stat_activity WHERE pid = %s"
-        until(lambda: other.execute(find, (raw.info.backend_pid,)).fetchone() is None)
+        until_sync(lambda: other.execute(find, (raw.info.backend_pid,)).fetchone() is None)
 
 
 async def test_who_stops_where_the_server_does_not_notice_is_put_out_by_those_who_wait(
@@ -120,11 +120,3 @@ async def test_who_has_its_turn_for_long_and_works_is_waited_for(
         await busy.commit()
         assert await writing == (1,)
         await database.close()
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Nothing tells when a server has ended a connection."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it still has its transaction"
-        time.sleep(0.05)

@@ -17,7 +17,7 @@ from evoclaw.store.channels import (
     StoredDelivery,
     StoredLetter,
 )
-from tests.store.places import Place
+from tests.support.databases import Place
 
 
 class Clock:

@@ -19,8 +19,8 @@ from evoclaw.store.calls.command_values import (
 )
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.sqlite import StoreError, StoreFull
-from tests.store.places import Place
-from tests.store.support import child, fill, output, small_disk
+from tests.support.databases import Place
+from tests.support.stores import child, fill, output, small_disk
 
 LATER = 2000.0
 
@@ -171,6 +171,7 @@ async def test_fault_16_what_was_never_sent_expires_and_what_was_sent_does_not(
         assert len(await store.notes("queued")) == 1
 
 
+@pytest.mark.slow
 async def test_fault_15_ten_thousand_wait_and_the_next_is_refused_at_once(tmp_path: Path) -> None:
     place = Place(tmp_path / "evoclaw.db")  # a server would count as well, and take its time
     async with await opened(place) as store:
@@ -207,6 +208,7 @@ async def test_closed_commands_are_forgotten_with_their_notes(place: Place) -> N
             await put(store, "more", cap=1)
 
 
+@pytest.mark.process
 async def test_fault_26_a_full_disk_refuses_commands_and_keeps_the_others(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         async with await CommandStore.open(disk / "commands.db") as store:
@@ -221,6 +223,7 @@ async def test_fault_26_a_full_disk_refuses_commands_and_keeps_the_others(tmp_pa
             assert (await put(store, "after")).kind is Kind.NEW
 
 
+@pytest.mark.process
 def test_two_processes_share_a_store_and_each_command_is_new_to_one(tmp_path: Path) -> None:
     path = tmp_path / "commands.db"
     with child("commands", path, 200, 150) as one, child("commands", path, 200, 150) as other:

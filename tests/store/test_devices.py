@@ -24,8 +24,8 @@ from evoclaw.trust.pairing import (
     Surface,
 )
 from evoclaw.trust.shared_devices import SharedBook
-from tests.fleet.support import until
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.waiting import until
 
 NOW = 1_000.0
 TOOLS = [("read", "r1"), ("bash", "b1")]

@@ -12,7 +12,7 @@ from evoclaw.store.databases.tables import tables_of
 from evoclaw.store.governing.approvals import Claim, StoredApproval
 from evoclaw.store.sessions.sessions import Session
 from evoclaw.wiring.store import every_part, open_store, opened
-from tests.store.places import Place
+from tests.support.databases import Place
 
 
 async def test_every_kind_of_store_is_in_one_database(place: Place) -> None:

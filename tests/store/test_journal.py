@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.calls.journal import CallState, Entry, Journal, Kind, Row
 from evoclaw.store.databases.sqlite import DamagedStore, StoreFull
-from tests.store.support import fill, flip, killed_after, small_disk
+from tests.support.properties import examples
+from tests.support.stores import fill, flip, killed_after, small_disk
 
 T = TypeVar("T")
 TERMINAL = [state for state in CallState if state.terminal]
@@ -205,6 +206,7 @@ async def test_small_values_and_their_versions_are_kept(tmp_path: Path) -> None:
         assert [version.n for version in await journal.versions("genome")] == [5, 4]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [1, 50, 200])
 def test_killed_at_any_time_every_step_that_returned_is_in_the_journal(
     tmp_path: Path, count: int
@@ -225,6 +227,7 @@ def test_killed_at_any_time_every_step_that_returned_is_in_the_journal(
     asyncio.run(check())
 
 
+@pytest.mark.process
 async def test_fault_26_on_a_full_disk_nothing_is_taken_in_and_nothing_is_lost(
     tmp_path: Path,
 ) -> None:
@@ -399,4 +402,6 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 TestJournalMachine = JournalMachine.TestCase
-TestJournalMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestJournalMachine.settings = settings(
+    max_examples=examples(25), stateful_step_count=25, deadline=None
+)

@@ -18,16 +18,16 @@ from evoclaw.store.databases.opening import DamagedStore
 from evoclaw.store.databases.sqlite import StoreError
 from evoclaw.store.governing.books import Books
 from evoclaw.store.governing.ledger import BEHIND, FORGOTTEN, KEPT, StoredLedger
-from tests.governance.budget.support import Clock, account
-from tests.store.places import Place
-from tests.store.places import opened_ledger as opened
-from tests.store.support import ROOT
+from tests.support.budgets import Clock, account
+from tests.support.databases import Place
+from tests.support.databases import opened_ledger as opened
+from tests.support.stores import ROOT
 
 RUN = ("tenant", "run")
 RACER = """
 import asyncio, sys, time
 from evoclaw.core.ledgers import Limit, Reservation
-from tests.store.places import Place, opened_ledger as opened
+from tests.support.databases import Place, opened_ledger as opened
 
 async def main(at, schema, name, most):
     async with opened(Place.of(at, schema), time.time) as ledger:
@@ -74,6 +74,7 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("most", [1, 17])
 async def test_fault_50_five_processes_racing_one_budget_pass_exactly_as_often_as_it_says(
     most: int, place: Place
@@ -96,6 +97,7 @@ async def test_fault_50_five_processes_racing_one_budget_pass_exactly_as_often_a
         assert (await account(ledger, "run")).spent == {"calls": most}
 
 
+@pytest.mark.process
 async def test_after_kill_9_nothing_is_forgotten_and_what_was_open_is_found_by_its_id(
     tmp_path: Path,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sqlite3
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,26 +26,18 @@ from evoclaw.store.memory import (
     why_unsearchable,
     words_of,
 )
-from tests.observe.servers import postgres, why_no_postgres
+from tests.support.properties import examples
 
 UNTRUSTED = Label(untrusted=True, sources=("webfetch",))
 ODD = ('"', "NEAR(", "a AND", "whose : x", "*", "^a", "-", "' OR 1=1 --", "\0", "\ud800", "a\0b c")
 """Each of these means something to a query language."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Generator[str]:
-    if why := why_no_postgres():
-        pytest.skip(why)
-    with postgres() as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.process)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     if request.param == "sqlite":
         return tmp_path / "evoclaw.db"
-    return request.getfixturevalue("server")
+    return request.getfixturevalue("postgres_url")
 
 
 @asynccontextmanager
@@ -242,7 +234,7 @@ def test_no_text_is_a_syntax_error(query: str) -> None:
 
 @given(st.lists(st.text(max_size=30), max_size=8))
 @settings(
-    max_examples=15,
+    max_examples=examples(15),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,
 )

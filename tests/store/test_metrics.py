@@ -42,7 +42,7 @@ from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.forgetting import OF_RUNS, OF_SESSIONS
 from evoclaw.store.sessions.retention import forget_sessions
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent, StoredRun
-from tests.store.places import Place
+from tests.support.databases import Place
 
 SCHEMAS = (session_tables.SCHEMA, queue.SCHEMA, metrics_tables.SCHEMA)
 EVER = MetricsWindow("local", 0.0, 10_000.0)

@@ -19,7 +19,7 @@ from evoclaw.store.databases.moving import MANIFEST, NotMoved, export_to, import
 from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApproval
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
-from tests.store.places import SCHEMAS, Place
+from tests.support.databases import SCHEMAS, Place
 
 
 def now() -> float:

@@ -15,9 +15,9 @@ from evoclaw.store.databases.database import Connection, Database
 from evoclaw.store.databases.listening import listen
 from evoclaw.store.databases.notices import LARGEST, WANTED, Kind, Notice, Notices, letters_of
 from evoclaw.store.databases.postgres_link import Server
-from tests.store.places import Place
-from tests.store.servers import Postgres
-from tests.store.support import SCHEMA, add, names
+from tests.support.databases import Place
+from tests.support.postgres import Postgres
+from tests.support.stores import SCHEMA, add, names
 
 STANDS = Notice(Kind.STANDS, "local", "r1")
 KEPT = Notice(Kind.KEPT, "local", "r1")

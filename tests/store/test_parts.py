@@ -14,8 +14,8 @@ from evoclaw.store.databases.database import DamagedStore
 from evoclaw.store.databases.parts import open_database
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore
-from tests.store.places import SCHEMAS, Place
-from tests.store.support import flip
+from tests.support.databases import SCHEMAS, Place
+from tests.support.stores import flip
 
 SESSIONS, COMMANDS = session_tables.SCHEMA, command_tables.SCHEMA
 

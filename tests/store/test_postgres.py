@@ -18,14 +18,17 @@ import pytest
 from evoclaw.core.errors import ConfigError, Standstill
 from evoclaw.store.databases.database import Connection, Database, StoreError, Undecided
 from evoclaw.store.databases.parts import open_database
-from tests.ports import free_port
-from tests.store.places import Place
-from tests.store.servers import Postgres, why_no_postgres
-from tests.store.support import ROOT
 from tests.store.test_contract import THINGS, add, names, nothing, seen_by_others
+from tests.support.databases import Place
+from tests.support.ports import free_port
+from tests.support.postgres import Postgres, why_no_postgres
+from tests.support.stores import ROOT
 
 WAIT = 30.0
-pytestmark = pytest.mark.skipif(bool(why_no_postgres()), reason=why_no_postgres() or "there is one")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(bool(why_no_postgres()), reason=why_no_postgres() or "there is one"),
+]
 
 
 class Cable:
@@ -180,6 +183,7 @@ async def test_a_connection_lost_in_the_middle_is_made_again(postgres_server: Po
         assert await seen_by_others(place) == ["promised", "one", "two"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
 async def test_a_server_that_is_started_again_is_used_again(how: signal.Signals) -> None:
     server = Postgres()
@@ -204,7 +208,7 @@ async def test_a_server_that_is_started_again_is_used_again(how: signal.Signals)
 
 HOLDER = """
 import asyncio, sys
-from tests.store.places import Place
+from tests.support.databases import Place
 from tests.store.test_contract import THINGS, add
 
 async def main():

@@ -23,14 +23,15 @@ from evoclaw.store.databases.database import Connection, Database, StoreError
 from evoclaw.store.databases.orders import Broken
 from evoclaw.store.governing.rates import OFTEN, SCHEMA, RateCounts
 from tests.governance.test_rates import ANN, Clock, allowed, call
-from tests.store.places import Place
-from tests.store.servers import Postgres
-from tests.store.support import ROOT
+from tests.support.databases import Place
+from tests.support.postgres import Postgres
+from tests.support.properties import examples
+from tests.support.stores import ROOT
 
 RACER = """
 import asyncio, sys, time
 from evoclaw.store.governing.rates import SCHEMA, RateCounts
-from tests.store.places import Place
+from tests.support.databases import Place
 
 async def main(at, schema, marks, per_minute, burst, refusals):
     database = await Place.of(at, schema).open(SCHEMA)
@@ -94,7 +95,7 @@ async def test_limits_are_those_of_any_other_rate(place: Place) -> None:
         assert await allowed(two, 9, tool="read") == 3
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gaps=st.lists(st.floats(0, 30), max_size=60),
     per_minute=st.integers(0, 9),
@@ -188,6 +189,7 @@ def race(
     return [(float(line[0]), float(line[1])) for line in lines if len(line) == 2]
 
 
+@pytest.mark.process
 async def test_three_processes_together_never_come_more_often_than_one_may(
     postgres_url: str, tmp_path: Path
 ) -> None:
@@ -200,6 +202,7 @@ async def test_three_processes_together_never_come_more_often_than_one_may(
         assert eighth - first > 0.999
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("killed", [-1, 1])
 async def test_a_minute_is_shared_by_all_also_if_one_is_killed(
     postgres_url: str, tmp_path: Path, killed: int
@@ -213,6 +216,7 @@ async def test_a_minute_is_shared_by_all_also_if_one_is_killed(
         assert await counts.take([("ann", 100, 0)]) is not None
 
 
+@pytest.mark.process
 async def test_what_cannot_be_counted_is_not_done() -> None:
     server = Postgres()
     try:

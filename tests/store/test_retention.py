@@ -8,7 +8,7 @@ from evoclaw.store.runs import queue
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.retention import forget_sessions
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
-from tests.store.places import Place
+from tests.support.databases import Place
 
 OLD, NEW, BEFORE = 100.0, 1000.0, 500.0
 

@@ -11,7 +11,7 @@ from evoclaw.core.profile import Profile
 from evoclaw.store.databases.database import Conflict
 from evoclaw.store.sessions.sessions import Fenced, Session, SessionStore, Spent
 from evoclaw.store.sessions.tables import SCHEMA
-from tests.store.places import Place
+from tests.support.databases import Place
 
 
 async def opened(place: Place) -> SessionStore:

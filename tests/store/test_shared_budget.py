@@ -21,9 +21,9 @@ from evoclaw.store.databases.postgres import PostgresDatabase
 from evoclaw.store.databases.strands import one_strand
 from evoclaw.store.governing import ledger
 from evoclaw.store.governing.ledger import StoredLedger
-from tests.governance.budget.support import account
-from tests.store.places import Place
-from tests.store.support import ROOT
+from tests.support.budgets import account
+from tests.support.databases import Place
+from tests.support.stores import ROOT
 
 DAY = 86_400.0
 LIMITS = {
@@ -39,7 +39,7 @@ from evoclaw.core.ledgers import Reservation
 from evoclaw.store.governing import ledger
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.wiring.store import clock_of
-from tests.store.places import Place
+from tests.support.databases import Place
 from tests.store.test_shared_budget import LIMITS
 
 TENANT, CLERK = "tenant:local", "tenant:local/agent:clerk"
@@ -120,6 +120,8 @@ def spend(place: Place, marks: Path) -> list[int]:
             one.communicate()
 
 
+@pytest.mark.slow
+@pytest.mark.process
 async def test_three_processes_one_of_them_killed_never_spend_more_than_there_is(
     postgres_url: str, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.store.sessions.sheets import SCHEMA, StoredCanvas, StoredCanvases
 from evoclaw.tools.canvas import Canvas, canvas
-from tests.store.places import Place
+from tests.support.databases import Place
 
 
 async def use(board: StoredCanvas, **arguments: JSON) -> ToolResult:

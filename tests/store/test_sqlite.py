@@ -26,7 +26,7 @@ from evoclaw.store.databases.database import (
 )
 from evoclaw.store.databases.opening import beside
 from evoclaw.store.databases.sqlite import SqliteDatabase
-from tests.store.support import (
+from tests.support.stores import (
     SCHEMA,
     add,
     child,
@@ -219,6 +219,7 @@ async def test_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> 
     assert open_descriptors(tmp_path) == []
 
 
+@pytest.mark.process
 def test_killed_at_any_time_everything_acknowledged_is_there(tmp_path: Path) -> None:
     for count in (1, 40, 333):
         path = tmp_path / f"{count}.db"
@@ -231,6 +232,7 @@ def test_killed_at_any_time_everything_acknowledged_is_there(tmp_path: Path) -> 
         assert set(said) <= set(asyncio.run(found()))
 
 
+@pytest.mark.process
 def test_processes_that_make_one_file_at_the_same_time_share_it(tmp_path: Path) -> None:
     path = tmp_path / "things.db"
     with child("open", path) as first, child("open", path) as second, child("open", path) as third:
@@ -285,6 +287,7 @@ async def test_a_place_that_cannot_be_used_is_said(tmp_path: Path) -> None:
             await opened(path)
 
 
+@pytest.mark.process
 async def test_fault_26_a_full_disk_refuses_writes_and_works_again_when_there_is_room(
     tmp_path: Path,
 ) -> None:
@@ -314,6 +317,7 @@ async def test_fault_26_a_full_disk_refuses_writes_and_works_again_when_there_is
             assert await database.read(names) == ["first", *stored, "last"]
 
 
+@pytest.mark.process
 async def test_fault_26_no_room_to_begin_is_not_taken_for_damage(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         ballast = fill(disk)
@@ -466,6 +470,7 @@ async def test_a_log_torn_at_its_end_is_what_a_power_cut_leaves(tmp_path: Path) 
         assert found == [f"row {number}" for number in range(len(found))]
 
 
+@pytest.mark.process
 async def test_fault_26_what_was_promised_before_the_disk_was_full_is_kept_when_there_is_room(
     tmp_path: Path,
 ) -> None:
@@ -487,6 +492,7 @@ async def test_fault_26_what_was_promised_before_the_disk_was_full_is_kept_when_
             assert await database.read(names) == ["one", "promised", "two"]
 
 
+@pytest.mark.process
 async def test_what_was_promised_and_cannot_be_kept_is_said_when_it_is_closed(
     tmp_path: Path,
 ) -> None:
@@ -499,6 +505,7 @@ async def test_what_was_promised_and_cannot_be_kept_is_said_when_it_is_closed(
             await database.close()
 
 
+@pytest.mark.process
 async def test_what_was_promised_and_became_impossible_stops_all_writing(tmp_path: Path) -> None:
     """Who is told that it was done must never find out by chance that it was not."""
     with small_disk(tmp_path / "disk") as disk:

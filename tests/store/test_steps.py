@@ -12,8 +12,8 @@ from evoclaw.core.events import StopReason
 from evoclaw.core.labels import Principal
 from evoclaw.orchestrator.errands import Errand
 from evoclaw.store.runs.queue import RunQueue
-from tests.orchestrator.running import Service, service
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.runs import Service, service
 
 ANN = Principal(user="ann")
 

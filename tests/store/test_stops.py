@@ -13,9 +13,9 @@ from evoclaw.governance.shared_stops import FILE, NotShared, StopBoard, followin
 from evoclaw.governance.stops import Kind, Stop, StopFile, Stops
 from evoclaw.store.governing.stops import SCHEMA, StopStore
 from evoclaw.wiring.oversight import open_stops, stop_files
-from tests.fleet.support import until
-from tests.ports import free_port
-from tests.store.places import Place
+from tests.support.databases import Place
+from tests.support.ports import free_port
+from tests.support.waiting import until
 
 ALL = Stop(Kind.ALL, reason="smoke", by="ann", at=1.0)
 BASH = Stop(Kind.TOOL, "bash", by="ann", at=2.0)

@@ -35,8 +35,9 @@ from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApprov
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
-from tests.observe.support import NOON, fields, warm_in
-from tests.store.places import Place
+from tests.support.audit import NOON, fields, warm_in
+from tests.support.databases import Place
+from tests.support.properties import examples
 
 A, B = "acme", "local"
 IDS = ("one", "two")
@@ -273,7 +274,7 @@ async def done(program: Sequence[Step]) -> list[object]:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_fault_56_a_tenant_sees_what_it_would_see_if_no_other_were_there(
     group: str, data: st.DataObject

@@ -16,7 +16,7 @@ from evoclaw.store.workflows.workflows import (
     StoredSchedule,
     WorkflowStore,
 )
-from tests.store.places import Place
+from tests.support.databases import Place
 
 RUNNING = Kept("running")
 

@@ -19,8 +19,8 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.url_guard import UrlGuard
 from evoclaw.tools.browser import MOST, UNTRUSTED, Browser, browser
 from evoclaw.tools.fake import FakeOps
-from tests.executors.web_pages import serving
-from tests.tools.support import call_of
+from tests.support.tool_calls import call_of
+from tests.support.web_pages import serving
 
 
 class Shown(Struct, frozen=True):
@@ -181,6 +181,7 @@ def test_it_needs_the_network_and_nothing_runs_beside_it() -> None:
     assert (made.effect, made.resources) == ("write", ("*",))
 
 
+@pytest.mark.process
 async def test_a_real_page_is_read_and_acted_on() -> None:
     program = find_browser()
     if not isinstance(program, Path):

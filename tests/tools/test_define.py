@@ -15,7 +15,7 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Effect
 from evoclaw.tools.define import tool
 from evoclaw.tools.fake import FakeOps
-from tests.tools.support import use
+from tests.support.tool_calls import use
 
 
 class Point(Struct):

@@ -14,7 +14,7 @@ from evoclaw.tools.diff import unified
 from evoclaw.tools.files import edit
 from evoclaw.tools.patch.applying import apply_patch
 from evoclaw.tools.region import diff_of, is_utf8
-from tests.tools.support import use
+from tests.support.tool_calls import use
 
 LINES = 10 * (1 << 20) // 64
 

@@ -12,7 +12,7 @@ from evoclaw.core.messages import ErrorKind, ImageBlock
 from evoclaw.tools.diff import unified
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import edit, read, write
-from tests.tools.support import use
+from tests.support.tool_calls import use
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

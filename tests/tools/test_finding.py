@@ -18,7 +18,7 @@ from evoclaw.executors.file_survey import SurveyFolder
 from evoclaw.executors.files import LocalFiles
 from evoclaw.tools.search import glob, grep
 from evoclaw.tools.surveying import Surveyable
-from tests.tools.support import use
+from tests.support.tool_calls import use
 
 
 class Far:

@@ -13,8 +13,10 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.git.reading import git_diff, git_log, git_status
 from evoclaw.tools.git.writing import git_branch, git_commit
-from tests.tools.git_support import make, plain
-from tests.tools.support import use
+from tests.support.git import make, plain
+from tests.support.tool_calls import use
+
+pytestmark = pytest.mark.process
 
 EVERY = (git_status, git_diff, git_commit, git_log, git_branch)
 

@@ -12,8 +12,10 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.tools.git.reading import git_diff, git_log, git_status
 from evoclaw.tools.git.writing import git_branch, git_commit
-from tests.tools.git_support import make, plain
-from tests.tools.support import use
+from tests.support.git import make, plain
+from tests.support.tool_calls import use
+
+pytestmark = pytest.mark.process
 
 CALLS: tuple[tuple[BoundTool, dict[str, JSON]], ...] = (
     (git_status, {}),

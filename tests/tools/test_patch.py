@@ -20,7 +20,7 @@ from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.patch.applying import apply_patch
 from evoclaw.tools.patch.formats import LARGEST_PATCH, read_patch
 from evoclaw.tools.patch.places import Work, put_in
-from tests.tools.support import use
+from tests.support.tool_calls import use
 
 TEN = "".join(f"{number}\n" for number in range(1, 11))
 
@@ -470,6 +470,7 @@ def times(work: str, patch: str) -> float:
     return time.process_time() - began
 
 
+@pytest.mark.slow
 def test_hostile_patches_take_bounded_time() -> None:
     same = "a\n" * (4 << 20)
     many = LARGEST_PATCH // 160
@@ -556,6 +557,7 @@ def scrambled(seed: int, folder: Path, ending: str) -> None:
         path.write_bytes(text.encode() if chance.random() < 0.9 else b"")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_git_prints_for_two_trees_makes_one_the_other(
@@ -572,6 +574,7 @@ async def test_what_git_prints_for_two_trees_makes_one_the_other(
         assert ops.files == tree_of(tmp_path / "b"), context
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("seed", range(4))
 async def test_what_git_prints_for_a_commit_is_applied_with_its_renames(
     tmp_path: Path, seed: int
@@ -604,6 +607,7 @@ async def test_what_git_prints_for_a_commit_is_applied_with_its_renames(
         assert "R old name -> new/näme +1 -0 (it has the rights of a new file)" in done.text
 
 
+@pytest.mark.process
 async def test_what_diff_prints_for_two_folders_is_applied(tmp_path: Path) -> None:
     for name, number in (("a", 3), ("b", 1003)):
         (tmp_path / name).mkdir()

@@ -29,7 +29,7 @@ from evoclaw.tools.question import (
     question,
     to_answer,
 )
-from tests.tools.support import call_of
+from tests.support.tool_calls import call_of
 
 COLOUR: dict[str, JSON] = {"question": "Which colour?", "options": ["red", "blue"]}
 

@@ -14,7 +14,7 @@ from evoclaw.executors.files import LocalFiles
 from evoclaw.tools import finding
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.search import glob, grep
-from tests.tools.support import use
+from tests.support.tool_calls import use
 
 FILES = {
     ".gitignore": "node_modules/\n*.pyc\n",

@@ -19,8 +19,8 @@ from evoclaw.tools.sessions import (
     sessions_send,
     task,
 )
-from tests.orchestrator.support import House, agent, house, results
-from tests.tools.support import call_of
+from tests.support.conversations import House, agent, house, results
+from tests.support.tool_calls import call_of
 
 
 def test_all_need_the_permission_session_and_have_sound_schemas() -> None:

@@ -12,7 +12,9 @@ from evoclaw.core.tools import EVERYTHING
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.shell import bash
-from tests.tools.support import use
+from tests.support.tool_calls import use
+
+pytestmark = pytest.mark.process
 
 
 async def test_a_command_answers_with_its_output(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from evoclaw.executors.web_fetch import FetchedPage, WebFetcher
 from evoclaw.executors.web_search import Brave, SearchHit
 from evoclaw.tools.readable import all_text, decoded, is_text, readable
 from evoclaw.tools.web import CodeSearcher, Fetcher, Searcher, codesearch, webfetch, websearch
-from tests.tools.support import call_of
+from tests.support.tool_calls import call_of
 
 ARTICLE = """<!doctype html><html><head><title>How tides &amp; moons
  work</title><style>p {color: red}</style><script>alert('gotcha')</script></head><body>
@@ -311,6 +311,7 @@ def test_fault_62_a_page_made_to_be_slow_is_read_in_time(piece: str) -> None:
     assert len(page.text) <= 1_000_000
 
 
+@pytest.mark.slow
 def test_fault_62_of_a_page_with_very_many_tags_the_beginning_is_read() -> None:
     began = time.process_time()
     page = readable(b"<html><body>" + b"<td>a" * 500_000, "text/html", "https://a.example/")

@@ -7,7 +7,7 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.address import Address, TlsSettings, parse_url
 from evoclaw.transport.mqtt import MqttLink
-from tests.transport.certificates import make_certificates
+from tests.support.certificates import make_certificates
 
 TLS = TlsSettings(ca_file="/ca.pem")
 

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES, Incoming, LinkDown, TooLarge, Will
-from tests.transport.brokers import Broker, mosquitto, nats
-from tests.transport.nets import MemoryNet, MqttNet, Net
-from tests.transport.parties import Recorder, joined, running
+from tests.support.brokers import Broker, mosquitto, nats
+from tests.support.links import MemoryNet, MqttNet, Net
+from tests.support.parties import Recorder, joined, running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["memory", "mosquitto", "nats"])
@@ -367,4 +367,4 @@ async def test_a_cancelled_link_leaves_nothing_behind(net: Net, when: str) -> No
     assert task.cancelled()
     assert not end.link.is_up
     left = asyncio.all_tasks() - before
-    assert [task for task in left if "tests/transport/proxy.py" not in repr(task)] == []
+    assert [task for task in left if "tests/support/fault_proxy.py" not in repr(task)] == []

@@ -15,11 +15,11 @@ import pytest
 
 from evoclaw.transport.link import LinkDown, TooLarge, Will
 from evoclaw.transport.mqtt import Address, MqttLink, TlsSettings
-from tests.transport.bad_brokers import packet
-from tests.transport.brokers import Broker, mosquitto, nats
-from tests.transport.certificates import make_certificates
-from tests.transport.parties import Recorder, joined, running
-from tests.transport.proxy import FaultProxy
+from tests.support.bad_brokers import packet
+from tests.support.brokers import Broker, mosquitto, nats
+from tests.support.certificates import make_certificates
+from tests.support.fault_proxy import FaultProxy
+from tests.support.parties import Recorder, joined, running
 
 
 @asynccontextmanager

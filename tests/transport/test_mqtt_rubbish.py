@@ -9,8 +9,8 @@ import time
 import pytest
 
 from evoclaw.transport.mqtt import MqttLink
-from tests.transport.bad_brokers import DISCONNECT, SUBACK, WELCOME, Peer, bad_broker, packet
-from tests.transport.parties import Recorder, joined, running
+from tests.support.bad_brokers import DISCONNECT, SUBACK, WELCOME, Peer, bad_broker, packet
+from tests.support.parties import Recorder, joined, running
 
 QUICK = 20.0
 """Seconds: less than it takes to give up on a broker that says nothing."""

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from evoclaw.transport.mqtt import Address, MqttLink
-from tests.transport.brokers import Broker, mosquitto
-from tests.transport.parties import Recorder, joined
-from tests.transport.proxy import FaultProxy
+from tests.support.brokers import Broker, mosquitto
+from tests.support.fault_proxy import FaultProxy
+from tests.support.parties import Recorder, joined
 
 Ends = tuple[FaultProxy, MqttLink, Recorder]
 

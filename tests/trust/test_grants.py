@@ -176,6 +176,7 @@ def _public_key(path: Path) -> str:
     return Signer.load_or_create(path).public_key
 
 
+@pytest.mark.process
 def test_processes_that_make_a_key_at_once_get_the_same(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     with context.Pool(4) as pool:
@@ -219,6 +220,7 @@ def test_what_is_no_public_key_is_refused_at_once(key: str) -> None:
         Verifier()
 
 
+@pytest.mark.process
 def test_the_library_is_loaded_only_by_who_signs_or_checks() -> None:
     code = (
         "import sys, evoclaw.trust.grants as grants\n"

@@ -119,6 +119,7 @@ def _won(task: tuple[Path, str]) -> bool:
     return True
 
 
+@pytest.mark.process
 def test_of_many_processes_that_bring_a_token_one_gets_in(tmp_path: Path) -> None:
     tokens = [Pairings(tmp_path).new(None, 600, NOW) for _ in range(10)]
     tasks = [(tmp_path, token) for token in tokens for _ in range(4)]

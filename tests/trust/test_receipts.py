@@ -30,6 +30,7 @@ from evoclaw.trust.receipts import (
     short_id,
     write,
 )
+from tests.support.properties import examples
 
 SEED = bytes(range(32))
 PAYLOAD: dict[str, JSON] = {
@@ -77,7 +78,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_verifier_writes_json_just_as_the_device_does(value: JSON) -> None:
     assert canonical(value).decode() == verify.canonical(value)
     told = json.loads(msgspec.json.encode(value))
@@ -99,7 +100,7 @@ def test_canonical_json_is_that_of_the_standard(value: JSON, text: str) -> None:
 
 
 @given(st.text(min_size=1), st.integers(1, 400))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_long_text_is_written_as_a_short_one_is(text: str, many: int) -> None:
     assert canonical(text * many).decode() == verify.canonical(text * many)
 

@@ -42,7 +42,7 @@ from evoclaw.workflows.ports import AgentAnswer, AgentCall, Done, Ended, ToolAsk
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools, said
 from evoclaw.workflows.views import WorkflowView
 from evoclaw.workflows.workflows import Workflows
-from tests.workflows.support import ANNE, ENDED, PERSON, QUICK, house, until
+from tests.support.workflows import ANNE, ENDED, PERSON, QUICK, house, workflow_when
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -209,6 +209,7 @@ def check_records(records: list[WorkflowRecord]) -> None:
     assert sum(isinstance(record.event, WorkflowFinished) for record in records) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["with its last write", "before a write"])
 async def test_a_process_that_dies_anywhere_leaves_work_that_is_done_once(
     tmp_path: Path, kept: bool
@@ -279,7 +280,7 @@ async def test_a_process_that_slept_through_its_lease_changes_nothing(tmp_path: 
             await store.free_all()
             (row,) = await store.claim("another process", 60, 9)
             go.set()
-            view = await until(made, id_, lambda _: not made.live)
+            view = await workflow_when(made, id_, lambda _: not made.live)
     finally:
         await database.close()
 
@@ -292,7 +293,7 @@ import asyncio, os, sys
 from pathlib import Path
 from evoclaw.workflows.definition import ToolStep, WaitStep, Workflow
 from evoclaw.workflows.scripted import ScriptedTools, said
-from tests.workflows.support import ANNE, ended, house, step_of
+from tests.support.workflows import ANNE, ended, house, step_of
 
 folder = Path(sys.argv[1])
 
@@ -330,6 +331,7 @@ def life(folder: Path, which: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, env=dict(os.environ))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("victim", ["read1", "write1"])
 def test_a_killed_process_goes_on_where_it_was_and_asks_where_it_cannot_know(
     tmp_path: Path, victim: str

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evoclaw.workflows.cron import BadCron, Cron, parse_cron, zone_of
+from tests.support.properties import examples
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -119,7 +120,7 @@ def every_minute(cron: Cron, start: float, zone: ZoneInfo, minutes: int) -> floa
     return min((at for at in found if start < at <= start + minutes * 60), default=None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(crons, st.sampled_from(changes), st.integers(0, 24 * 60))
 def test_the_next_time_is_the_one_that_going_through_every_minute_finds(
     text: str, change: tuple[str, datetime], later: int

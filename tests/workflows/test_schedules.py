@@ -15,7 +15,7 @@ from evoclaw.workflows.definition import ApprovalStep, Input, Schedule, ToolStep
 from evoclaw.workflows.schedules import Schedules
 from evoclaw.workflows.scripted import ScriptedTools
 from evoclaw.workflows.workflows import Workflows
-from tests.workflows.support import Clock, ended, house, kept
+from tests.support.workflows import Clock, ended, house, kept
 
 HOURLY = Workflow(
     "hourly",

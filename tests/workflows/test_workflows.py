@@ -39,7 +39,7 @@ from evoclaw.workflows.errors import (
 from evoclaw.workflows.events import Decision, StepFailed, StepPostponed, WorkflowFinished
 from evoclaw.workflows.ports import AgentAnswer, AgentCall, Done, Ended, ToolAsked, Waiting
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools, never, said
-from tests.workflows.support import (
+from tests.support.workflows import (
     ANNE,
     PERSON,
     Clock,
@@ -49,8 +49,8 @@ from tests.workflows.support import (
     run,
     states,
     step_of,
-    until,
     waiting,
+    workflow_when,
 )
 
 REPORT = Workflow(
@@ -378,7 +378,7 @@ async def test_cancelling_ends_runs_and_workflows_below(tmp_path: Path) -> None:
     agents = ScriptedAgents({"slow": never})
     async with house(tmp_path, inner, outer, agents=agents) as made:
         id_ = (await made.start(ANNE, "outer", {})).id
-        await until(made, id_, lambda _: len(agents.calls) == 2)
+        await workflow_when(made, id_, lambda _: len(agents.calls) == 2)
         assert await made.cancel("local", id_, by="anne", reason="enough")
         view = await ended(made, id_)
         child = await ended(made, step_of(view, "sub").workflow_id)
@@ -394,10 +394,10 @@ async def test_stopping_the_process_cancels_nothing_that_goes_on_elsewhere(tmp_p
     flow = Workflow("w", (ParallelStep("both", steps),))
     async with house(tmp_path, flow, agents=agents, tools=tools) as made:
         id_ = (await made.start(ANNE, "w", {})).id
-        await until(made, id_, lambda _: bool(agents.calls and tools.calls))
+        await workflow_when(made, id_, lambda _: bool(agents.calls and tools.calls))
     assert not agents.cancelled and not tools.cancelled
     async with house(tmp_path, flow, agents=agents, tools=tools) as made:
-        view = await until(made, id_, lambda view: view.steps[2].state == "unknown")
+        view = await workflow_when(made, id_, lambda view: view.steps[2].state == "unknown")
         assert view.steps[1].state == "running"
         await made.cancel("local", id_)
         await ended(made, id_)
@@ -428,7 +428,7 @@ async def test_a_harmless_failure_is_tried_again_after_a_pause(tmp_path: Path) -
         id_ = (await made.start(ANNE, "flaky", {})).id
         pauses: list[float] = []
         for attempt in (1, 2):
-            view = await until(
+            view = await workflow_when(
                 made, id_,
                 lambda v, n=attempt: v.state == "waiting" and v.steps[0].attempts == n,
             )  # fmt: skip

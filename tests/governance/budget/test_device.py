@@ -20,8 +20,7 @@ from evoclaw.governance.budget.settings import ActionLimit, Allowed, BudgetSetti
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.transport.wire import Command
-from tests.core.support import Table
-from tests.governance.budget.support import (
+from tests.support.budgets import (
     READ,
     RELAY,
     WRITE,
@@ -31,7 +30,8 @@ from tests.governance.budget.support import (
     call,
     everything,
 )
-from tests.store.support import ROOT
+from tests.support.loop import Table
+from tests.support.stores import ROOT
 
 TOGGLES = BudgetSettings(
     actions={"relay": ActionLimit(tools=("gpio",), arguments={"action": "toggle"}, most=3)}
@@ -83,9 +83,9 @@ from pathlib import Path
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
 from evoclaw.store.governing.ledger import StoredLedger
-from tests.governance.budget.support import RELAY, call
+from tests.support.budgets import RELAY, call
 from tests.governance.budget.test_device import TOGGLES
-from tests.core.support import Table
+from tests.support.loop import Table
 
 async def die(call, progress):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -99,6 +99,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.process
 async def test_an_action_during_which_the_device_dies_counts(tmp_path: Path) -> None:
     path = tmp_path / "budget.db"
     for number in ("1", "2"):

@@ -12,7 +12,7 @@ from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.governance.budget.policy import Budget
 from evoclaw.governance.budget.settings import Allowed, BudgetSettings
 from evoclaw.governance.budget.terms import Terms
-from tests.governance.budget.support import (
+from tests.support.budgets import (
     BASH,
     EDIT,
     FETCH,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.ledgers import MOST_ENTRIES, Limit, Refusal, Reservation
-from tests.governance.budget.support import KINDS, Clock, account, open_ledger, passed, refused
+from tests.support.budgets import KINDS, Clock, account, open_ledger, passed, refused
 
 RUN = ("tenant", "run")
 CHILD = ("tenant", "run", "child")

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from evoclaw.core.ledgers import Limit, Reservation
 from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.store.governing.ledger import StoredLedger
-from tests.governance.budget.support import Clock
+from tests.support.budgets import Clock
+from tests.support.properties import examples
 
 PATHS = (
     ("tenant", "user", "run1"),
@@ -185,10 +186,10 @@ class StoredMachine(LedgerMachine):
 
 
 quick = settings(
-    max_examples=30, stateful_step_count=30, deadline=None,
+    max_examples=examples(30), stateful_step_count=30, deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 TestMemory = MemoryMachine.TestCase
-TestMemory.settings = settings(quick, max_examples=60)
+TestMemory.settings = settings(quick, max_examples=examples(60))
 TestStored = StoredMachine.TestCase
 TestStored.settings = quick

@@ -25,8 +25,7 @@ from evoclaw.governance.budget.policy import Budget
 from evoclaw.governance.budget.settings import ActionLimit, BudgetSettings, Kinds
 from evoclaw.governance.budget.terms import Terms
 from evoclaw.providers.scripted import Asked, Scripted, calls, says
-from tests.core.support import Table
-from tests.governance.budget.support import (
+from tests.support.budgets import (
     EDIT,
     READ,
     RELAY,
@@ -41,6 +40,7 @@ from tests.governance.budget.support import (
     go,
     results,
 )
+from tests.support.loop import Table
 
 SMALL = Profile(context_tokens=1_000, max_output_tokens=100)
 ALONE = "tenant:local", "run:r"

@@ -18,7 +18,7 @@ from evoclaw.governance.flow.settings import FlowSettings
 from evoclaw.orchestrator.sessions.subruns import Limits
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session, SessionStore
-from tests.orchestrator.support import HELP, LEAD, House, results
+from tests.support.conversations import HELP, LEAD, House, results
 
 WORK = Label(untrusted=True, sources=("work",))
 SETTINGS = FlowSettings(outside=("work",))

@@ -17,6 +17,7 @@ from evoclaw.core.tools import Call, Context
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.governance.flow.settings import FlowSettings
 from tests.governance.flow.mailbox import PAY, SEND, Asked, obey
+from tests.support.properties import examples
 
 MAIL: Asked = ("read_mail", {})
 OUTSIDE = TextBlock("whatever", Label(untrusted=True, sources=("read_mail",)))
@@ -229,7 +230,7 @@ words = st.text("abcdefg.@-'\" ;", min_size=1, max_size=24)
 
 
 @given(words, words)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 async def test_no_spelling_of_a_recipient_passes_that_the_user_did_not_write(
     name: str, strange: str
 ) -> None:
@@ -247,7 +248,7 @@ async def test_no_spelling_of_a_recipient_passes_that_the_user_did_not_write(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=8,
 ))  # fmt: skip
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 async def test_no_text_and_no_value_makes_the_rule_fail(text: str, value: Any) -> None:
     told = History([user(text), ToolResult("c", "read_mail", (OUTSIDE,)), user(f"pay {text}")])
     for outside in (text, json.dumps([{"id": 1, "name": text}])):

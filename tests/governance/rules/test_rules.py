@@ -88,6 +88,7 @@ def test_a_way_around_that_was_once_open_is_shut(command: str, rule: str) -> Non
     assert judge(one_rule(rule), command) is not ALLOW
 
 
+@pytest.mark.process
 def test_a_parser_is_loaded_only_when_a_command_is_judged() -> None:
     script = (
         "import sys; from evoclaw.governance.rules.examples import load_rules, example_call; "

@@ -6,7 +6,7 @@ import pytest
 
 from evoclaw.orchestrator.channels.callbacks import Callback
 from evoclaw.orchestrator.channels.letters import Undelivered
-from tests.orchestrator.channels.posts import posted
+from tests.support.webhook_receiver import posted
 
 
 async def failure(callback: Callback) -> Undelivered:

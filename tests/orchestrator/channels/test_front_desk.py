@@ -17,7 +17,8 @@ from evoclaw.orchestrator.channels.letters import Refused, State, Undelivered
 from evoclaw.orchestrator.runs.runs import State as RunState
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.channels import NewLetter
-from tests.orchestrator.channels.support import Postbox, kitchen, letter, states, until
+from tests.support.channels import Postbox, kitchen, letter, states
+from tests.support.waiting import until
 
 ANN = Answerer("person", "ann", scopes=frozenset({HUMAN}))
 BOIL = calls(("boil", {"what": "eggs"}))

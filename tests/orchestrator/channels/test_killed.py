@@ -8,10 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from evoclaw.core.messages import Reply
 from evoclaw.orchestrator.channels.letters import State
 from evoclaw.providers.scripted import Asked, says
-from tests.orchestrator.channels.support import PATIENCE, Postbox, kitchen, letter
+from tests.support.channels import PATIENCE, Postbox, kitchen, letter
 
 
 def _stuck(_: Asked) -> Reply:
@@ -29,6 +31,7 @@ async def _answer_forever(home: Path) -> None:
             await asyncio.Event().wait()
 
 
+@pytest.mark.process
 async def test_a_letter_whose_process_was_killed_is_answered_once_by_the_next(
     tmp_path: Path,
 ) -> None:

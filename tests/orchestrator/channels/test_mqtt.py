@@ -24,8 +24,9 @@ from evoclaw.transport.link import Link
 from evoclaw.transport.mailboxes import MailboxState, OutboxMessage
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.mqtt import Address, MqttLink
-from tests.orchestrator.channels.support import Kitchen, kitchen, until
-from tests.transport.parties import Recorder, joined
+from tests.support.channels import Kitchen, kitchen
+from tests.support.parties import Recorder, joined
+from tests.support.waiting import until
 
 INBOX = "evoclaw/agents/cook/inbox/ann"
 ALL = ChannelSettings(name="boxes", kind="mqtt", senders={"ann": "ann", "bob": ""})
@@ -86,6 +87,7 @@ async def memory_house(
         yield ann, channel, link, made
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("engine", ["nats", pytest.param("mosquitto", marks=NO_MOSQUITTO)])
 async def test_a_person_with_an_account_is_answered_over_a_real_broker(
     tmp_path: Path, engine: str

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from evoclaw.sandbox.egress.gateway import EgressLimits
-from tests.sandbox.egress.sites import PATIENCE, Names, site, until, way_to
+from tests.support.sites import PATIENCE, Names, site, way_to
+from tests.support.waiting import until
 
 
 def get(host: str, port: int, path: str = "/x?y=1") -> str:

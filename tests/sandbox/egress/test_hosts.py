@@ -12,7 +12,7 @@ from evoclaw.executors.browser.proxy import GuardedProxy
 from evoclaw.executors.url_guard import UrlGuard
 from evoclaw.executors.web_fetch import WebFetcher
 from evoclaw.governance.network import Domains, NetworkSettings
-from tests.sandbox.egress.sites import PATIENCE, Names, site
+from tests.support.sites import PATIENCE, Names, site
 
 
 def guard(names: Names) -> UrlGuard:

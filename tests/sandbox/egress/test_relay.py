@@ -17,7 +17,8 @@ from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.sandbox.egress.relay_command import relay_command
 from evoclaw.sandbox.engines.native.engine import NativeEngine
 from evoclaw.sandbox.engines.native.seccomp import NativeMode
-from tests.sandbox.egress.sites import ANSWER, PATIENCE, site, until, way_to
+from tests.support.sites import ANSWER, PATIENCE, site, way_to
+from tests.support.waiting import until
 
 Sandboxed = Callable[[Sequence[str], str], tuple[str, ...]]
 

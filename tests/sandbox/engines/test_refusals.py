@@ -20,8 +20,8 @@ from evoclaw.sandbox.engines.podman import Podman
 from evoclaw.sandbox.engines.registry import Unconfined
 from evoclaw.sandbox.sandbox import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
-from tests.sandbox.engines.support import open_up, workspace
-from tests.sandbox.workers.support import may_sandbox
+from tests.support.sandbox_engines import open_up, workspace
+from tests.support.sandboxes import may_sandbox
 
 ROOT = Path(__file__).parents[3]
 FAKE = """#!/bin/sh
@@ -100,7 +100,7 @@ from pathlib import Path
 from evoclaw.core.errors import ToolFailure
 from evoclaw.sandbox.engines.{engine} import {kind}
 from tests.sandbox.engines.test_refusals import refused
-from tests.sandbox.engines.support import workspace
+from tests.support.sandbox_engines import workspace
 
 print(asyncio.run(refused({kind}(), workspace(Path(sys.argv[1])))))
 """

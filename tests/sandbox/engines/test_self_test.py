@@ -22,8 +22,8 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox import self_test_program as probe
 from evoclaw.sandbox.engines.registry import package_engines
 from evoclaw.sandbox.self_test import SELF_TEST_ROWS, SandboxSelfTest
-from tests.sandbox.engines.support import PYTHON, inside, open_up, sandbox, somebody, workspace
-from tests.sandbox.workers.support import may_sandbox
+from tests.support.sandbox_engines import PYTHON, inside, open_up, sandbox, somebody, workspace
+from tests.support.sandboxes import may_sandbox
 
 QUICK = ["bubblewrap", "bubblewrap, cold", "firejail"]
 
@@ -112,7 +112,8 @@ from pathlib import Path
 from evoclaw.core.errors import ToolFailure
 import evoclaw.sandbox.engines.bubblewrap, evoclaw.sandbox.engines.firejail
 import evoclaw.sandbox.engines.podman, evoclaw.sandbox.engines.registry
-from tests.sandbox.engines.support import sandbox, inside, workspace
+import evoclaw.sandbox.engines.podman, evoclaw.sandbox.engines.unconfined
+from tests.support.sandbox_engines import inside, workspace
 
 os.setgroups([]); os.setgid({uid}); os.setuid({uid})
 sys.executable, sys.prefix, sys.base_prefix = {python!r}, "/usr", "/usr"

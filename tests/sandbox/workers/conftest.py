@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from evoclaw.executors.processes import LocalProcesses
-from tests.sandbox.workers.support import policy, sandboxed
+from tests.support.sandboxes import policy, sandboxed
 
 
 @pytest_asyncio.fixture

@@ -13,7 +13,7 @@ from evoclaw.sandbox.cgroups import Cgroup, CgroupFactory, find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.sandbox import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
-from tests.sandbox.workers.support import policy, said, sandboxed
+from tests.support.sandboxes import policy, said, sandboxed
 
 pytestmark = pytest.mark.skipif(find_cgroups() is None, reason="no control groups for us here")
 

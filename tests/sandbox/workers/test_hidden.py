@@ -11,7 +11,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.sandbox.engines.registry import package_engines
 from evoclaw.sandbox.sandboxes import LocalSandboxes
 from evoclaw.sandbox.self_test import SandboxSelfTest
-from tests.sandbox.workers.support import policy, sandboxed
+from tests.support.sandboxes import policy, sandboxed
 
 TRY = "cat .evoclaw/key; echo x >.evoclaw/new; mv .evoclaw away; rm -rf .evoclaw; ls -a; touch mine"
 

@@ -12,7 +12,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.command_limits import limits_met
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.cgroups import find_cgroups
-from tests.sandbox.workers.support import MB, policy, refusal, run, said, sandboxed
+from tests.support.sandboxes import MB, policy, refusal, run, said, sandboxed
 
 FORKS = """
 import os, time

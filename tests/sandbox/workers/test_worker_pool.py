@@ -21,8 +21,8 @@ from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.sandbox import EngineSandbox
 from evoclaw.sandbox.sandboxes import LocalSandboxes
 from evoclaw.sandbox.self_test import SandboxSelfTest
-from tests.executors.support import SOON, alive, cancelled_when_ready, token
-from tests.sandbox.workers.support import listing, may_sandbox, owner, policy, run, said, sandboxed
+from tests.support.processes import SOON, alive, cancelled_when_ready, token
+from tests.support.sandboxes import listing, may_sandbox, owner, policy, run, said, sandboxed
 
 LEAVE = """
 exec 7>/tmp/open; export LEFT=1; cd /; umask 777
@@ -315,7 +315,6 @@ async def test_an_unknown_engine_is_refused_and_none_is_said_to_be_none(tmp_path
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
-from tests.sandbox.workers.support import sandboxed, policy
 
 async def main(root, mark):
     async with sandboxed(policy(Path(root))) as processes:

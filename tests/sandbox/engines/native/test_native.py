@@ -10,8 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +26,7 @@ from evoclaw.sandbox.engines.native.seccomp import (
     call_filter,
 )
 from tests.sandbox.engines.native.sandboxes import KINDS, NativeSandbox, make_sandbox
+from tests.support.waiting import until_sync
 
 PATIENCE = 10.0
 
@@ -169,16 +168,16 @@ def test_everything_dies_with_the_launcher(spaced: NativeSandbox) -> None:
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == b"ready\n"
-        _wait_until(lambda: len(_sleeping(name)) == 2)
+        until_sync(lambda: len(_sleeping(name)) == 2)
         process.kill()
         process.wait(PATIENCE)
-    _wait_until(lambda: _sleeping(name) == [])
+    until_sync(lambda: _sleeping(name) == [])
 
 
 def test_nothing_is_left_when_the_command_ends(spaced: NativeSandbox) -> None:
     name = f"32{os.getpid()}"
     assert spaced.shell(f"setsid sleep {name} > /dev/null 2>&1 & exit 0").returncode == 0
-    _wait_until(lambda: _sleeping(name) == [])
+    until_sync(lambda: _sleeping(name) == [])
 
 
 def test_being_asked_to_end_is_passed_on(sandbox: NativeSandbox) -> None:
@@ -204,7 +203,7 @@ async def test_it_runs_below_our_own_processes_and_is_ended_with_them(
     name = f"33{os.getpid()}"
     command = spaced.command("/bin/sh", "-c", f"setsid sleep {name} & wait")
     running = asyncio.create_task(processes.run(command))
-    await asyncio.to_thread(_wait_until, lambda: len(_sleeping(name)) == 1)
+    await asyncio.to_thread(until_sync, lambda: len(_sleeping(name)) == 1)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -371,13 +370,6 @@ def _sleeping(name: str) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def _wait_until(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_where_namespaces_are_forbidden_rules_alone_are_used(tmp_path: Path) -> None:

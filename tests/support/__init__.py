@@ -1,0 +1,1 @@
+"""What tests share. Each module is named after what it gives: a fleet, a service, waiting."""

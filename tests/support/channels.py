@@ -1,0 +1,145 @@
+"""A front desk over real runs and a real store, and a channel whose people can be listened to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from evoclaw.core.agent import Agent
+from evoclaw.core.ports import Ports
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.governance.approvals import ApprovalSettings
+from evoclaw.governance.autonomy import Autonomy, Level
+from evoclaw.orchestrator.channels.front_desk import FrontDesk
+from evoclaw.orchestrator.channels.letters import Answer, Channel, Front, Letter, State, Undelivered
+from evoclaw.orchestrator.people.approvals import Approvals
+from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.runs.runs import Runs
+from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.providers.scripted import Scripted, Step
+from evoclaw.store import channels
+from evoclaw.store.channels import ChannelStore
+from evoclaw.store.databases.database import Database
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.governing import approvals, tokens
+from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.runs import queue
+from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.sessions import Session, SessionStore
+from evoclaw.tools.define import tool
+from evoclaw.tools.question import question
+
+PATIENCE = 20.0
+"""Seconds; a machine may be slow."""
+COOK = Agent("cook", "scripted/model", "You cook.", frozenset({"*"}))
+BAKER = Agent("baker", "scripted/model", "You bake.", frozenset({"*"}))
+SCHEMAS = tuple(part.SCHEMA for part in (session_tables, queue, approvals, channels, tokens))
+
+
+class Postbox:
+    """A channel: letters are put in by the test, answers taken out."""
+
+    repeats = False
+
+    def __init__(self, name: str = "box") -> None:
+        self.name = name
+        self.answers: list[Answer] = []
+        self.tries = 0
+        self.fails: Callable[[Answer], Undelivered | None] = lambda _: None
+        self._heard = asyncio.Condition()
+
+    async def serve(self, front: Front) -> None:
+        await asyncio.Event().wait()
+
+    async def send(self, letter: Letter, answer: Answer) -> None:
+        async with self._heard:
+            self.tries += 1
+            self._heard.notify_all()
+        if (problem := self.fails(answer)) is not None:
+            raise problem
+        async with self._heard:
+            self.answers.append(answer)
+            self._heard.notify_all()
+
+    async def told(self, count: int = 1) -> list[Answer]:
+        """Wait for so many answers."""
+        async with asyncio.timeout(PATIENCE), self._heard:
+            await self._heard.wait_for(lambda: len(self.answers) >= count)
+        return self.answers
+
+    async def tried(self, count: int) -> None:
+        """Wait for so many attempts."""
+        async with asyncio.timeout(PATIENCE), self._heard:
+            await self._heard.wait_for(lambda: self.tries >= count)
+
+
+class Kitchen:
+    """What is built of a process."""
+
+    def __init__(self, database: Database, model: Scripted, clock: Callable[[], float]) -> None:
+        self.database, self.model, self.clock = database, model, clock
+        self.ran: list[str] = []
+        self.store = SessionStore(database)
+        self.approvals = Approvals(ApprovalStore(database), ApprovalSettings(nobody="wait"))
+        self.talks = Conversations(
+            self.store,
+            {agent.name: agent for agent in (COOK, BAKER)},
+            self._equip,
+            questions=Questions(self.store.questions, parks=True),
+        )
+        self.runs = Runs(self.talks, agent="cook")
+        self.letters = ChannelStore(database, clock)
+
+    def desk(
+        self, channels: Sequence[Channel], patience: Mapping[str, float] | None = None
+    ) -> FrontDesk:
+        """A front desk for these channels."""
+        return FrontDesk(
+            self.letters, self.runs, self.talks, channels, agent="cook", patience=patience
+        )
+
+    def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+        @tool("shell", timeout=60)
+        async def boil(what: str) -> str:
+            """Boil.
+
+            Args:
+                what: To boil.
+            """
+            self.ran.append(what)
+            return f"{what} is boiled"
+
+        executor = LocalExecutor((boil, question), given=given)
+        return Ports(
+            self.model,
+            executor,
+            Autonomy(Level.SUPERVISED),
+            self.approvals.approver(session.id),
+        )
+
+
+@asynccontextmanager
+async def kitchen(
+    folder: Path, *steps: Step, clock: Callable[[], float] | None = None
+) -> AsyncGenerator[Kitchen]:
+    """A process with an agent whose model plays these steps."""
+    database = await open_database(folder / "evoclaw.db", SCHEMAS, durable=False)
+    try:
+        made = Kitchen(database, Scripted(*steps), clock or time.time)
+        async with made.runs.serving():
+            yield made
+    finally:
+        await database.close()
+
+
+def letter(text: str, id_: str = "m1", *, sender: str = "ann", conversation: str = "") -> Letter:
+    """A letter to the cook."""
+    return Letter("box", id_, sender, text, "local", f"box:{sender}", "cook", conversation)
+
+
+def states(answers: Sequence[Answer]) -> list[State]:
+    """What the answers say, in short."""
+    return [answer.state for answer in answers]

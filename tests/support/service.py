@@ -1,0 +1,310 @@
+"""A whole service over real stores and a scripted model, reached over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from aiohttp import ClientSession
+from litestar import Litestar
+
+from evoclaw.api.app import create_app
+from evoclaw.api.needs import Parts, Refusal
+from evoclaw.api.serving import serving
+from evoclaw.api.settings import ServerSettings
+from evoclaw.core.agent import Agent
+from evoclaw.core.bound import BoundTool
+from evoclaw.core.messages import JSON
+from evoclaw.core.ports import Policy, Ports, Provider
+from evoclaw.executors.canvases import CanvasFolder
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.governance.approvals import ApprovalSettings
+from evoclaw.governance.autonomy import Autonomy, Level
+from evoclaw.governance.shared_stops import StopBoard
+from evoclaw.governance.stops import StopFile
+from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.observe.audit.writer import open_audit
+from evoclaw.orchestrator.agents.memory import Memory
+from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.orchestrator.overview.metrics import MetricsReader
+from evoclaw.orchestrator.people.access import Access, Bearers
+from evoclaw.orchestrator.people.approvals import Approvals
+from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
+from evoclaw.orchestrator.runs.runs import Runs
+from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.providers.scripted import Scripted, says
+from evoclaw.skills.watching import Shelf
+from evoclaw.store import memory as memory_store
+from evoclaw.store.calls import receipts as receipt_store
+from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.receipts import ReceiptStore
+from evoclaw.store.databases.database import Database
+from evoclaw.store.databases.parts import open_database
+from evoclaw.store.governing import approvals as approval_store
+from evoclaw.store.governing import ledger as ledger_store
+from evoclaw.store.governing import tokens as token_store
+from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.governing.tokens import TokenStore
+from evoclaw.store.memory import MemoryStore
+from evoclaw.store.metrics import tables as metrics_tables
+from evoclaw.store.metrics.store import MetricsStore
+from evoclaw.store.runs import queue as queue_store
+from evoclaw.store.sessions import tables as session_store
+from evoclaw.store.sessions.sessions import Session, SessionStore
+from evoclaw.store.workflows import tables as workflow_store
+from evoclaw.store.workflows.workflows import WorkflowStore
+from evoclaw.tools.define import tool
+from evoclaw.tools.question import question
+from evoclaw.transport.memory import MemoryBroker, MemoryLink
+from evoclaw.trust.pairing import Devices
+from evoclaw.wiring.policies import ShownPolicies
+from evoclaw.wiring.showing import (
+    ShownAudit,
+    ShownCanvases,
+    ShownDevices,
+    ShownSkills,
+    ShownStops,
+    ShownTools,
+)
+from evoclaw.workflows.catalogue import Catalogue
+from evoclaw.workflows.definition import AgentStep, ApprovalStep, Workflow
+from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools
+from evoclaw.workflows.workflows import Workflows
+from tests.support.service_policy import judged_by
+
+ALL = frozenset({"*"})
+AGENT = Agent("helper", "scripted/model", "You help.", ALL)
+LIMIT = 20.0
+SCHEMAS = (
+    session_store.SCHEMA,
+    approval_store.SCHEMA,
+    queue_store.SCHEMA,
+    receipt_store.SCHEMA,
+    ledger_store.SCHEMA,
+    token_store.SCHEMA,
+    memory_store.SCHEMA,
+    workflow_store.SCHEMA,
+    metrics_tables.SCHEMA,
+)
+WORKFLOW = Workflow(
+    "greet",
+    (
+        ApprovalStep("ask", message="May I greet?"),
+        AgentStep("hello", agent="greeter", message="Say hello."),
+    ),
+    description="Greets, if it may.",
+)
+
+
+class Answer:
+    """What came back over the wire."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def json(self) -> JSON:
+        return msgspec.json.decode(self.body)
+
+    @property
+    def code(self) -> str:
+        return str(self.json["error"]["code"])
+
+
+class Client:
+    """Asks as the bearer of one token."""
+
+    def __init__(self, http: ClientSession, url: str, token: str) -> None:
+        self.http, self.url, self.token = http, url, token
+
+    def headers(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        shown = {"authorization": f"Bearer {self.token}"} if self.token else {}
+        return {**shown, **(more or {})}
+
+    async def ask(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.http.request(
+            method, self.url + path, json=body, headers=self.headers(more)
+        ) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        return await self.ask("GET", path, **headers)
+
+    async def post(self, path: str, body: object = None, **headers: str) -> Answer:
+        return await self.ask("POST", path, {} if body is None else body, **headers)
+
+    async def until(self, path: str, key: str, value: str) -> JSON:
+        """Look again and again until a field says something."""
+        async with asyncio.timeout(LIMIT):
+            while True:
+                found = (await self.get(path)).json
+                if found.get(key) == value:
+                    return found
+                await asyncio.sleep(0.02)
+
+
+class House:
+    """What a test's service is made of."""
+
+    def __init__(self, database: Database, folder: Path, provider: Provider, rules: Policy) -> None:
+        self.database, self.folder = database, folder
+        self.provider, self.rules = provider, rules
+        self.ran: list[str] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.refusals: list[Refusal] = []
+        store = SessionStore(database)
+        approvals = ApprovalStore(database)
+        self.approvals = Approvals(approvals, ApprovalSettings(nobody="wait"))
+        self.ledger = StoredLedger(database)
+        self.talks = Conversations(
+            store,
+            {AGENT.name: AGENT},
+            self._equip,
+            questions=Questions(store.questions, parks=True),
+            approvals=approvals,
+            ledger=self.ledger,
+            attended=True,
+        )
+        self.runs = Runs(self.talks, agent=AGENT.name)
+        self.tokens = TokenStore(database)
+        self.memory = Memory(MemoryStore(database))
+        self.workflows = Workflows(
+            WorkflowStore(database),
+            Catalogue(workflows=[WORKFLOW]),
+            ScriptedAgents({"greeter": "hello"}),
+            ScriptedTools({}),
+        )
+        self.audit = open_audit(folder)
+        self.canvases = CanvasFolder(folder / "canvas")
+        self.receipts = ReceiptStore(database)
+        self.judged = judged_by(folder, self.ledger, self.audit)
+
+    def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+        executor = LocalExecutor((self._work(), question), given=given)
+        approver = self.approvals.approver(session.id)
+        return Ports(self.provider, executor, self.rules, approver)
+
+    def _work(self) -> BoundTool:
+        @tool("shell", resources=(), timeout=60, idempotent=True)
+        async def work(what: str = "") -> str:
+            """Work."""
+            await self.may_go_on.wait()
+            self.ran.append(what)
+            return f"worked on {what}"
+
+        return work
+
+    async def token(self, *scopes: str, tenant: str = "local", user: str = "ann") -> str:
+        _, whole = await Access(self.tokens).new("test", tenant, user, scopes or ("*",))
+        return whole
+
+    def parts(
+        self,
+        settings: ServerSettings,
+        orchestrator: Orchestrator | None = None,
+        others: Bearers | None = None,
+    ) -> Parts:
+        return Parts(
+            access=Access(self.tokens, others=others),
+            settings=settings,
+            runs=self.runs,
+            talks=self.talks,
+            approvals=self.approvals,
+            orchestrator=orchestrator,
+            ledger=self.ledger,
+            devices=ShownDevices(Devices(self.folder), {"EVOCLAW_HOME": str(self.folder)}),
+            audit=ShownAudit(self.audit, self.folder, AuditSettings(), {}),
+            tools=ShownTools(lambda: [question.tool], list),
+            skills=ShownSkills(Shelf([self.folder / "skills"])),
+            stops=ShownStops(StopBoard(StopFile(self.folder / "stops.json"))),
+            canvases=ShownCanvases(self.canvases),
+            policies=ShownPolicies(self.judged, {AGENT.name: AGENT}),
+            receipts=ReceiptArchive(self.receipts),
+            memory=self.memory.of,
+            workflows=self.workflows,
+            metrics=lambda: "evoclaw_test 1\n",
+            figures=MetricsReader(MetricsStore(self.database)),
+            checks={"store": self._check},
+            refused=self.refusals.append,
+        )
+
+    async def _check(self) -> str:
+        await self.database.read(lambda c: c.execute("SELECT 1").fetchone())
+        return ""
+
+
+@asynccontextmanager
+async def database(folder: Path) -> AsyncGenerator[Database]:
+    """One database with everything of a service."""
+    opened = await open_database(folder / "evoclaw.db", SCHEMAS, durable=False)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+class Served:
+    """A service that is up."""
+
+    def __init__(self, house: House, app: Litestar, url: str, http: ClientSession) -> None:
+        self.house, self.app, self.url, self._http = house, app, url, http
+
+    def client(self, token: str) -> Client:
+        return Client(self._http, self.url, token)
+
+    async def as_(self, *scopes: str, tenant: str = "local", user: str = "ann") -> Client:
+        return self.client(await self.house.token(*scopes, tenant=tenant, user=user))
+
+
+@asynccontextmanager
+async def built(
+    folder: Path,
+    provider: Provider | None = None,
+    *,
+    settings: ServerSettings | None = None,
+    rules: Policy | None = None,
+    others: Bearers | None = None,
+) -> AsyncGenerator[tuple[House, Litestar]]:
+    """The house and its application, without a socket."""
+    chosen = settings or ServerSettings(port=0)
+    async with database(folder) as opened:
+        house = House(
+            opened, folder, provider or Scripted(says("done")), rules or Autonomy(Level.FULL)
+        )
+        async with await CommandStore.open(folder / "commands.db") as commands:
+            orchestrator = Orchestrator(MemoryLink(MemoryBroker()), commands)
+            try:
+                yield house, create_app(house.parts(chosen, orchestrator, others))
+            finally:
+                house.audit.close()
+
+
+@asynccontextmanager
+async def served(
+    folder: Path,
+    provider: Provider | None = None,
+    *,
+    settings: ServerSettings | None = None,
+    rules: Policy | None = None,
+    others: Bearers | None = None,
+    limit: float | None = LIMIT * 3,
+) -> AsyncGenerator[Served]:
+    """The house on a real socket; for so many seconds at most."""
+    chosen = settings or ServerSettings(port=0, stop_within_s=1)
+    async with (
+        asyncio.timeout(limit),
+        built(folder, provider, settings=chosen, rules=rules, others=others) as (house, app),
+        house.runs.serving(),
+        house.workflows.serving(),
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT)) as http,
+        serving(app, chosen) as url,
+    ):
+        yield Served(house, app, url, http)
