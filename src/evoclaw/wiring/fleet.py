@@ -15,7 +15,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Approver, Executor, Ports
 
 if TYPE_CHECKING:
-    from evoclaw.cli.needs import Begun
+    from evoclaw.core.state import Begun
     from evoclaw.governance.autonomy import Level
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.databases.database import Database

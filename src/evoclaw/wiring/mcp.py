@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.api.mcp_server import McpTools
-    from evoclaw.cli.mcp import Door, Wanted
+    from evoclaw.wiring.mcp_requests import Door, Wanted
 
 CLIENT = "mcp"
 """As whom calls of MCP clients are counted and written down."""
