@@ -4,11 +4,10 @@ A test compares what is stored with what this makes. Nothing here depends on the
 the machine or the time, so the pages only change when the code does.
 """
 
-# pyright: strict, reportPrivateUsage=false
+# pyright: strict
 
 from __future__ import annotations
 
-import argparse
 import ast
 import asyncio
 import inspect
@@ -21,11 +20,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import click
 import msgspec
 
 from evoclaw.api.settings import ServerSettings, TokenFile
 from evoclaw.cli import exits
-from evoclaw.cli.main import parser
+from evoclaw.cli.main import GROUPS, command_line
+from evoclaw.cli.options import ExclusiveCommand
 from evoclaw.core.agent import ITERATIVE, Agent, LoopSettings
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import ProviderErrorKind
@@ -272,47 +273,56 @@ _BOUNDS = {"minimum": "≥", "maximum": "≤", "minLength": "length ≥", "maxLe
 
 def cli() -> str:
     """The page of the command line."""
-    top = parser()
+    top = click.Context(command_line, info_name="evoclaw")
+    titles = [
+        f"**{title}**: {', '.join(f'`{n}`' for n in names)}" for title, names in GROUPS.items()
+    ]
     return "\n\n".join(
         (
             "# The command line",
-            str(top.description),
-            *_commands(top, "evoclaw"),
+            f"{command_line.help}.",
+            "`evoclaw help` lists the commands by what you want to do:",
+            "\n".join(f"- {title}" for title in titles),
+            *_commands(top),
             "## Exit codes",
             _exit_codes(),
         )
     )
 
 
-def _commands(top: argparse.ArgumentParser, name: str) -> Iterator[str]:
-    subcommands: list[argparse.ArgumentParser] = []
-    rows: list[tuple[str, str]] = []
-    for action in top._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            several = cast("argparse._SubParsersAction[argparse.ArgumentParser]", action)
-            rows += [(f"`{one.dest}`", one.help or "") for one in several._choices_actions]
-            subcommands += several.choices.values()
-        elif not isinstance(action, argparse._HelpAction):
-            rows.append((_argument(action), _help(top, action)))
-    yield f"## {name}"
-    yield _table(("argument", "meaning"), rows)
-    for group in top._mutually_exclusive_groups:
-        names = ", ".join(f"`{action.option_strings[0]}`" for action in group._group_actions)
+def _commands(at: click.Context) -> Iterator[str]:
+    rows = [(_argument(at, param), _help(at, param)) for param in at.command.params]
+    inner: list[click.Context] = []
+    if isinstance(at.command, click.Group):
+        for name in at.command.list_commands(at):
+            command = at.command.get_command(at, name)
+            assert command is not None, name
+            rows.append((f"`{name}`", command.help or ""))
+            inner.append(click.Context(command, parent=at, info_name=name, show_default=True))
+    yield f"## {at.command_path}"
+    yield from [] if at.parent is None else [f"{at.command.help}."]
+    if rows:
+        yield _table(("argument", "meaning"), rows)
+    for params in at.command.exclusive if isinstance(at.command, ExclusiveCommand) else ():
+        names = ", ".join(f"`{param.opts[0]}`" for param in params)
         yield f"One of these at most: {names}."
-    for command in subcommands:
-        yield from _commands(command, command.prog)
+    for one in inner:
+        yield from _commands(one)
 
 
-def _argument(action: argparse.Action) -> str:
-    if not action.option_strings:
-        return f"`{action.metavar or action.dest}`"
-    value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
-    return ", ".join(f"`{option}{value}`" for option in action.option_strings)
+def _argument(at: click.Context, param: click.Parameter) -> str:
+    if isinstance(param, click.Argument):
+        return f"`{param.human_readable_name}`"
+    value = (
+        "" if isinstance(param, click.Option) and param.is_flag else f" {param.make_metavar(at)}"
+    )
+    return ", ".join(f"`{option}{value}`" for option in param.opts)
 
 
-def _help(top: argparse.ArgumentParser, action: argparse.Action) -> str:
-    text = action.help or ""
-    return text % {**vars(action), "prog": top.prog} if "%(" in text else text
+def _help(at: click.Context, param: click.Parameter) -> str:
+    """The help text with its default, as `--help` prints it."""
+    record = param.get_help_record(at)
+    return " ".join((record or ("", ""))[1].split())
 
 
 def _exit_codes() -> str:

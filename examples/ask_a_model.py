@@ -9,15 +9,14 @@ import sys
 from pathlib import Path
 
 from evoclaw import EvoClawError, Level, LoopSettings
-from evoclaw.cli.needs import Begun
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import SystemMessage, user
 from evoclaw.core.ports import NobodyThere
 from evoclaw.core.result import answer
-from evoclaw.core.state import new_run
+from evoclaw.core.state import Begun, new_run
 from evoclaw.orchestrator.agents.prompt import system_prompt
-from evoclaw.wiring import local_ports
+from evoclaw.wiring.local import local_ports
 
 
 async def main(task: str, here: Path) -> None:

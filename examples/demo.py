@@ -13,18 +13,17 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from evoclaw import Approval, Ask, Call, Decision, LoopSettings, Ports, Scripted, calls, says
-from evoclaw.cli.needs import Begun
 from evoclaw.cli.render import Screen
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import SystemMessage, user
 from evoclaw.core.replay import Replay
-from evoclaw.core.state import RunState, new_run
+from evoclaw.core.state import Begun, RunState, new_run
 from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.store.sessions.recordings import Recording, encode_record, read_recording
-from evoclaw.wiring import local_ports
+from evoclaw.wiring.local import local_ports
 
 BUGGY = """\
 def average(numbers):

@@ -21,7 +21,8 @@ from evoclaw.core.ports import Executor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import Step
-from evoclaw.wiring import bring_up, invite, join
+from evoclaw.wiring.pairing import invite, join
+from evoclaw.wiring.up import bring_up
 
 EVERYTHING = frozenset({"*"})
 GPIO = '#!/bin/sh\necho "GPIO $2: level=1 fsel=0 func=INPUT"\n'

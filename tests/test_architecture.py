@@ -124,6 +124,8 @@ def may_import(module: Module, target: str) -> bool:
     room = target.split(".")[0]
     if module.room in ROOF or room == module.room:
         return True
+    if (module.room, room) == ("cli", "wiring"):
+        return True  # a command builds what it needs, when it is typed
     if room in ROOF or room not in FLOORS:
         return False
     if (module.name, room) in BRIDGES or (module.room, room) in BRIDGES:
@@ -163,7 +165,9 @@ def test_the_rule_itself_can_fail() -> None:
 
     assert not allowed("core/loop.py", "providers.openai")
     assert not allowed("tools/files.py", "executors.local")
-    assert not allowed("cli/run.py", "wiring.local_ports")
+    assert allowed("cli/run.py", "wiring.local")
+    assert not allowed("cli/run.py", "config")
+    assert not allowed("api/app.py", "wiring.http")
     assert not allowed("api/app.py", "store.recordings")
     assert not allowed("workflows/agents.py", "orchestrator.invoke")
     assert allowed("executors/edge.py", "transport.link")

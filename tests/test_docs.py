@@ -7,15 +7,15 @@ import re
 import runpy
 import shlex
 import sys
-from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import click
 import pytest
 
-from evoclaw.cli.main import parser
+from evoclaw.cli.main import command_line
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -129,30 +129,30 @@ def test_every_command_named_exists(page: Path) -> None:
             unknown = [word for word in words[1:] if "=" not in word and word not in targets]
             assert not unknown, f"make {' '.join(words[1:])}: no such target"
             continue
-        known = whole_parser()
+        at = whole_tree()
         for word in words[1:]:
-            inner = commands_of(known)
+            inner = commands_of(at)
             if not inner or word.startswith("-"):
                 break
             assert word in inner, f"{' '.join(words)}: no such command"
-            known = inner[word]
-        options = {option for action in known._actions for option in action.option_strings}
+            at = click.Context(inner[word], parent=at, info_name=word)
+        options = {option for param in at.command.get_params(at) for option in param.opts}
         strange = [word for word in words[1:] if word.startswith("--") and word not in options]
         assert not strange, f"{' '.join(words)}: no such option"
 
 
 @cache
-def whole_parser() -> ArgumentParser:
-    """The command line: to make it for each command named takes seconds."""
-    return parser()
+def whole_tree() -> click.Context:
+    """The command line, from its root."""
+    return click.Context(command_line, info_name="evoclaw", **command_line.context_settings)
 
 
-def commands_of(top: ArgumentParser) -> Mapping[str, ArgumentParser]:
-    choices = [cast("object", action.choices) for action in top._actions]
-    for choice in choices:
-        if isinstance(choice, Mapping):
-            return cast("Mapping[str, ArgumentParser]", choice)
-    return {}
+def commands_of(at: click.Context) -> Mapping[str, click.Command]:
+    if not isinstance(at.command, click.Group):
+        return {}
+    group = at.command
+    found = {name: group.get_command(at, name) for name in group.list_commands(at)}
+    return {name: command for name, command in found.items() if command is not None}
 
 
 def commands(page: Path) -> Iterator[list[str]]:

@@ -18,8 +18,7 @@ from evoclaw.core.ports import Approval, Ask, Decision
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.stops import Kind, Stop, StopFile
-from evoclaw.orchestrator.people.approvals import Approvals
-from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.wiring.oversight import open_approvals
 from tests.support.command_line import reply, shell
 from tests.support.processes import made
 from tests.support.programs.governed_commands import main
@@ -35,8 +34,9 @@ def ask(home: Path, number: int = 1, command: str = "make deploy") -> Approval:
     call = Call("1", BASH, {"command": command, "token": "hush"}, f"run.{number}.0.1", 1.0)
 
     async def asking() -> Approval:
-        async with await ApprovalStore.open(home / "approvals.db") as store:
-            return await Approvals(store, ApprovalSettings(nobody="wait")).decide("", call, ASK)
+        env = {"EVOCLAW_HOME": str(home)}
+        async with open_approvals(env, settings=ApprovalSettings(nobody="wait")) as opened:
+            return await opened.decide("", call, ASK)
 
     return asyncio.run(asking())
 
@@ -94,7 +94,7 @@ def test_an_approval_for_the_session_is_listed_and_can_be_taken_back(
     assert main(tmp_path, "approvals") == 0
     assert "in force, used 1×: every call of bash" in capsys.readouterr().out
     assert main(tmp_path, "approvals", "deny", one["id"]) == 0
-    assert "taken back" in capsys.readouterr().out
+    assert "withdrawn" in capsys.readouterr().out
     assert ask(tmp_path, 3, "make more").decision is Decision.PENDING
 
 
@@ -182,7 +182,7 @@ def test_fault_54_what_a_host_started_is_no_person_in_whatever_session(tmp_path:
         "    subprocess.run((mine + line).split(), start_new_session=True)\n"
     )
     (tmp_path / "run").write_text(script)
-    with closing(sqlite3.connect(tmp_path / "approvals.db")) as database:
+    with closing(sqlite3.connect(tmp_path / "evoclaw.db")) as database:
         (id_,) = database.execute("SELECT id FROM approvals").fetchone()
     done = subprocess.run(
         ["evoclaw", "run"],

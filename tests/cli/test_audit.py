@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evoclaw.cli import exits
-from evoclaw.cli.audit import audit, when
-from evoclaw.cli.audit_options import add_audit
+from evoclaw.cli.audit import when
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.observe.audit.settings import DEFAULT_SETTINGS, AuditSettings
 from evoclaw.observe.audit.warm import CHECKPOINTS_FILE, day_files
 from tests.support.audit import ANN, Clock, audit_in, draft
+from tests.support.programs.governed_commands import typed
 
 TOKEN = "ghp_" + "C4n4ryC4n4ryC4n4ryC4n4ryC4n4ryC4n4ry"
-
-
-@dataclass
-class Place:
-    """What the composition root would say."""
-
-    data: Path
-    settings: AuditSettings = DEFAULT_SETTINGS
-
-    def audit_place(self, env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
-        return self.data, self.settings
 
 
 Typing = Callable[..., tuple[int, str]]
@@ -50,15 +36,18 @@ def _data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(name="typed")
-def _typed(data: Path, capsys: pytest.CaptureFixture[str]) -> Typing:
-    def typed(*words: str, place: Path | None = None, **settings: Any) -> tuple[int, str]:
-        top = ArgumentParser()
-        add_audit(top)
-        chosen = AuditSettings(**settings)
-        code = audit(top.parse_args(words), Place(place or data, chosen))
+def _typed(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Typing:
+    def type_(*words: str, place: Path | None = None, **settings: Any) -> tuple[int, str]:
+        with monkeypatch.context() as patched:
+            patched.setenv("EVOCLAW_HOME", str(place or data))
+            for name, value in settings.items():
+                patched.setenv(f"EVOCLAW_AUDIT_{name.upper()}", str(value))
+            code = typed("audit", *words)
         return code, capsys.readouterr().out
 
-    return typed
+    return type_
 
 
 def test_records_are_shown_on_a_line_each_clean_and_without_secrets(typed: Typing) -> None:
@@ -176,7 +165,7 @@ def test_a_pin_finds_out_that_an_older_audit_was_put_back(typed: Typing, data: P
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("search", "--since", "yesterday"), "is no time"),
+        (("search", "--since", "yesterday"), "is not a time"),
         (("verify", "--key", "abc"), "not a public key"),
         (("verify", "--at-least", "/no/such/file"), "cannot read"),
         (("verify", "--at-least", "{}"), "wants a checkpoint"),

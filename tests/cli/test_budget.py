@@ -2,36 +2,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from argparse import Namespace
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from evoclaw.cli.budget import budget
-from evoclaw.core.ledgers import Ledger, Limit
-from evoclaw.store.governing.ledger import StoredLedger
-
-
-class Wired:
-    """Opens a ledger in a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @asynccontextmanager
-    async def open_ledger(self, env: Mapping[str, str]) -> AsyncGenerator[Ledger]:
-        async with await StoredLedger.open_file(self._path) as ledger:
-            yield ledger
+from evoclaw.core.ledgers import Limit
+from evoclaw.wiring.budget import open_ledger
+from tests.support.programs.governed_commands import typed
 
 
 @pytest.fixture
-def wired(tmp_path: Path) -> Wired:
-    made = Wired(tmp_path / "budget.db")
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data folder of this machine."""
+    monkeypatch.setenv("EVOCLAW_HOME", str(tmp_path))
+    return tmp_path
 
+
+@pytest.fixture
+def _spent(home: Path) -> None:  # pyright: ignore[reportUnusedFunction]
     async def fill() -> None:
-        async with made.open_ledger({}) as ledger:
+        async with open_ledger({"EVOCLAW_HOME": str(home)}) as ledger:
             await ledger.open("tenant:local", {"dollars": Limit(5_000_000, 86_400.0)}, {})
             await ledger.open("run:old", {"calls": Limit(2)}, {})
             await ledger.open("run:\x1b[31mnow", {"calls": Limit(2)}, {})
@@ -41,25 +31,24 @@ def wired(tmp_path: Path) -> Wired:
             ledger.close("run:old")
 
     asyncio.run(fill())
-    return made
 
 
-def test_accounts_are_shown_with_what_is_left(
-    wired: Wired, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert budget(Namespace(json=False, all=False), wired) == 0
+@pytest.mark.usefixtures("_spent")
+def test_accounts_are_shown_with_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed("budget") == 0
     told = capsys.readouterr().out
     assert "$0.2500 spent, $0.2500 reserved, $4.5000 left of $5.0000 within 86,400 s" in told
     assert "0 calls spent, 1 call reserved, 1 call left of 2 calls" in told
     assert "run:old" not in told and "\x1b" not in told
-    budget(Namespace(json=False, all=True), wired)
+    typed("budget", "show", "--all")
     assert "run:old" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_spent")
 def test_as_json_amounts_are_in_the_units_that_people_use(
-    wired: Wired, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    budget(Namespace(json=True, all=True), wired)
+    typed("budget", "--json", "--all")
     told = {one["account"]: one for one in json.loads(capsys.readouterr().out)}
     assert told["tenant:local"]["kinds"]["dollars"] == {
         "spent": 0.25, "reserved": 0.25, "limit": 5.0, "per_seconds": 86_400.0, "left": 4.5,
@@ -68,8 +57,7 @@ def test_as_json_amounts_are_in_the_units_that_people_use(
     assert told["tenant:local"]["kinds"]["calls"]["limit"] is None
 
 
-def test_a_ledger_with_nothing_in_it_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert budget(Namespace(json=False, all=False), Wired(tmp_path / "empty.db")) == 0
-    assert "nothing is counted" in capsys.readouterr().out
+@pytest.mark.usefixtures("home")
+def test_a_ledger_with_nothing_in_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed("budget") == 0
+    assert "no open accounts" in capsys.readouterr().out

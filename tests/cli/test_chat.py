@@ -33,7 +33,7 @@ async def test_answers_stream_and_calls_are_shown_as_in_a_run(tmp_path: Path) ->
         await here.says("and again?")
         await here.sees("You said and again?.")
         await here.says("/quit")
-        await here.sees("to go on: evoclaw chat --session s1")
+        await here.sees("to continue: evoclaw chat --session s1")
         assert await here.ends() == 0
     assert [run.session_id for run in fake.runs.values()] == ["s1", "s1"]
 
@@ -79,7 +79,7 @@ async def test_two_ctrl_c_at_the_prompt_leave_and_one_does_not(tmp_path: Path) -
         await here.sees("> ")
         await here.interrupts("again")
         await here.sees("> ")
-        await here.interrupts("to go on")
+        await here.interrupts("to continue")
         assert await here.ends() == 0
 
 
@@ -266,7 +266,7 @@ async def test_a_session_is_gone_on_with_and_its_open_run_taken_up(tmp_path: Pat
             await here.ends()
         assert fake.titles == {"s1": "My work"}
         async with terminal(shell, "chat", "--session", "My work") as here:
-            await here.sees("taking up what goes on here: go")
+            await here.sees("resuming the run of this session: go")
             await here.sees("Working …")
             here.type(CTRL_C)
             await here.sees("cancelled · ")

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw import wiring
 from evoclaw.cli.client import NotUp
-from evoclaw.cli.main import parser
-from evoclaw.cli.metrics import metrics
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import (
     CallFinished,
@@ -28,13 +25,14 @@ from evoclaw.core.messages import ErrorBlock, ErrorKind, Reply, TextBlock, ToolR
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
 from evoclaw.wiring.store import open_store
+from tests.support.programs.governed_commands import typed
 from tests.support.service import served
 
 FAILED = ErrorBlock(ErrorKind.TIMEOUT, "Error: too slow.")
 
 
-def typed(*words: str) -> int:
-    return metrics(parser().parse_args(["metrics", *words]), wiring)
+def metrics(*words: str) -> int:
+    return typed("metrics", *words)
 
 
 async def fill(home: Path, *, ago: float = 60.0) -> None:
@@ -72,7 +70,7 @@ def test_without_the_service_the_store_is_asked(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asyncio.run(fill(home))
-    assert typed("--tools") == 0
+    assert metrics("--tools") == 0
     shown = capsys.readouterr().out
     head, bash, read, _, *rest = shown.splitlines()
     assert head.split() == [
@@ -105,10 +103,10 @@ def test_only_the_time_and_the_agent_that_were_asked_for_are_told(
         (("--since", "3h", "--agent", "helper"), 2),
         (("--agent", "coder"), 0),
     ):
-        assert typed("--tools", "--json", *words) == 0
+        assert metrics("--tools", "--json", *words) == 0
         found = json.loads(capsys.readouterr().out)
         assert sum(tool["calls"] for tool in found["tools"]) == calls_, words
-    assert typed("--tools", "--since", "1h") == 0
+    assert metrics("--tools", "--since", "1h") == 0
     assert "no tool was called in the last 1h" in capsys.readouterr().out
 
 
@@ -116,12 +114,12 @@ def test_what_cannot_be_told_is_refused_with_what_to_do(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="--since: 'soon' is no length of time"):
-        typed("--tools", "--since", "soon")
-    with pytest.raises(ConfigError, match="say --tools, too"):
-        typed("--agent", "helper")
+        metrics("--tools", "--since", "soon")
+    with pytest.raises(ConfigError, match="--agent needs --tools"):
+        metrics("--agent", "helper")
     monkeypatch.setenv("EVOCLAW_URL", "http://127.0.0.1:9")
     with pytest.raises(NotUp):
-        typed("--tools")
+        metrics("--tools")
 
 
 async def test_the_service_is_asked_while_it_is_up(
@@ -135,7 +133,7 @@ async def test_the_service_is_asked_while_it_is_up(
         left.chmod(0o600)
         run = (await ann.post("/v1/runs", {"message": "work"})).json
         await ann.until(f"/v1/runs/{run['run_id']}", "state", "ended")
-        assert await asyncio.to_thread(typed, "--tools") == 0
+        assert await asyncio.to_thread(metrics, "--tools") == 0
     told = capsys.readouterr().out
     assert told.splitlines()[1].split()[:4] == ["work", "1", "100", "%"]
     assert "1: 1 completed" in told and "average 2, p50 2" in told

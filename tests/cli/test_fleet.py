@@ -161,10 +161,10 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
         (("edge", "--config", "nowhere.toml"), "there is no file"),
         (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "this is no token"),
         (("edge", "join", "http://x", "--token", "pi.x"), "must be like mqtt://"),
-        (("edge", "join", "mqtt://127.0.0.1:1"), "say --token TOKEN, or the link"),
+        (("edge", "join", "mqtt://127.0.0.1:1"), "add --token TOKEN, or use the link"),
         (("edge", "join", "evoclaw://join?url=x"), "this is no whole invitation"),
-        (("edge", "join", "evoclaw://join?url=x", "--token", "pi.x"), "say the link alone"),
-        (("up", "--cert", "x.pem"), "--cert and --key go together"),
+        (("edge", "join", "evoclaw://join?url=x", "--token", "pi.x"), "leave --token out"),
+        (("up", "--cert", "x.pem"), "--cert and --key must be used together"),
         (("up", "--host", "192.0.2.1"), "no free port was found on 192.0.2.1"),
     ],
 )

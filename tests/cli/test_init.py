@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from evoclaw.cli.init import init
-from evoclaw.cli.main import parser
 from evoclaw.config import read_evoclaw_toml
 from evoclaw.config.template import template
 from evoclaw.core.errors import ConfigError
+from tests.support.programs.governed_commands import typed
 
 _TLS = 'url = "mqtts://example.org"'
 NEEDED = {
@@ -28,19 +27,8 @@ NOTHING = {"[[channels]].senders"}
 """What holds if it is left out, but is refused as such: it must be said."""
 
 
-class Wiring:
-    """What the command is given."""
-
-    def settings_text(self, env: Mapping[str, str]) -> str:
-        home = {name: env[name] for name in ("HOME", "EVOCLAW_HOME") if name in env}
-        return template(read_evoclaw_toml(None, home))
-
-    async def model_at_hand(self, env: Mapping[str, str]) -> tuple[str, str]:
-        return "openai/test", ""
-
-
 def initialise(*words: str) -> int:
-    return init(parser().parse_args(["init", *words]), Wiring())
+    return typed("init", *words)
 
 
 @pytest.fixture(autouse=True)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from evoclaw.cli.main import parser
-from evoclaw.cli.policy import policy
+from evoclaw.cli.policy import check_rules, compare_rules, explain_call
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record, Replied
 from evoclaw.core.messages import Reply, ToolCall
-from evoclaw.core.ports import Policy
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.rules.examples import load_rules
 from evoclaw.store.sessions.recordings import Recording
+from evoclaw.wiring.judging import Judging
+from tests.support.programs.governed_commands import main
 
 TOOLS = (
     Tool("bash", "", {}, aliases=("shell",)),
@@ -27,32 +26,15 @@ TOOLS = (
 RULE = '[[rules]]\nname = "r"\nthen = "deny"\nprograms = ["{0}"]\ndenies = ["{0}"]\n'
 
 
-@dataclass
-class Here:
-    folder: Path
-    rules: Path | None = None
-    tools: Sequence[Tool] = TOOLS
-
-    @property
-    def workspace(self) -> Path:
-        return self.folder
-
-    @property
-    def home(self) -> Path:
-        return self.folder / "home"
-
-    @property
-    def runs(self) -> Path:
-        return self.folder / "runs"
-
-    @property
-    def policies(self) -> Sequence[Policy]:
-        rules = load_rules(self.rules, workspace=str(self.folder), home=str(self.home))
-        return (Autonomy(Level.FULL), rules)
+def here(folder: Path) -> Judging:
+    """What calls are judged by in a folder."""
+    home = folder / "home"
+    rules = load_rules(None, workspace=str(folder), home=str(home))
+    return Judging((Autonomy(Level.FULL), rules), TOOLS, None, folder, home, folder / "runs")
 
 
-def run(here: Here, *typed: str) -> int:
-    return policy(parser().parse_args(("policy", *typed)), here)
+def explained(folder: Path, *words: str, as_json: bool = False) -> int:
+    return asyncio.run(explain_call(here(folder), words, as_json=as_json))
 
 
 def test_check_counts_rules_and_examples(
@@ -60,25 +42,25 @@ def test_check_counts_rules_and_examples(
 ) -> None:
     file = tmp_path / "rules.toml"
     file.write_text(RULE.format("x"))
-    assert run(Here(tmp_path), "check", str(file)) == 0
+    assert check_rules(here(tmp_path), file, as_json=False) == 0
     assert "1 rules, 1 examples" in capsys.readouterr().out
-    assert run(Here(tmp_path), "check", "--json") == 0
+    assert check_rules(here(tmp_path), None, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["file"] == "the shipped rules" and told["rules"] >= 10
     file.write_text(RULE.format("x").replace('["x"]\n', '["y"]\n', 1))
     with pytest.raises(ConfigError, match="does not hold"):
-        run(Here(tmp_path), "check", str(file))
+        check_rules(here(tmp_path), file, as_json=False)
 
 
 def test_explain_names_policies_effects_and_the_rule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(Here(tmp_path), "explain", "bash", "cat /etc/shadow > out") == 0
+    assert explained(tmp_path, "bash", "cat /etc/shadow > out") == 0
     out = capsys.readouterr().out
     assert "Autonomy       allow" in out
     assert "Rules          deny rule:keys-and-passwords" in out
     assert "reads: /etc/shadow" in out and f"writes: {tmp_path}/out" in out
-    assert run(Here(tmp_path), "explain", "--json", "read", "path=src/x") == 0
+    assert explained(tmp_path, "read", "path=src/x", as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in told["policies"]] == ["allow", "allow"]
     assert told["effects"]["reads"] == [f"{tmp_path}/src/x"]
@@ -88,18 +70,18 @@ def test_a_call_can_be_typed_in_three_ways(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = '{"tool": "read", "arguments": {"path": "/etc/shadow"}}'
-    for typed in ([call], ["read", "path=/etc/shadow"], ["cat", "/etc/shadow"]):
-        run(Here(tmp_path), "explain", *typed)
+    for words in ([call], ["read", "path=/etc/shadow"], ["cat", "/etc/shadow"]):
+        explained(tmp_path, *words)
         assert "deny rule:keys-and-passwords" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="NAME=VALUE"):
-        run(Here(tmp_path), "explain", "read", "x")
+        explained(tmp_path, "read", "x")
     with pytest.raises(ConfigError, match="no call"):
-        run(Here(tmp_path), "explain", "{x")
+        explained(tmp_path, "{x")
 
 
 def test_diff_replays_recorded_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here = Here(tmp_path)
-    recording = Recording(here.runs / "one.jsonl")
+    judging = here(tmp_path)
+    recording = Recording(judging.runs / "one.jsonl")
     calls = tuple(
         ToolCall(str(index), name, arguments)
         for index, (name, arguments) in enumerate(
@@ -111,11 +93,23 @@ def test_diff_replays_recorded_calls(tmp_path: Path, capsys: pytest.CaptureFixtu
     for name in "xy":
         (tmp_path / f"{name}.toml").write_text(RULE.format(name))
     files = (str(tmp_path / "x.toml"), str(tmp_path / "y.toml"))
-    assert run(here, "diff", *files) == 0
+    assert compare_rules(judging, *files, None, as_json=False) == 0
     out = capsys.readouterr().out
     assert "deny rule:r -> allow; bash x 1" in out
     assert "2 calls of 1 runs: 2 would be judged differently" in out
-    assert run(here, "diff", "--json", files[0], files[0], "--runs", str(here.runs)) == 0
+    assert compare_rules(judging, files[0], files[0], judging.runs, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["changed"] == []
     with pytest.raises(ConfigError, match="no recordings"):
-        run(here, "diff", *files, "--runs", str(tmp_path / "none"))
+        compare_rules(judging, *files, tmp_path / "none", as_json=False)
+
+
+def test_the_command_judges_by_the_rules_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(tmp_path, "policy", "check") == 0
+    assert "the shipped rules: " in capsys.readouterr().out
+    assert main(tmp_path, "policy", "explain", "cat", "/etc/shadow") == 0
+    assert "deny rule:keys-and-passwords" in capsys.readouterr().out
+    assert main(tmp_path, "policy", "diff", "shipped", "shipped") == 2
+    assert "no recordings" in capsys.readouterr().err

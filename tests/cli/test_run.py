@@ -115,7 +115,7 @@ async def test_the_task_can_be_piped_in(tmp_path: Path) -> None:
     assert ran.out == "hi\n"
     assert (empty.code, empty.err) == (
         2,
-        'evoclaw: say what to do: evoclaw run "…", or pipe it in\n',
+        'evoclaw: no task is given: type evoclaw run "TASK", or pipe it in\n',
     )
 
 

@@ -112,7 +112,7 @@ async def test_a_run_is_steered_watched_cancelled_and_its_records_replay(tmp_pat
     assert "and in blue" in text and "and in red" in text
     assert (here.workspace / "run.jsonl").stat().st_mode & 0o077 == 0
     assert "completed" in shown.out and "answer: Heard." in shown.out
-    assert (twice.code, twice.err) == (1, f"{run}: it had ended already\n")
+    assert (twice.code, twice.err) == (1, f"{run}: already ended\n")
 
 
 async def test_sessions_are_renamed_branched_and_deleted(tmp_path: Path) -> None:

@@ -47,13 +47,17 @@ def test_what_is_not_stopped_cannot_be_released(
     assert main(tmp_path, "stop", "--release", "--agent", "pi") == 2
     assert "the agent pi was not stopped" in capsys.readouterr().err
     assert main(tmp_path, "stop", "--tool", " ") == 2
-    assert "say which tool" in capsys.readouterr().err
+    assert "the name of the tool is empty" in capsys.readouterr().err
 
 
-def test_one_must_say_what_to_stop(tmp_path: Path) -> None:
-    for wrong in (("--release",), (), ("--all", "--network")):
-        with pytest.raises(SystemExit):
-            main(tmp_path, "stop", *wrong)
+def test_one_must_say_what_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong, why in (
+        (("--release",), "One of --all, --agent, --tool, --network, --list is required"),
+        ((), "is required"),
+        (("--all", "--network"), "--all and --network cannot be used together"),
+    ):
+        assert main(tmp_path, "stop", *wrong) == 2
+        assert f"{why}; see `evoclaw stop --help`\n" in capsys.readouterr().err
     assert not (tmp_path / "stops.json").exists()
 
 

@@ -4,74 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from evoclaw.cli.main import parser
-from evoclaw.cli.token import token
 from evoclaw.core.errors import ConfigError
-from evoclaw.orchestrator.people.access import Access
-from evoclaw.store.databases.sqlite import SqliteDatabase
-from evoclaw.store.governing import tokens
-from evoclaw.store.governing.tokens import TokenStore
+from evoclaw.wiring.http import open_access
+from tests.support.programs.governed_commands import typed
 
 
-class Wiring:
-    """What the command is given."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "evoclaw.db"
-
-    @asynccontextmanager
-    async def open_access(self, env: Mapping[str, str]) -> AsyncGenerator[Access]:
-        database = await SqliteDatabase.open(self._file, tokens.SCHEMA, durable=False)
-        try:
-            yield Access(TokenStore(database))
-        finally:
-            await database.close()
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without a service."""
+    monkeypatch.delenv("EVOCLAW_URL", raising=False)
+    monkeypatch.setenv("EVOCLAW_HOME", str(tmp_path))
+    return tmp_path
 
 
-def typed(wiring: Wiring, *words: str) -> int:
-    return token(parser().parse_args(["token", *words]), wiring)
-
-
-async def scopes_of(wiring: Wiring, secret: str) -> frozenset[str] | None:
-    async with wiring.open_access({}) as access:
+async def scopes_of(home: Path, secret: str) -> frozenset[str] | None:
+    async with open_access({"EVOCLAW_HOME": str(home)}) as access:
         caller = await access.caller(secret)
     return None if caller is None else caller.scopes
 
 
 def test_a_token_is_made_listed_and_taken_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("EVOCLAW_URL", raising=False)
-    wiring = Wiring(tmp_path)
-    typed(wiring, "new", "--scope", "runs:read", "--scope", "human", "--name", "me", "--expires",
+    typed("token", "new", "--scope", "runs:read", "--scope", "human", "--name", "me", "--expires",
           "30d")  # fmt: skip
     said = capsys.readouterr()
     secret = said.out.strip()
-    assert asyncio.run(scopes_of(wiring, secret)) == {"runs:read", "human"}
+    assert asyncio.run(scopes_of(home, secret)) == {"runs:read", "human"}
     assert secret not in said.err
 
-    typed(wiring, "list", "--json")
+    typed("token", "list", "--json")
     (row,) = json.loads(capsys.readouterr().out)
     assert row["name"] == "me" and "hash" not in row
     assert 29 * 86_400 < row["expires_at"] - row["made_at"] <= 30 * 86_400
-    typed(wiring)
+    typed("token")
     assert "human runs:read" in capsys.readouterr().out
 
-    typed(wiring, "revoke", row["id"])
-    assert asyncio.run(scopes_of(wiring, secret)) is None
+    typed("token", "revoke", row["id"])
+    assert asyncio.run(scopes_of(home, secret)) is None
     with pytest.raises(ConfigError, match="no token 'none'"):
-        typed(wiring, "revoke", "none")
+        typed("token", "revoke", "none")
 
 
-def test_what_a_token_may_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EVOCLAW_URL", raising=False)
+def test_what_a_token_may_is_checked() -> None:
     with pytest.raises(ConfigError, match="no such scope: root"):
-        typed(Wiring(tmp_path), "new", "--scope", "root")
+        typed("token", "new", "--scope", "root")
     with pytest.raises(ConfigError, match="--expires"):
-        typed(Wiring(tmp_path), "new", "--scope", "runs:read", "--expires", "soon")
+        typed("token", "new", "--scope", "runs:read", "--expires", "soon")

@@ -122,7 +122,7 @@ async def test_what_a_session_had_not_ended_is_gone_on_with_first(tmp_path: Path
         async with SessionStore(await place.open(SCHEMA)) as store:
             said = [message for _, message in await store.messages("home")]
     assert (ran.code, ran.out) == (0, "Now this.\n"), ran.err
-    assert "going on with what this session had not ended" in ran.err
+    assert "resuming the unfinished run of this session" in ran.err
     assert "Went on." in str(said)
 
 
@@ -143,7 +143,7 @@ async def test_a_sub_run_does_its_part_and_the_run_goes_on(tmp_path: Path) -> No
 async def test_a_session_is_not_for_edges_or_recordings(tmp_path: Path) -> None:
     async with shell(tmp_path) as here:
         ran = await here.type("run", "--session", "a", "--on", "pi", "hi")
-    assert ran.code == 2 and "no --on or --resume" in ran.err
+    assert ran.code == 2 and "cannot be combined with --on or --resume" in ran.err
 
 
 @pytest.mark.skipif(

@@ -6,19 +6,26 @@ import os
 import shutil
 import socket
 import subprocess
-from argparse import Namespace
+import sys
 from pathlib import Path
 
 import pytest
 
-from evoclaw.cli.main import parser
 from evoclaw.cli.notify import READY, STOPPING, notify
-from evoclaw.cli.systemd import unit
+from evoclaw.cli.systemd import UnitOptions, unit
 from evoclaw.core.errors import ConfigError
 
 
-def options(*words: str) -> Namespace:
-    return parser().parse_args(["systemd", *words])
+def printed(home: Path, *words: str) -> str:
+    """What `evoclaw systemd` prints for the owner of a data folder."""
+    done = subprocess.run(
+        [sys.executable, "-m", "evoclaw", "systemd", *words],
+        env={**os.environ, "HOME": str(home), "EVOCLAW_HOME": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
@@ -28,7 +35,7 @@ def test_systemd_finds_nothing_wrong_with_a_unit(which: str, system: bool, tmp_p
     folder = tmp_path / "a b%c$d"
     folder.mkdir()
     words = ("--system", "--user", "root") if system else ()
-    text = unit(options(which, "--folder", str(folder), *words), {"HOME": str(tmp_path)})
+    text = printed(tmp_path, which, "--folder", str(folder), *words)
     file = tmp_path / ("evoclaw.service" if which == "orchestrator" else "evoclaw-edge.service")
     file.write_text(text)
     done = subprocess.run(
@@ -43,20 +50,20 @@ def test_systemd_finds_nothing_wrong_with_a_unit(which: str, system: bool, tmp_p
 
 
 def test_a_unit_limits_us_but_not_what_sandboxes_need() -> None:
-    text = unit(options("orchestrator", "--system"), {})
+    text = unit(UnitOptions(system=True), {})
     settings = [line for line in text.splitlines() if line and not line.startswith("#")]
     for wanted in ("Type=notify", "NoNewPrivileges=yes", "Restart=on-failure", "UMask=0077",
                    "ExecReload=/bin/kill -HUP $MAINPID", "ProtectSystem=strict"):  # fmt: skip
         assert wanted in settings
     for breaking in ("RestrictNamespaces", "ProtectProc", "PrivateUsers", "ProtectKernelTunables"):
         assert not [line for line in settings if line.startswith(breaking)]
-    edge = unit(options("edge"), {})
+    edge = unit(UnitOptions("edge"), {})
     assert "ExecReload" not in edge, "an edge has nothing to read again: SIGHUP would end it"
 
 
 def test_a_name_that_cannot_stand_in_a_unit_is_refused() -> None:
     with pytest.raises(ConfigError, match="plainer"):
-        unit(options("orchestrator", "--folder", "/a\nExecStartPre=/bin/sh"), {})
+        unit(UnitOptions(folder=Path("/a\nExecStartPre=/bin/sh")), {})
 
 
 @pytest.mark.parametrize("hidden", [False, True])

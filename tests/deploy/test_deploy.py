@@ -17,7 +17,7 @@ import pytest
 
 from evoclaw.api.auth import OPEN
 from evoclaw.api.serving import hosts_of
-from evoclaw.cli.main import parser
+from evoclaw.cli.up import up
 from evoclaw.config import read_evoclaw_toml
 from evoclaw.core.errors import ConfigError
 from evoclaw.providers import how_to_get_a_model
@@ -132,8 +132,9 @@ def test_every_command_can_be_given() -> None:
     asked.append(msgspec.json.decode(re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)[0]))
     for words in asked:
         assert words[0] == "evoclaw"
-        options = parser().parse_args(words[1:])
-        assert options.command == "up" and options.no_edge
+        assert words[1] == "up"
+        with up.make_context("up", words[2:]) as context:
+            assert context.params["no_edge"]
 
 
 def test_every_file_that_is_named_is_there() -> None:

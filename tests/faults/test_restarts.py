@@ -23,7 +23,7 @@ async def test_told_to_stop_it_lets_runs_end_and_told_again_it_leaves_them(
         ends = await begun(owner, "wait ends 4")
         await asyncio.wait_for(up.models.held["ends"].wait(), PATIENCE)
         up.signal(signal.SIGTERM)
-        await up.told("still going on: 1")
+        await up.told("active runs: 1")
         refused = await owner.post("/v1/runs", {"message": "say too late"})
         assert (refused.status, refused.code) == (503, "draining")
         assert int(refused.headers["retry-after"]) > 0
@@ -39,7 +39,7 @@ async def test_told_to_stop_it_lets_runs_end_and_told_again_it_leaves_them(
         left = await begun(owner, "wait left 4")
         await asyncio.wait_for(up.models.held["left"].wait(), PATIENCE)
         up.signal(signal.SIGINT)
-        await up.told("still going on: 1", 2)
+        await up.told("active runs: 1", 2)
         up.signal(signal.SIGINT)
         began = time.monotonic()
         assert await up.ended() == 0

@@ -6,9 +6,8 @@ import asyncio
 import os
 import pty
 import sys
-import termios
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from tests.support.command_line import Shell
 
@@ -55,20 +54,8 @@ class Terminal:
         os.write(self._master, text.encode())
 
     async def interrupts(self, text: str) -> None:
-        """Press Ctrl-C at a prompt until this is shown.
-
-        One that comes between the prompt and the reading is kept by Python's readline until the
-        next signal: a window that changes its size is one that does nothing else.
-        """
+        """Press Ctrl-C once, and wait until this is shown."""
         self.type(CTRL_C)
-        for tried in range(1, 60):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    while text not in self.seen[self._at :]:
-                        self._news.clear()
-                        await self._news.wait()
-                break
-            termios.tcsetwinsize(self._master, (24, 80 + tried % 2))
         await self.sees(text)
 
     async def says(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""`evoclaw agents`: who is there, and who may be."""
+"""`evoclaw agents`: the edges of the fleet, and which may join it."""
 
 from __future__ import annotations
 
@@ -6,72 +6,109 @@ import asyncio
 import os
 import sys
 import time
-from argparse import Namespace
+
+import click
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
-from evoclaw.cli.fleet import show
-from evoclaw.cli.needs import Wiring
-from evoclaw.cli.render import tell
+from evoclaw.cli.options import FILE, POSITIVE, CommandGroup, json_option
+from evoclaw.cli.output import print_err, print_out
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.edge.invitations import join_command, join_link, qr_lines, qr_rows
 from evoclaw.orchestrator.fleet.fleet import Member
 from evoclaw.trust.pairing import Device
 
-SETTLE = 3.0
-"""Seconds at most in which everybody who is there says so."""
+SETTLE_TIMEOUT_S = 3.0
+"""Seconds at most in which every edge that is online answers."""
 
 
-def agents(options: Namespace, wiring: Wiring) -> int:
-    """Do one of the actions."""
-    match options.action:
-        case "show":
-            asyncio.run(_show(options, wiring))
-        case "invite":
-            _invite(options, wiring)
-        case "approve":
-            asyncio.run(_approve(options.agent, wiring))
-        case "revoke":
-            asyncio.run(_revoke(options.agent, wiring))
-        case "key":
-            show(wiring.public_key(os.environ, options.file))
-        case _:
-            asyncio.run(_list(options, wiring))
+@click.group(cls=CommandGroup, default="list")
+def agents() -> None:
+    """List, invite, approve and revoke edges."""
+
+
+@agents.command("list", help="List known edges and whether they are online (the default)")
+@json_option()
+def _list(*, as_json: bool) -> int:
+    asyncio.run(_print_edges(as_json=as_json))
     return exits.OK
 
 
-async def _approve(agent_id: str, wiring: Wiring) -> None:
-    async with wiring.open_devices(os.environ) as devices:
+@agents.command("show", help="Show an edge and its tools, approved and waiting")
+@click.argument("agent", help="Id of the edge")
+@json_option()
+def _show(agent: str, *, as_json: bool) -> int:
+    asyncio.run(_print_edge(agent, as_json=as_json))
+    return exits.OK
+
+
+@agents.command("invite", help="Create a one-time token with which a new edge can join")
+@click.argument("agent", help="Id of the edge")
+@click.option("--minutes", type=POSITIVE, default=15, metavar="N", help="Expire after N minutes")
+@click.option("--qr", is_flag=True, help="Print the link as a QR code too")
+def _invite(agent: str, *, minutes: int, qr: bool) -> int:
+    from evoclaw.wiring.pairing import invite
+
+    invited = invite(agent, minutes * 60.0, os.environ)
+    print_out(f"evoclaw edge join {invited.url} --token {invited.token}")
+    link = join_link(invited.url, invited.token, agent)
+    print_err(f"or, with a link: {join_command(link)}")
+    for line in qr_lines(qr_rows(link)) if qr else ():
+        # Its own colours: a picture whose light and dark are changed is read by few cameras.
+        print_err(f"\x1b[97;40m{line}\x1b[0m" if sys.stderr.isatty() else line)
+    return exits.OK
+
+
+@agents.command("approve", help="Approve the new or changed tools of an edge")
+@click.argument("agent", help="Id of the edge")
+def _approve(agent: str) -> int:
+    asyncio.run(_approve_tools(agent))
+    return exits.OK
+
+
+@agents.command("revoke", help="Remove an edge from the fleet")
+@click.argument("agent", help="Id of the edge")
+def _revoke(agent: str) -> int:
+    asyncio.run(_remove(agent))
+    return exits.OK
+
+
+@agents.command("key", help="Print the public key by which edges know this orchestrator")
+@click.option("--file", type=FILE, metavar="FILE", help="Read this secret key file instead")
+def _key(file: os.PathLike[str] | None) -> int:
+    from evoclaw.wiring.pairing import public_key
+
+    print_out(public_key(os.environ, None if file is None else os.fspath(file)))
+    return exits.OK
+
+
+async def _approve_tools(agent_id: str) -> None:
+    from evoclaw.wiring.store import open_devices
+
+    async with open_devices(os.environ) as devices:
         device = await devices.approve(agent_id, time.time())
-    show(f"{device.agent_id}: {len(device.approved)} tools approved")
+    print_out(f"{device.agent_id}: {len(device.approved)} tools approved")
 
 
-async def _revoke(agent_id: str, wiring: Wiring) -> None:
-    async with wiring.open_devices(os.environ) as devices:
-        await wiring.revoke(agent_id, os.environ, devices)
-    show(f"{agent_id}: shut out")
+async def _remove(agent_id: str) -> None:
+    from evoclaw.wiring.pairing import revoke
+    from evoclaw.wiring.store import open_devices
+
+    async with open_devices(os.environ) as devices:
+        await revoke(agent_id, os.environ, devices)
+    print_out(f"{agent_id}: revoked")
 
 
-def _invite(options: Namespace, wiring: Wiring) -> None:
-    """Say what to type on the new edge; beside it, the same as a link and as a picture."""
-    invited = wiring.invite(options.agent, options.minutes * 60.0, os.environ)
-    show(f"evoclaw edge join {invited.url} --token {invited.token}")
-    link = join_link(invited.url, invited.token, options.agent)
-    tell(f"or, with a link: {join_command(link)}")
-    if options.qr:
-        for line in qr_lines(qr_rows(link)):
-            # Its own colours: a picture whose light and dark are changed is read by few cameras.
-            tell(f"\x1b[97;40m{line}\x1b[0m" if sys.stderr.isatty() else line)
+async def _print_edge(agent: str, *, as_json: bool) -> None:
+    from evoclaw.wiring.store import open_devices
 
-
-async def _show(options: Namespace, wiring: Wiring) -> None:
-    async with wiring.open_devices(os.environ) as known:
-        device = known.get(options.agent)
+    async with open_devices(os.environ) as known:
+        device = known.get(agent)
     if device is None:
-        raise ConfigError(f"no edge {options.agent!r} has joined; see `evoclaw agents list`")
-    if options.json:
-        show(
+        raise ConfigError(f"no edge {agent!r} has joined; see `evoclaw agents list`")
+    if as_json:
+        print_out(
             {
                 "agent": device.agent_id,
                 "state": str(device.state),
@@ -80,28 +117,31 @@ async def _show(options: Namespace, wiring: Wiring) -> None:
             }
         )
         return
-    show(f"{device.agent_id}: {device.state}")
-    show(f"approved: {clean(', '.join(sorted(device.approved))) or 'none'}")
+    print_out(f"{device.agent_id}: {device.state}")
+    print_out(f"approved: {clean(', '.join(sorted(device.approved))) or 'none'}")
     if device.waiting:
-        show(f"waiting:  {clean(', '.join(sorted(device.waiting)))}")
+        print_out(f"waiting:  {clean(', '.join(sorted(device.waiting)))}")
 
 
-async def _list(options: Namespace, wiring: Wiring) -> None:
-    async with wiring.open_devices(os.environ) as known:
+async def _print_edges(*, as_json: bool) -> None:
+    from evoclaw.wiring.fleet import open_fleet
+    from evoclaw.wiring.store import open_devices
+
+    async with open_devices(os.environ) as known:
         devices = {device.agent_id: device for device in known.all()}
-    async with wiring.open_fleet(os.environ) as orchestrator:
-        await orchestrator.settle(SETTLE)
+    async with open_fleet(os.environ) as orchestrator:
+        await orchestrator.settle(SETTLE_TIMEOUT_S)
         members = {member.agent_id: member for member in orchestrator.fleet.members()}
     names = sorted({*devices, *members})
     rows = [_row(name, members.get(name), devices.get(name)) for name in names]
-    if options.json:
-        show(rows)
+    if as_json:
+        print_out(rows)
         return
     for row in rows:
         state = "online" if row["online"] else "offline"
-        show(f"{row['agent']:20} {state:8} {row['state']:9} {clean(row['summary'])}")
+        print_out(f"{row['agent']:20} {state:8} {row['state']:9} {clean(row['summary'])}")
     if not rows:
-        show("no edge was ever here; `evoclaw agents invite NAME` lets one in")
+        print_out("no edges yet; invite one with `evoclaw agents invite NAME`")
 
 
 def _row(name: str, member: Member | None, device: Device | None) -> dict[str, JSON]:

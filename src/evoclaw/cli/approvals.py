@@ -1,4 +1,4 @@
-"""`evoclaw approvals`: what agents want to do and wait for, answered by a person."""
+"""`evoclaw approvals`: calls that wait for an approval, answered by a person."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import asyncio
 import getpass
 import os
 import time
-from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
+import click
 import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean, one_line
-from evoclaw.cli.fleet import show
+from evoclaw.cli.options import CommandGroup, json_option
+from evoclaw.cli.output import print_out
 from evoclaw.cli.terminal import describe
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
@@ -28,90 +27,118 @@ HOSTS = frozenset({"run", "edge", "up", "mcp"})
 """The commands whose processes run what models ask for."""
 
 
-class Opens(Protocol):
-    """Who can open what is kept; imports go down only, so it is handed in."""
-
-    def open_approvals(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Approvals]:
-        """The approvals of this machine."""
-        ...
+@click.group(cls=CommandGroup, default="list")
+def approvals() -> None:
+    """List and answer calls that wait for an approval."""
 
 
-def approvals(options: Namespace, wiring: Opens) -> int:
-    """Do one of the actions."""
-    return asyncio.run(_approvals(options, wiring))
+_ID = click.argument("id_", metavar="ID", help="Id, as `evoclaw approvals` lists it")
+_REASON = click.option(
+    "--reason", default="", metavar="TEXT", show_default=False, help="Tell the model why"
+)
 
 
-async def _approvals(options: Namespace, wiring: Opens) -> int:
-    async with wiring.open_approvals(os.environ) as opened:
-        match options.action:
-            case "approve":
-                wide = Decision.SESSION if options.session else Decision.ONCE
-                await _answer(options, opened, wide)
-            case "deny":
-                await _answer(options, opened, Decision.DENY)
-            case "show":
-                _show(await _look(options.id, opened), options)
-            case _:
-                await _list(options, opened)
+@approvals.command("list", help="List waiting calls and approvals in force (the default)")
+@json_option()
+def _list(*, as_json: bool) -> int:
+    return _with_approvals(lambda opened: _print_all(opened, as_json=as_json))
+
+
+@approvals.command("show", help="Show a call, and what an approval for the session covers")
+@_ID
+@json_option()
+def _show(id_: str, *, as_json: bool) -> int:
+    async def show(opened: Approvals) -> None:
+        _print_one(await _look(id_, opened), as_json=as_json)
+
+    return _with_approvals(show)
+
+
+@approvals.command("approve", help="Approve a call once")
+@click.option(
+    "--session", is_flag=True, help="Approve similar calls of the session too; see `show`"
+)
+@_ID
+@_REASON
+def _approve(id_: str, reason: str, *, session: bool) -> int:
+    decision = Decision.SESSION if session else Decision.ONCE
+    return _with_approvals(lambda opened: _answer(id_, reason, opened, decision))
+
+
+@approvals.command("deny", help="Deny a call, or withdraw an approval")
+@_ID
+@_REASON
+def _deny(id_: str, reason: str) -> int:
+    return _with_approvals(lambda opened: _answer(id_, reason, opened, Decision.DENY))
+
+
+def _with_approvals(work: Callable[[Approvals], Awaitable[None]]) -> int:
+    async def run() -> None:
+        from evoclaw.wiring.oversight import open_approvals
+
+        async with open_approvals(os.environ) as opened:
+            await work(opened)
+
+    asyncio.run(run())
     return exits.OK
 
 
-async def _list(options: Namespace, opened: Approvals) -> None:
+async def _print_all(opened: Approvals, *, as_json: bool) -> None:
     waiting, wide = await opened.waiting(), await opened.in_force()
-    if options.json:
-        show([_row(case) for case in (*waiting, *wide)])
+    if as_json:
+        print_out([_row(case) for case in (*waiting, *wide)])
         return
     for case in waiting:
         asking = case.asking
         left = max(0.0, asking.expires_at - time.time())
         shown = one_line(msgspec.json.encode(asking.arguments).decode(), 60)
-        show(f"{asking.id}  {clean(asking.scope.tool):12} {shown}  ({_hours(left)} left)")
+        print_out(f"{asking.id}  {clean(asking.scope.tool):12} {shown}  ({_hours(left)} left)")
     for case in wide:
-        show(f"{case.asking.id}  in force, used {case.uses}×: {clean(case.asking.scope.text)}")
+        print_out(f"{case.asking.id}  in force, used {case.uses}×: {clean(case.asking.scope.text)}")
     if waiting:
-        show("`evoclaw approvals show ID` tells more; then approve ID or deny ID")
+        print_out("`evoclaw approvals show ID` tells more; then approve ID or deny ID")
     elif not wide:
-        show("nothing waits for an approval")
+        print_out("nothing waits for an approval")
 
 
-def _show(case: Case, options: Namespace) -> None:
-    if options.json:
-        show(_row(case))
+def _print_one(case: Case, *, as_json: bool) -> None:
+    if as_json:
+        print_out(_row(case))
         return
     asking, said = case.asking, case.answered
-    show(f"{asking.id}: {case.standing}")
-    show(f"{clean(asking.scope.tool)} wants to run:\n{describe(asking.arguments)}")
-    show(f"why it is asked: {clean(asking.reason)} ({asking.scope.code})")
-    show(f"for: {_whom(case)}, call {asking.request_id}")
-    show(f"bound to: sha256 {asking.sha256}")
-    show(f"asked {_when(asking.asked_at)}, expires {_when(asking.expires_at)}")
-    show(f"approve --session would cover {clean(asking.scope.text)}")
+    print_out(f"{asking.id}: {case.standing}")
+    print_out(f"{clean(asking.scope.tool)} wants to run:\n{describe(asking.arguments)}")
+    print_out(f"why it is asked: {clean(asking.reason)} ({asking.scope.code})")
+    print_out(f"for: {_whom(case)}, call {asking.request_id}")
+    print_out(f"bound to: sha256 {asking.sha256}")
+    print_out(f"asked {_when(asking.asked_at)}, expires {_when(asking.expires_at)}")
+    print_out(f"approve --session would cover {clean(asking.scope.text)}")
     if said is not None:
         reason = f": {clean(said.reason)}" if said.reason else ""
-        show(f"{said.decision} by {clean(said.by.name)} {_when(said.at)}{reason}")
+        print_out(f"{said.decision} by {clean(said.by.name)} {_when(said.at)}{reason}")
 
 
-async def _answer(options: Namespace, opened: Approvals, decision: Decision) -> None:
-    case, by = await _look(options.id, opened), person_here()
+async def _answer(id_: str, reason: str, opened: Approvals, decision: Decision) -> None:
+    case, by = await _look(id_, opened), person_here()
     if problem := by.why_not(by.tenant):
         raise ConfigError(problem)
     said = case.answered
     if decision is Decision.DENY and said is not None and said.decision is not Decision.DENY:
-        if problem := await opened.withdraw(options.id, by):
-            raise ConfigError(f"{options.id}: {problem}")
-        show(f"{options.id}: the approval was taken back")
+        if problem := await opened.withdraw(id_, by):
+            raise ConfigError(f"{id_}: {problem}")
+        print_out(f"{id_}: the approval was withdrawn")
         return
-    if problem := await opened.answer(options.id, decision, by, options.reason or ""):
-        raise ConfigError(f"{options.id}: {problem}")
+    if problem := await opened.answer(id_, decision, by, reason):
+        raise ConfigError(f"{id_}: {problem}")
     match decision:
         case Decision.DENY:
-            show(f"{options.id}: denied")
+            print_out(f"{id_}: denied")
         case Decision.SESSION:
-            show(f"{options.id}: approved, and so is {clean(case.asking.scope.text)}")
+            print_out(f"{id_}: approved, and so is {clean(case.asking.scope.text)}")
         case _:
-            show(f"{options.id}: approved, once")
+            print_out(f"{id_}: approved, once")
     if (recording := _recording(case.asking.run_id)) is not None:
-        show(f"if its run has stopped: evoclaw run --resume {recording}")
+        print_out(f"if its run has stopped: evoclaw run --resume {recording}")
 
 
 async def _look(id_: str, opened: Approvals) -> Case:

@@ -1,24 +1,24 @@
-"""`evoclaw audit`: who did what, found again, and proven to be as it was written."""
+"""`evoclaw audit`: search, verify and export the audit log."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from argparse import Namespace
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
+import click
 import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.audit_lines import audit_line
 from evoclaw.cli.clean import clean
-from evoclaw.cli.fleet import show
-from evoclaw.cli.render import tell
+from evoclaw.cli.options import FILE, CommandGroup, F, json_option
+from evoclaw.cli.output import print_err, print_out
 from evoclaw.core.errors import ConfigError
 from evoclaw.observe.audit.checkpoints import (
     KEY_PREFIX,
@@ -48,31 +48,122 @@ FOLLOW = 0.5
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-class Needs(Protocol):
-    """What this command needs of the composition root."""
-
-    def audit_place(self, env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
-        """The data folder, and what was chosen about the audit."""
-        ...
+@click.group(cls=CommandGroup)
+def audit() -> None:
+    """Search, verify and export the audit log."""
 
 
-def audit(options: Namespace, wiring: Needs) -> int:
-    """Do one of the actions."""
-    data, settings = wiring.audit_place(os.environ)
-    match options.action:
-        case "verify":
-            return _verify(options, data, settings)
-        case "export":
-            return asyncio.run(_export(options, data, settings))
-        case "ship":
-            return asyncio.run(_ship(options, data, settings))
-        case "key":
-            show(KEY_PREFIX + _key(data).public)
-        case "tail":
-            asyncio.run(_tail(options, data))
-        case _:
-            asyncio.run(_search(options, data, settings))
+_SINCE = click.option(
+    "--since", metavar="WHEN", help="Match records since 2026-01-31, 2026-01-31T12:00 or 2h (ago)"
+)
+_UNTIL = click.option(
+    "--until", metavar="WHEN", help="Match records before this time, written likewise"
+)
+
+
+def _filter(name: str, text: str, parameter: str = "") -> Callable[[F], F]:
+    return click.option(
+        f"--{name}",
+        parameter or name,
+        default="",
+        metavar=name.upper(),
+        show_default=False,
+        help=text,
+    )
+
+
+@audit.command("search", help="Search records, here and in the cold tier")
+@_filter("tool", "Match this tool")
+@_filter("agent", "Match this agent", "agent_id")
+@_filter("user", "Match this user")
+@_filter("tenant", "Match this tenant")
+@_filter("run", "Match this run", "run_id")
+@_filter("verdict", "Match this verdict: allow, deny or ask")
+@_filter("kind", "Match this kind, such as call, approval or run_finished")
+@_filter("text", "Match this text anywhere")
+@click.option("--limit", type=int, default=100, metavar="N", help="Show the newest N records")
+@_SINCE
+@_UNTIL
+@json_option()
+def _search(since: str | None, until: str | None, *, as_json: bool, **filters: Any) -> int:
+    now = time.time()
+    query = AuditQuery(since=when(since, now), until=when(until, now), **filters)
+    asyncio.run(_print_found(query, *_place(), as_json=as_json))
     return exits.OK
+
+
+@audit.command("tail", help="Show the newest records of this machine")
+@click.option("-n", "count", type=int, default=20, metavar="N", help="Show N records")
+@click.option("--follow", is_flag=True, help="Keep printing new records until Ctrl-C")
+@json_option()
+def _tail(count: int, *, follow: bool, as_json: bool) -> int:
+    asyncio.run(_print_newest(_place()[0], count, follow=follow, as_json=as_json))
+    return exits.OK
+
+
+@audit.command("verify", help="Check that no record was edited, removed or cut off")
+@click.argument("files", type=FILE, nargs=-1, metavar="FILE", help="Exports  [default: the audit]")
+@click.option(
+    "--key", multiple=True, metavar="PUB", show_default="our key", help="Trust this key; repeatable"
+)
+@click.option(
+    "--at-least",
+    metavar="CHECKPOINT",
+    help="Require a checkpoint known from elsewhere, or its file",
+)
+@click.option("--no-cold", is_flag=True, help="Skip the cold tier")
+@json_option()
+def _verify(
+    files: tuple[Path, ...],
+    key: tuple[str, ...],
+    at_least: str | None,
+    *,
+    no_cold: bool,
+    as_json: bool,
+) -> int:
+    data, settings = _place()
+    keys = [check_key(one) for one in key]
+    pin = _pin(at_least)
+    if files:
+        if not keys and not (data / "audit.key").exists():
+            raise ConfigError(
+                "there is no key to check with: add --key PUB, from `evoclaw audit key`"
+            )
+        report = verify(exported_files(files), keys or [_own_key(data).public], at_least=pin)
+    else:
+        report = _verify_here(keys, pin, data, None if no_cold else settings)
+    _print_report(report, as_json=as_json)
+    return exits.OK if report.ok else exits.FAILED
+
+
+@audit.command("export", help="Export a span of records with its checkpoints")
+@click.argument("file", type=FILE, help="The file to write")
+@_SINCE
+@_UNTIL
+@json_option()
+def _export(file: Path, since: str | None, until: str | None, *, as_json: bool) -> int:
+    now = time.time()
+    query = AuditQuery(since=when(since, now), until=when(until, now))
+    return asyncio.run(_write(file, query, now, *_place(), as_json=as_json))
+
+
+@audit.command("ship", help="Deliver new records to the cold tier now")
+@json_option()
+def _ship(*, as_json: bool) -> int:
+    return asyncio.run(_deliver(*_place(), as_json=as_json))
+
+
+@audit.command("key", help="Print the public key that signs the checkpoints")
+def _key() -> int:
+    print_out(KEY_PREFIX + _own_key(_place()[0]).public)
+    return exits.OK
+
+
+def _place() -> tuple[Path, AuditSettings]:
+    """The data folder, and the settings of the audit."""
+    from evoclaw.wiring.audit import audit_place
+
+    return audit_place(os.environ)
 
 
 def when(text: str | None, now: float) -> float | None:
@@ -84,7 +175,9 @@ def when(text: str | None, now: float) -> float | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is no time; say 2026-01-31, 2026-01-31T12:00 or 2h") from None
+        raise ConfigError(
+            f"{text!r} is not a time; write 2026-01-31, 2026-01-31T12:00 or 2h"
+        ) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -98,57 +191,30 @@ async def _cold(data: Path, settings: AuditSettings) -> AsyncGenerator[ColdTier 
             await cold.close()
 
 
-async def _search(options: Namespace, data: Path, settings: AuditSettings) -> None:
-    now = time.time()
-    query = AuditQuery(
-        kind=options.kind,
-        tenant=options.tenant,
-        user=options.user,
-        agent_id=options.agent,
-        run_id=options.run,
-        tool=options.tool,
-        verdict=options.verdict,
-        since=when(options.since, now),
-        until=when(options.until, now),
-        text=options.text,
-        limit=options.limit,
-    )
+async def _print_found(
+    query: AuditQuery, data: Path, settings: AuditSettings, *, as_json: bool
+) -> None:
     async with _cold(data, settings) as cold:
         found = await search(data / "audit", query, cold)
     if not found:
-        tell("no record fits")
+        print_err("no matching record")
     for fields in found:
-        _show(fields, options)
+        _show(fields, as_json=as_json)
 
 
-async def _tail(options: Namespace, data: Path) -> None:
+async def _print_newest(data: Path, count: int, *, follow: bool, as_json: bool) -> None:
     last = 0
-    count = options.n
     while True:
         found = await search(data / "audit", AuditQuery(limit=count))
         for fields in found:
             if fields["seq"] > last:
-                _show(fields, options)
+                _show(fields, as_json=as_json)
                 last = fields["seq"]
-        if not options.follow:
+        if not follow:
             return
         await asyncio.sleep(FOLLOW)
         head = read_head(data / "audit")
         count = max(1, (head.seq if head else 0) - last)
-
-
-def _verify(options: Namespace, data: Path, settings: AuditSettings) -> int:
-    keys = [check_key(key) for key in options.key]
-    pin = _pin(options.at_least)
-    if options.files:
-        if not keys and not (data / "audit.key").exists():
-            raise ConfigError("say whose signature counts: --key PUB, from `evoclaw audit key`")
-        material = exported_files([Path(file) for file in options.files])
-        report = verify(material, keys or [_key(data).public], at_least=pin)
-    else:
-        report = _verify_here(keys, pin, data, None if options.no_cold else settings)
-    _tell_report(report, options)
-    return exits.OK if report.ok else exits.FAILED
 
 
 def _verify_here(
@@ -157,7 +223,7 @@ def _verify_here(
     folder = data / "audit"
     if not folder.is_dir():
         raise ConfigError(f"there is no audit in {folder}")
-    key = _key(data)
+    key = _own_key(data)
     with WarmTier(folder, key).locked():
         material = audit_files(folder)
     trusted = keys or [key.public]
@@ -198,63 +264,63 @@ def _pin(text: str | None) -> Checkpoint | None:
     return found[-1]
 
 
-def _tell_report(report: VerifyReport, options: Namespace) -> None:
-    if options.json:
-        show({**msgspec.to_builtins(report), "ok": report.ok})
+def _print_report(report: VerifyReport, *, as_json: bool) -> None:
+    if as_json:
+        print_out({**msgspec.to_builtins(report), "ok": report.ok})
         return
     for finding in report.findings:
-        show(clean(str(finding)))
+        print_out(clean(str(finding)))
     span = f"{report.records} records, {report.first} to {report.last}"
     signed = f"{report.checkpoints} checkpoints, signed up to {report.signed}"
     for one in report.dropped:
-        show(f"dropped by policy: {one}")
-    show(f"{'as written' if report.ok else 'NOT as written'}: {span}; {signed}")
+        print_out(f"dropped by policy: {one}")
+    print_out(f"{'as written' if report.ok else 'NOT as written'}: {span}; {signed}")
 
 
-async def _export(options: Namespace, data: Path, settings: AuditSettings) -> int:
-    now = time.time()
-    query = AuditQuery(since=when(options.since, now), until=when(options.until, now))
+async def _write(
+    file: Path, query: AuditQuery, now: float, data: Path, settings: AuditSettings, *, as_json: bool
+) -> int:
     folder = data / "audit"
     if not folder.is_dir():
         raise ConfigError(f"there is no audit in {folder}")
-    checkpoint = WarmTier(folder, _key(data)).checkpoint(now)
+    checkpoint = WarmTier(folder, _own_key(data)).checkpoint(now)
     async with _cold(data, settings) as cold:
-        first, last = await export(folder, Path(options.file), query, cold)
-    if options.json:
-        show({"file": options.file, "first": first, "last": last})
+        first, last = await export(folder, file, query, cold)
+    if as_json:
+        print_out({"file": str(file), "first": first, "last": last})
         return exits.OK
-    show(f"{options.file}: records {first} to {last}; check with `evoclaw audit verify`")
+    print_out(f"{file}: records {first} to {last}; check with `evoclaw audit verify`")
     if checkpoint is not None:
-        show(f"keep this elsewhere, for --at-least: {encode(checkpoint).decode()}")
+        print_out(f"keep this elsewhere, for --at-least: {encode(checkpoint).decode()}")
     return exits.OK
 
 
-async def _ship(options: Namespace, data: Path, settings: AuditSettings) -> int:
-    warm = WarmTier(data / "audit", _key(data), checkpoint_every=settings.checkpoint_every)
+async def _deliver(data: Path, settings: AuditSettings, *, as_json: bool) -> int:
+    warm = WarmTier(data / "audit", _own_key(data), checkpoint_every=settings.checkpoint_every)
     async with _cold(data, settings) as cold:
         if cold is None:
             raise ConfigError("there is no cold tier: cold is `none` in [audit]")
         done = await Shipper(warm, cold, settings).ship()
         name = cold.name
-    if options.json:
-        show(msgspec.to_builtins(done))
+    if as_json:
+        print_out(msgspec.to_builtins(done))
     elif done.busy:
-        show("another process is delivering")
+        print_out("another process is delivering")
     else:
-        show(f"{name}: {done.shipped} records delivered, it has them up to {done.upto}")
+        print_out(f"{name}: {done.shipped} records delivered, it has them up to {done.upto}")
         for file in done.retired:
-            show(f"{file}: deleted here")
+            print_out(f"{file}: deleted here")
         if done.broken:
-            show(f"{done.broken} lines are no records any more: see `evoclaw audit verify`")
+            print_out(f"{done.broken} lines are no records any more: see `evoclaw audit verify`")
     return exits.FAILED if done.broken else exits.OK
 
 
-def _key(data: Path) -> AuditKey:
+def _own_key(data: Path) -> AuditKey:
     return AuditKey.load_or_create(data / "audit.key")
 
 
-def _show(fields: Fields, options: Namespace) -> None:
-    if options.json:
-        show(fields)
+def _show(fields: Fields, *, as_json: bool) -> None:
+    if as_json:
+        print_out(fields)
         return
-    show(audit_line(fields))
+    print_out(audit_line(fields))

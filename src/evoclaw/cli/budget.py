@@ -1,51 +1,51 @@
-"""`evoclaw budget`: what may be spent, what was, and what is left."""
+"""`evoclaw budget`: limits, spending and what is left."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from collections.abc import Sequence
+
+import click
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
-from evoclaw.cli.fleet import show
-from evoclaw.core.ledgers import Account, Ledger
+from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.output import print_out
+from evoclaw.core.ledgers import Account
 from evoclaw.core.messages import JSON
 from evoclaw.governance.budget.wordings import shown, units
 
 
-class Books(Protocol):
-    """Who can open the ledger."""
-
-    def open_ledger(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Ledger]:
-        """The ledger of this machine."""
-        ...
-
-
-def budget(options: Namespace, wiring: Books) -> int:
+@click.command(cls=Command)
+@click.argument(
+    "action", type=click.Choice(["show"]), required=False, expose_value=False, help="The default"
+)
+@click.option("--all", "show_all", is_flag=True, help="Include runs that have ended")
+@json_option()
+def budget(*, show_all: bool, as_json: bool) -> int:
     """Show every account; with `--all` also those of runs that have ended."""
-    accounts = asyncio.run(_accounts(wiring))
-    if not options.all:
+    accounts = asyncio.run(_accounts())
+    if not show_all:
         accounts = [account for account in accounts if not account.closed]
     now = time.time()
-    if options.json:
-        show([_facts(account, now) for account in accounts])
+    if as_json:
+        print_out([_facts(account, now) for account in accounts])
         return exits.OK
     for account in accounts:
-        show(clean(account.name))
+        print_out(clean(account.name))
         for kind in _kinds(account):
-            show(f"  {_line(account, kind, now)}")
+            print_out(f"  {_line(account, kind, now)}")
     if not accounts:
-        show("nothing is counted at the moment; `evoclaw budget --all` shows what has ended")
+        print_out("no open accounts; `evoclaw budget --all` includes those of ended runs")
     return exits.OK
 
 
-async def _accounts(wiring: Books) -> Sequence[Account]:
-    async with wiring.open_ledger(os.environ) as ledger:
+async def _accounts() -> Sequence[Account]:
+    from evoclaw.wiring.budget import open_ledger
+
+    async with open_ledger(os.environ) as ledger:
         return await ledger.accounts()
 
 

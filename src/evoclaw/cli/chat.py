@@ -6,17 +6,21 @@ import asyncio
 import os
 import signal
 import sys
-from argparse import Namespace
 from collections.abc import Coroutine, Iterator
 from types import FrameType
 from typing import Any, TypeVar
+
+import click
+from msgspec import Struct
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import one_line
 from evoclaw.cli.client import Client, Refused, open_client
 from evoclaw.cli.lines import Typist
+from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.output import print_err
 from evoclaw.cli.places import data_folder
-from evoclaw.cli.render import face, tell
+from evoclaw.cli.render import face
 from evoclaw.cli.slash import COMMANDS, HELP, Where, do
 from evoclaw.cli.talking import Talk
 from evoclaw.cli.terminal import has_keyboard
@@ -29,10 +33,42 @@ HISTORY = "chat_history"
 """In the data folder."""
 
 
-def chat(options: Namespace, _wiring: object = None) -> int:
-    """Talk until the person leaves, or what is piped in ends."""
+class ChatOptions(Struct, frozen=True):
+    """The options of `evoclaw chat`."""
+
+    session: str
+    agent: str
+    model: str
+    as_json: bool
+
+
+@click.command(cls=Command)
+@click.option(
+    "--session",
+    default="",
+    metavar="NAME",
+    show_default=False,
+    help="Continue this session, or start it",
+)
+@click.option(
+    "--agent",
+    default="",
+    metavar="NAME",
+    show_default=False,
+    help="Start a new session with this agent",
+)
+@click.option(
+    "--model",
+    default="",
+    metavar="PROVIDER/MODEL",
+    show_default="the agent's",
+    help="Use this model",
+)
+@json_option("Print every record as a line of JSON")
+def chat(session: str, agent: str, model: str, *, as_json: bool) -> int:
+    """Chat until the person leaves, or standard input ends."""
     with asyncio.Runner() as runner:
-        talk = _Chat(options, runner)
+        talk = _Chat(ChatOptions(session, agent, model, as_json), runner)
         talk.enter()
         return talk.at_terminal() if talk.attended else talk.in_a_pipe()
 
@@ -40,10 +76,10 @@ def chat(options: Namespace, _wiring: object = None) -> int:
 class _Chat:
     """Reads, says, shows, again and again; between two runs nothing goes on."""
 
-    def __init__(self, options: Namespace, runner: asyncio.Runner) -> None:
+    def __init__(self, options: ChatOptions, runner: asyncio.Runner) -> None:
         self._options, self._runner = options, runner
-        self.attended = has_keyboard() and not options.json
-        self._where = Where(session=options.session or "", agent=options.agent or "")
+        self.attended = has_keyboard() and not options.as_json
+        self._where = Where(session=options.session, agent=options.agent)
         self._code = exits.OK
 
     def enter(self) -> None:
@@ -54,13 +90,13 @@ class _Chat:
         """A person types."""
         typist = Typist(data_folder(os.environ) / HISTORY)
         signal.signal(signal.SIGTERM, _leave)  # so that the terminal is left as it was
-        tell("type a message; /help says what else there is")
+        print_err("type a message; /help says what else there is")
         for text in _messages(typist):
             typist.remember(text)
             if not self._typed(text):
                 break
         if self._where.session:
-            tell(f"to go on: evoclaw chat --session {self._where.session}")
+            print_err(f"to continue: evoclaw chat --session {self._where.session}")
         return self._code
 
     def in_a_pipe(self) -> int:
@@ -79,12 +115,12 @@ class _Chat:
         if name == "/quit":
             return False
         if name not in COMMANDS:
-            tell(f"no such command; {HELP}")
+            print_err(f"no such command; {HELP}")
             return True
         try:
             self._where = self._do(do(name, rest.strip(), self._where))
         except EvoClawError as problem:
-            tell(str(problem))
+            print_err(str(problem))
         return True
 
     def _say(self, text: str) -> bool:
@@ -94,7 +130,7 @@ class _Chat:
             try:
                 left, unsent = self._do(self._run("\n".join(unsent)))
             except Refused as problem:
-                tell(f"evoclaw: {problem}")
+                print_err(f"evoclaw: {problem}")
                 self._code = exits.FAILED
                 return self.attended
             if left or (self._code == exits.WAITING and not self.attended):
@@ -108,7 +144,7 @@ class _Chat:
             "session_id": where.session,
             "agent": "" if where.session else where.agent,
             "title": "" if where.session else where.title,
-            "model": self._options.model or "",
+            "model": self._options.model,
         }
         async with open_client(os.environ) as client:
             talk = self._talk(client)
@@ -121,19 +157,21 @@ class _Chat:
             self._where, run = await self._where.enter(client)
             if run is None:
                 return
-            tell(f"taking up what goes on here: {one_line(str(run.get('asked', '')))}")
+            print_err(f"resuming the run of this session: {one_line(str(run.get('asked', '')))}")
             talk = self._talk(client)
             self._note(talk, await talk.take_up(run))
 
     def _talk(self, client: Client) -> Talk:
         keyboard = sys.stdin.fileno() if self.attended else None
-        return Talk(client, face(json=self._options.json), sys.stderr, keyboard)
+        return Talk(client, face(json=self._options.as_json), sys.stderr, keyboard)
 
     def _note(self, talk: Talk, end: RunFinished | None) -> None:
         self._where = self._where.after(talk.run)
         self._code = exits.CANCELLED if end is None else exits.BY_STOP[end.stop]
         if end is not None and end.stop is StopReason.WAITING and not self.attended:
-            tell("it waits for a person: see `evoclaw approvals`, or take it up in a terminal")
+            print_err(
+                "the run waits for a person: see `evoclaw approvals`, or continue in a terminal"
+            )
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
@@ -149,7 +187,7 @@ def _messages(typist: Typist) -> Iterator[str]:
             if interrupted:
                 return
             interrupted = True
-            tell("\n(Ctrl-C again, Ctrl-D or /quit to leave)")
+            print_err("\n(Ctrl-C again, Ctrl-D or /quit to leave)")
             continue
         if text is None:
             return

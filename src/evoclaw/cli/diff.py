@@ -1,37 +1,41 @@
-"""`evoclaw diff A B`: two recordings, turn by turn, and what is not the same."""
+"""`evoclaw diff A B`: compare two recorded runs turn by turn."""
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
+import click
 import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import one_line
-from evoclaw.cli.fleet import show
+from evoclaw.cli.options import FILE, Command, json_option
+from evoclaw.cli.output import print_out
 from evoclaw.core.comparing import Difference, compare
 from evoclaw.core.messages import JSON
 from evoclaw.store.sessions.recordings import read_recording
 
 
-def diff(options: Namespace, _wiring: object = None) -> int:
-    """Compare; 0 says the same, 1 says that they differ."""
-    a, b = (read_recording(Path(path)) for path in (options.a, options.b))
-    found = list(compare(a, b))
-    if options.json:
-        show({"same": not found, "differences": msgspec.to_builtins(found)})
+@click.command(cls=Command)
+@click.argument("a", type=FILE, metavar="A", help="A recording of `evoclaw run`")
+@click.argument("b", type=FILE, metavar="B", help="Another recording")
+@json_option()
+def diff(a: Path, b: Path, *, as_json: bool) -> int:
+    """Compare two recordings: 0 if they are the same, 1 if they differ."""
+    found = list(compare(read_recording(a), read_recording(b)))
+    if as_json:
+        print_out({"same": not found, "differences": msgspec.to_builtins(found)})
     else:
         for one in found:
-            _tell(one)
-        show(f"{len(found)} differences" if found else "the same, turn by turn")
+            _print(one)
+        print_out(f"{len(found)} differences" if found else "the same, turn by turn")
     return exits.FAILED if found else exits.OK
 
 
-def _tell(one: Difference) -> None:
-    show(f"{f'turn {one.turn}' if one.turn else 'the run'}: {one.what}")
-    show(f"  - {_shown(one.a)}")
-    show(f"  + {_shown(one.b)}")
+def _print(one: Difference) -> None:
+    print_out(f"{f'turn {one.turn}' if one.turn else 'the run'}: {one.what}")
+    print_out(f"  - {_shown(one.a)}")
+    print_out(f"  + {_shown(one.b)}")
 
 
 def _shown(value: JSON) -> str:

@@ -1,4 +1,4 @@
-"""`evoclaw doctor`: what works here, and how to get what does not."""
+"""`evoclaw doctor`: check this machine, and say how to fix what does not work."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 import platform
 import shutil
 import sqlite3
-from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TypeAlias
 
+import click
 import msgspec
 
 from evoclaw.cli import exits, routes
 from evoclaw.cli.clean import clean
 from evoclaw.cli.client import open_client
-from evoclaw.cli.fleet import show
-from evoclaw.cli.needs import Wiring
+from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.output import print_out
 from evoclaw.cli.places import data_folder, why_not_private
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.messages import JSON, is_object
@@ -35,37 +35,41 @@ PATIENCE = 3.0
 """Seconds for a connection."""
 
 
-def doctor(options: Namespace, wiring: Wiring) -> int:
-    """Say what works here, and how to get what does not."""
-    return asyncio.run(_doctor(options, wiring))
+@click.command(cls=Command)
+@json_option()
+def doctor(*, as_json: bool) -> int:
+    """Report what works on this machine, and how to fix what does not."""
+    return asyncio.run(_doctor(as_json=as_json))
 
 
-async def _doctor(options: Namespace, wiring: Wiring) -> int:
+async def _doctor(*, as_json: bool) -> int:
     env, data = os.environ, data_folder(os.environ)
     found: list[Finding] = [
         ("python", True, platform.python_version()),
-        ("settings", *_settings(wiring, env)),
+        ("settings", *_settings(env)),
         ("data folder", *_folder(data)),
         ("disk", *_disk(data)),
         ("store", *_stores(data)),
         ("service", *await _up(env)),
         ("broker", *await _broker(data)),
-        ("model", *await _model(wiring)),
+        ("model", *await _model()),
         ("git", *_program("git")),
         ("bash", *_program("bash")),
     ]
     if found[1][1]:  # with settings that cannot be read, nothing more can be built
-        found += await _tools(wiring)
-    if options.json:
-        show([{"name": name, "ok": ok, "says": says} for name, ok, says in found])
+        found += await _tools()
+    if as_json:
+        print_out([{"name": name, "ok": ok, "says": says} for name, ok, says in found])
         return exits.OK
     for name, ok, says in found:
-        show(f"{'ok ' if ok else '-- '} {name:18} {clean(says)}")
+        print_out(f"{'ok ' if ok else '-- '} {name:18} {clean(says)}")
     return exits.OK
 
 
-async def _tools(wiring: Wiring) -> list[Finding]:
-    async with wiring.open_toolbox(Path.cwd(), os.environ) as box:
+async def _tools() -> list[Finding]:
+    from evoclaw.wiring.toolbox import open_toolbox
+
+    async with open_toolbox(Path.cwd(), os.environ) as box:
         found = [(f"sandbox {name}", ok, says) for name, ok, says in await box.sandbox()]
         offered = [*(bound.tool for bound in box.tools), *box.others()]
         found += [(tool.name, True, "can be used") for tool in offered]
@@ -74,12 +78,14 @@ async def _tools(wiring: Wiring) -> list[Finding]:
     return found
 
 
-def _settings(wiring: Wiring, env: Mapping[str, str]) -> tuple[bool, str]:
+def _settings(env: Mapping[str, str]) -> tuple[bool, str]:
+    from evoclaw.wiring.audit import audit_place
+
     path = data_folder(env) / "evoclaw.toml"
     try:
-        wiring.audit_place(env)
+        audit_place(env)
     except ConfigError as problem:
-        return False, f"{problem}; mend it, or begin anew with `evoclaw init --force`"
+        return False, f"{problem}; fix it, or start again with `evoclaw init --force`"
     return True, str(path) if path.exists() else "none, so the defaults; see `evoclaw init`"
 
 
@@ -89,7 +95,7 @@ def _folder(data: Path) -> tuple[bool, str]:
     if not os.access(data, os.W_OK):
         return False, f"{data} cannot be written; check its rights, or set EVOCLAW_HOME"
     problem = why_not_private(data)
-    return not problem, problem or f"{data}, nobody else can look into it"
+    return not problem, problem or f"{data}, private to you"
 
 
 def _disk(data: Path) -> tuple[bool, str]:
@@ -110,7 +116,7 @@ def _stores(data: Path) -> tuple[bool, str]:
             said = str(problem)
         if said != "ok":
             return False, f"{file}: {said}; bring it back from a backup, or `evoclaw import` one"
-    return True, f"{len(files)} files, all sound" if files else "nothing is kept yet"
+    return True, f"{len(files)} files, no errors" if files else "nothing is stored yet"
 
 
 async def _up(env: Mapping[str, str]) -> tuple[bool, str]:
@@ -135,15 +141,17 @@ async def _broker(data: Path) -> tuple[bool, str]:
         writer.close()
         await writer.wait_closed()
     except FileNotFoundError:
-        return False, "none is up here: `evoclaw up` starts one"
+        return False, "no broker is running here: start one with `evoclaw up`"
     except (OSError, TimeoutError, msgspec.DecodeError, EvoClawError) as problem:
         why = str(problem) or "it does not answer"
         return False, f"it cannot be reached ({why}); restart `evoclaw up`"
     return True, f"{address.host}:{address.port}"
 
 
-async def _model(wiring: Wiring) -> tuple[bool, str]:
-    name, how = await wiring.model_at_hand(os.environ)
+async def _model() -> tuple[bool, str]:
+    from evoclaw.wiring.models import model_at_hand
+
+    name, how = await model_at_hand(os.environ)
     return bool(name), name or how
 
 

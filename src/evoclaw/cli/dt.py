@@ -6,16 +6,13 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
 
 import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
-from evoclaw.cli.needs import Absent
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorBlock, ImageBlock, TextBlock, ToolResult, is_object
@@ -26,30 +23,12 @@ from evoclaw.skills.generated import PREFIX, stdin_parameter
 MOST_INPUT = 64 << 20
 
 
-class Box(Protocol):
-    """What is at hand on this machine."""
-
-    @property
-    def given(self) -> Mapping[type, object]:
-        """What tools are handed, by Protocol."""
-        ...
-
-    @property
-    def absent(self) -> Sequence[Absent]:
-        """The tools that cannot be used."""
-        ...
-
-
-Open: TypeAlias = Callable[[Path, Mapping[str, str]], AbstractAsyncContextManager[Box]]
-
-
-def dt(program: str, words: Sequence[str], open_box: Open) -> int:
+def dt(program: str, words: Sequence[str]) -> int:
     """Run one tool once, in the current folder or in `EVOCLAW_WORKSPACE`.
 
     Args:
         program: `dt-` and the tool's name.
         words: The command line.
-        open_box: Opens what tools are handed, for a folder and an environment.
     """
     from evoclaw.tools.sets import NAMES, named
 
@@ -61,16 +40,18 @@ def dt(program: str, words: Sequence[str], open_box: Open) -> int:
     if problems := describe_problems(compile_schema(bound.tool), arguments):
         return _tell(f"{program}: {problems}; see {program} --help")
     try:
-        return asyncio.run(_run(bound, arguments, open_box))
+        return asyncio.run(_run(bound, arguments))
     except EvoClawError as error:
         return _tell(f"{program}: {error}")
     except KeyboardInterrupt:
         return exits.CANCELLED
 
 
-async def _run(bound: BoundTool, arguments: dict[str, JSON], open_box: Open) -> int:
+async def _run(bound: BoundTool, arguments: dict[str, JSON]) -> int:
+    from evoclaw.wiring.toolbox import open_toolbox
+
     place = Path(os.environ.get("EVOCLAW_WORKSPACE") or Path.cwd())
-    async with open_box(place, os.environ) as box:
+    async with open_toolbox(place, os.environ) as box:
         for absent in box.absent:
             if absent.name == bound.name:
                 return _tell(f"{PREFIX}{bound.name}: {absent.why}")

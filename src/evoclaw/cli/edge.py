@@ -1,58 +1,86 @@
-"""`evoclaw edge`: be one of the hands."""
+"""`evoclaw edge`: run an edge agent on this machine, or join a fleet first."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from argparse import Namespace
 from pathlib import Path
 
+import click
+
 from evoclaw.cli import exits
-from evoclaw.cli.needs import Wiring
 from evoclaw.cli.notify import READY, STOPPING, notify
-from evoclaw.cli.render import tell
+from evoclaw.cli.options import FILE, CommandGroup
+from evoclaw.cli.output import print_err
 from evoclaw.core.errors import ConfigError
-from evoclaw.edge.invitations import is_link, read_link
 
 
-def edge(options: Namespace, wiring: Wiring) -> int:
-    """Serve until told to stop, or join a fleet first."""
-    if options.action == "join":
-        ca_file = Path(options.ca_file).absolute() if options.ca_file else None
-        return asyncio.run(_join(options, ca_file, wiring))
-    path = Path(options.config or "agent.toml")
-    return asyncio.run(_serve(path if options.config or path.exists() else None, wiring))
+@click.group(cls=CommandGroup, invoke_without_command=True)
+@click.option(
+    "--config", type=FILE, metavar="FILE", show_default="agent.toml", help="Read this agent.toml"
+)
+@click.pass_context
+def edge(context: click.Context, config: Path | None) -> int:
+    """Run an edge agent until it is told to stop."""
+    if context.invoked_subcommand is not None:
+        return exits.OK
+    path = config or Path("agent.toml")
+    return asyncio.run(_serve(path if config or path.exists() else None))
 
 
-async def _join(options: Namespace, ca_file: Path | None, wiring: Wiring) -> int:
-    held = [name.strip() for name in options.capabilities.split(",") if name.strip()]
-    path = Path(options.config)
-    url, token = _invitation(options)
-    name = await wiring.join(url, token, path, held, os.environ, ca_file=ca_file)
-    tell(f"joined as {name}; serve with: evoclaw edge --config {path}")
+@edge.command("join", help="Join a fleet with the token or link of `evoclaw agents invite`")
+@click.argument("url", help="Link, or broker such as mqtt://192.0.2.7:1883")
+@click.option("--token", metavar="TOKEN", help="Join with this one-time token; a link contains it")
+@click.option("--ca-file", type=FILE, metavar="FILE", help="Trust this CA for the broker")
+@click.option(
+    "--config", type=FILE, default=Path("agent.toml"), metavar="FILE", help="Write this file"
+)
+@click.option(
+    "--capabilities",
+    default="file_read",
+    metavar="A,B",
+    help="Grant these capabilities to tools here; `*` grants all",
+)
+def _join(
+    url: str, token: str | None, ca_file: Path | None, config: Path, capabilities: str
+) -> int:
+    from evoclaw.wiring.pairing import join
+
+    held = [name.strip() for name in capabilities.split(",") if name.strip()]
+    broker, secret = _invitation(url, token)
+    trusted = None if ca_file is None else ca_file.absolute()
+    name = asyncio.run(join(broker, secret, config, held, os.environ, ca_file=trusted))
+    print_err(f"joined as {name}; serve with: evoclaw edge --config {config}")
     return exits.OK
 
 
-def _invitation(options: Namespace) -> tuple[str, str]:
-    """The broker's address and the token, however they were given."""
-    if is_link(options.url):
-        if options.token is not None:
-            raise ConfigError("the link has a token in it; say the link alone")
-        return read_link(options.url)
-    if options.token is None:
-        raise ConfigError("say --token TOKEN, or the link that `evoclaw agents invite` printed")
-    return options.url, options.token
+def _invitation(url: str, token: str | None) -> tuple[str, str]:
+    """The broker's address and the token, from a link or from both."""
+    from evoclaw.edge.invitations import is_link, read_link
+
+    if is_link(url):
+        if token is not None:
+            raise ConfigError("the link contains a token; leave --token out")
+        return read_link(url)
+    if token is None:
+        raise ConfigError(
+            "a token is missing: add --token TOKEN, or use the link of `evoclaw agents invite`"
+        )
+    return url, token
 
 
-async def _serve(path: Path | None, wiring: Wiring) -> int:
-    async with wiring.open_edge(path, os.environ) as edge:
+async def _serve(path: Path | None) -> int:
+    from evoclaw.wiring.edge import open_edge
+
+    async with open_edge(path, os.environ) as opened:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, edge.stop)
-        tell(f"edge {edge.parts.who.agent_id}: {len(edge.parts.executor.tools())} tools")
+            loop.add_signal_handler(number, opened.stop)
+        name = opened.parts.who.agent_id
+        print_err(f"edge {name}: {len(opened.parts.executor.tools())} tools")
         notify(READY)
-        await edge.run()
+        await opened.run()
         notify(STOPPING)
-        tell(f"edge {edge.parts.who.agent_id}: gone")
+        print_err(f"edge {name}: stopped")
     return exits.OK

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from evoclaw.core.events import StopReason
+from collections.abc import Mapping
 
 OK = 0
 FAILED = 1
 """The run ended in an error, or a recording did not replay."""
 MISUSED = 2
-"""What was typed or configured cannot work; nothing was run."""
+"""The command line or the configuration is wrong; nothing was run."""
 STOPPED = 3
 """A limit ended the run: turns, time, budget, or it was repeating itself."""
 WAITING = 4
@@ -16,13 +16,14 @@ WAITING = 4
 CANCELLED = 130
 """Ctrl-C."""
 
-BY_STOP = {
-    StopReason.COMPLETED: OK,
-    StopReason.ERROR: FAILED,
-    StopReason.MAX_ITERATIONS: STOPPED,
-    StopReason.BUDGET_EXCEEDED: STOPPED,
-    StopReason.DURATION_EXCEEDED: STOPPED,
-    StopReason.LOOP_DETECTED: STOPPED,
-    StopReason.WAITING: WAITING,
-    StopReason.CANCELLED: CANCELLED,
+BY_STOP: Mapping[str, int] = {
+    "completed": OK,
+    "error": FAILED,
+    "max_iterations": STOPPED,
+    "budget_exceeded": STOPPED,
+    "duration_exceeded": STOPPED,
+    "loop_detected": STOPPED,
+    "waiting": WAITING,
+    "cancelled": CANCELLED,
 }
+"""By `StopReason`; as text, so that `evoclaw --version` does not load the events."""

@@ -1,62 +1,65 @@
-"""`evoclaw export` and `evoclaw import`: all that is kept, as one file, to take elsewhere."""
+"""`evoclaw export` and `evoclaw import`: move the whole store in one file."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from argparse import Namespace
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
 
+import click
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.fleet import show
-from evoclaw.cli.needs import Moving
+from evoclaw.cli.options import FILE, Command, json_option
+from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.databases.moving import Manifest
 
 
-class Needs(Protocol):
-    """What these commands need of the composition root."""
-
-    def open_moving(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Moving]:
-        """The store of this machine, to be moved."""
-        ...
-
-
-def export(options: Namespace, wiring: Needs) -> int:
-    """Write everything into a file; one that is there is left alone."""
-    if Path(options.file).exists():
-        raise ConfigError(f"{options.file} is there already; choose another name")
-    moved = asyncio.run(_write(options, wiring))
-    _tell(options, moved, "it holds all that was said and seen: keep it where only you can read it")
+@click.command(cls=Command)
+@click.argument("file", type=FILE, help="The file to write; it must not exist")
+@click.option(
+    "--tenant", default="", metavar="TENANT", show_default="all", help="Export only this tenant"
+)
+@json_option()
+def export(file: Path, tenant: str, *, as_json: bool) -> int:
+    """Write everything into a new file."""
+    if file.exists():
+        raise ConfigError(f"{file} exists; choose another name")
+    moved = asyncio.run(_write(file, tenant))
+    note = "the file contains all conversations and results: keep it private"
+    _report(file, moved, note, as_json=as_json)
     return exits.OK
 
 
-def import_(options: Namespace, wiring: Needs) -> int:
+@click.command("import", cls=Command)
+@click.argument("file", type=FILE, help="A file of `evoclaw export`")
+@click.option("--keep", is_flag=True, help="Keep rows that exist already instead of failing")
+@json_option()
+def import_command(file: Path, *, keep: bool, as_json: bool) -> int:
     """Read everything from a file."""
-    moved = asyncio.run(_read(options, wiring))
-    _tell(options, moved, "all of it is here now; start with `evoclaw up`")
+    moved = asyncio.run(_read(file, keep=keep))
+    _report(file, moved, "import complete; start with `evoclaw up`", as_json=as_json)
     return exits.OK
 
 
-async def _write(options: Namespace, wiring: Needs) -> Manifest:
-    async with wiring.open_moving(os.environ) as moving:
-        return await moving.write(Path(options.file), tenant=options.tenant)
+async def _write(file: Path, tenant: str) -> Manifest:
+    from evoclaw.wiring.store import open_moving
+
+    async with open_moving(os.environ) as moving:
+        return await moving.write(file, tenant=tenant)
 
 
-async def _read(options: Namespace, wiring: Needs) -> Manifest:
-    async with wiring.open_moving(os.environ) as moving:
-        existing = "keep" if options.keep else "refuse"
-        return await moving.read(Path(options.file), existing=existing)
+async def _read(file: Path, *, keep: bool) -> Manifest:
+    from evoclaw.wiring.store import open_moving
+
+    async with open_moving(os.environ) as moving:
+        return await moving.read(file, existing="keep" if keep else "refuse")
 
 
-def _tell(options: Namespace, moved: Manifest, said: str) -> None:
-    if options.json:
-        show({"file": options.file, "rows": moved.rows, **msgspec.to_builtins(moved)})
+def _report(file: Path, moved: Manifest, note: str, *, as_json: bool) -> None:
+    if as_json:
+        print_out({"file": str(file), "rows": moved.rows, **msgspec.to_builtins(moved)})
         return
-    show(f"{options.file}: {moved.rows} rows of {len(moved.parts)} stores")
-    show(said)
+    print_out(f"{file}: {moved.rows} rows of {len(moved.parts)} stores")
+    print_out(note)

@@ -1,17 +1,19 @@
-"""`evoclaw fork`: a recorded run again from one of its turns, with another model or other words."""
+"""`evoclaw fork`: re-run a recorded run from a given turn, with another model or other words."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import click
 
 from evoclaw.cli.client import open_client
-from evoclaw.cli.needs import Wiring
-from evoclaw.cli.render import tell
-from evoclaw.cli.run import run
+from evoclaw.cli.options import FILE, ExclusiveCommand
+from evoclaw.cli.output import print_err
+from evoclaw.cli.run import RunOptions, run_options, start_run
 from evoclaw.cli.watching import records_of
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record
@@ -20,25 +22,41 @@ from evoclaw.core.state import new_run
 from evoclaw.store.sessions.recordings import read_recording
 
 
-def fork(options: Namespace, wiring: Wiring) -> int:
-    """Begin a new run where the old one stood before a turn; it is recorded by itself."""
-    records = _records(options)
+@click.command(cls=ExclusiveCommand, exclusive=(("yes", "read_only"), ("record", "no_record")))
+@click.argument("recording", type=FILE, required=False, help="A recording of `evoclaw run`")
+@click.option("--run", "run_id", metavar="ID", help="Fork this run of the service instead")
+@click.option(
+    "--at", type=int, required=True, metavar="TURN", help="Re-run from this turn; keep those before"
+)
+@click.option("--prompt", type=FILE, metavar="FILE", help="Replace the instructions by this file")
+@click.option("--message", metavar="TEXT", help="Add this message; at turn 1, it replaces the task")
+@run_options
+def fork(
+    recording: Path | None,
+    run_id: str | None,
+    at: int,
+    prompt: Path | None,
+    message: str | None,
+    **options: Any,
+) -> int:
+    """Start a new run from the state before a turn; it gets a recording of its own."""
+    records = _records(recording, run_id)
     try:
-        messages = forked(records, options.at, options.message or "")
+        messages = forked(records, at, message or "")
     except NothingLeft as over:
         raise ConfigError(f"{over}: --message TEXT") from None
-    if options.prompt is not None:
-        messages = with_prompt(messages, _text(Path(options.prompt)))
-    tell(f"forked from run {records[0].run_id[:8]} at turn {options.at}")
-    return run(options, wiring, new_run(messages))
+    if prompt is not None:
+        messages = with_prompt(messages, _text(prompt))
+    print_err(f"forked from run {records[0].run_id[:8]} at turn {at}")
+    return start_run(RunOptions(**options), new_run(messages))
 
 
-def _records(options: Namespace) -> Sequence[Record]:
-    if (options.recording is None) == (options.run is None):
-        raise ConfigError("say what to fork: a recording, or --run ID for a run of the service")
-    if options.recording is not None:
-        return read_recording(Path(options.recording))
-    return asyncio.run(_records_there(options.run))
+def _records(recording: Path | None, run_id: str | None) -> Sequence[Record]:
+    if recording is not None and run_id is None:
+        return read_recording(recording)
+    if recording is None and run_id is not None:
+        return asyncio.run(_records_there(run_id))
+    raise ConfigError("name what to fork: a recording, or --run ID for a run of the service")
 
 
 async def _records_there(run_id: str) -> list[Record]:

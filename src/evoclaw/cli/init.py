@@ -1,21 +1,20 @@
-"""`evoclaw init`: a settings file that says everything there is to set, and a private folder."""
+"""`evoclaw init`: write a settings file that explains every setting, in a private folder."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
+import click
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.fleet import show
+from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.places import data_folder, make_private
-from evoclaw.cli.render import tell
 from evoclaw.cli.terminal import has_keyboard
 from evoclaw.core.errors import ConfigError
 
@@ -31,50 +30,52 @@ capabilities = ["*"]
 """
 
 
-class Needs(Protocol):
-    """What this command needs of the composition root."""
+@click.command(cls=Command)
+@click.option(
+    "--model",
+    default="",
+    metavar="PROVIDER/MODEL",
+    show_default=False,
+    help="Let the default agent use this model",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file; the old one is backed up")
+@json_option()
+def init(model: str, *, force: bool, as_json: bool) -> int:
+    """Write the file; an existing one is left alone, or backed up."""
+    from evoclaw.wiring.settings import settings_text
 
-    def settings_text(self, env: Mapping[str, str]) -> str:
-        """Every setting with its default, explained and commented out."""
-        ...
-
-    async def model_at_hand(self, env: Mapping[str, str]) -> tuple[str, str]:
-        """The model that a run would get, or how to get one."""
-        ...
-
-
-def init(options: Namespace, wiring: Needs) -> int:
-    """Write the file; one that is there is left alone, or kept as a backup."""
     env = dict(os.environ)
-    folder, model = data_folder(env), options.model or ""
-    if has_keyboard() and not options.json:
+    folder = data_folder(env)
+    if has_keyboard() and not as_json:
         folder = Path(_asked("Where to keep everything", str(folder))).expanduser().absolute()
-        model = model or _asked("Which model, as provider/model", _at_hand(wiring, env))
+        model = model or _asked("Which model, as provider/model", _at_hand(env))
     env["EVOCLAW_HOME"] = str(folder)
     path = folder / FILE
-    if path.exists() and not options.force:
-        raise ConfigError(f"{path} is there already; --force writes a new one and keeps a backup")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists; --force overwrites it and keeps a backup")
     agent = _AGENT.format(model=msgspec.json.encode(model).decode()) if model else ""
-    text = wiring.settings_text(env) + agent
+    text = settings_text(env) + agent
     make_private(folder)
     backup = _keep(path) if path.exists() else None
     _write(path, text)
-    if options.json:
-        show({"file": str(path), "backup": None if backup is None else str(backup)})
+    if as_json:
+        print_out({"file": str(path), "backup": None if backup is None else str(backup)})
         return exits.OK
-    show(f"wrote {path}")
+    print_out(f"wrote {path}")
     if backup is not None:
-        show(f"what was there is in {backup}")
+        print_out(f"what was there is in {backup}")
     if folder != data_folder(os.environ):
-        show(f"have it used: export EVOCLAW_HOME={folder}")
-    show("see what works with `evoclaw doctor`, then start with `evoclaw up`")
+        print_out(f"have it used: export EVOCLAW_HOME={folder}")
+    print_out("see what works with `evoclaw doctor`, then start with `evoclaw up`")
     return exits.OK
 
 
-def _at_hand(wiring: Needs, env: Mapping[str, str]) -> str:
-    name, how = asyncio.run(wiring.model_at_hand(env))
+def _at_hand(env: Mapping[str, str]) -> str:
+    from evoclaw.wiring.models import model_at_hand
+
+    name, how = asyncio.run(model_at_hand(env))
     if not name:
-        tell(how)
+        print_err(how)
     return name
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import msgspec
 
@@ -17,6 +20,9 @@ KEPT = 1_000
 """Lines that are remembered."""
 PASTE = 0.02
 """Seconds within which a further line belongs to the same paste: nobody types that fast."""
+WAKE_INTERVAL_S = 0.05
+"""Seconds that a signal has to end the reading of a line before another one is sent."""
+WAKE_ATTEMPTS = 20
 MORE = "… "
 
 
@@ -32,12 +38,14 @@ class Typist:
 
     def read(self, prompt: str) -> str | None:
         """One message; a line that ends in a backslash goes on. None when there are no more."""
-        try:
-            text = input(prompt)
-            while text.endswith("\\") or _more_is_there():
-                text = text.removesuffix("\\") + "\n" + input(MORE if text.endswith("\\") else "")
-        except EOFError:
-            return None
+        with _signals_noticed():
+            try:
+                text = input(prompt)
+                while text.endswith("\\") or _more_is_there():
+                    more = MORE if text.endswith("\\") else ""
+                    text = text.removesuffix("\\") + "\n" + input(more)
+            except EOFError:
+                return None
         return text
 
     def remember(self, text: str) -> None:
@@ -47,6 +55,48 @@ class Typist:
         if self._editor is not None:
             self._editor.add_history(text)
         remember(self._history, text)
+
+
+@contextmanager
+def _signals_noticed() -> Generator[None]:
+    """While the block reads a line, notice a Ctrl-C however early it comes.
+
+    Python's `input` handles a signal when it interrupts the wait for a key. One that comes between
+    the prompt and that wait would be kept until the next signal. So a thread sees every signal, and
+    sends another one if the block still reads a moment later. Not a timer: a signal in the middle
+    of a key press can confuse GNU readline.
+    """
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(reading, True)
+    ended = threading.Event()
+    reader = threading.get_ident()
+
+    def wake() -> None:
+        while number := os.read(reading, 1):
+            if number[0] == signal.SIGALRM:
+                continue
+            for _ in range(WAKE_ATTEMPTS):
+                if ended.wait(WAKE_INTERVAL_S):
+                    break
+                signal.pthread_kill(reader, signal.SIGALRM)
+
+    thread = threading.Thread(target=wake, name="signals at the prompt", daemon=True)
+    alarm = signal.signal(signal.SIGALRM, _do_nothing)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+        thread.join()
+        os.close(reading)
+        signal.signal(signal.SIGALRM, alarm)
+
+
+def _do_nothing(_signal: int, _frame: FrameType | None) -> None:
+    """A signal with a handler interrupts the wait for a key."""
 
 
 def remembered(path: Path) -> list[str]:

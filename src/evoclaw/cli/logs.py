@@ -6,18 +6,19 @@ import asyncio
 import os
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import aclosing
 
+import click
 import msgspec
+from msgspec import Struct
 
 from evoclaw.cli import exits, routes
 from evoclaw.cli.audit_lines import audit_line
 from evoclaw.cli.clean import one_line
 from evoclaw.cli.client import Client, open_client
-from evoclaw.cli.fleet import show
-from evoclaw.cli.render import tell
+from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.watching import records_of, watch
 from evoclaw.core.events import (
     ApprovalAnswered,
@@ -56,40 +57,65 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 """What of a run's records each filter lets through; of the audit, what has a field of that name."""
 
 
-def logs(options: Namespace, _wiring: object = None) -> int:
+class LogOptions(Struct, frozen=True):
+    """Which lines to print, and how."""
+
+    only: str | None
+    follow: bool
+    limit: int
+    as_json: bool
+
+
+@click.command(cls=Command)
+@click.option(
+    "--run",
+    "run_id",
+    metavar="ID",
+    show_default="the audit log",
+    help="Show the records of this run",
+)
+@click.option(
+    "--filter", "only", type=click.Choice(["tool", "model", "verdict"]), help="Show only such lines"
+)
+@click.option("--follow", is_flag=True, help="Keep printing new lines until Ctrl-C")
+@click.option(
+    "-n", "limit", type=int, default=50, metavar="N", help="Show the last N lines of the audit log"
+)
+@json_option()
+def logs(run_id: str | None, only: str | None, *, follow: bool, limit: int, as_json: bool) -> int:
     """Show what happened, and with `--follow` what happens."""
-    return asyncio.run(_logs(options))
+    return asyncio.run(_logs(run_id, LogOptions(only, follow, limit, as_json)))
 
 
-async def _logs(options: Namespace) -> int:
+async def _logs(run_id: str | None, options: LogOptions) -> int:
     async with open_client(os.environ) as client:
-        if not options.run:
+        if not run_id:
             await _audit(client, options)
         elif options.follow:
-            async with aclosing(watch(client, options.run)) as records:
+            async with aclosing(watch(client, run_id)) as records:
                 async for record in records:
                     _show(record, options)
                     sys.stdout.flush()
         else:
-            for record in await records_of(client, options.run):
+            for record in await records_of(client, run_id):
                 _show(record, options)
     return exits.OK
 
 
-async def _audit(client: Client, options: Namespace) -> None:
+async def _audit(client: Client, options: LogOptions) -> None:
     last, since = 0, 0.0
-    limit = options.n
+    limit = options.limit
     while True:
         looked = time.time()
         rows = routes.many(await client.get(routes.path("audit"), since=since, limit=limit))
         for row in rows:
             if (seq := int(row.get("seq", 0))) > last:
                 last = seq
-                if options.filter is None or row.get(options.filter):
-                    show(row if options.json else audit_line(row))
+                if options.only is None or row.get(options.only):
+                    print_out(row if options.as_json else audit_line(row))
         if not options.follow:
             if not last:
-                tell("nothing is in the audit yet")
+                print_err("nothing is in the audit yet")
             return
         sys.stdout.flush()
         await asyncio.sleep(PAUSE)
@@ -97,14 +123,14 @@ async def _audit(client: Client, options: Namespace) -> None:
         since, limit = looked - 10 * PAUSE, LIMIT
 
 
-def _show(record: Record, options: Namespace) -> None:
+def _show(record: Record, options: LogOptions) -> None:
     event = record.event
-    if options.filter is not None and not isinstance(event, _KINDS[options.filter]):
+    if options.only is not None and not isinstance(event, _KINDS[options.only]):
         return
-    if options.json:
-        show(encode_record(record).decode().rstrip("\n"))
+    if options.as_json:
+        print_out(encode_record(record).decode().rstrip("\n"))
     elif not isinstance(event, _DELTAS):
-        show(line_of(record))
+        print_out(line_of(record))
 
 
 def line_of(record: Record) -> str:

@@ -1,4 +1,4 @@
-"""`evoclaw mcp serve`: our tools, or those of the fleet, for any MCP client."""
+"""`evoclaw mcp`: serve tools to MCP clients, and approve tools of MCP servers."""
 
 from __future__ import annotations
 
@@ -6,116 +6,132 @@ import asyncio
 import os
 import signal
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import click
 from msgspec import Struct
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
-from evoclaw.cli.fleet import show
-from evoclaw.cli.render import tell
+from evoclaw.cli.options import FILE, CommandGroup, ExclusiveCommand
+from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.terminal import AtTerminal, has_keyboard
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Approver, NobodyThere
 from evoclaw.governance.approvals import Remembered
 from evoclaw.governance.autonomy import Level
+from evoclaw.wiring.mcp_requests import Door, Wanted
+
+if TYPE_CHECKING:
+    from evoclaw.executors.mcp.pins import PinFile
 
 TOKEN = "EVOCLAW_MCP_TOKEN"
-WAIT = 15.0
-"""Seconds that an edge is waited for."""
+OverStdio: TypeAlias = Callable[[Wanted, Mapping[str, str]], Coroutine[Any, Any, None]]
+"""Serves until the client closes our input."""
+OverHttp: TypeAlias = Callable[[Wanted, Door, Mapping[str, str]], AbstractAsyncContextManager[str]]
+"""Serves while the block runs; gives the address."""
 
 
-class Wanted(Struct, frozen=True):
-    """What clients are to be offered, and how far they may go."""
-
-    workspace: Path
-    """Where local tools work."""
-    level: Level
-    approver: Approver
-    on: str | None = None
-    """An edge whose tools are offered instead; `any`, or `*` for each."""
-    tools: tuple[str, ...] | None = None
-    """These tools only."""
-    wait: float = WAIT
+@click.group(cls=CommandGroup)
+def mcp() -> None:
+    """Serve tools over MCP, and approve tools of MCP servers."""
 
 
-class Door(Struct, frozen=True):
-    """Where HTTP listens, and who may come in."""
+@mcp.command(
+    "serve",
+    cls=ExclusiveCommand,
+    exclusive=(("read_only", "yes"),),
+    help="Serve tools to an MCP client over stdio or HTTP",
+)
+@click.option(
+    "--http", "over_http", is_flag=True, help="Serve over HTTP instead of stdin and stdout"
+)
+@click.option("--host", default="127.0.0.1", metavar="HOST", help="Bind HTTP to this address")
+@click.option("--port", type=int, default=8931, metavar="PORT", help="Bind HTTP to this port")
+@click.option(
+    "--name", "names", multiple=True, metavar="HOST", help="Accept this host name; repeatable"
+)
+@click.option(
+    "--token-file",
+    type=FILE,
+    metavar="FILE",
+    show_default="$EVOCLAW_MCP_TOKEN",
+    help="Require the token in this file",
+)
+@click.option(
+    "--on",
+    metavar="AGENT",
+    show_default="this machine",
+    help="Serve the tools of this edge; `any`, or `*` for each edge",
+)
+@click.option(
+    "--folder", type=FILE, default=Path(), metavar="FOLDER", help="Let local tools work here"
+)
+@click.option("--tools", metavar="A,B", show_default="all", help="Serve only these tools")
+@click.option("--read-only", is_flag=True, help="Serve only tools that read")
+@click.option("--yes", is_flag=True, help="Write and execute without asking")
+def _serve(**options: Any) -> int:
+    from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
 
+    return serve(ServeOptions(**options), mcp_over_stdio, mcp_over_http)
+
+
+@mcp.command("list", help="List tools of MCP servers, approved and waiting")
+def _list() -> int:
+    return _print_pins(_pins())
+
+
+@mcp.command("approve", help="Approve new or changed tools of an MCP server")
+@click.argument("server", help="Name of the server in evoclaw.toml")
+@click.argument("tool", nargs=-1, help="Tools to approve  [default: all that wait]")
+def _approve(server: str, tool: tuple[str, ...]) -> int:
+    pins = _pins()
+    pins.approve(server, tool or None)
+    return _print_pins(pins)
+
+
+@mcp.command("forget", help="Withdraw every approval of an MCP server")
+@click.argument("server", help="Name of the server in evoclaw.toml")
+def _forget(server: str) -> int:
+    pins = _pins()
+    pins.forget(server)
+    return _print_pins(pins)
+
+
+class ServeOptions(Struct, frozen=True):
+    """The options of `evoclaw mcp serve`."""
+
+    over_http: bool
     host: str
     port: int
-    token: str = ""
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...]
+    token_file: Path | None
+    on: str | None
+    folder: Path
+    tools: str | None
+    read_only: bool
+    yes: bool
 
 
-class Approved(Protocol):
-    """The tools of one server."""
-
-    @property
-    def approved(self) -> Mapping[str, str]:
-        """What may be used, and its digest."""
-        ...
-
-    @property
-    def waiting(self) -> Mapping[str, str]:
-        """What is new or was changed."""
-        ...
-
-
-class Pins(Protocol):
-    """What was approved."""
-
-    def all(self) -> Mapping[str, Approved]:
-        """Every server that was seen."""
-        ...
-
-    def approve(self, server: str, names: Collection[str] | None = None) -> Approved:
-        """Approve what waits, or of it the named ones."""
-        ...
-
-    def forget(self, server: str) -> None:
-        """Take every approval back."""
-        ...
-
-
-class McpWiring(Protocol):
-    """Who can build it; imports go down only, so it is handed in. No model is needed."""
-
-    def mcp_over_stdio(self, wanted: Wanted, env: Mapping[str, str]) -> Coroutine[Any, Any, None]:
-        """Serve until the client closes our input."""
-        ...
-
-    def mcp_over_http(
-        self, wanted: Wanted, door: Door, env: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[str]:
-        """Serve while the block runs; gives the address."""
-        ...
-
-    def mcp_pins(self, env: Mapping[str, str]) -> Pins:
-        """What was approved of the tools of others."""
-        ...
-
-
-def mcp(options: Namespace, wiring: McpWiring) -> int:
-    """Serve until the client leaves, or until told to stop; or see to what others offer us."""
-    if options.action != "serve":
-        return _approvals(options, wiring.mcp_pins(os.environ))
+def serve(options: ServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> int:
+    """Serve until the client leaves, or until told to stop."""
     try:
-        return asyncio.run(_serve(options, wiring))
+        return asyncio.run(_serving(options, over_stdio, over_http))
     except ImportError as missing:
-        raise ConfigError(f"MCP needs more: pip install 'evoclaw[mcp]' ({missing})") from None
+        raise ConfigError(
+            f"MCP support is not installed: pip install 'evoclaw[mcp]' ({missing})"
+        ) from None
 
 
-async def _serve(options: Namespace, wiring: McpWiring) -> int:
+async def _serving(options: ServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> int:
     wanted = Wanted(
         _folder(options), _level(options), _approver(options), options.on, _names(options)
     )
-    if not options.http:
-        serving = asyncio.create_task(wiring.mcp_over_stdio(wanted, os.environ))
+    if not options.over_http:
+        serving = asyncio.create_task(over_stdio(wanted, os.environ))
         _when_told_to_stop(serving.cancel)
         await asyncio.wait([serving])
         if not serving.cancelled():
@@ -123,27 +139,26 @@ async def _serve(options: Namespace, wiring: McpWiring) -> int:
         return exits.OK
     stop = asyncio.Event()
     _when_told_to_stop(stop.set)
-    door = Door(options.host, options.port, _token(options), tuple(options.name))
-    async with wiring.mcp_over_http(wanted, door, os.environ) as url:
-        tell(f"MCP on {url}")
+    door = Door(options.host, options.port, _token(options), options.names)
+    async with over_http(wanted, door, os.environ) as url:
+        print_err(f"MCP on {url}")
         await stop.wait()
-        tell("leaving")
+        print_err("leaving")
     return exits.OK
 
 
-def _approvals(options: Namespace, pins: Pins) -> int:
-    match options.action:
-        case "approve":
-            pins.approve(options.server, options.tool or None)
-        case "forget":
-            pins.forget(options.server)
-        case _:
-            pass
+def _pins() -> PinFile:
+    from evoclaw.wiring.servers import mcp_pins
+
+    return mcp_pins(os.environ)
+
+
+def _print_pins(pins: PinFile) -> int:
     for name, server in sorted(pins.all().items()):
         for tool in sorted(server.approved):
-            show(f"{clean(name)}: {clean(tool)}")
+            print_out(f"{clean(name)}: {clean(tool)}")
         for tool in sorted(server.waiting):
-            show(f"{clean(name)}: {clean(tool)} (waits: evoclaw mcp approve {clean(name)})")
+            print_out(f"{clean(name)}: {clean(tool)} (waits: evoclaw mcp approve {clean(name)})")
     return exits.OK
 
 
@@ -153,36 +168,36 @@ def _when_told_to_stop(stop: Callable[[], object]) -> None:
         loop.add_signal_handler(number, stop)
 
 
-def _folder(options: Namespace) -> Path:
-    folder = Path(options.folder).resolve()
+def _folder(options: ServeOptions) -> Path:
+    folder = options.folder.resolve()
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}")
     return folder
 
 
-def _level(options: Namespace) -> Level:
+def _level(options: ServeOptions) -> Level:
     if options.read_only:
         return Level.READ_ONLY
     return Level.FULL if options.yes else Level.SUPERVISED
 
 
-def _names(options: Namespace) -> tuple[str, ...] | None:
+def _names(options: ServeOptions) -> tuple[str, ...] | None:
     if options.tools is None:
         return None
     return tuple(name.strip() for name in options.tools.split(",") if name.strip())
 
 
-def _approver(options: Namespace) -> Approver:
+def _approver(options: ServeOptions) -> Approver:
     # Over stdio, the keyboard belongs to the client.
-    if options.http and has_keyboard():
+    if options.over_http and has_keyboard():
         return Remembered(AtTerminal(sys.stdin.fileno(), sys.stderr))
     return NobodyThere("nobody is there to approve it; the owner can serve it with --yes")
 
 
-def _token(options: Namespace) -> str:
+def _token(options: ServeOptions) -> str:
     if options.token_file is None:
         return os.environ.get(TOKEN, "")
     try:
-        return Path(options.token_file).read_text().strip()
+        return options.token_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{options.token_file} cannot be read: {problem}") from None

@@ -1,20 +1,21 @@
-"""`evoclaw metrics`: what the service counted, and with `--tools` what stored records tell."""
+"""`evoclaw metrics`: metrics of the service, and with `--tools` those of stored records."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 
+import click
 import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.client import open_client
 from evoclaw.cli.figures import Sample, ToolFigures, by, parse, total
-from evoclaw.cli.fleet import show
-from evoclaw.cli.stored import Needs, look, show_figures
+from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.output import print_out
+from evoclaw.cli.stored import look, show_figures
 from evoclaw.cli.tables import show_rows
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
@@ -34,21 +35,27 @@ _SUMS = {
 }
 
 
-def metrics(options: Namespace, wiring: Needs) -> int:
-    """Show the figures."""
-    if options.tools and not options.raw:
-        show_figures(asyncio.run(look(options, wiring)), options)
+@click.command(cls=Command)
+@click.option("--tools", "by_tool", is_flag=True, help="Show the metrics of each tool")
+@json_option()
+@click.option("--raw", is_flag=True, help="Print the Prometheus text format")
+@click.option("--since", default="24h", metavar="TIME", help="Look back this far, with --tools")
+@click.option("--agent", metavar="NAME", help="Count only runs of this agent, with --tools")
+def metrics(*, by_tool: bool, as_json: bool, raw: bool, since: str, agent: str | None) -> int:
+    """Show the metrics."""
+    if by_tool and not raw:
+        show_figures(asyncio.run(look(since, agent or "")), since, as_json=as_json)
         return exits.OK
-    if options.agent:
-        raise ConfigError("say --tools, too: the figures of an agent are from stored records")
+    if agent:
+        raise ConfigError("--agent needs --tools: metrics of one agent come from stored records")
     text = asyncio.run(_read())
-    if options.raw:
+    if raw:
         sys.stdout.write(text)
         return exits.OK
     samples = list(parse(text))
     found = summary(samples)
-    if options.json:
-        show(found)
+    if as_json:
+        print_out(found)
         return exits.OK
     show_rows(_rows(found), "nothing was counted yet")
     return exits.OK
@@ -73,7 +80,7 @@ def summary(samples: Sequence[Sample]) -> dict[str, JSON]:
 def show_tools(found: Sequence[ToolFigures], *, json: bool) -> None:
     """Print the figures of each tool."""
     if json:
-        show(msgspec.to_builtins(found))
+        print_out(msgspec.to_builtins(found))
         return
     head = ("tool", "calls", "failed", "p50", "p95", "bytes", "errors")
     rows = [

@@ -1,4 +1,4 @@
-"""`evoclaw page`: the web page of the running service, with a link that logs in."""
+"""`evoclaw page`: a link that opens the dashboard of the running service and logs in."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import asyncio
 import html
 import os
 import webbrowser
-from argparse import Namespace
 from pathlib import Path
 from urllib.parse import quote
 
+import click
+
 from evoclaw.cli import exits
 from evoclaw.cli.client import find, open_client
-from evoclaw.cli.fleet import show
+from evoclaw.cli.options import Command
+from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.places import data_folder
-from evoclaw.cli.render import tell
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.broker_accounts import write_private
 
@@ -27,11 +28,13 @@ _LEADING = """<!doctype html>
 """
 
 
-def page(options: Namespace, _wiring: object = None) -> int:
-    """Say where it is; whoever has this link can do everything here, until `up` ends."""
+@click.command(cls=Command)
+@click.option("--open", "open_browser", is_flag=True, help="Open the link in your browser")
+def page(*, open_browser: bool) -> int:
+    """Print the link; with it, anyone can do everything here until `evoclaw up` ends."""
     url = asyncio.run(_address())
-    show(url)
-    if options.open:
+    print_out(url)
+    if open_browser:
         _open(url)
     return exits.OK
 
@@ -51,7 +54,7 @@ def _open(url: str) -> None:
     path = data_folder(os.environ) / FILE
     write_private(path, _LEADING.format(url=html.escape(url)).encode())
     if not _shown(path):
-        tell("no browser could be started here; open the link above by hand")
+        print_err("no browser could be started here; open the link above by hand")
 
 
 def _shown(path: Path) -> bool:

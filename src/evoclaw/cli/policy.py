@@ -1,19 +1,20 @@
-"""`evoclaw policy`: check rules, see why a call is judged so, and what new rules would change."""
+"""`evoclaw policy`: check rules, explain a verdict, compare two rule files."""
 
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+import click
 import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean, one_line
-from evoclaw.cli.fleet import show
-from evoclaw.cli.needs import Judges
+from evoclaw.cli.options import FILE, CommandGroup, json_option
+from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Replied
 from evoclaw.core.messages import JSON
@@ -31,23 +32,63 @@ from evoclaw.governance.rules.examples import (
 from evoclaw.governance.rules.policy import Judgement, Rules
 from evoclaw.store.sessions.recordings import read_recording
 
+if TYPE_CHECKING:
+    from evoclaw.wiring.judging import Judging
+
 WIDEST = 240
 """Letters of a line that are shown."""
 
 
-def policy(options: Namespace, judges: Judges) -> int:
-    """Run the command."""
-    match options.action:
-        case "check":
-            return _check(options, judges)
-        case "explain":
-            return asyncio.run(_explain(options, judges))
-        case _:
-            return _diff(options, judges)
+@click.group(cls=CommandGroup)
+def policy() -> None:
+    """Check rules, explain verdicts and compare rule files."""
 
 
-def _check(options: Namespace, judges: Judges) -> int:
-    path = Path(options.file) if options.file else judges.rules
+@policy.command("check", help="Read rules and run their examples")
+@click.argument(
+    "file", type=FILE, required=False, help="Rules  [default: the configured or shipped ones]"
+)
+@json_option()
+def _check(file: Path | None, *, as_json: bool) -> int:
+    return check_rules(_judging(), file, as_json=as_json)
+
+
+@policy.command("explain", help="Show how a call would be judged, and why")
+@click.argument(
+    "call",
+    nargs=-1,
+    required=True,
+    help="A command; or TOOL NAME=VALUE…; or JSON with `tool` and `arguments`",
+)
+@json_option()
+def _explain(call: tuple[str, ...], *, as_json: bool) -> int:
+    return asyncio.run(explain_call(_judging(), call, as_json=as_json))
+
+
+@policy.command("diff", help="Judge recorded calls by two rule files, and show what changes")
+@click.argument("old", metavar="OLD", help="A rule file, or `shipped`")
+@click.argument("new", metavar="NEW", help="Another rule file, or `shipped`")
+@click.option(
+    "--runs",
+    type=FILE,
+    metavar="FOLDER",
+    show_default="the recordings of your runs",
+    help="Judge the calls of these recordings",
+)
+@json_option()
+def _diff(old: str, new: str, runs: Path | None, *, as_json: bool) -> int:
+    return compare_rules(_judging(), old, new, runs, as_json=as_json)
+
+
+def _judging() -> Judging:
+    from evoclaw.wiring.judging import judges
+
+    return judges(Path.cwd(), os.environ)
+
+
+def check_rules(judges: Judging, file: Path | None, *, as_json: bool) -> int:
+    """Check a rule file, or the rules in use."""
+    path = file or judges.rules
     if path is None:
         document = shipped_rules()
         examples = check_examples(document, workspace=SOMEWHERE, home=SOMEBODY)
@@ -55,15 +96,16 @@ def _check(options: Namespace, judges: Judges) -> int:
         document = read_rules(path)
         examples = check_examples(document, workspace=str(judges.workspace), home=str(judges.home))
     name = str(path) if path else "the shipped rules"
-    if options.json:
-        show({"file": name, "rules": len(document.rules), "examples": examples})
+    if as_json:
+        print_out({"file": name, "rules": len(document.rules), "examples": examples})
     else:
-        show(f"{name}: {len(document.rules)} rules, {examples} examples, all of them hold")
+        print_out(f"{name}: {len(document.rules)} rules, {examples} examples, all of them hold")
     return exits.OK
 
 
-async def _explain(options: Namespace, judges: Judges) -> int:
-    call = read_call_text(options.call, judges.tools)
+async def explain_call(judges: Judging, words: Sequence[str], *, as_json: bool) -> int:
+    """Show how a call would be judged."""
+    call = read_call_text(words, judges.tools)
     explained = await explain(judges.policies, call)
     told: list[dict[str, JSON]] = [msgspec.to_builtins(one) for one in explained.steps]
     rules = next((one for one in judges.policies if isinstance(one, Rules)), None)
@@ -73,12 +115,12 @@ async def _explain(options: Namespace, judges: Judges) -> int:
         told += [{**msgspec.to_builtins(step), "policy": "Rules (not in use)"} for step in unused]
     judged = rules.look(call)
     effects = shown_effects(judged.effects)
-    if options.json:
+    if as_json:
         findings = [msgspec.to_builtins(one) for one in judged.findings]
-        show({"tool": call.name, "policies": told, "effects": effects, "findings": findings})
+        print_out({"tool": call.name, "policies": told, "effects": effects, "findings": findings})
         return exits.OK
     for line in _told(told, effects, judged):
-        show(clean(line).replace("\n", " ")[:WIDEST])
+        print_out(clean(line).replace("\n", " ")[:WIDEST])
     return exits.OK
 
 
@@ -106,14 +148,14 @@ def read_call_text(words: Sequence[str], tools: Sequence[Tool]) -> Call:
             example = msgspec.json.decode(first, type=CallExample)
         except msgspec.DecodeError as problem:
             raise ConfigError(
-                f'that is no call: {problem}; say {{"tool": "read", "arguments": {{…}}}}'
+                f'this is no call: {problem}; write {{"tool": "read", "arguments": {{…}}}}'
             ) from None
     elif first == "bash" or first not in known:
         example = CallExample("bash", {"command": " ".join(words[first == "bash" :])})
     else:
         pairs = [word.partition("=") for word in words[1:]]
         if any(not equals for _, equals, _ in pairs):
-            raise ConfigError(f"say the arguments of {first} as NAME=VALUE, or the call as JSON")
+            raise ConfigError(f"write the arguments of {first} as NAME=VALUE, or the call as JSON")
         example = CallExample(first, {key: value for key, _, value in pairs})
     return _call(example, known)
 
@@ -124,9 +166,12 @@ def _call(example: CallExample, known: dict[str, Tool]) -> Call:
     return call if tool is None else msgspec.structs.replace(call, tool=tool)
 
 
-def _diff(options: Namespace, judges: Judges) -> int:
-    old, new = (_rules(name, judges) for name in (options.old, options.new))
-    folder = Path(options.runs) if options.runs else judges.runs
+def compare_rules(
+    judges: Judging, old_name: str, new_name: str, folder: Path | None, *, as_json: bool
+) -> int:
+    """Show which recorded calls two rule files judge differently."""
+    old, new = (_rules(name, judges) for name in (old_name, new_name))
+    folder = folder or judges.runs
     if not folder.is_dir():
         raise ConfigError(f"there are no recordings in {folder}; name a folder with --runs")
     known = {name: tool for tool in judges.tools for name in (tool.name, *tool.aliases)}
@@ -141,12 +186,12 @@ def _diff(options: Namespace, judges: Judges) -> int:
                 changed.append(
                     {"run": path.name, "call": _shown(call), "old": before, "new": after}
                 )
-    if options.json:
-        show({"runs": runs, "calls": calls, "changed": changed})
+    if as_json:
+        print_out({"runs": runs, "calls": calls, "changed": changed})
         return exits.OK
     for one in changed:
-        show(one_line(f"{one['old']} -> {one['new']}; {one['call']} ({one['run']})", WIDEST))
-    show(f"{calls} calls of {runs} runs: {len(changed)} would be judged differently")
+        print_out(one_line(f"{one['old']} -> {one['new']}; {one['call']} ({one['run']})", WIDEST))
+    print_out(f"{calls} calls of {runs} runs: {len(changed)} would be judged differently")
     return exits.OK
 
 
@@ -165,7 +210,7 @@ def recorded_calls(path: Path, known: dict[str, Tool]) -> Iterator[Call]:
             yield _call(CallExample(name, arguments), known)
 
 
-def _rules(name: str, judges: Judges) -> Rules:
+def _rules(name: str, judges: Judging) -> Rules:
     path = None if name == "shipped" else Path(name)
     return load_rules(path, workspace=str(judges.workspace), home=str(judges.home))
 

@@ -1,4 +1,4 @@
-"""`evoclaw receipts`: what devices signed, shown, handed out, and checked by the verifier."""
+"""`evoclaw receipts`: list, export and verify what edges signed."""
 
 from __future__ import annotations
 
@@ -8,69 +8,87 @@ import os
 import subprocess
 import sys
 import time
-from argparse import Namespace
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+
+import click
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
-from evoclaw.cli.fleet import show
+from evoclaw.cli.options import FILE, CommandGroup, json_option
+from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.store.calls.receipts import Kept, ReceiptStore
 
 
-class Archive(Protocol):
-    """The receipts of this machine, and what they are of."""
-
-    store: ReceiptStore
-
-    def bundle(self, *, agent_id: str = "", run_id: str = "") -> AsyncGenerator[dict[str, JSON]]:
-        """The lines of a file for the verifier."""
-        ...
+@click.group(cls=CommandGroup, default="list")
+def receipts() -> None:
+    """List, export and verify receipts signed by edges."""
 
 
-class Wiring(Protocol):
-    """Who can open them."""
-
-    def open_receipts(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Archive]:
-        """The book of this machine."""
-        ...
-
-
-def receipts(options: Namespace, wiring: Wiring) -> int:
-    """Do one of the actions."""
-    if options.action == "verify":
-        return _verify(options)
-    return asyncio.run(_look(options, wiring))
+_AGENT = click.option(
+    "--agent",
+    default="",
+    metavar="AGENT",
+    show_default="all",
+    help="Use only receipts of this edge",
+)
 
 
-def _verify(options: Namespace) -> int:
-    """Have the stand-alone verifier look, as anybody else would."""
-    argv = [sys.executable, "-m", "evoclaw.verify", options.file]
-    for name in ("key", "head"):
-        for one in getattr(options, name, None) or ():
-            argv += [f"--{name}", one]
-    argv += ["--partial"] if getattr(options, "partial", False) else []
+@receipts.command("list", help="List the newest 1000 receipts and the missing ones (the default)")
+@_AGENT
+@json_option()
+def _list(agent: str, *, as_json: bool) -> int:
+    return _with_archive(lambda archive: _print_all(archive.store, agent, as_json=as_json))
+
+
+@receipts.command("show", help="Show a receipt")
+@click.argument("id_", metavar="ID", help="Id such as r3-9f2c41d0, hash, or request id")
+@json_option()
+def _show(id_: str, *, as_json: bool) -> int:
+    return _with_archive(lambda archive: _print_one(archive.store, id_, as_json=as_json))
+
+
+@receipts.command("export", help="Export receipts to a file that anyone can verify")
+@click.argument("file", type=FILE, help="The file to write: JSON lines")
+@_AGENT
+def _export(file: Path, agent: str) -> int:
+    async def export(archive: ReceiptArchive) -> None:
+        lines = [line async for line in archive.bundle(agent_id=agent)]
+        _write(file, lines)
+        count = sum(line["type"] == "receipt" for line in lines)
+        print_out(f"{count} receipts; check them with: python -m evoclaw.verify {file}")
+
+    return _with_archive(export)
+
+
+@receipts.command("verify", help="Verify such a file, as `python -m evoclaw.verify` does")
+@click.argument("file", type=FILE, help="The file to verify: JSON lines")
+@click.option("--key", multiple=True, metavar="AGENT=KEY", help="Trust this key; repeatable")
+@click.option(
+    "--head", multiple=True, metavar="AGENT=NUMBER|HASH", help="Require this end; repeatable"
+)
+@click.option("--partial", is_flag=True, help="Accept parts of chains")
+def _verify(file: Path, key: tuple[str, ...], head: tuple[str, ...], *, partial: bool) -> int:
+    argv = [sys.executable, "-m", "evoclaw.verify", str(file)]
+    argv += [word for one in key for word in ("--key", one)]
+    argv += [word for one in head for word in ("--head", one)]
+    argv += ["--partial"] if partial else []
     sys.stdout.flush()
     done = subprocess.run(argv, check=False)
     return exits.OK if done.returncode == 0 else exits.FAILED
 
 
-async def _look(options: Namespace, wiring: Wiring) -> int:
-    async with wiring.open_receipts(os.environ) as archive:
-        match options.action:
-            case "export":
-                lines = [line async for line in archive.bundle(agent_id=options.agent or "")]
-                _write(Path(options.file), lines)
-                many = sum(line["type"] == "receipt" for line in lines)
-                show(f"{many} receipts; check them with: python -m evoclaw.verify {options.file}")
-            case "show":
-                await _show(options, archive.store)
-            case _:
-                await _list(options, archive.store)
+def _with_archive(work: Callable[[ReceiptArchive], Awaitable[None]]) -> int:
+    async def run() -> None:
+        from evoclaw.wiring.receipts import open_receipts
+
+        async with open_receipts(os.environ) as archive:
+            await work(archive)
+
+    asyncio.run(run())
     return exits.OK
 
 
@@ -85,22 +103,21 @@ def _write(path: Path, lines: list[dict[str, JSON]]) -> None:
         raise ConfigError(f"cannot write {path}: {problem.strerror}; choose another name") from None
 
 
-async def _show(options: Namespace, store: ReceiptStore) -> None:
-    found = await store.find(options.id)
+async def _print_one(store: ReceiptStore, id_: str, *, as_json: bool) -> None:
+    found = await store.find(id_)
     if not found:
-        raise ConfigError(f"no receipt {options.id!r}; see `evoclaw receipts list`")
+        raise ConfigError(f"no receipt {id_!r}; see `evoclaw receipts list`")
     for kept in found:
         body: dict[str, JSON] = json.loads(kept.body)
-        if options.json:
-            show({"receipt": body, "signature": kept.signature, **_row(kept)})
+        if as_json:
+            print_out({"receipt": body, "signature": kept.signature, **_row(kept)})
             continue
-        show(f"{_row(kept)['id']}  {clean(kept.flaw) or 'holds'}")
+        print_out(f"{_row(kept)['id']}  {clean(kept.flaw) or 'holds'}")
         for name, value in body.items():
-            show(f"  {name}: {clean(str(value))}")
+            print_out(f"  {name}: {clean(str(value))}")
 
 
-async def _list(options: Namespace, store: ReceiptStore) -> None:
-    agent_id = getattr(options, "agent", None) or ""
+async def _print_all(store: ReceiptStore, agent_id: str, *, as_json: bool) -> None:
     rows = [_row(kept) for kept in await store.listed(agent_id=agent_id, limit=1000)]
     holes = [
         (agent, first, last)
@@ -108,18 +125,18 @@ async def _list(options: Namespace, store: ReceiptStore) -> None:
         if agent_id in ("", agent)
         for first, last in await store.holes(agent, chain)
     ]
-    if options.json:
+    if as_json:
         missing = [{"agent": agent, "from": one, "to": to} for agent, one, to in holes]
-        show({"receipts": rows, "missing": missing})
+        print_out({"receipts": rows, "missing": missing})
         return
     for row in rows:
         state = "" if not row["flaw"] else f"  {row['flaw'].upper()}"
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
-        show(clean(f"{when}  {row['agent']:20} {row['id']:16} {row['request']}{state}"))
+        print_out(clean(f"{when}  {row['agent']:20} {row['id']:16} {row['request']}{state}"))
     for agent, first, last in holes:
-        show(clean(f"{agent}: receipts {first} to {last} have not come"))
+        print_out(clean(f"{agent}: receipts {first} to {last} are missing"))
     if not rows:
-        show("there is no receipt; devices with a key send one with every result")
+        print_out("no receipts yet; devices with a key send one with every result")
 
 
 def _row(kept: Kept) -> dict[str, JSON]:

@@ -37,11 +37,6 @@ from evoclaw.store.sessions.recordings import encode_record
 _STYLES = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
-def tell(text: str) -> None:
-    """Say one line beside the run."""
-    sys.stderr.write(text + "\n")
-
-
 class Face(Protocol):
     """How records are shown."""
 

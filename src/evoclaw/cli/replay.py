@@ -1,28 +1,34 @@
-"""`evoclaw replay FILE`: a recorded run again, offline, and the proof that it is the same."""
+"""`evoclaw replay FILE`: replay a recorded run offline, and prove that it is the same."""
 
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
 from contextlib import aclosing
 from pathlib import Path
 
+import click
+
 from evoclaw.cli import exits
-from evoclaw.cli.render import face, tell
+from evoclaw.cli.options import FILE, Command, json_option
+from evoclaw.cli.output import print_err
+from evoclaw.cli.render import face
 from evoclaw.core.replaying import replayed
 from evoclaw.store.sessions.recordings import read_recording
 
 
-def replay(options: Namespace, _wiring: object = None) -> int:
-    """Run the command."""
-    return asyncio.run(_replay(Path(options.file), json=options.json))
+@click.command(cls=Command)
+@click.argument("file", type=FILE, help="A recording of `evoclaw run`")
+@json_option("Print every record as a line of JSON")
+def replay(file: Path, *, as_json: bool) -> int:
+    """Replay a recorded run."""
+    return asyncio.run(_replay(file, as_json=as_json))
 
 
-async def _replay(path: Path, *, json: bool) -> int:
-    shown, count = face(json=json), 0
+async def _replay(path: Path, *, as_json: bool) -> int:
+    shown, count = face(json=as_json), 0
     async with aclosing(replayed(read_recording(path))) as records:
         async for record in records:
             count += 1
             shown.receive(record)
-    tell(f"replayed {count} records, byte for byte the same")
+    print_err(f"replayed {count} records, byte for byte the same")
     return exits.OK

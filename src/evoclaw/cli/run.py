@@ -1,4 +1,4 @@
-"""`evoclaw run`: a task, with local tools in the current folder or those of an edge."""
+"""`evoclaw run`: run a task with the tools of this machine, of an edge or of an SSH host."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import os
 import secrets
 import sys
 import time
-from argparse import Namespace
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import click
+from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
-from evoclaw.cli.needs import Begun, Wiring
-from evoclaw.cli.render import face, tell
+from evoclaw.cli.options import FILE, POSITIVE, ExclusiveCommand, F, json_option
+from evoclaw.cli.output import print_err
+from evoclaw.cli.render import face
 from evoclaw.cli.terminal import AtTerminal, PersonAtTerminal, has_keyboard, interruptible
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
@@ -27,7 +30,7 @@ from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Message, SystemMessage, user
 from evoclaw.core.ports import Approver, Ports, Sink
-from evoclaw.core.state import RunState, fold, new_run
+from evoclaw.core.state import Begun, RunState, fold, new_run
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.stops import Stops, ended_by
@@ -36,58 +39,143 @@ from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.store.sessions.recordings import Recording, reopen_recording
 from evoclaw.tools.question import Person
 
-WAIT = 15.0
-"""Seconds that an edge is waited for before a run is given up."""
+EDGE_TIMEOUT_S = 15.0
+"""Seconds that a run waits for an edge."""
 
 
-def run(options: Namespace, wiring: Wiring, opening: RunState | None = None) -> int:
-    """Run the command; with an opening, a run that begins there instead of with a task."""
-    workspace = Path(options.folder).resolve()
+class RunOptions(Struct, frozen=True):
+    """The options of a run."""
+
+    model: str | None
+    folder: Path
+    tools: str | None
+    turns: int | None
+    seconds: int | None
+    as_json: bool
+    yes: bool
+    read_only: bool
+    wait: bool
+    record: Path | None
+    no_record: bool
+    resume: Path | None = None
+    task: str | None = None
+    on: str | None = None
+    session: str | None = None
+    quarantine: bool = False
+
+
+_OPTIONS = (
+    click.option(
+        "--model",
+        metavar="PROVIDER/MODEL",
+        show_default="the first model found",
+        help="Use this model; `A,B` falls back to B when A fails",
+    ),
+    click.option(
+        "--folder", type=FILE, default=Path(), metavar="FOLDER", help="Work in this folder"
+    ),
+    click.option("--tools", metavar="A,B", show_default="all", help="Offer only these tools"),
+    click.option(
+        "--turns", type=POSITIVE, metavar="N", show_default="10", help="Stop after N turns"
+    ),
+    click.option(
+        "--seconds", type=POSITIVE, metavar="N", show_default="3600", help="Stop after N seconds"
+    ),
+    json_option("Print every record as a line of JSON"),
+    click.option("--yes", is_flag=True, help="Write and execute without asking"),
+    click.option("--read-only", is_flag=True, help="Deny calls that write or execute"),
+    click.option(
+        "--wait", is_flag=True, help="Suspend the run until `evoclaw approvals` answers it"
+    ),
+    click.option("--record", type=FILE, metavar="FILE", help="Record the run in this file"),
+    click.option("--no-record", is_flag=True, help="Skip recording the run"),
+)
+
+
+def run_options(command: F) -> F:
+    """Add the options that say where a run works, what limits it and where it is recorded."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(
+    cls=ExclusiveCommand,
+    exclusive=(("yes", "read_only"), ("record", "no_record", "resume")),
+)
+@click.argument("task", required=False, help="The task in plain words; `-` reads it from stdin")
+@click.option(
+    "--on",
+    metavar="AGENT",
+    show_default="this machine",
+    help="Run calls on this edge, on `any` that has the tool, or over ssh://USER@HOST/FOLDER; "
+    "`*` lets the model choose",
+)
+@click.option("--session", metavar="NAME", help="Continue this session, or start it")
+@click.option(
+    "--quarantine",
+    is_flag=True,
+    help="Hide untrusted text from the model; it asks a second model about it",
+)
+@run_options
+@click.option("--resume", type=FILE, metavar="FILE", help="Resume this recorded run")
+def run(**options: Any) -> int:
+    """Run a task."""
+    return start_run(RunOptions(**options))
+
+
+def start_run(options: RunOptions, opening: RunState | None = None) -> int:
+    """Start a run with a task, or from an opening state."""
+    workspace = options.folder.resolve()
     if not workspace.is_dir():
         raise ConfigError(f"there is no folder {workspace}")
-    return asyncio.run(_run(options, workspace, wiring, opening))
+    return asyncio.run(_run(options, workspace, opening))
 
 
-async def _run(
-    options: Namespace, workspace: Path, wiring: Wiring, opening: RunState | None
-) -> int:
-    usual = wiring.loop_settings(os.environ)
+async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -> int:
+    from evoclaw.wiring.oversight import stop_files
+    from evoclaw.wiring.settings import loop_settings
+
+    usual = loop_settings(os.environ)
     settings = replace(
         usual,
         max_turns=options.turns or usual.max_turns,
         max_seconds=options.seconds or usual.max_seconds,
     )
     if options.session:
-        return await _talk(options, workspace, wiring, settings)
+        return await _talk(options, options.session, workspace, settings)
     records, recording = _reopened(options)
     state = fold(records) if records else opening
     if state is None:
-        state = new_run(_opening(options, workspace, wiring))
+        state = new_run(_opening(options, workspace))
     async with (
-        _approvals(options, wiring) as approvals,
-        _ports(options, workspace, wiring, approvals.approver(), state, records) as ports,
+        _approvals(options) as approvals,
+        _ports(options, workspace, approvals.approver(), state, records) as ports,
     ):
         if recording is None and not options.no_record:
             recording = Recording(_record_at(options, state.run_id))
-        sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
+        sinks: list[Sink] = [face(json=options.as_json), *([recording] if recording else [])]
         try:
-            stops = Stops(*wiring.stop_files(os.environ))
+            stops = Stops(*stop_files(os.environ))
             return await _drive(state, ports, settings, sinks, recording, stops)
         finally:
             if recording is not None:
                 recording.close()
 
 
-async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: LoopSettings) -> int:
-    """Go on with a conversation that is kept, or begin it."""
+async def _talk(options: RunOptions, session: str, workspace: Path, settings: LoopSettings) -> int:
+    """Continue a session of this machine, or start it."""
+    from evoclaw.wiring.conversations import open_conversations
+    from evoclaw.wiring.oversight import stop_files
+
     if options.on is not None or options.resume:
-        raise ConfigError("a session is on this machine and goes on by itself; no --on or --resume")
+        raise ConfigError("--session cannot be combined with --on or --resume")
     if options.quarantine:
-        raise ConfigError("a session has no quarantine; leave out --session or --quarantine")
+        raise ConfigError("--session cannot be combined with --quarantine")
     task, person = _task(options), _person(options)
     async with (
-        _approvals(options, wiring) as approvals,
-        wiring.open_conversations(
+        _approvals(options) as approvals,
+        open_conversations(
             model=options.model,
             workspace=workspace,
             level=_level(options),
@@ -95,26 +183,24 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
             approver=approvals.approver,
             person=person,
             settings=settings,
-            session=options.session,
+            session=session,
             attended=has_keyboard() or options.wait,
             env=os.environ,
         ) as talks,
     ):
         run_id = secrets.token_hex(16)
         recording = None if options.no_record else Recording(_record_at(options, run_id))
-        sinks: list[Sink] = [face(json=options.json), *([recording] if recording else [])]
+        sinks: list[Sink] = [face(json=options.as_json), *([recording] if recording else [])]
         deadline = Deadline(settings.max_seconds)
-        stops = Stops(*wiring.stop_files(os.environ), agent=next(iter(talks.agents)))
+        stops = Stops(*stop_files(os.environ), agent=next(iter(talks.agents)))
         end: RunFinished | None = None
         try:
             async with _watched(deadline, stops):
-                if await talks.unfinished(options.session):
-                    tell("going on with what this session had not ended")
-                    async for _ in talks.resume(options.session, deadline=deadline):
+                if await talks.unfinished(session):
+                    print_err("resuming the unfinished run of this session")
+                    async for _ in talks.resume(session, deadline=deadline):
                         pass
-                spoken = talks.say(
-                    options.session, task, run_id=run_id, sinks=sinks, deadline=deadline
-                )
+                spoken = talks.say(session, task, run_id=run_id, sinks=sinks, deadline=deadline)
                 async with aclosing(spoken) as records:
                     async for record in records:
                         end = record.event if isinstance(record.event, RunFinished) else end
@@ -122,7 +208,7 @@ async def _talk(options: Namespace, workspace: Path, wiring: Wiring, settings: L
             if recording is not None:
                 recording.close()
     if recording is not None:
-        tell(f"recorded in {recording.path}")
+        print_err(f"recorded in {recording.path}")
     return exits.BY_STOP[end.stop] if end else exits.FAILED
 
 
@@ -133,53 +219,56 @@ async def _watched(deadline: Deadline, stops: Stops) -> AsyncGenerator[None]:
         async with ended_by(stops, deadline.cancel):
             yield
     if (stop := stops.ends()) is not None:
-        tell(f"{clean(stop.told)}; `evoclaw stop --list` says more")
+        print_err(f"{clean(stop.told)}; `evoclaw stop --list` says more")
 
 
-def _person(options: Namespace) -> PersonAtTerminal | None:
-    if options.json or not has_keyboard():
+def _person(options: RunOptions) -> PersonAtTerminal | None:
+    if options.as_json or not has_keyboard():
         return None
     return PersonAtTerminal(sys.stdin.fileno(), sys.stderr)
 
 
 def _ports(
-    options: Namespace,
+    options: RunOptions,
     workspace: Path,
-    wiring: Wiring,
     approver: Approver,
     state: RunState,
     records: Sequence[Record],
 ) -> AbstractAsyncContextManager[Ports]:
-    run = Begun(
+    from evoclaw.wiring.fleet import fleet_ports
+    from evoclaw.wiring.local import local_ports
+    from evoclaw.wiring.ssh import ssh_ports
+
+    started = Begun(
         state, records, attended=has_keyboard() or options.wait, quarantine=options.quarantine
     )
     if options.on is not None and options.on.startswith("ssh://"):
-        return wiring.ssh_ports(
+        return ssh_ports(
             model=options.model,
             url=options.on,
             level=_level(options),
             approver=approver,
             env=os.environ,
-            run=run,
+            run=started,
         )
     if options.on is not None:
-        return wiring.fleet_ports(
+        return fleet_ports(
             model=options.model,
             on=options.on,
             level=_level(options),
             approver=approver,
             env=os.environ,
-            run=run,
-            wait=WAIT,
+            run=started,
+            wait=EDGE_TIMEOUT_S,
         )
-    return wiring.local_ports(
+    return local_ports(
         model=options.model,
         workspace=workspace,
         level=_level(options),
         tools=_tools(options),
         approver=approver,
         env=os.environ,
-        run=run,
+        run=started,
         given={Person: person} if (person := _person(options)) is not None else {},
     )
 
@@ -206,28 +295,30 @@ async def _drive(
                 end = record.event
     if bus.failures:
         _, error = bus.failures[0]
-        tell(f"the run was stopped: it could not be recorded or shown ({error})")
+        print_err(f"the run was stopped: it could not be recorded or shown ({error})")
         return exits.FAILED
     if recording is not None:
-        tell(f"recorded in {recording.path}")
+        print_err(f"recorded in {recording.path}")
     return exits.BY_STOP[end.stop] if end else exits.FAILED
 
 
-def _level(options: Namespace) -> Level:
+def _level(options: RunOptions) -> Level:
     if options.read_only:
         return Level.READ_ONLY
     return Level.FULL if options.yes else Level.SUPERVISED
 
 
-def _tools(options: Namespace) -> Sequence[str] | None:
+def _tools(options: RunOptions) -> Sequence[str] | None:
     if options.tools is None:
         return None
     return [name.strip() for name in options.tools.split(",") if name.strip()]
 
 
-def _approvals(options: Namespace, wiring: Wiring) -> AbstractAsyncContextManager[Approvals]:
-    here = not options.json and has_keyboard()
-    return wiring.open_approvals(
+def _approvals(options: RunOptions) -> AbstractAsyncContextManager[Approvals]:
+    from evoclaw.wiring.oversight import open_approvals
+
+    here = not options.as_json and has_keyboard()
+    return open_approvals(
         os.environ,
         settings=ApprovalSettings(nobody="wait") if options.wait else None,
         face=AtTerminal(sys.stdin.fileno(), sys.stderr) if here else None,
@@ -235,30 +326,32 @@ def _approvals(options: Namespace, wiring: Wiring) -> AbstractAsyncContextManage
     )
 
 
-def _reopened(options: Namespace) -> tuple[list[Record], Recording | None]:
+def _reopened(options: RunOptions) -> tuple[list[Record], Recording | None]:
     """What is known of the run that is gone on with, if it is one."""
-    return reopen_recording(Path(options.resume)) if options.resume else ([], None)
+    return reopen_recording(options.resume) if options.resume else ([], None)
 
 
-def _opening(options: Namespace, workspace: Path, wiring: Wiring) -> tuple[Message, ...]:
+def _opening(options: RunOptions, workspace: Path) -> tuple[Message, ...]:
+    from evoclaw.wiring.skills import skill_catalogue
+
     if options.on is None:
-        prompt = system_prompt(workspace, wiring.skill_catalogue(os.environ))
+        prompt = system_prompt(workspace, skill_catalogue(os.environ))
     else:
         prompt = system_prompt(None)
     return SystemMessage(prompt), user(_task(options))
 
 
-def _task(options: Namespace) -> str:
+def _task(options: RunOptions) -> str:
     task = options.task
-    if task in (None, "-"):
+    if task is None or task == "-":
         task = "" if task is None and sys.stdin.isatty() else sys.stdin.read()
     if not task.strip():
-        raise ConfigError('say what to do: evoclaw run "…", or pipe it in')
+        raise ConfigError('no task is given: type evoclaw run "TASK", or pipe it in')
     return task
 
 
-def _record_at(options: Namespace, run_id: str) -> Path:
-    return Path(options.record) if options.record else _place(run_id)
+def _record_at(options: RunOptions, run_id: str) -> Path:
+    return options.record or _place(run_id)
 
 
 def _place(run_id: str) -> Path:

@@ -1,20 +1,22 @@
-"""`evoclaw runs`: what the service does and did, seen, followed, steered, ended."""
+"""`evoclaw runs`: list, show, watch, steer and cancel runs of the service."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
+
+import click
 
 from evoclaw.cli import exits, routes
 from evoclaw.cli.clean import clean
 from evoclaw.cli.client import Client, open_client
-from evoclaw.cli.fleet import show
-from evoclaw.cli.render import face, tell
+from evoclaw.cli.options import FILE, CommandGroup, json_option
+from evoclaw.cli.output import print_err, print_out
+from evoclaw.cli.render import face
 from evoclaw.cli.tables import said, show_rows, when
 from evoclaw.cli.watching import look, watch
 from evoclaw.core.errors import ConfigError
@@ -22,41 +24,94 @@ from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.messages import JSON
 
 
-def runs(options: Namespace, _wiring: object = None) -> int:
-    """Do one of the actions."""
-    return asyncio.run(_runs(options))
+@click.group(cls=CommandGroup, default="list")
+def runs() -> None:
+    """List, show, watch, steer and cancel runs of the service."""
 
 
-async def _runs(options: Namespace) -> int:
-    async with open_client(os.environ) as client:
-        match options.action:
-            case "show":
-                _show(await look(client, options.id), options)
-            case "watch":
-                return await _watch(client, options)
-            case "cancel":
-                return await _cancel(client, options)
-            case "steer":
-                await routes.steer(client, options.id, options.message)
-                show(f"{options.id}: said")
-            case "records":
-                await _records(client, options)
-            case _:
-                await _list(client, options)
-    return exits.OK
+_ID = click.argument("run_id", metavar="ID", help="Id, as `evoclaw runs` lists it")
 
 
-async def _list(client: Client, options: Namespace) -> None:
-    found = await routes.pages(
-        client,
-        routes.path("runs"),
-        options.limit,
-        session_id=options.session or "",
-        state=options.state or "",
-    )
-    if options.json:
-        show(found)
-        return
+@runs.command("list", help="List the newest runs (the default)")
+@click.option("--session", metavar="ID", help="List only runs of this session")
+@click.option(
+    "--state",
+    type=click.Choice(["queued", "running", "waiting", "ended"]),
+    help="List only runs in this state",
+)
+@click.option("--limit", type=int, default=20, metavar="N", help="List at most N runs")
+@json_option()
+def _list(session: str | None, state: str | None, limit: int, *, as_json: bool) -> int:
+    query = {"session_id": session or "", "state": state or ""}
+    return _with_client(lambda client: _print_all(client, limit, query, as_json=as_json))
+
+
+@runs.command("show", help="Show the status and the answer of a run")
+@_ID
+@json_option()
+def _show(run_id: str, *, as_json: bool) -> int:
+    async def show(client: Client) -> int:
+        _print_one(await look(client, run_id), as_json=as_json)
+        return exits.OK
+
+    return _with_client(show)
+
+
+@runs.command("watch", help="Print a run as it happens; exit with the code of its end")
+@click.option("--after", type=int, default=0, metavar="N", help="Start after record N")
+@_ID
+@json_option("Print every record as a line of JSON")
+def _watch(run_id: str, after: int, *, as_json: bool) -> int:
+    return _with_client(lambda client: _follow(client, run_id, after, as_json=as_json))
+
+
+@runs.command("cancel", help="Cancel a run and everything it started")
+@_ID
+def _cancel(run_id: str) -> int:
+    async def cancel(client: Client) -> int:
+        if await routes.cancel(client, run_id):
+            print_out(f"{run_id}: cancelled")
+            return exits.OK
+        print_err(f"{run_id}: already ended")
+        return exits.FAILED
+
+    return _with_client(cancel)
+
+
+@runs.command("steer", help="Send a message to a run while it is running")
+@_ID
+@click.argument("message", help="The message")
+def _steer(run_id: str, message: str) -> int:
+    async def steer(client: Client) -> int:
+        await routes.steer(client, run_id, message)
+        print_out(f"{run_id}: message sent")
+        return exits.OK
+
+    return _with_client(steer)
+
+
+@runs.command("records", help="Save the recording of a run, for `evoclaw replay`")
+@click.option(
+    "-o", "--output", type=FILE, metavar="FILE", show_default="stdout", help="Write this new file"
+)
+@_ID
+def _records(run_id: str, output: Path | None) -> int:
+    return _with_client(lambda client: _save(client, run_id, output))
+
+
+def _with_client(work: Callable[[Client], Awaitable[int]]) -> int:
+    async def run() -> int:
+        async with open_client(os.environ) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+async def _print_all(client: Client, limit: int, query: Mapping[str, str], *, as_json: bool) -> int:
+    found = await routes.pages(client, routes.path("runs"), limit, **query)
+    if as_json:
+        print_out(found)
+        return exits.OK
     rows = (
         (
             said(run, "run_id"),
@@ -67,23 +122,24 @@ async def _list(client: Client, options: Namespace) -> None:
         )
         for run in found
     )
-    show_rows(rows, "no runs yet; begin one with `evoclaw chat`")
+    show_rows(rows, "no runs yet; start one with `evoclaw chat`")
+    return exits.OK
 
 
-def _show(run: dict[str, JSON], options: Namespace) -> None:
-    if options.json:
-        show(run)
+def _print_one(run: dict[str, JSON], *, as_json: bool) -> None:
+    if as_json:
+        print_out(run)
         return
     stop, reason = said(run, "stop"), said(run, "reason")
-    show(
+    print_out(
         f"{said(run, 'run_id')}: {stop or said(run, 'state')}{f' ({clean(reason)})' * bool(reason)}"
     )
-    show(f"session {clean(said(run, 'session_id'))}, agent {clean(said(run, 'agent'))}")
-    show(f"began {when(run.get('began_at'))}, ended {when(run.get('ended_at')) or '—'}")
-    show(f"{figures(run)}")
-    show(f"asked: {clean(said(run, 'asked'))}")
+    print_out(f"session {clean(said(run, 'session_id'))}, agent {clean(said(run, 'agent'))}")
+    print_out(f"began {when(run.get('began_at'))}, ended {when(run.get('ended_at')) or '—'}")
+    print_out(f"{figures(run)}")
+    print_out(f"asked: {clean(said(run, 'asked'))}")
     if text := said(run, "text"):
-        show(f"answer: {clean(text)}")
+        print_out(f"answer: {clean(text)}")
 
 
 def figures(run: Mapping[str, JSON]) -> str:
@@ -94,34 +150,25 @@ def figures(run: Mapping[str, JSON]) -> str:
     return f"{run.get('turns', 0)} turns, {run.get('calls', 0)} calls, {tokens} tokens, {price}"
 
 
-async def _watch(client: Client, options: Namespace) -> int:
-    shown, end = face(json=options.json), None
-    async with aclosing(watch(client, options.id, options.after)) as records:
+async def _follow(client: Client, run_id: str, after: int, *, as_json: bool) -> int:
+    shown, end = face(json=as_json), None
+    async with aclosing(watch(client, run_id, after)) as records:
         async for record in records:
             shown.receive(record)
             end = record.event if isinstance(record.event, RunFinished) else end
     if end is None:
-        stop = (await look(client, options.id)).get("stop")
+        stop = (await look(client, run_id)).get("stop")
         return exits.BY_STOP[StopReason(stop)] if stop in set(StopReason) else exits.FAILED
     if end.stop is StopReason.WAITING:
-        tell("it waits for a person: see `evoclaw approvals`")
+        print_err("the run waits for a person: see `evoclaw approvals`")
     return exits.BY_STOP[end.stop]
 
 
-async def _cancel(client: Client, options: Namespace) -> int:
-    if await routes.cancel(client, options.id):
-        show(f"{options.id}: cancelled")
-        return exits.OK
-    tell(f"{options.id}: it had ended already")
-    return exits.FAILED
-
-
-async def _records(client: Client, options: Namespace) -> None:
-    data = await client.raw("GET", routes.path("runs", options.id, "records"))
-    if options.output is None:
+async def _save(client: Client, run_id: str, path: Path | None) -> int:
+    data = await client.raw("GET", routes.path("runs", run_id, "records"))
+    if path is None:
         sys.stdout.buffer.write(data)
-        return
-    path = Path(options.output)
+        return exits.OK
     try:
         # What tools saw is in it: for the owner's eyes, and never over another file.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -130,4 +177,5 @@ async def _records(client: Client, options: Namespace) -> None:
     except OSError as problem:
         raise ConfigError(f"cannot write {path}: {problem.strerror}") from None
     count = data.count(b"\n")
-    tell(f"{count} records in {path}; see them with `evoclaw replay {path}`")
+    print_err(f"{count} records in {path}; see them with `evoclaw replay {path}`")
+    return exits.OK

@@ -1,44 +1,88 @@
-"""`evoclaw sessions`: conversations with agents of the service."""
+"""`evoclaw sessions`: sessions with agents of the service."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from argparse import Namespace
+from collections.abc import Awaitable, Callable
+
+import click
 
 from evoclaw.cli import conversing, exits
 from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.client import Client, open_client
-from evoclaw.cli.fleet import show
+from evoclaw.cli.options import CommandGroup, json_option
+from evoclaw.cli.output import print_out
 from evoclaw.cli.tables import said, show_rows, when
 from evoclaw.cli.terminal import has_keyboard
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 
 
-def sessions(options: Namespace, _wiring: object = None) -> int:
-    """Do one of the actions."""
-    return asyncio.run(_sessions(options))
+@click.group(cls=CommandGroup, default="list")
+def sessions() -> None:
+    """List, show, rename, branch and delete sessions."""
 
 
-async def _sessions(options: Namespace) -> int:
-    async with open_client(os.environ) as client:
-        match options.action:
-            case "show":
-                await _show(client, options)
-            case "rename":
-                found = await _found(client, options.id)
-                await conversing.rename(client, said(found, "id"), options.title)
-                show(f"{said(found, 'id')}: {one_line(options.title)}")
-            case "branch":
-                found = await _found(client, options.id)
-                made = await conversing.branch(client, said(found, "id"), options.at, options.title)
-                show({"id": made} if options.json else made)
-            case "delete":
-                await _delete(client, options)
-            case _:
-                await _list(client, options)
+_ID = click.argument("name", metavar="ID", help="Id or title, as `evoclaw sessions` lists it")
+
+
+@sessions.command("list", help="List your sessions (the default)")
+@click.option("--limit", type=int, default=50, metavar="N", help="List at most N sessions")
+@json_option()
+def _list(limit: int, *, as_json: bool) -> int:
+    return _with_client(lambda client: _print_all(client, limit, as_json=as_json))
+
+
+@sessions.command("show", help="Show a session and its messages")
+@_ID
+@json_option()
+def _show(name: str, *, as_json: bool) -> int:
+    return _with_client(lambda client: _print_one(client, name, as_json=as_json))
+
+
+@sessions.command("rename", help="Change the title of a session")
+@_ID
+@click.argument("title", help="The new title")
+def _rename(name: str, title: str) -> int:
+    async def rename(client: Client) -> None:
+        found = await _found(client, name)
+        await conversing.rename(client, said(found, "id"), title)
+        print_out(f"{said(found, 'id')}: {one_line(title)}")
+
+    return _with_client(rename)
+
+
+@sessions.command("branch", help="Start another session from a message of this one")
+@click.option(
+    "--at", type=int, metavar="N", show_default="the last one", help="Keep messages up to number N"
+)
+@_ID
+@click.option("--title", default="", metavar="TEXT", show_default=False, help="Set the new title")
+@json_option()
+def _branch(name: str, at: int | None, title: str, *, as_json: bool) -> int:
+    async def branch(client: Client) -> None:
+        found = await _found(client, name)
+        made = await conversing.branch(client, said(found, "id"), at, title)
+        print_out({"id": made} if as_json else made)
+
+    return _with_client(branch)
+
+
+@sessions.command("delete", help="Delete a session and its runs permanently")
+@click.option("--yes", is_flag=True, help="Skip the confirmation")
+@_ID
+def _delete(name: str, *, yes: bool) -> int:
+    return _with_client(lambda client: _remove(client, name, yes=yes))
+
+
+def _with_client(work: Callable[[Client], Awaitable[None]]) -> int:
+    async def run() -> None:
+        async with open_client(os.environ) as client:
+            await work(client)
+
+    asyncio.run(run())
     return exits.OK
 
 
@@ -49,10 +93,10 @@ async def _found(client: Client, name: str) -> dict[str, JSON]:
     return found
 
 
-async def _list(client: Client, options: Namespace) -> None:
-    found = await conversing.sessions(client, options.limit)
-    if options.json:
-        show(found)
+async def _print_all(client: Client, limit: int, *, as_json: bool) -> None:
+    found = await conversing.sessions(client, limit)
+    if as_json:
+        print_out(found)
         return
     rows = (
         (
@@ -65,30 +109,30 @@ async def _list(client: Client, options: Namespace) -> None:
         )
         for session in found
     )
-    show_rows(rows, "no conversations yet; begin one with `evoclaw chat`")
+    show_rows(rows, "no sessions yet; start one with `evoclaw chat`")
 
 
-async def _show(client: Client, options: Namespace) -> None:
-    found = await _found(client, options.id)
+async def _print_one(client: Client, name: str, *, as_json: bool) -> None:
+    found = await _found(client, name)
     every = await conversing.messages(client, said(found, "id"))
-    if options.json:
+    if as_json:
         said_ = [{"number": number, "message": message} for number, message in every]
-        show({**found, "said": said_})
+        print_out({**found, "said": said_})
         return
-    show(f"{clean(said(found, 'id'))}: {one_line(said(found, 'title'))}")
-    show(f"agent {clean(said(found, 'agent'))}, begun {when(found.get('created_at'))}")
+    print_out(f"{clean(said(found, 'id'))}: {one_line(said(found, 'title'))}")
+    print_out(f"agent {clean(said(found, 'agent'))}, begun {when(found.get('created_at'))}")
     for number, message in every:
-        show(conversing.line(number, message))
+        print_out(conversing.line(number, message))
 
 
-async def _delete(client: Client, options: Namespace) -> None:
-    found = await _found(client, options.id)
-    if not options.yes:
+async def _remove(client: Client, name: str, *, yes: bool) -> None:
+    found = await _found(client, name)
+    if not yes:
         if not has_keyboard():
-            raise ConfigError("it would be gone for ever: say --yes")
-        sys.stderr.write(f"Delete {one_line(said(found, 'title'))!r} for ever? [y/N] ")
+            raise ConfigError("this deletes the session permanently; repeat with --yes to confirm")
+        sys.stderr.write(f"Delete {one_line(said(found, 'title'))!r} permanently? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise ConfigError("nothing was deleted")
     await conversing.forget(client, said(found, "id"))
-    show(f"{said(found, 'id')}: deleted")
+    print_out(f"{said(found, 'id')}: deleted")

@@ -1,17 +1,20 @@
-"""`evoclaw skills`: see, check, make and add skills."""
+"""`evoclaw skills`: list, show, check, create and add skills."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+import click
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean, one_line
-from evoclaw.cli.fleet import show
+from evoclaw.cli.options import FILE, CommandGroup, json_option
+from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.skills import names
@@ -64,50 +67,78 @@ done
 """
 
 
-def skills(
-    options: Namespace, folder: Path, approvals: ApprovalFile, reserved: Mapping[str, str]
-) -> int:
-    """Do one of the actions.
+@click.group(cls=CommandGroup, default="list")
+def skills() -> None:
+    """List, show, check, create and add skills."""
 
-    Args:
-        options: What was typed: `action`, and `name`, `path`, `tool`, `json` where they apply.
-        folder: Where the skills are.
-        approvals: What was approved.
-        reserved: The names of the built-in tools, and where they are from.
-    """
-    shelf = Shelf([folder], approvals=approvals, reserved=reserved)
-    match options.action:
-        case "show":
-            _show(options, shelf)
-        case "check":
-            return _check(options, shelf)
-        case "new":
-            _new(folder, options.name, tool=options.tool)
-        case "add":
-            _add(Path(options.path), folder, approvals)
-        case _:
-            _list(options, shelf, folder)
+
+@skills.command("list", help="List skills (the default)")
+@json_option()
+def _list(*, as_json: bool) -> int:
+    folder, shelf, _ = _opened()
+    _print_all(shelf, folder, as_json=as_json)
     return exits.OK
 
 
-def _list(options: Namespace, shelf: Shelf, folder: Path) -> None:
+@skills.command("show", help="Show the tools, files and instructions of a skill")
+@click.argument("name", help="Name of the skill")
+@json_option()
+def _show(name: str, *, as_json: bool) -> int:
+    _print_one(_opened()[1], name, as_json=as_json)
+    return exits.OK
+
+
+@skills.command("check", help="Check skills, and say what is wrong with them")
+@click.argument("name", required=False, help="A skill or a folder  [default: all skills]")
+@click.option("--json", is_flag=True, expose_value=False, help="Accept --json; the report is text")
+def _check(name: str | None) -> int:
+    if name and ("/" in name or Path(name).is_dir()):
+        return _check_folder(Path(name))
+    return _check_all(_opened()[1], name)
+
+
+@skills.command("new", help="Create a skill")
+@click.argument("name", help="Lower-case letters, digits and hyphens")
+@click.option("--tool", is_flag=True, help="Add a program as a tool")
+def _new(name: str, *, tool: bool) -> int:
+    _create(_opened()[0], name, tool=tool)
+    return exits.OK
+
+
+@skills.command("add", help="Copy a skill here and approve it as it is")
+@click.argument("path", type=FILE, help="Folder of the skill")
+def _add(path: Path) -> int:
+    folder, _, approved = _opened()
+    _copy_and_approve(path, folder, approved)
+    return exits.OK
+
+
+def _opened() -> tuple[Path, Shelf, ApprovalFile]:
+    """The folder of the skills, the skills, and what was approved."""
+    from evoclaw.wiring.skills import skill_places
+
+    folder, approved, reserved = skill_places(os.environ)
+    return folder, Shelf([folder], approvals=approved, reserved=reserved), approved
+
+
+def _print_all(shelf: Shelf, folder: Path, *, as_json: bool) -> None:
     every: Sequence[Skill] = (*shelf.skills(), *shelf.shadowed(), *_with_the_package())
     problems = shelf.problems()
-    if options.json:
+    if as_json:
         told = [
             {"path": str(one.path), "reason": one.reason, "refused": one.refused}
             for one in problems
         ]
-        show({"skills": [_facts(one, shelf) for one in every], "problems": told})
+        print_out({"skills": [_facts(one, shelf) for one in every], "problems": told})
         return
     for skill in every:
         state = "approved" if shelf.pinned(skill) else ""
-        show(f"{skill.key:28} {state:9} {one_line(skill.description, 80)}")
+        print_out(f"{skill.key:28} {state:9} {one_line(skill.description, 80)}")
     for one in problems:
         word = "refused" if one.refused else "not here"
-        show(f"({word}: {clean(str(one.path))}: {clean(one.reason)})")
+        print_out(f"({word}: {clean(str(one.path))}: {clean(one.reason)})")
     if not shelf.skills() and not problems:
-        show(f"none of your own in {folder}; `evoclaw skills new NAME` makes one")
+        print_out(f"no skills of your own in {folder}; create one with `evoclaw skills new NAME`")
 
 
 def _with_the_package() -> list[Skill]:
@@ -129,41 +160,38 @@ def _facts(skill: Skill, shelf: Shelf) -> dict[str, JSON]:
     }
 
 
-def _show(options: Namespace, shelf: Shelf) -> None:
-    skill = shelf.find(options.name)
+def _print_one(shelf: Shelf, name: str, *, as_json: bool) -> None:
+    skill = shelf.find(name)
     if skill is None:
-        skill = next((one for one in _with_the_package() if one.name == options.name), None)
+        skill = next((one for one in _with_the_package() if one.name == name), None)
     if skill is None:
         known = [one.name for one in (*shelf.skills(), *_with_the_package())]
-        raise ConfigError(names.unknown("skill", options.name, known))
+        raise ConfigError(names.unknown("skill", name, known))
     facts = _facts(skill, shelf)
-    if options.json:
-        show({**facts, "instructions": skill.instructions})
+    if as_json:
+        print_out({**facts, "instructions": skill.instructions})
         return
     for key in ("version", "path", "digest", "approved"):
-        show(f"{key + ':':13}{facts[key]}")
+        print_out(f"{key + ':':13}{facts[key]}")
     for key in ("tools", "references", "notes"):
-        show(f"{key + ':':13}{clean(', '.join(facts[key])) or 'none'}")
+        print_out(f"{key + ':':13}{clean(', '.join(facts[key])) or 'none'}")
     narrows = "all" if skill.allowed is None else ", ".join(sorted(skill.allowed)) or "none"
-    show(f"{'works with:':13}{narrows}")
-    show(f"\n{clean(skill.description)}\n\n{clean(skill.instructions)}")
+    print_out(f"{'works with:':13}{narrows}")
+    print_out(f"\n{clean(skill.description)}\n\n{clean(skill.instructions)}")
 
 
-def _check(options: Namespace, shelf: Shelf) -> int:
-    """Say what is wrong with one skill, by name or path, or with all."""
-    asked = options.name
-    if asked and ("/" in asked or Path(asked).is_dir()):
-        return _check_folder(Path(asked))
+def _check_all(shelf: Shelf, asked: str | None) -> int:
+    """Report what is wrong with one skill, or with all."""
     wrong = 0
     for skill in shelf.skills():
         if asked in (None, "", skill.name, skill.key):
-            show(f"{skill.key}: good")
+            print_out(f"{skill.key}: good")
             for note in skill.notes:
-                show(f"  note: {clean(note)}")
+                print_out(f"  note: {clean(note)}")
     for one in shelf.problems():
         if not asked or asked in str(one.path):
             wrong += one.refused
-            show(f"{clean(str(one.path))}: {clean(one.reason)}")
+            print_out(f"{clean(str(one.path))}: {clean(one.reason)}")
     if asked and not wrong and shelf.find(asked) is None:
         raise ConfigError(f"there is no skill {asked!r}")
     return exits.FAILED if wrong else exits.OK
@@ -173,18 +201,18 @@ def _check_folder(folder: Path) -> int:
     try:
         skill = load_skill(folder.absolute(), platform=sys.platform)
     except NotHere as other:
-        show(clean(str(other)))
+        print_out(clean(str(other)))
         return exits.OK
     except SkillRefused as refused:
-        show(clean(str(refused)))
+        print_out(clean(str(refused)))
         return exits.FAILED
-    show(f"{skill.key}: good")
+    print_out(f"{skill.key}: good")
     for note in skill.notes:
-        show(f"  note: {clean(note)}")
+        print_out(f"  note: {clean(note)}")
     return exits.OK
 
 
-def _new(folder: Path, name: str, *, tool: bool) -> None:
+def _create(folder: Path, name: str, *, tool: bool) -> None:
     """Make a skill to begin with: one file, or with a tool three."""
     if problem := names.problem_with_skill(name):
         raise ConfigError(problem)
@@ -205,10 +233,10 @@ def _new(folder: Path, name: str, *, tool: bool) -> None:
             script.chmod(0o755)
     except OSError as problem:
         raise ConfigError(f"cannot write {target}: {problem.strerror}") from None
-    show(f"made {target}; edit its SKILL.md, then `evoclaw skills check {name}`")
+    print_out(f"made {target}; edit its SKILL.md, then `evoclaw skills check {name}`")
 
 
-def _add(path: Path, folder: Path, approvals: ApprovalFile) -> None:
+def _copy_and_approve(path: Path, folder: Path, approvals: ApprovalFile) -> None:
     """Copy a skill to the others and approve it as it is; one that is there is only approved."""
     source = path.absolute()
     if path == Path(NAME) and not source.exists():
@@ -225,7 +253,7 @@ def _add(path: Path, folder: Path, approvals: ApprovalFile) -> None:
             write_programs(target, tools, python=sys.executable)
         skill = load_skill(target, platform=sys.platform)
     approvals.pin(skill.name, skill.digest)
-    show(f"added {skill.key}: {len(skill.sums)} files, digest {skill.digest[:12]}")
+    print_out(f"added {skill.key}: {len(skill.sums)} files, digest {skill.digest[:12]}")
 
 
 def _copy(skill: Skill, target: Path) -> None:

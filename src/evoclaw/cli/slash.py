@@ -12,7 +12,7 @@ from evoclaw.cli import conversing, routes
 from evoclaw.cli.approvals import person_here
 from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.client import Client, open_client
-from evoclaw.cli.render import tell
+from evoclaw.cli.output import print_err
 from evoclaw.cli.tables import lay_out, said
 from evoclaw.cli.watching import OVER, look
 from evoclaw.core.errors import ConfigError
@@ -63,38 +63,38 @@ async def do(name: str, rest: str, where: Where) -> Where:
 
 async def _help(_client: Client, _rest: str, where: Where) -> Where:
     for line in lay_out((name, about) for name, (about, _) in COMMANDS.items()):
-        tell(line)
-    tell("while a run goes on, what you type is said to it; Ctrl-C ends it, twice leaves")
+        print_err(line)
+    print_err("while a run goes on, what you type is said to it; Ctrl-C ends it, twice leaves")
     return where
 
 
 async def _new(_client: Client, rest: str, where: Where) -> Where:
-    tell("a new conversation begins with your next message")
+    print_err("a new conversation begins with your next message")
     return Where(agent=where.agent, title=rest)
 
 
 async def _sessions(client: Client, _rest: str, where: Where) -> Where:
     for session in await conversing.sessions(client, 20):
         mark = "*" if session.get("id") == where.session else " "
-        tell(f"{mark} {clean(said(session, 'id'))}  {one_line(said(session, 'title'))}")
+        print_err(f"{mark} {clean(said(session, 'id'))}  {one_line(said(session, 'title'))}")
     return where
 
 
 async def _session(client: Client, rest: str, where: Where) -> Where:
     if not rest:
-        tell(f"this is session {where.session or '(new)'}")
+        print_err(f"this is session {where.session or '(new)'}")
         return where
     found = await conversing.find(client, rest)
     if found is None:
         raise ConfigError(f"there is no session {rest!r}; see /sessions")
-    tell(f"{said(found, 'messages') or 0} messages before; /history shows them")
+    print_err(f"{said(found, 'messages') or 0} messages before; /history shows them")
     return Where(said(found, "id"), said(found, "agent"), run=said(found, "last_run"))
 
 
 async def _agent(_client: Client, rest: str, where: Where) -> Where:
     if not rest:
         raise ConfigError("say which agent: /agent NAME")
-    tell(f"a new conversation with {clean(rest)} begins with your next message")
+    print_err(f"a new conversation with {clean(rest)} begins with your next message")
     return Where(agent=rest)
 
 
@@ -110,16 +110,16 @@ async def _title(client: Client, rest: str, where: Where) -> Where:
 async def _history(client: Client, _rest: str, where: Where) -> Where:
     found = await conversing.messages(client, where.session) if where.session else []
     for number, message in found:
-        tell(conversing.line(number, message))
+        print_err(conversing.line(number, message))
     if not found:
-        tell("nothing was said yet")
+        print_err("nothing was said yet")
     return where
 
 
 async def _tools(client: Client, _rest: str, where: Where) -> Where:
     found = routes.many(await client.get(routes.path("tools")))
     for line in lay_out((said(tool, "name"), said(tool, "description")) for tool in found):
-        tell(line)
+        print_err(line)
     return where
 
 
@@ -140,17 +140,19 @@ async def _answer(client: Client, rest: str, where: Where, decision: Decision) -
     waiting = await routes.waiting(client, "" if id_ else where.run)
     if not id_ and len(waiting) != 1:
         for one in waiting:
-            tell(f"{one.id}  {clean(one.tool)}  {one_line(str(one.arguments))}")
+            print_err(f"{one.id}  {clean(one.tool)}  {one_line(str(one.arguments))}")
         raise ConfigError("several wait: say which" if waiting else "nothing waits here")
     await routes.answer(client, id_ or waiting[0].id, Approval(decision, reason.strip()))
-    tell(f"{id_ or waiting[0].id}: {'denied' if decision is Decision.DENY else 'approved, once'}")
+    print_err(
+        f"{id_ or waiting[0].id}: {'denied' if decision is Decision.DENY else 'approved, once'}"
+    )
 
 
 async def _cancel(client: Client, _rest: str, where: Where) -> Where:
     if not where.run or (await look(client, where.run)).get("state") == OVER[0]:
         raise ConfigError("nothing goes on here")
     await routes.cancel(client, where.run)
-    tell("cancelled")
+    print_err("cancelled")
     return where
 
 
@@ -160,7 +162,7 @@ async def _branch(client: Client, rest: str, where: Where) -> Where:
     if rest and not rest.isdecimal():
         raise ConfigError("say the last message to keep: /branch N; /history numbers them")
     made = await conversing.branch(client, where.session, int(rest) if rest else None, "")
-    tell(f"this is now session {made}; the other one is {where.session}")
+    print_err(f"this is now session {made}; the other one is {where.session}")
     return Where(made, where.agent)
 
 
@@ -169,18 +171,18 @@ async def _quit(_client: Client, _rest: str, where: Where) -> Where:
 
 
 COMMANDS: Mapping[str, tuple[str, Callable[[Client, str, Where], Awaitable[Where]]]] = {
-    "/help": ("says this", _help),
-    "/new": ("begins another conversation: /new [TITLE]", _new),
-    "/sessions": ("lists your conversations", _sessions),
-    "/session": ("goes to one: /session ID or its title", _session),
-    "/agent": ("begins one with another agent: /agent NAME", _agent),
-    "/title": ("names this one: /title TEXT", _title),
-    "/history": ("shows what was said, numbered", _history),
-    "/tools": ("shows what agents have at hand", _tools),
-    "/approve": ("lets a call run: /approve [ID]", _approve),
-    "/deny": ("refuses one: /deny [ID REASON]", _deny),
-    "/cancel": ("ends the run that goes on", _cancel),
-    "/branch": ("goes on otherwise after message N: /branch [N]", _branch),
-    "/quit": ("leaves", _quit),
+    "/help": ("Show this list", _help),
+    "/new": ("Start a new session: /new [TITLE]", _new),
+    "/sessions": ("List your sessions", _sessions),
+    "/session": ("Switch to a session: /session ID or its title", _session),
+    "/agent": ("Start a new session with another agent: /agent NAME", _agent),
+    "/title": ("Rename this session: /title TEXT", _title),
+    "/history": ("Show the messages with their numbers", _history),
+    "/tools": ("List the tools of the service", _tools),
+    "/approve": ("Approve a waiting call: /approve [ID]", _approve),
+    "/deny": ("Deny a waiting call: /deny [ID REASON]", _deny),
+    "/cancel": ("Cancel the current run", _cancel),
+    "/branch": ("Start a new session from message N: /branch [N]", _branch),
+    "/quit": ("Leave the chat", _quit),
 }
-"""What it does, in words and in deed."""
+"""By name: the help text, and the function."""

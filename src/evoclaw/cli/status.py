@@ -1,19 +1,20 @@
-"""`evoclaw status`: whether the service is well, who is there, and what goes on."""
+"""`evoclaw status`: the status of the service, its edges, runs, approvals and budgets."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping
+
+import click
 
 from evoclaw.cli import exits, routes
 from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.client import Client, NotUp, Refused, open_client
 from evoclaw.cli.figures import parse, tools
-from evoclaw.cli.fleet import show
 from evoclaw.cli.metrics import PATH, show_tools
-from evoclaw.cli.render import tell
+from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.tables import said
 from evoclaw.core.messages import JSON, is_object
 
@@ -21,27 +22,30 @@ MOST = 200
 """Runs that are counted of a state; there may be more."""
 
 
-def status(options: Namespace, _wiring: object = None) -> int:
-    """Show it; the exit code is 0 if all is well, else 1."""
+@click.command(cls=Command)
+@click.option("--tools", "by_tool", is_flag=True, help="Show the metrics of each tool")
+@json_option()
+def status(*, by_tool: bool, as_json: bool) -> int:
+    """Show the status; the exit code is 0 if the service is ready, else 1."""
     try:
-        return asyncio.run(_status(options))
+        return asyncio.run(_status(by_tool=by_tool, as_json=as_json))
     except NotUp as problem:
-        if options.json:
-            show({"up": False, "why": str(problem)})
+        if as_json:
+            print_out({"up": False, "why": str(problem)})
         else:
-            tell(f"evoclaw: {problem}")
+            print_err(f"evoclaw: {problem}")
         return exits.FAILED
 
 
-async def _status(options: Namespace) -> int:
+async def _status(*, by_tool: bool, as_json: bool) -> int:
     async with open_client(os.environ) as client:
-        if options.tools:
+        if by_tool:
             text = await client.raw("GET", PATH)
-            show_tools(tools(list(parse(text.decode(errors="replace")))), json=options.json)
+            show_tools(tools(list(parse(text.decode(errors="replace")))), json=as_json)
             return exits.OK
         found = await _found(client)
-    if options.json:
-        show(found)
+    if as_json:
+        print_out(found)
     else:
         _show(found)
     return exits.OK if found["ready"] else exits.FAILED
@@ -102,7 +106,7 @@ _LOOKS: Mapping[str, Callable[[Client], Awaitable[JSON]]] = {
 def _show(found: dict[str, JSON]) -> None:
     parts = ", ".join(f"{name} {how}" for name, how in sorted(found["parts"].items()))
     well = "ready" if found["ready"] else "NOT ready"
-    show(f"{found['url']}: {well} ({clean(parts)}), version {clean(str(found['version']))}")
+    print_out(f"{found['url']}: {well} ({clean(parts)}), version {clean(str(found['version']))}")
     _line("edges", found["edges"], _said_edges)
     _line("runs", found["runs"], _said_runs)
     _line("approvals", found["approvals"], _said_approvals)
@@ -111,7 +115,7 @@ def _show(found: dict[str, JSON]) -> None:
 
 def _line(name: str, value: JSON, words: Callable[[JSON], str]) -> None:
     unknown = is_object(value) and "unknown" in value
-    show(f"{name:10} {one_line(value['unknown'], 200) if unknown else words(value)}")
+    print_out(f"{name:10} {one_line(value['unknown'], 200) if unknown else words(value)}")
 
 
 def _said_edges(value: JSON) -> str:

@@ -5,60 +5,78 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from argparse import Namespace
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any
 
+import click
 import msgspec
+from msgspec import Struct
 
 from evoclaw.cli import exits
 from evoclaw.cli.approvals import person_here
 from evoclaw.cli.clean import clean
-from evoclaw.cli.fleet import show
+from evoclaw.cli.options import ExclusiveCommand, json_option
+from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
 from evoclaw.governance.shared_stops import StopBoard
-from evoclaw.governance.stops import Kind, Stop, StopFile
+from evoclaw.governance.stops import Kind, Stop
 
 
-class Knows(Protocol):
-    """Who knows where things are; imports go down only, so it is handed in."""
+class StopOptions(Struct, frozen=True):
+    """What to stop, release or list."""
 
-    def stop_file(self, env: Mapping[str, str]) -> StopFile:
-        """The stops of this machine."""
-        ...
+    stop_all: bool
+    agent: str | None
+    tool: str | None
+    network: bool
+    show_list: bool
+    release: bool
+    reason: str
+    as_json: bool
 
-    def open_stops(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[StopBoard]:
-        """The same, with those of all who share its store."""
-        ...
 
-
-def stop(options: Namespace, wiring: Knows) -> int:
+@click.command(
+    cls=ExclusiveCommand,
+    exclusive=(("stop_all", "agent", "tool", "network", "show_list"),),
+    one_required=True,
+)
+@click.option("--all", "stop_all", is_flag=True, help="Stop everything, and end what is running")
+@click.option("--agent", metavar="ID", help="Stop an agent or edge, and end what it is running")
+@click.option("--tool", metavar="NAME", help="Stop new calls of a tool")
+@click.option("--network", is_flag=True, help="Stop new calls that can reach the network")
+@click.option("--list", "show_list", is_flag=True, help="List what is stopped")
+@click.option("--release", is_flag=True, help="Release the stop instead")
+@click.option(
+    "--reason", default="", metavar="TEXT", show_default=False, help="Tell models and people why"
+)
+@json_option("Print JSON, with --list")
+def stop(**options: Any) -> int:
     """Stop something, release it, or list what is stopped."""
-    return asyncio.run(_stop(options, wiring))
+    return asyncio.run(_stop(StopOptions(**options)))
 
 
-async def _stop(options: Namespace, wiring: Knows) -> int:
+async def _stop(options: StopOptions) -> int:
+    from evoclaw.wiring.oversight import open_stops, stop_file
+
     wanted: Stop | None = None
-    if not options.list and not options.release:
+    if not options.show_list and not options.release:
         kind, name = _what(options)
-        wanted = Stop(kind, name, options.reason or "", person_here().name, time.time())
+        wanted = Stop(kind, name, options.reason, person_here().name, time.time())
         # Before it is known whether anybody else can be told.
-        wiring.stop_file(os.environ).put(wanted)
-    async with wiring.open_stops(os.environ) as board:
+        stop_file(os.environ).put(wanted)
+    async with open_stops(os.environ) as board:
         return await _on(board, wanted, options)
 
 
-async def _on(board: StopBoard, wanted: Stop | None, options: Namespace) -> int:
-    if options.list:
+async def _on(board: StopBoard, wanted: Stop | None, options: StopOptions) -> int:
+    if options.show_list:
         _list(board, options)
         return exits.OK
     kind, name = _what(options)
     if wanted is not None:
         await board.put(wanted)
-        show(f"stopped: {clean(wanted.what)}")
+        print_out(f"stopped: {clean(wanted.what)}")
         if kind in (Kind.TOOL, Kind.NETWORK):
-            show("calls that have begun go on to their end; --all ends them too")
+            print_out("calls that have begun go on to their end; --all ends them too")
         return exits.OK
     by = person_here()
     if by.kind != "person":
@@ -66,30 +84,32 @@ async def _on(board: StopBoard, wanted: Stop | None, options: Namespace) -> int:
     found = await board.release(kind, name)
     if found is None:
         raise ConfigError(f"{clean(Stop(kind, name).what)} was not stopped")
-    show(f"released: {clean(found.what)}" + (f" ({clean(found.reason)})" if found.reason else ""))
+    print_out(
+        f"released: {clean(found.what)}" + (f" ({clean(found.reason)})" if found.reason else "")
+    )
     if left := board.stops():
-        show(f"still stopped: {clean(', '.join(one.what for one in left))}")
+        print_out(f"still stopped: {clean(', '.join(one.what for one in left))}")
     return exits.OK
 
 
-def _list(board: StopBoard, options: Namespace) -> None:
+def _list(board: StopBoard, options: StopOptions) -> None:
     there = board.stops()
-    if options.json:
-        show([msgspec.to_builtins(one) for one in there])
+    if options.as_json:
+        print_out([msgspec.to_builtins(one) for one in there])
         return
     for one in there:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.at))
         reason = f": {clean(one.reason)}" if one.reason else ""
-        show(f"{clean(one.what)}, by {clean(one.by) or 'nobody known'} {at}{reason}")
+        print_out(f"{clean(one.what)}, by {clean(one.by) or 'nobody known'} {at}{reason}")
     if not there:
-        show("nothing is stopped")
+        print_out("nothing is stopped")
 
 
-def _what(options: Namespace) -> tuple[Kind, str]:
+def _what(options: StopOptions) -> tuple[Kind, str]:
     chosen = [
         (kind, name or "")
         for kind, name in (
-            (Kind.ALL, "" if options.all else None),
+            (Kind.ALL, "" if options.stop_all else None),
             (Kind.AGENT, options.agent),
             (Kind.TOOL, options.tool),
             (Kind.NETWORK, "" if options.network else None),
@@ -97,8 +117,8 @@ def _what(options: Namespace) -> tuple[Kind, str]:
         if name is not None
     ]
     if len(chosen) != 1:
-        raise ConfigError("say what: --all, --agent ID, --tool NAME or --network")
+        raise ConfigError("name what to stop: --all, --agent ID, --tool NAME or --network")
     kind, name = chosen[0]
     if kind in (Kind.AGENT, Kind.TOOL) and not name.strip():
-        raise ConfigError(f"say which {kind}")
+        raise ConfigError(f"the name of the {kind} is empty")
     return kind, name.strip()

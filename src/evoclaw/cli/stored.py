@@ -4,47 +4,37 @@ from __future__ import annotations
 
 import os
 import time
-from argparse import Namespace
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from evoclaw.cli import routes
 from evoclaw.cli.client import NotUp, open_client
-from evoclaw.cli.fleet import show
+from evoclaw.cli.output import print_out
 from evoclaw.cli.tables import show_rows
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import LOCAL
 from evoclaw.core.metrics import Distribution
 from evoclaw.governance.budget.settings import seconds_of
 from evoclaw.orchestrator.overview.aggregation import RequestSummary, ToolSummary
-from evoclaw.orchestrator.overview.metrics import MetricsReader, MetricsView
+from evoclaw.orchestrator.overview.metrics import MetricsView
 
 LONGEST_NAME = 30
 """Characters of a tool's name in the table."""
 
 
-class Needs(Protocol):
-    """What this needs of the composition root."""
+async def look(period: str, agent: str) -> MetricsView:
+    """The figures of a period such as `24h`, of one agent or of all."""
+    from evoclaw.wiring.store import open_figures
 
-    def open_figures(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[MetricsReader]:
-        """What the stored records tell of, whether the service is up or not."""
-        ...
-
-
-async def look(options: Namespace, wiring: Needs) -> MetricsView:
-    """The figures of the time and the agent that were asked for."""
-    since = time.time() - seconds_of(options.since, "--since")
-    agent = options.agent or ""
+    since = time.time() - seconds_of(period, "--since")
     try:
         async with open_client(os.environ) as client:
             told = await client.get(routes.path("figures"), since=since, agent=agent)
     except NotUp:
         if os.environ.get("EVOCLAW_URL"):
             raise  # what is kept here is not what was asked about
-        async with wiring.open_figures(os.environ) as figures:
+        async with open_figures(os.environ) as figures:
             return await figures.read(LOCAL.tenant, agent=agent, since=since)
     try:
         return msgspec.convert(told, MetricsView)
@@ -52,14 +42,14 @@ async def look(options: Namespace, wiring: Needs) -> MetricsView:
         raise EvoClawError(f"no figures, from the service: {problem}") from None
 
 
-def show_figures(found: MetricsView, options: Namespace) -> None:
+def show_figures(found: MetricsView, period: str, *, as_json: bool) -> None:
     """Print them."""
-    if options.json:
-        show(msgspec.to_builtins(found))
+    if as_json:
+        print_out(msgspec.to_builtins(found))
         return
     rows = [_row(one) for one in found.tools]
-    show_rows([_HEAD, *rows] if rows else [], f"no tool was called in the last {options.since}")
-    show("")
+    show_rows([_HEAD, *rows] if rows else [], f"no tool was called in the last {period}")
+    print_out("")
     show_rows(_lines(found.requests), "")
 
 
@@ -100,14 +90,10 @@ def _lines(all_: RequestSummary) -> list[tuple[str, str]]:
     ]
 
 
-def _spread(one: Distribution, word: _Word) -> str:
+def _spread(one: Distribution, word: Callable[[float], str]) -> str:
     named = (("average", one.avg), ("p50", one.p50), ("p95", one.p95), ("max", one.max))
     said = [f"{name} {word(value)}" for name, value in named if value is not None]
     return ", ".join(said) or "none ended"
-
-
-class _Word(Protocol):
-    def __call__(self, value: float, /) -> str: ...
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -1,15 +1,18 @@
-"""`evoclaw systemd`: unit files that keep our processes up, hardened as far as sandboxes allow."""
+"""`evoclaw systemd`: unit files, hardened as far as the sandboxes of commands allow."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+import click
+from msgspec import Struct
+
 from evoclaw.cli import exits
+from evoclaw.cli.options import FILE, Command
 from evoclaw.cli.places import data_folder
 from evoclaw.core.errors import ConfigError
 
@@ -71,16 +74,43 @@ RemoveIPC=yes
 """
 
 
-def systemd(options: Namespace, _wiring: object = None) -> int:
+class UnitOptions(Struct, frozen=True):
+    """What a unit file depends on."""
+
+    which: str = "orchestrator"
+    system: bool = False
+    user: str = "evoclaw"
+    folder: Path = Path()
+    config: Path = Path("agent.toml")
+
+
+@click.command(cls=Command)
+@click.argument(
+    "which",
+    type=click.Choice(["orchestrator", "edge"]),
+    default="orchestrator",
+    help="The process to keep up  [default: orchestrator]",
+)
+@click.option("--system", is_flag=True, help="Write a unit of the machine, not of your user")
+@click.option("--user", default="evoclaw", metavar="USER", help="Run as this user, with --system")
+@click.option("--folder", type=FILE, default=Path(), metavar="FOLDER", help="Work in this folder")
+@click.option(
+    "--config",
+    type=FILE,
+    default=Path("agent.toml"),
+    metavar="FILE",
+    help="Run the edge of this file",
+)
+def systemd(which: str, *, system: bool, user: str, folder: Path, config: Path) -> int:
     """Print the unit file."""
-    sys.stdout.write(unit(options, os.environ))
+    sys.stdout.write(unit(UnitOptions(which, system, user, folder, config), os.environ))
     return exits.OK
 
 
-def unit(options: Namespace, env: Mapping[str, str]) -> str:
+def unit(options: UnitOptions, env: Mapping[str, str]) -> str:
     """The unit file of the orchestrator, or of an edge."""
     serves = options.which == "orchestrator"
-    folder = Path(options.folder).absolute()
+    folder = options.folder.absolute()
     data = Path("/var/lib/evoclaw") if options.system else data_folder(env).absolute()
     words = [*_program(), *_arguments(options)]
     return _UNIT.format(
@@ -109,13 +139,13 @@ def _name(which: str) -> str:
     return "evoclaw.service" if which == "orchestrator" else "evoclaw-edge.service"
 
 
-def _arguments(options: Namespace) -> list[str]:
+def _arguments(options: UnitOptions) -> list[str]:
     if options.which == "orchestrator":
-        return ["up", "--no-edge", "--folder", str(Path(options.folder).absolute())]
-    return ["edge", "--config", str(Path(options.config).absolute())]
+        return ["up", "--no-edge", "--folder", str(options.folder.absolute())]
+    return ["edge", "--config", str(options.config.absolute())]
 
 
-def _bounds(options: Namespace, folder: Path) -> str:
+def _bounds(options: UnitOptions, folder: Path) -> str:
     if not options.system:
         return _USER
     if options.which == "edge":

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from evoclaw.cli.clean import one_line
-from evoclaw.cli.fleet import show
+from evoclaw.cli.output import print_out
 from evoclaw.core.messages import JSON
 
 
@@ -28,7 +28,7 @@ def show_rows(rows: Iterable[Sequence[str]], nothing: str) -> None:
     """Print them, or that there are none."""
     lines = lay_out(rows)
     for line in lines or [nothing]:
-        show(line)
+        print_out(line)
 
 
 def when(at: JSON) -> str:

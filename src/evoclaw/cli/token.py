@@ -1,21 +1,20 @@
-"""`evoclaw token`: what programs and people show to be let in; made, listed, taken back."""
+"""`evoclaw token`: create, list and revoke API tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from argparse import Namespace
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+import click
 import msgspec
 
 from evoclaw.cli import exits, routes
 from evoclaw.cli.approvals import person_here
 from evoclaw.cli.client import Client, open_client
-from evoclaw.cli.fleet import show
-from evoclaw.cli.render import tell
+from evoclaw.cli.options import CommandGroup, json_option
+from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.tables import said, show_rows, when
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
@@ -23,74 +22,121 @@ from evoclaw.governance.budget.settings import seconds_of
 from evoclaw.orchestrator.people.access import Access
 
 
-class Needs(Protocol):
-    """What this command needs of the composition root."""
+class Tokens(Protocol):
+    """The tokens of this machine, or those of a service elsewhere."""
 
-    def open_access(self, env: Mapping[str, str]) -> AbstractAsyncContextManager[Access]:
-        """The tokens of this machine, whether the service is up or not."""
+    async def new(
+        self, name: str, tenant: str, user: str, scopes: Sequence[str], seconds: float | None
+    ) -> tuple[str, str]:
+        """Create one: its id, and the secret."""
+        ...
+
+    async def list(self, tenant: str) -> list[dict[str, JSON]]:
+        """All of a tenant."""
+        ...
+
+    async def revoke(self, tenant: str, id_: str) -> bool:
+        """Revoke one; False if there is none."""
         ...
 
 
-class Book(Protocol):
-    """Where tokens are kept."""
-
-    async def new(self, options: Namespace, seconds: float | None) -> tuple[str, str]:
-        """Make one: its id, and the whole of it."""
-        ...
-
-    async def list(self, options: Namespace) -> list[dict[str, JSON]]:
-        """Those there are."""
-        ...
-
-    async def revoke(self, options: Namespace) -> bool:
-        """Take one back; False if there is none."""
-        ...
+@click.group(cls=CommandGroup, default="list")
+def token() -> None:
+    """Manage API tokens."""
 
 
-def token(options: Namespace, wiring: Needs) -> int:
-    """Do one of the actions, here, or where `EVOCLAW_URL` says."""
-    if options.action in ("new", "revoke") and person_here().kind != "person":
-        raise ConfigError("only a person makes tokens or takes them back; an agent never does")
-    return asyncio.run(_there(options) if os.environ.get("EVOCLAW_URL") else _here(options, wiring))
+_TENANT = click.option("--tenant", default="local", metavar="TENANT", help="Use this tenant")
 
 
-async def _here(options: Namespace, wiring: Needs) -> int:
-    async with wiring.open_access(os.environ) as access:
-        return await _do(options, _Kept(access))
+@token.command("new", help="Create a token; it is shown once")
+@click.option(
+    "--scope",
+    multiple=True,
+    required=True,
+    metavar="SCOPE",
+    help="Grant a scope, such as runs:write, `human` (may approve) or `*` (all); repeatable",
+)
+@click.option(
+    "--name", default="", metavar="NAME", show_default=False, help="Describe what it is for"
+)
+@click.option("--user", default="", metavar="USER", show_default=False, help="Act for this user")
+@click.option(
+    "--expires", metavar="TIME", show_default="never", help="Expire after a time such as 12h or 30d"
+)
+@_TENANT
+@json_option()
+def _new(
+    scope: tuple[str, ...],
+    name: str,
+    user: str,
+    expires: str | None,
+    tenant: str,
+    *,
+    as_json: bool,
+) -> int:
+    _check_person()
+    seconds = seconds_of(expires, "--expires") if expires else None
+
+    async def new(tokens: Tokens) -> None:
+        id_, secret = await tokens.new(name, tenant, user, list(scope), seconds)
+        if as_json:
+            print_out({"id": id_, "token": secret})
+            return
+        hint = "store it now, it is not shown again; revoke it with `evoclaw token revoke`"
+        print_err(f"token {id_}: {hint}")
+        print_out(secret)
+
+    return _with_tokens(new)
 
 
-async def _there(options: Namespace) -> int:
-    async with open_client(os.environ) as client:
-        return await _do(options, _Remote(client))
+@token.command("list", help="List tokens (the default)")
+@_TENANT
+@json_option()
+def _list(tenant: str, *, as_json: bool) -> int:
+    return _with_tokens(lambda tokens: _print_all(tokens, tenant, as_json=as_json))
 
 
-async def _do(options: Namespace, book: Book) -> int:
-    match options.action:
-        case "new":
-            await _new(options, book)
-        case "revoke":
-            if not await book.revoke(options):
-                raise ConfigError(f"there is no token {options.id!r}; see `evoclaw token list`")
-            show(f"{options.id}: revoked")
-        case _:
-            await _list(options, book)
+@token.command("revoke", help="Revoke a token immediately")
+@click.argument("id_", metavar="ID", help="Id, as `evoclaw token list` lists it")
+@_TENANT
+def _revoke(id_: str, tenant: str) -> int:
+    _check_person()
+
+    async def revoke(tokens: Tokens) -> None:
+        if not await tokens.revoke(tenant, id_):
+            raise ConfigError(f"there is no token {id_!r}; see `evoclaw token list`")
+        print_out(f"{id_}: revoked")
+
+    return _with_tokens(revoke)
+
+
+def _check_person() -> None:
+    if person_here().kind != "person":
+        raise ConfigError("only a person may create or revoke tokens")
+
+
+def _with_tokens(work: Callable[[Tokens], Awaitable[None]]) -> int:
+    """Work on the tokens of this machine, or of the service that `EVOCLAW_URL` names."""
+    asyncio.run(_there(work) if os.environ.get("EVOCLAW_URL") else _here(work))
     return exits.OK
 
 
-async def _new(options: Namespace, book: Book) -> None:
-    seconds = seconds_of(options.expires, "--expires") if options.expires else None
-    id_, secret = await book.new(options, seconds)
-    if options.json:
-        show({"id": id_, "token": secret})
-        return
-    tell(f"token {id_}: keep it, it is not shown again; take it back with `evoclaw token revoke`")
-    show(secret)
+async def _here(work: Callable[[Tokens], Awaitable[None]]) -> None:
+    from evoclaw.wiring.http import open_access
+
+    async with open_access(os.environ) as access:
+        await work(_Local(access))
 
 
-async def _list(options: Namespace, book: Book) -> None:
-    found = await book.list(options)
-    if options.json:
-        show(found)
+async def _there(work: Callable[[Tokens], Awaitable[None]]) -> None:
+    async with open_client(os.environ) as client:
+        await work(_Remote(client))
+
+
+async def _print_all(tokens: Tokens, tenant: str, *, as_json: bool) -> None:
+    found = await tokens.list(tenant)
+    if as_json:
+        print_out(found)
         return
     rows = (
         (
@@ -101,7 +147,7 @@ async def _list(options: Namespace, book: Book) -> None:
         )
         for row in found
     )
-    show_rows(rows, "no tokens yet; make one with `evoclaw token new --scope …`")
+    show_rows(rows, "no tokens yet; create one with `evoclaw token new --scope …`")
 
 
 def _standing(row: dict[str, JSON]) -> str:
@@ -112,23 +158,23 @@ def _standing(row: dict[str, JSON]) -> str:
     return f"{f'until {until}, ' if until else ''}last used: {used}"
 
 
-class _Kept:
-    """The tokens of this machine."""
+class _Local:
+    """The tokens of this machine, whether the service is up or not."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
 
-    async def new(self, options: Namespace, seconds: float | None) -> tuple[str, str]:
-        return await self._access.new(
-            options.name, options.tenant, options.user, options.scope, seconds
-        )
+    async def new(
+        self, name: str, tenant: str, user: str, scopes: Sequence[str], seconds: float | None
+    ) -> tuple[str, str]:
+        return await self._access.new(name, tenant, user, list(scopes), seconds)
 
-    async def list(self, options: Namespace) -> list[dict[str, JSON]]:
-        rows = msgspec.to_builtins(await self._access.list(options.tenant), order="deterministic")
+    async def list(self, tenant: str) -> list[dict[str, JSON]]:
+        rows = msgspec.to_builtins(await self._access.list(tenant), order="deterministic")
         return [{name: row[name] for name in row if name != "hash"} for row in rows]
 
-    async def revoke(self, options: Namespace) -> bool:
-        return await self._access.revoke(options.tenant, options.id)
+    async def revoke(self, tenant: str, id_: str) -> bool:
+        return await self._access.revoke(tenant, id_)
 
 
 class _Remote:
@@ -137,20 +183,22 @@ class _Remote:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def new(self, options: Namespace, seconds: float | None) -> tuple[str, str]:
+    async def new(
+        self, name: str, tenant: str, user: str, scopes: Sequence[str], seconds: float | None
+    ) -> tuple[str, str]:
         body = {
-            "name": options.name or options.user or "unnamed",
-            "tenant": "" if options.tenant == "local" else options.tenant,
-            "user": options.user,
-            "scopes": options.scope,
+            "name": name or user or "unnamed",
+            "tenant": "" if tenant == "local" else tenant,
+            "user": user,
+            "scopes": list(scopes),
             "expires_in": seconds,
         }
         made = routes.one(await self._client.post(routes.path("tokens"), body))
         return said(made, "id"), said(made, "token")
 
-    async def list(self, options: Namespace) -> list[dict[str, JSON]]:
+    async def list(self, tenant: str) -> list[dict[str, JSON]]:
         return routes.many(await self._client.get(routes.path("tokens")))
 
-    async def revoke(self, options: Namespace) -> bool:
-        await self._client.ask("DELETE", routes.path("tokens", options.id))
+    async def revoke(self, tenant: str, id_: str) -> bool:
+        await self._client.ask("DELETE", routes.path("tokens", id_))
         return True

@@ -1,62 +1,73 @@
-"""`evoclaw tools`: what can be done here, or on an edge."""
+"""`evoclaw tools`: the tools of this machine, or of an edge."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 
+import click
 import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean, one_line
-from evoclaw.cli.fleet import WAIT, show
-from evoclaw.cli.needs import Wiring
+from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.output import print_out
+from evoclaw.cli.ping import EDGE_TIMEOUT_S
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
 
 
-def tools(options: Namespace, wiring: Wiring) -> int:
-    """Show the tools of this machine, or of an edge."""
-    return asyncio.run(_of_edge(options, wiring) if options.agent else _here(options, wiring))
+@click.command(cls=Command)
+@click.argument("agent", required=False, help="Id of an edge  [default: this machine]")
+@click.option("--all", "show_all", is_flag=True, help="List unavailable tools too, with the reason")
+@json_option()
+def tools(agent: str | None, *, show_all: bool, as_json: bool) -> int:
+    """List the tools of this machine, or of an edge."""
+    if agent:
+        return asyncio.run(_of_edge(agent, as_json=as_json))
+    return asyncio.run(_here(show_all=show_all, as_json=as_json))
 
 
-async def _here(options: Namespace, wiring: Wiring) -> int:
-    async with wiring.open_toolbox(Path.cwd(), os.environ) as box:
+async def _here(*, show_all: bool, as_json: bool) -> int:
+    from evoclaw.wiring.toolbox import open_toolbox
+
+    async with open_toolbox(Path.cwd(), os.environ) as box:
         offered = [*(bound.tool for bound in box.tools), *box.others()]
         absent = {one.name: one.why for one in box.absent}
-    if options.json:
+    if as_json:
         facts = [_facts(tool) for tool in offered]
-        if options.all:
+        if show_all:
             facts += [{"name": one, "available": False, "why": why} for one, why in absent.items()]
-        show(facts)
+        print_out(facts)
         return exits.OK
     _list(offered)
-    if options.all:
+    if show_all:
         for name, why in absent.items():
-            show(f"{name:16} (not here: {clean(why)})")
+            print_out(f"{name:16} (not here: {clean(why)})")
     elif absent:
-        show(f"({len(absent)} more cannot be used here: evoclaw tools --all)")
+        print_out(f"({len(absent)} more cannot be used here: evoclaw tools --all)")
     return exits.OK
 
 
-async def _of_edge(options: Namespace, wiring: Wiring) -> int:
-    async with wiring.open_fleet(os.environ) as orchestrator:
-        member = await orchestrator.wait_for(options.agent, WAIT)
-        if options.json:
-            show([_facts(tool) for tool in member.tools])
+async def _of_edge(agent: str, *, as_json: bool) -> int:
+    from evoclaw.wiring.fleet import open_fleet
+
+    async with open_fleet(os.environ) as orchestrator:
+        member = await orchestrator.wait_for(agent, EDGE_TIMEOUT_S)
+        if as_json:
+            print_out([_facts(tool) for tool in member.tools])
         else:
             _list(member.tools)
             if member.problem:
-                show(f"(not offered: {clean(member.problem)})")
+                print_out(f"(not offered: {clean(member.problem)})")
     return exits.OK
 
 
 def _list(offered: Iterable[Tool]) -> None:
     for tool in offered:
-        show(f"{clean(tool.name):16} {one_line(tool.description, 90)}")
+        print_out(f"{clean(tool.name):16} {one_line(tool.description, 90)}")
 
 
 def _facts(tool: Tool) -> dict[str, JSON]:

@@ -7,17 +7,23 @@ import gc
 import os
 import signal
 import sys
-from argparse import Namespace
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec import Struct
 
 from evoclaw.cli import exits
-from evoclaw.cli.needs import House, Wiring
 from evoclaw.cli.notify import READY, RELOADING, STOPPING, notify
-from evoclaw.cli.render import tell
+from evoclaw.cli.options import FILE, Command
+from evoclaw.cli.output import print_err
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.orchestrator.fleet.fleet import Presence
+
+if TYPE_CHECKING:
+    from evoclaw.wiring.up import House
 
 YOUNG = 10_000
 """New objects after which the collector looks for garbage: a thousand runs at once have many."""
@@ -28,36 +34,106 @@ SWITCH = 0.0005
 to the store: with Python's five milliseconds, everybody waits for that thread more often."""
 
 
-def up(options: Namespace, wiring: Wiring) -> int:
+class UpOptions(Struct, frozen=True):
+    """The options of `evoclaw up`."""
+
+    host: str
+    port: int
+    cert: Path | None
+    key: Path | None
+    ca_file: Path | None
+    engine: str
+    name: str
+    no_edge: bool
+    folder: Path
+    model: str
+    api_host: str | None
+    api_port: int | None
+    no_api: bool
+
+
+@click.command(cls=Command)
+@click.option("--host", default="127.0.0.1", metavar="HOST", help="Bind the broker to this address")
+@click.option(
+    "--port",
+    type=int,
+    default=0,
+    metavar="PORT",
+    show_default="a free port, then the same again",
+    help="Bind the broker to this port",
+)
+@click.option("--cert", type=FILE, metavar="FILE", help="Use this TLS certificate for the broker")
+@click.option("--key", type=FILE, metavar="FILE", help="Use this key of the certificate")
+@click.option(
+    "--ca-file",
+    type=FILE,
+    metavar="FILE",
+    show_default="the certificate",
+    help="Have edges trust this CA",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["nats", "mosquitto"]),
+    default="nats",
+    help="Run this broker",
+)
+@click.option("--name", default="local", metavar="NAME", help="Name the edge on this machine")
+@click.option("--no-edge", is_flag=True, help="Start no edge on this machine")
+@click.option(
+    "--folder", type=FILE, default=Path(), metavar="FOLDER", help="Let the edge work in this folder"
+)
+@click.option(
+    "--model",
+    default="",
+    metavar="PROVIDER/MODEL",
+    show_default=False,
+    help="Let the edge answer prompts with this model",
+)
+@click.option(
+    "--api-host", metavar="HOST", show_default="127.0.0.1", help="Bind the service to this address"
+)
+@click.option(
+    "--api-port",
+    type=int,
+    metavar="PORT",
+    show_default="8433",
+    help="Bind the service to this port",
+)
+@click.option("--no-api", is_flag=True, help="Start no service, only a broker and its fleet")
+def up(**options: Any) -> int:
     """Stay up until told to stop."""
     sys.setswitchinterval(SWITCH)
-    return asyncio.run(_up(options, Path(options.folder).resolve(), wiring))
+    return asyncio.run(_up(UpOptions(**options)))
 
 
-async def _up(options: Namespace, workspace: Path, wiring: Wiring) -> int:
-    parts = wiring.bring_up(
+async def _up(options: UpOptions) -> int:
+    from evoclaw.wiring.up import bring_up
+
+    parts = bring_up(
         host=options.host,
         port=options.port,
         engine=options.engine,
         agent_id=None if options.no_edge else options.name,
-        workspace=workspace,
+        workspace=options.folder.resolve(),
         model=options.model,
         tls=_tls(options),
         api=_api(options),
         env=os.environ,
     )
     async with parts as house:
-        tell(f"broker on {house.url}")
+        print_err(f"broker on {house.url}")
         if house.api:
-            tell(f"service on {house.api}, described on {house.api}/docs; `evoclaw chat` talks")
-            tell(f"page: {house.api}/ (`evoclaw page` gives a link that logs in)")
+            print_err(
+                f"service on {house.api}, described on {house.api}/docs; `evoclaw chat` talks"
+            )
+            print_err(f"page: {house.api}/ (`evoclaw page` gives a link that logs in)")
         for member in house.orchestrator.fleet.online():
-            tell(f"edge {member.agent_id}: online")  # it was quicker than the rest
+            print_err(f"edge {member.agent_id}: online")  # it was quicker than the rest
         house.orchestrator.listen(_show)
         notify(READY)
         with little_to_collect():
             await _stay(house)
-        tell("leaving")
+        print_err("leaving")
     return exits.OK
 
 
@@ -89,7 +165,9 @@ async def _stay(house: House) -> None:
     await stop.wait()
     notify(STOPPING)
     if (live := house.live) > 0:
-        tell(f"still going on: {live}; interrupt again to leave that for the next start")
+        print_err(
+            f"active runs: {live}; press Ctrl-C again to stop now, they resume at the next start"
+        )
     draining = asyncio.create_task(house.drain())
     waiting = asyncio.create_task(again.wait())
     await asyncio.wait((draining, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -102,29 +180,28 @@ def _reload(house: House) -> None:
     """Read the settings again; what is wrong with them changes nothing."""
     notify(RELOADING)
     try:
-        tell(house.reload())
+        print_err(house.reload())
     except EvoClawError as problem:
-        tell(f"evoclaw: the settings stay as they were: {problem}")
+        print_err(f"evoclaw: the settings were not reloaded: {problem}")
     notify(READY)
 
 
-def _api(options: Namespace) -> dict[str, object] | None:
+def _api(options: UpOptions) -> dict[str, object] | None:
     """What was said about the service beside the settings; None is no service."""
     if options.no_api:
         return None
-    said = {"host": options.api_host, "port": options.api_port}
-    return {name: value for name, value in said.items() if value is not None}
+    typed = {"host": options.api_host, "port": options.api_port}
+    return {name: value for name, value in typed.items() if value is not None}
 
 
-def _tls(options: Namespace) -> tuple[Path, Path, Path] | None:
-    if (options.cert is None) != (options.key is None):
-        raise ConfigError("--cert and --key go together")
-    if options.cert is None:
+def _tls(options: UpOptions) -> tuple[Path, Path, Path] | None:
+    if options.cert is None and options.key is None:
         return None
-    files = (options.cert, options.key, options.ca_file or options.cert)
-    cert, key, ca_file = (Path(file).absolute() for file in files)
-    return cert, key, ca_file
+    if options.cert is None or options.key is None:
+        raise ConfigError("--cert and --key must be used together")
+    ca_file = options.ca_file or options.cert
+    return options.cert.absolute(), options.key.absolute(), ca_file.absolute()
 
 
 def _show(change: Presence) -> None:
-    tell(f"edge {change.agent_id}: {'online' if change.online else 'offline'}")
+    print_err(f"edge {change.agent_id}: {'online' if change.online else 'offline'}")

@@ -6,7 +6,7 @@ The loop and a restart use the same fold, so a run that stopped anywhere goes on
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct, field
@@ -114,6 +114,18 @@ class RunState(Struct):
         apply = _APPLY.get(type(event))
         if apply is not None:
             apply(self, event)
+
+
+class Begun(Struct, frozen=True):
+    """A run that is about to start, or to be resumed."""
+
+    state: RunState
+    records: Sequence[Record] = ()
+    """What happened before, if it is resumed."""
+    attended: bool = False
+    """Whether a person can be asked, now or later."""
+    quarantine: bool = False
+    """Whether text of outsiders is kept behind handles."""
 
 
 def new_run(messages: Iterable[Message], run_id: str | None = None) -> RunState:

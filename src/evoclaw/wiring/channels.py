@@ -1,24 +1,14 @@
-"""The channels of this machine, and people's accounts at its broker."""
+"""Accounts of people at the broker of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evoclaw.cli.needs import ChannelFacts
     from evoclaw.transport.broker_accounts import BrokerAccounts
-
-
-def channels(env: Mapping[str, str]) -> Sequence[ChannelFacts]:
-    """Those that are configured."""
-    from evoclaw.cli.needs import ChannelFacts
-    from evoclaw.wiring.settings import orchestrator_settings
-
-    found = orchestrator_settings(env).channels
-    return [ChannelFacts(one.name, one.kind, one.agent, tuple(one.senders)) for one in found]
 
 
 def add_user(name: str, env: Mapping[str, str]) -> str:

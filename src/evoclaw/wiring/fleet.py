@@ -16,7 +16,7 @@ from evoclaw.core.ports import Approver, Ports
 from evoclaw.core.routes import Place, Route
 
 if TYPE_CHECKING:
-    from evoclaw.cli.needs import Begun
+    from evoclaw.core.state import Begun
     from evoclaw.governance.autonomy import Level
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.databases.database import Database

@@ -15,10 +15,10 @@ from evoclaw.core.routes import Place, Route
 from evoclaw.core.tools import Tool
 
 if TYPE_CHECKING:
-    from evoclaw.cli.needs import Begun
     from evoclaw.config import EvoClawConfig
     from evoclaw.core.events import Record
     from evoclaw.core.ledgers import Ledger
+    from evoclaw.core.state import Begun
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.budget.policy import Budget
     from evoclaw.governance.forwarded import Forwarded

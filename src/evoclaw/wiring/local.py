@@ -12,7 +12,7 @@ from evoclaw.core.ports import Approver, Executor, Ports
 from evoclaw.core.tools import ALL
 
 if TYPE_CHECKING:
-    from evoclaw.cli.needs import Begun
+    from evoclaw.core.state import Begun
     from evoclaw.governance.autonomy import Level
     from evoclaw.wiring.toolbox import Toolbox
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.api.mcp_server import McpTools
-    from evoclaw.cli.mcp import Door, Wanted
     from evoclaw.core.pipeline import Step
     from evoclaw.core.ports import Executor
     from evoclaw.core.routes import Route
+    from evoclaw.wiring.mcp_requests import Door, Wanted
 
 CLIENT = "mcp"
 """As whom calls of MCP clients are counted and written down."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from evoclaw.core.ports import Approver, Ports
 
 if TYPE_CHECKING:
-    from evoclaw.cli.needs import Begun
+    from evoclaw.core.state import Begun
     from evoclaw.governance.autonomy import Level
 
 

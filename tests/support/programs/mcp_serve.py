@@ -13,19 +13,18 @@ from contextlib import asynccontextmanager
 from evoclaw.api.mcp_http import serving_http
 from evoclaw.api.mcp_server import McpTools
 from evoclaw.api.mcp_stdio import serve_stdio
-from evoclaw.cli.main import parser
-from evoclaw.cli.mcp import Door, Wanted, mcp
+from evoclaw.cli.mcp import ServeOptions, mcp, serve
 from evoclaw.core.chain import Chain
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import ALL
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.mcp.pins import PinFile
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.tools.define import tool
 from evoclaw.tools.sets import coding
+from evoclaw.wiring.mcp_requests import Door, Wanted
 
 
 @tool("shell")
@@ -35,24 +34,19 @@ async def shout() -> str:
     return f"read {os.read(0, 100)!r}"
 
 
-class Local:
-    """The tools of this machine."""
+async def over_stdio(wanted: Wanted, env: Mapping[str, str]) -> None:
+    """Serve the tools of this machine."""
+    await serve_stdio(offered(wanted))
 
-    async def mcp_over_stdio(self, wanted: Wanted, env: Mapping[str, str]) -> None:
-        await serve_stdio(offered(wanted))
 
-    @asynccontextmanager
-    async def mcp_over_http(
-        self, wanted: Wanted, door: Door, env: Mapping[str, str]
-    ) -> AsyncGenerator[str]:
-        served = serving_http(
-            offered(wanted), host=door.host, port=door.port, token=door.token, names=door.names
-        )
-        async with served as url:
-            yield url
-
-    def mcp_pins(self, env: Mapping[str, str]) -> PinFile:
-        raise NotImplementedError
+@asynccontextmanager
+async def over_http(wanted: Wanted, door: Door, env: Mapping[str, str]) -> AsyncGenerator[str]:
+    """The same over HTTP."""
+    served = serving_http(
+        offered(wanted), host=door.host, port=door.port, token=door.token, names=door.names
+    )
+    async with served as url:
+        yield url
 
 
 def offered(wanted: Wanted) -> McpTools:
@@ -64,5 +58,12 @@ def offered(wanted: Wanted) -> McpTools:
     return McpTools(executor, policy, wanted.approver, capabilities=held)
 
 
+def main(words: list[str]) -> int:
+    """Read the options as `evoclaw mcp serve` does."""
+    command = mcp.commands["serve"]
+    with command.make_context("serve", words) as context:
+        return serve(ServeOptions(**context.params), over_stdio, over_http)
+
+
 if __name__ == "__main__":
-    sys.exit(mcp(parser().parse_args(["mcp", "serve", *sys.argv[1:]]), Local()))
+    sys.exit(main(sys.argv[1:]))

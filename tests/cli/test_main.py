@@ -1,0 +1,132 @@
+"""The command line as a whole: its groups, its help texts, its errors, its start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from evoclaw.cli import exits
+from evoclaw.cli.main import GROUPS, command_line, main
+from evoclaw.core.events import StopReason
+
+
+def tree(at: click.Context) -> Iterator[click.Context]:
+    """A command and all below it."""
+    yield at
+    if isinstance(at.command, click.Group):
+        for name in at.command.list_commands(at):
+            command = at.command.get_command(at, name)
+            assert command is not None, name
+            yield from tree(click.Context(command, parent=at, info_name=name))
+
+
+def everything() -> list[click.Context]:
+    settings = command_line.context_settings
+    return list(tree(click.Context(command_line, info_name="evoclaw", **settings)))
+
+
+def test_every_command_is_in_one_group() -> None:
+    assert list(GROUPS) == ["Use", "Machines", "Safety", "Look into", "Set up"]
+    names = [name for commands in GROUPS.values() for name in commands]
+    assert len(names) == len(set(names)) == 34
+    leaves = [at for at in everything() if not isinstance(at.command, click.Group)]
+    assert len(leaves) > 75
+
+
+def test_help_texts_are_a_capital_verb_on_one_line_without_a_full_stop() -> None:
+    wrong: list[str] = []
+    for at in everything():
+        texts = {at.command_path: at.command.help or ""}
+        for param in at.command.get_params(at):
+            record = param.get_help_record(at)
+            texts[f"{at.command_path} {param.opts[0]}"] = "" if record is None else record[1]
+        wrong += [
+            f"{where}: {text!r}"
+            for where, text in texts.items()
+            if not text or text[0].islower() or text.rstrip().endswith(".") or "\n" in text
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_help_lists_the_commands_by_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == exits.OK
+    shown = capsys.readouterr().out
+    assert main(["--help"]) == exits.OK
+    assert capsys.readouterr().out == shown
+    titles = [line[:-1] for line in shown.splitlines() if line.endswith(":")]
+    assert titles == ["Options", *GROUPS]
+    assert "  edge        Run an edge agent on this machine\n" in shown
+
+
+def test_help_of_a_command_is_what_its_option_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["run"], ["agents", "invite"], ["edge", "join"]):
+        assert main(["help", *words]) == exits.OK
+        shown = capsys.readouterr().out
+        assert main([*words, "-h"]) == exits.OK
+        assert capsys.readouterr().out == shown
+    assert main(["help", "agents", "nothing"]) == exits.MISUSED
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("pnig", "No such command 'pnig'. Did you mean 'ping'? See `evoclaw --help`"),
+        ("agents lst", "No such command 'lst'. Did you mean 'list'? See `evoclaw agents --help`"),
+        ("runs --jsn", "No such option '--jsn'. Did you mean '--json'? See `evoclaw runs --help`"),
+        ("ping", "Missing argument 'AGENT'; see `evoclaw ping --help`"),
+        ("fork x", "Missing option '--at'; see `evoclaw fork --help`"),
+        ("run --yes --read-only x", "--yes and --read-only cannot be used together; see"),
+        ("run --turns 0 x", "Invalid value for '--turns': 0 is not in the range x>=1; see"),
+        ("up --engine x", "'x' is not one of 'nats', 'mosquitto'; see `evoclaw up --help`"),
+        ("runs cancel", "Missing argument 'ID'; see `evoclaw runs cancel --help`"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_one_line_that_names_what_helps(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == exits.MISUSED
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("evoclaw: ") and told in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [(), ("mcp",), ("audit",), ("policy",)])
+def test_without_a_command_the_commands_are_listed_and_the_exit_code_is_2(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == exits.MISUSED
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"Usage: {' '.join(('evoclaw', *words))} [OPTIONS]")
+
+
+def test_an_option_before_the_subcommand_counts_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVOCLAW_HOME", str(tmp_path))
+    for words in (["--json"], ["list", "--json"], ["--json", "list"]):
+        assert main(["approvals", *words]) == exits.OK
+        assert capsys.readouterr().out == "[]\n"
+
+
+def test_every_end_of_a_run_has_an_exit_code() -> None:
+    assert set(exits.BY_STOP) == set(StopReason)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["nothing"]])
+def test_what_runs_no_command_imports_none(words: list[str]) -> None:
+    code = (
+        "import sys; from evoclaw.cli.main import main; code = main(sys.argv[1:]); "
+        "loaded = {'msgspec', 'asyncio', 'evoclaw.core.events', 'evoclaw.wiring'} & {*sys.modules};"
+        "print(sorted(loaded), file=sys.stderr); sys.exit(bool(loaded))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
