@@ -14,7 +14,7 @@ from evoclaw.core.events import Record, Replied
 from evoclaw.core.messages import Reply, ToolCall
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.rules.examples import load_rules
+from evoclaw.governance.rules.command_rules import CommandRules
 from evoclaw.store.sessions.recordings import Recording
 from evoclaw.wiring.judging import Judging
 from tests.support.programs.governed_commands import main
@@ -29,7 +29,7 @@ RULE = '[[rules]]\nname = "r"\nthen = "deny"\nprograms = ["{0}"]\ndenies = ["{0}
 def here(folder: Path) -> Judging:
     """What calls are judged by in a folder."""
     home = folder / "home"
-    rules = load_rules(None, workspace=str(folder), home=str(home))
+    rules = CommandRules(None, folder)
     return Judging((Autonomy(Level.FULL), rules), TOOLS, None, folder, home, folder / "runs")
 
 
@@ -58,12 +58,14 @@ def test_explain_names_policies_effects_and_the_rule(
     assert explained(tmp_path, "bash", "cat /etc/shadow > out") == 0
     out = capsys.readouterr().out
     assert "Autonomy       allow" in out
-    assert "Rules          deny rule:keys-and-passwords" in out
+    assert "CommandRules   deny rule:keys-and-passwords" in out
     assert "reads: /etc/shadow" in out and f"writes: {tmp_path}/out" in out
     assert explained(tmp_path, "read", "path=src/x", as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in told["policies"]] == ["allow", "allow"]
     assert told["effects"]["reads"] == [f"{tmp_path}/src/x"]
+    assert [step["name"] for step in told["pipeline"] if step["stage"] == "before"][0] == "Stops"
+    assert "before Stops, ToolStatus, Rates" in out
 
 
 def test_a_call_can_be_typed_in_three_ways(

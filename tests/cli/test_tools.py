@@ -31,6 +31,8 @@ async def test_tools_are_listed_with_why_some_cannot_be_used(tmp_path: Path) -> 
     assert (read["effect"], read["timeout"], read["max_timeout"]) == ("read", 5.0, 30.0)
     (search,) = [one for one in facts if one["name"] == "websearch"]
     assert not search["available"] and "BRAVE_API_KEY" in search["why"]
+    assert search["permissions"] == ["network"] and "query" in search["parameters"]["properties"]
+    assert (search["runs_on"], read["runs_on"]) == (["local"], ["edge", "local"])
 
 
 async def test_a_key_that_is_set_brings_its_tool(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,7 @@ from evoclaw.core.events import Replied
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.explaining import explain
+from evoclaw.governance.rules.command_rules import CommandRules
 from evoclaw.governance.rules.document import CallExample, read_rules, shipped_rules
 from evoclaw.governance.rules.effect_views import shown_effects
 from evoclaw.governance.rules.examples import (
@@ -105,11 +107,15 @@ def check_rules(judges: Judging, file: Path | None, *, as_json: bool) -> int:
 
 async def explain_call(judges: Judging, words: Sequence[str], *, as_json: bool) -> int:
     """Show how a call would be judged."""
+    from evoclaw.wiring.pipelines import local_pipeline
+
     call = read_call_text(words, judges.tools)
     explained = await explain(judges.policies, call)
     told: list[dict[str, JSON]] = [msgspec.to_builtins(one) for one in explained.steps]
-    rules = next((one for one in judges.policies if isinstance(one, Rules)), None)
-    if rules is None:
+    in_use = next((one for one in judges.policies if isinstance(one, CommandRules)), None)
+    if in_use is not None:
+        rules = in_use.load()
+    else:
         rules = load_rules(judges.rules, workspace=str(judges.workspace), home=str(judges.home))
         unused = (await explain([rules], call)).steps
         told += [{**msgspec.to_builtins(step), "policy": "Rules (not in use)"} for step in unused]
@@ -117,10 +123,15 @@ async def explain_call(judges: Judging, words: Sequence[str], *, as_json: bool) 
     effects = shown_effects(judged.effects)
     if as_json:
         findings = [msgspec.to_builtins(one) for one in judged.findings]
-        print_out({"tool": call.name, "policies": told, "effects": effects, "findings": findings})
+        steps = [msgspec.to_builtins(step) for step in local_pipeline().describe()]
+        facts = {"tool": call.name, "policies": told, "effects": effects, "findings": findings}
+        print_out({**facts, "pipeline": steps})
         return exits.OK
     for line in _told(told, effects, judged):
         print_out(clean(line).replace("\n", " ")[:WIDEST])
+    print_out("pipeline of a local call:")
+    for stage, steps in groupby(local_pipeline().describe(), key=lambda step: step.stage):
+        print_out(f"  {stage:<7}{', '.join(step.name for step in steps)}")
     return exits.OK
 
 

@@ -17,6 +17,7 @@ from evoclaw.cli.output import print_out
 from evoclaw.cli.ping import EDGE_TIMEOUT_S
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
+from evoclaw.tools.catalogue import CATALOGUE
 
 
 @click.command(cls=Command)
@@ -35,17 +36,20 @@ async def _here(*, show_all: bool, as_json: bool) -> int:
 
     async with open_toolbox(Path.cwd(), os.environ) as box:
         offered = [*(bound.tool for bound in box.tools), *box.others()]
-        absent = {one.name: one.why for one in box.absent}
+        absent = {found.name: found for found in box.absent}
     if as_json:
         facts = [_facts(tool) for tool in offered]
         if show_all:
-            facts += [{"name": one, "available": False, "why": why} for one, why in absent.items()]
+            facts += [
+                {**_facts(found.tool), "available": False, "why": found.why}
+                for found in absent.values()
+            ]
         print_out(facts)
         return exits.OK
     _list(offered)
     if show_all:
-        for name, why in absent.items():
-            print_out(f"{name:16} (not here: {clean(why)})")
+        for found in absent.values():
+            print_out(f"{found.name:16} (not here: {clean(found.why)})")
     elif absent:
         print_out(f"({len(absent)} more cannot be used here: evoclaw tools --all)")
     return exits.OK
@@ -82,5 +86,6 @@ def _facts(tool: Tool) -> dict[str, JSON]:
         "idempotent": tool.idempotent,
         "resources": msgspec.to_builtins(tool.resources),
         "version": tool.version,
+        "runs_on": [] if tool.name not in CATALOGUE else sorted(CATALOGUE[tool.name].runs_on),
         "available": True,
     }

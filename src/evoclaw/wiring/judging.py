@@ -30,7 +30,7 @@ def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
     from evoclaw.governance.flow.policy import Flow
     from evoclaw.governance.network import Domains
     from evoclaw.governance.permissions import Permissions
-    from evoclaw.governance.rules.command_rules import loaded_rules, rules_file
+    from evoclaw.governance.rules.command_rules import CommandRules, rules_file
     from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.tools.sets import everything
@@ -45,7 +45,7 @@ def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
         ToolStatus(settings.policy.off),
         Autonomy(Level.SUPERVISED),
         Permissions(frozenset({ALL})),
-        loaded_rules(file, workspace),
+        CommandRules(file, workspace),
         Domains(settings.network),
         Flow(settings.flow, lambda: tools),
     )
