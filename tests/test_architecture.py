@@ -258,3 +258,66 @@ def test_no_vendor_package_is_imported(vendor: str) -> None:
         if target.split(".")[0] == vendor
     ]
     assert not wrong, "\n".join(wrong)
+
+
+MAX_SHARED_CLASS_NAMES = 93
+"""Class names that more than one class has. Only ever lowered, until it is 0."""
+BARE_LIMIT_NAMES = {
+    *("MOST", "LONGEST", "DEEPEST", "LARGEST", "SMALL", "PATIENCE", "AGAIN", "SILENCE", "LOOK"),
+    *("LINGER", "AT_ONCE", "KEPT", "EVERY", "SELDOM", "PAUSE", "TRIES"),
+}
+"""Constants that name neither what they limit nor the unit."""
+MAX_BARE_LIMITS = 99
+"""How many of them are left. Only ever lowered, until it is 0."""
+
+
+def test_few_classes_share_a_name_and_no_new_ones_do() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in modules():
+        for node in nodes(module):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module.short)
+    shared = {name: where for name, where in homes.items() if len(where) > 1}
+    assert len(shared) <= MAX_SHARED_CLASS_NAMES, shared
+
+
+def test_few_constants_lack_a_noun_and_no_new_ones_do() -> None:
+    bare = [
+        f"{module.short}: {target.id}"
+        for module in modules()
+        for node in tree(module).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id.lstrip("_") in BARE_LIMIT_NAMES
+    ]
+    assert len(bare) <= MAX_BARE_LIMITS, "\n".join(bare)
+
+
+def test_docs_and_docstrings_name_only_modules_that_exist() -> None:
+    rooms = "|".join(sorted({*FLOORS, "config", "wiring"}))
+    paths = re.compile(rf"`(?:src/evoclaw/)?((?:{rooms})/[a-z_0-9/]+\.py)\b")
+    dotted = re.compile(rf"\bevoclaw\.((?:{rooms})(?:\.[a-z_0-9]+)+)")
+    texts = {module.short: module.path.read_text() for module in modules()}
+    repository = SOURCE.parent.parent
+    for page in (*repository.glob("docs/**/*.md"), repository / "AGENTS.md"):
+        texts[page.relative_to(repository).as_posix()] = page.read_text()
+    wrong = [
+        f"{name}: {found}"
+        for name, text in texts.items()
+        for found in paths.findall(text)
+        if not (SOURCE / found).exists()
+    ]
+    wrong += [
+        f"{name}: evoclaw.{found}"
+        for name, text in texts.items()
+        for found in dotted.findall(text)
+        if not _is_module(found)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _is_module(dotted: str) -> bool:
+    """Whether a dotted name is a module, or a name in one."""
+    path = SOURCE.joinpath(*dotted.split("."))
+    here = path.is_dir() or path.with_suffix(".py").exists()
+    return here or path.parent.with_suffix(".py").exists() or (path.parent / "__init__.py").exists()
