@@ -372,7 +372,8 @@ class Conversations:
         session = run.session
         deepest = session.depth >= self.limits.depth
         pipeline = Pipeline.of(ports.executor)
-        if not pipeline.before:
+        if ports.policy is not pipeline.policy:
+            # The rules are not the pipeline's own steps: they are one more step of it.
             pipeline = pipeline.with_steps(Permissions(run.capabilities), ports.policy)
         pipeline = pipeline.with_steps(
             PermittedTools(run.capabilities),
