@@ -20,7 +20,7 @@ from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.approvals import HUMAN, Answerer, ApprovalSettings
 from evoclaw.orchestrator.people.approvals import Approvals, Case
 from evoclaw.store.governing.approvals import ApprovalStore, Standing
-from tests.support.programs.approval_run import go_on
+from tests.support.programs.approval_run import approval_store, go_on
 
 BASH = Tool("bash", "Runs a command.", {"type": "object"}, frozenset({"shell"}))
 ASK = Ask("supervised", "bash writes or executes")
@@ -289,7 +289,7 @@ async def test_a_run_stops_as_waiting_and_goes_on_once_approved(tmp_path: Path) 
     records = await go_on(tmp_path, WAIT)
     assert "waiting" in str(records[-1].event)
     assert not (tmp_path / "marker").exists()
-    async with await ApprovalStore.open(tmp_path / "approvals.db") as store:
+    async with approval_store(tmp_path) as store:
         approvals = Approvals(store)
         assert await approvals.answer(await one_waiting(approvals), Decision.ONCE, ANN) == ""
     records = await go_on(tmp_path, WAIT)
@@ -317,7 +317,7 @@ async def test_a_killed_run_waits_on_is_approved_by_the_command_and_runs_it_once
     )
     async with asyncio.timeout(60):
         running = await start("tests.support.programs.approval_run", home, "50")
-        async with await ApprovalStore.open(tmp_path / "approvals.db") as store:
+        async with approval_store(tmp_path) as store:
             (case,) = await waiting_for(Approvals(store), 1)
         os.kill(running.pid, signal.SIGKILL)
         await running.wait()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import pytest
 
-from evoclaw.cli import exits
 from evoclaw.cli.dt import parser_of
-from evoclaw.cli.skills import skills
+from evoclaw.cli.skills import copy_and_approve
 from evoclaw.core.bound import BoundTool, Machine
 from evoclaw.core.messages import JSON
 from evoclaw.core.ops import ExecOps
@@ -46,8 +44,7 @@ FOLDER = shipped() / NAME
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The skill as `evoclaw skills add desktop-tools` puts it beside the others."""
     place = tmp_path_factory.mktemp("skills")
-    options = Namespace(action="add", name=None, path=NAME, tool=False, json=False)
-    assert skills(options, place, ApprovalFile(place / "approved.json"), {}) == exits.OK
+    copy_and_approve(Path(NAME), place, ApprovalFile(place / "approved.json"))
     return place / NAME
 
 

@@ -109,7 +109,7 @@ def _new(name: str, *, tool: bool) -> int:
 @click.argument("path", type=FILE, help="Folder of the skill")
 def _add(path: Path) -> int:
     folder, _, approved = _opened()
-    _copy_and_approve(path, folder, approved)
+    copy_and_approve(path, folder, approved)
     return exits.OK
 
 
@@ -236,7 +236,7 @@ def _create(folder: Path, name: str, *, tool: bool) -> None:
     print_out(f"made {target}; edit its SKILL.md, then `evoclaw skills check {name}`")
 
 
-def _copy_and_approve(path: Path, folder: Path, approvals: ApprovalFile) -> None:
+def copy_and_approve(path: Path, folder: Path, approvals: ApprovalFile) -> None:
     """Copy a skill to the others and approve it as it is; one that is there is only approved."""
     source = path.absolute()
     if path == Path(NAME) and not source.exists():

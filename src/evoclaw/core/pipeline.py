@@ -159,9 +159,15 @@ class Pipeline:
         )
 
     @classmethod
-    def of(cls, executor: Executor) -> Pipeline:
-        """An executor as a pipeline; one that is a pipeline stays as it is."""
-        return executor if isinstance(executor, Pipeline) else cls([executor])
+    def of(cls, executor: Executor, policy: Policy | None = None) -> Pipeline:
+        """An executor as a pipeline; one that is a pipeline stays as it is.
+
+        A policy that is not the pipeline's own becomes one more step of it: no rule is lost.
+        """
+        found = executor if isinstance(executor, Pipeline) else cls([executor])
+        if policy is None or policy is found.policy:
+            return found
+        return found.with_steps(GivenRules(policy))
 
     def tools(self) -> Sequence[Tool]:
         """What is offered now; the same object while nothing changed."""
@@ -213,6 +219,21 @@ class Pipeline:
         except ToolFailure as failure:
             execution.result = call.failed(failure.kind, failure.message, **failure.details)
         execution.ended = self._clock()
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRules(Policy):
+    """Judges by rules that were given beside the executor, whatever they are."""
+
+    policy: Policy
+
+    async def judge(self, call: Call) -> Verdict:
+        """Judge as they do."""
+        return await self.policy.judge(call)
+
+    async def admit(self, turn: int) -> Verdict:
+        """Judge another turn as they do."""
+        return await self.policy.admit(turn)
 
 
 @dataclass(frozen=True, slots=True)

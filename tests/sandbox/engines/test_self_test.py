@@ -112,8 +112,7 @@ from pathlib import Path
 from evoclaw.core.errors import ToolFailure
 import evoclaw.sandbox.engines.bubblewrap, evoclaw.sandbox.engines.firejail
 import evoclaw.sandbox.engines.podman, evoclaw.sandbox.engines.registry
-import evoclaw.sandbox.engines.podman, evoclaw.sandbox.engines.unconfined
-from tests.support.sandbox_engines import inside, workspace
+from tests.support.sandbox_engines import inside, sandbox, workspace
 
 os.setgroups([]); os.setgid({uid}); os.setuid({uid})
 sys.executable, sys.prefix, sys.base_prefix = {python!r}, "/usr", "/usr"

@@ -315,6 +315,7 @@ async def test_an_unknown_engine_is_refused_and_none_is_said_to_be_none(tmp_path
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
+from tests.support.sandboxes import policy, sandboxed
 
 async def main(root, mark):
     async with sandboxed(policy(Path(root))) as processes:

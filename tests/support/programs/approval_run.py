@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from evoclaw.core.agent import LoopSettings
@@ -24,9 +25,10 @@ from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.stops import StopFile, Stops, ended_by
 from evoclaw.orchestrator.people.approvals import Approvals
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.governing.approvals import SCHEMA, ApprovalStore
 from evoclaw.store.sessions.recordings import Recording, reopen_recording
 from evoclaw.tools.define import tool
+from evoclaw.wiring.store import opened
 
 
 def marking(marker: Path) -> BoundTool:
@@ -46,11 +48,18 @@ def marking(marker: Path) -> BoundTool:
     return mark
 
 
+@asynccontextmanager
+async def approval_store(home: Path) -> AsyncGenerator[ApprovalStore]:
+    """The approvals in the database of a data folder, as `evoclaw approvals` opens it."""
+    async with opened({"EVOCLAW_HOME": str(home)}, SCHEMA) as database:
+        yield ApprovalStore(database)
+
+
 async def go_on(home: Path, settings: ApprovalSettings) -> Sequence[Record]:
     """Begin the run of this folder, or go on with it."""
     place = home / "runs" / "run.jsonl"
     again = place.exists()
-    async with await ApprovalStore.open(home / "approvals.db") as store:
+    async with approval_store(home) as store:
         if again:
             records, recording = reopen_recording(place)
             state, model = fold(records), Scripted(says("done"))

@@ -17,7 +17,6 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, Block, TextBlock, ToolResult
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import (
-    ALLOW,
     Approval,
     Approver,
     Ask,
@@ -256,9 +255,9 @@ def with_callers(
     """
     if not tools:
         return ports
-    own = CallerTools(callers, session_id, tools, ports.approver)
-    route = Route(own, RoutePlace.CALLER, before=(own, counted))
-    pipeline = Pipeline.of(ports.executor).with_steps(routes=[route])
+    own = CallerTools(callers, session_id, tools, counted, ports.approver)
+    route = Route(own, RoutePlace.CALLER, before=(own,))
+    pipeline = Pipeline.of(ports.executor, ports.policy).with_steps(routes=[route])
     return replace(ports, executor=pipeline, policy=pipeline.policy, approver=own)
 
 
@@ -269,9 +268,15 @@ class CallerTools(Policy):
     """
 
     def __init__(
-        self, callers: Callers, session_id: str, tools: Sequence[Tool], approver: Approver
+        self,
+        callers: Callers,
+        session_id: str,
+        tools: Sequence[Tool],
+        counted: Policy,
+        approver: Approver,
     ) -> None:
-        self._callers, self._session_id, self._approver = callers, session_id, approver
+        self._callers, self._session_id = callers, session_id
+        self._counted, self._approver = counted, approver
         self._tools = Toolset(tools)
 
     def tools(self) -> Sequence[Tool]:
@@ -290,7 +295,7 @@ class CallerTools(Policy):
         """Allow a call when its result is there; a resumed run asks the same again."""
         if await self._callers.given(self._session_id, call) is None:
             return Ask(CODE, f"{call.name} is to be run by the caller")
-        return ALLOW
+        return await self._counted.judge(call)
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Say that the result is still to come; leave the rest to the run's approver."""

@@ -18,7 +18,7 @@ from evoclaw.core.events import Record, RunStarted
 from evoclaw.core.history import History
 from evoclaw.core.ledgers import Amounts, Ledger
 from evoclaw.core.messages import Message, SystemMessage, TextBlock, UserMessage
-from evoclaw.core.pipeline import Pipeline
+from evoclaw.core.pipeline import GivenRules, Pipeline
 from evoclaw.core.ports import Policy, Ports, Provider, Sink
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tracing import enter
@@ -371,11 +371,7 @@ class Conversations:
         """What the agent's calls pass through, narrowed to this run."""
         session = run.session
         deepest = session.depth >= self.limits.depth
-        pipeline = Pipeline.of(ports.executor)
-        if ports.policy is not pipeline.policy:
-            # The rules are not the pipeline's own steps: they are one more step of it.
-            pipeline = pipeline.with_steps(Permissions(run.capabilities), ports.policy)
-        pipeline = pipeline.with_steps(
+        pipeline = Pipeline.of(ports.executor, ports.policy).with_steps(
             PermittedTools(run.capabilities),
             Permissions(run.capabilities),
             SessionLabels(self.store, ABOUT_SESSIONS),
@@ -400,8 +396,9 @@ def _inherited(above: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
         if isinstance(policy, ParentRules):
             found += policy.chain.policies
         elif not isinstance(policy, Permissions | Parking | Budget):
-            found.append(policy)
-    return tuple(rule for rule in found if not any(rule is other for other in own.before))
+            found.append(policy.policy if isinstance(policy, GivenRules) else policy)
+    mine = [rule.policy if isinstance(rule, GivenRules) else rule for rule in own.before]
+    return tuple(rule for rule in found if not any(rule is other for other in mine))
 
 
 def _asked_for(agent: Agent, errand: Errand) -> Agent:
