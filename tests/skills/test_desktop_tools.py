@@ -184,6 +184,7 @@ def test_a_tool_that_needs_a_run_says_so(dt: Programs) -> None:
     assert "evoclaw run" in done.stderr
 
 
+@pytest.mark.process
 async def test_the_skills_tools_run_its_own_programs(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     (program,) = [one for one in load(installed).programs if one.tool.name == "read"]
@@ -203,6 +204,7 @@ def test_the_added_skill_is_no_rival_of_the_built_in_tools(installed: Path) -> N
     assert not problem.refused and "by hand" in problem.reason
 
 
+@pytest.mark.process
 def test_an_interpreter_with_a_long_path_or_spaces_is_found(tmp_path: Path) -> None:
     deep = tmp_path / "a place with spaces" / ("x" * 130)
     deep.mkdir(parents=True)

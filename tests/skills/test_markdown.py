@@ -73,6 +73,7 @@ def test_escapes_and_quotes_over_several_lines_are_read_as_yaml_says() -> None:
     assert frontmatter.read(lines) == head
 
 
+@pytest.mark.process
 def test_the_yaml_library_is_loaded_when_the_first_head_is_read() -> None:
     code = "import sys, evoclaw.skills.loading; sys.exit('yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
