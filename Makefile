@@ -145,7 +145,7 @@ docs: $(READY) ## regenerate the reference pages from the code
 	$(BIN)/python docs/generate.py
 
 PIN = $(VENV)/pin/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
-	--generate-hashes --no-header --no-annotate --no-emit-index-url
+	--generate-hashes --no-header --no-annotate --no-emit-index-url --no-strip-extras
 constraints: ## pin names, versions and hashes anew
 	$(PYTHON) -m venv $(VENV)/pin && $(VENV)/pin/bin/pip install --quiet uv
 	$(PIN) --extra dev pyproject.toml -o constraints.txt
