@@ -18,7 +18,8 @@ help: ## say what there is
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "EvoClaw needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	# The list is whole: looking for dependencies again would trip over releases that came later.
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -145,7 +146,7 @@ docs: $(READY) ## regenerate the reference pages from the code
 	$(BIN)/python docs/generate.py
 
 PIN = $(VENV)/pin/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
-	--generate-hashes --no-header --no-annotate --no-emit-index-url --no-strip-extras
+	--generate-hashes --no-header --no-annotate --no-emit-index-url
 constraints: ## pin names, versions and hashes anew
 	$(PYTHON) -m venv $(VENV)/pin && $(VENV)/pin/bin/pip install --quiet uv
 	$(PIN) --extra dev pyproject.toml -o constraints.txt
