@@ -15,10 +15,10 @@ SQLD := $(VENV)/.sqld
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
 
+# The list is whole: looking for dependencies again would trip over releases that came later.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "EvoClaw needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	# The list is whole: looking for dependencies again would trip over releases that came later.
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
