@@ -40,6 +40,9 @@ async def test_the_rules_and_settings_are_shown(tmp_path: Path) -> None:
     assert all(one["summary"] for one in found["rules"])
     assert found["settings"]["rules"]["unreadable"] == "ask"
     assert found["settings"]["flow"]["preset"] == "grounded"
+    assert found["pipelines"].keys() == {"service", "edge"}
+    first = next(step for step in found["pipelines"]["edge"] if step["stage"] == "before")
+    assert first["name"] == "Stops" and first["does"].startswith("Denies")
 
 
 async def test_a_verdict_is_explained_by_the_owners_own_rules(tmp_path: Path) -> None:

@@ -122,6 +122,17 @@ def test_a_step_that_is_not_declared_is_refused() -> None:
         SPEC.build([], [SaysYes()])
 
 
+def test_two_steps_of_one_kind_are_refused_so_that_no_rule_is_lost() -> None:
+    with pytest.raises(ConfigError, match="of one kind"):
+        Pipeline([], [SaysNo(), SaysNo()])
+
+
+async def test_rules_given_beside_a_pipeline_add_up() -> None:
+    once = Pipeline.of(LocalExecutor([look]), SaysNo())
+    twice = Pipeline.of(once, SaysYes())
+    assert isinstance(await twice.policy.judge(call_of(look.tool)), Deny)
+
+
 async def test_a_later_step_replaces_the_one_of_its_kind() -> None:
     pipeline = SPEC.build([LocalExecutor([look, fail])], [Only("look")])
     assert [tool.name for tool in pipeline.tools()] == ["look"]

@@ -16,7 +16,7 @@ from evoclaw.core.ports import ALLOW, Ask, NobodyThere, Policy, Ports, Verdict
 from evoclaw.core.state import RunState, new_run
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.people.questions import Parking, Questions
+from evoclaw.orchestrator.people.questions import PendingQuestions, Questions
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.tools.question import (
@@ -120,7 +120,7 @@ class Supervised(Policy):
 
 
 def ports(questions: Questions, provider: Scripted) -> Ports:
-    parking = Parking(questions, "s1", NobodyThere())
+    parking = PendingQuestions(questions, "s1", NobodyThere())
     executor = LocalExecutor([question], given={Person: questions.person("s1")})
     return Ports(provider, executor, Chain((Supervised(), parking)), parking)
 

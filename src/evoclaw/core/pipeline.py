@@ -123,13 +123,18 @@ class Pipeline:
 
         Args:
             routes: The executors that calls run on; a bare executor is a route as it is.
-            steps: In any order if there is a spec, else in their own; two of one kind: the later.
+            steps: In any order if there is a spec, else in their own; one of each kind.
             spec: Declares the order; a step that it does not name is refused.
             clock: Seconds since 1970.
         """
-        self.routes, self.spec, self._clock = Routes(routes), spec, clock
-        self.steps = tuple({kind_of(step): step for step in steps}.values())
+        self.routes = routes if isinstance(routes, Routes) else Routes(routes)
+        self.spec, self._clock, self.steps = spec, clock, tuple(steps)
         kinds = {kind_of(step) for step in self.steps}
+        if len(kinds) < len(self.steps):
+            # The second would hide the first, and a rule that is not asked is no rule.
+            raise ConfigError(
+                "two steps of a pipeline are of one kind; put two policies in a Chain"
+            )
         if spec is not None and (
             unknown := kinds - {*spec.offer, *spec.before, *spec.around, *spec.after}
         ):
@@ -154,9 +159,10 @@ class Pipeline:
 
     def with_steps(self, *steps: Step, routes: Iterable[Executor | Route] = ()) -> Pipeline:
         """The same pipeline with more; a step replaces the one of its kind."""
-        return Pipeline(
-            (*self.routes, *routes), (*self.steps, *steps), spec=self.spec, clock=self._clock
-        )
+        added = tuple(routes)
+        every = (*self.routes, *added) if added else self.routes
+        found = {kind_of(step): step for step in (*self.steps, *steps)}
+        return Pipeline(every, found.values(), spec=self.spec, clock=self._clock)
 
     @classmethod
     def of(cls, executor: Executor, policy: Policy | None = None) -> Pipeline:
@@ -167,7 +173,9 @@ class Pipeline:
         found = executor if isinstance(executor, Pipeline) else cls([executor])
         if policy is None or policy is found.policy:
             return found
-        return found.with_steps(GivenRules(policy))
+        before = next((step for step in found.before if isinstance(step, GivenRules)), None)
+        given = policy if before is None else Chain((before.policy, policy))
+        return found.with_steps(GivenRules(given))
 
     def tools(self) -> Sequence[Tool]:
         """What is offered now; the same object while nothing changed."""

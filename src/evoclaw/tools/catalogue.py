@@ -49,8 +49,6 @@ class CatalogueEntry(Struct, frozen=True):
 _MACHINE = frozenset({RunsOn.LOCAL, RunsOn.EDGE})
 _SERVICE = frozenset({RunsOn.LOCAL, RunsOn.ORCHESTRATOR})
 _LOCAL = frozenset({RunsOn.LOCAL})
-_EDGE = frozenset({RunsOn.EDGE})
-_FLEET = frozenset({RunsOn.ORCHESTRATOR})
 _ROWS: tuple[tuple[str, str, frozenset[RunsOn], str], ...] = (
     ("read write edit", "files", _MACHINE, ""),
     ("glob grep", "search", _MACHINE, ""),
@@ -81,12 +79,6 @@ CATALOGUE: Mapping[str, CatalogueEntry] = {
     for name in names.split()
 }
 """By name, in the order in which tools are listed."""
-FLEET_TOOLS: Mapping[str, CatalogueEntry] = {
-    "jobs": CatalogueEntry("jobs", "jobs", _FLEET),
-    "device": CatalogueEntry("device", "device", _EDGE),
-    "notify": CatalogueEntry("notify", "device", _EDGE),
-}
-"""Tools that exist only with a fleet: they act on edges or are an edge's own."""
 
 
 def entries_on(host: RunsOn) -> tuple[CatalogueEntry, ...]:
@@ -100,10 +92,5 @@ def load(names: Iterable[str]) -> tuple[BoundTool, ...]:
 
 
 def with_program(tools: Iterable[BoundTool]) -> tuple[BoundTool, ...]:
-    """Of some tools, those whose program this machine has."""
-    entries = {**CATALOGUE, **FLEET_TOOLS}
-    return tuple(
-        tool
-        for tool in tools
-        if tool.name not in entries or not entries[tool.name].missing_program()
-    )
+    """Of some tools of the catalogue, those whose program this machine has."""
+    return tuple(tool for tool in tools if not CATALOGUE[tool.name].missing_program())

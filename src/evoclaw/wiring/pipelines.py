@@ -29,7 +29,7 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.orchestrator.people.questions import Parking
+    from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
     from evoclaw.skills.skill_tools import SkillsInUse
 
@@ -38,7 +38,7 @@ def local_pipeline() -> PipelineSpec:
         offer=(PermittedTools, SkillsInUse, FlowFlags, Quarantine, RunTools),
         before=(
             Stops, ToolStatus, Rates, Recordable, Autonomy, Permissions, CommandRules, Domains,
-            ForwardedCalls, Flow, ParentRules, Parking, Budget,
+            ForwardedCalls, Flow, ParentRules, PendingQuestions, Budget,
         ),
         around=(CancelOnStop, TraceCall, Quarantine),
         after=(SignReceipt, SkillsInUse, MarkHiddenText, Quarantine, SessionLabels, BudgetNotice),
@@ -64,7 +64,7 @@ def service_pipeline() -> PipelineSpec:
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
     from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
-    from evoclaw.orchestrator.people.questions import Parking
+    from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
     from evoclaw.skills.skill_tools import SkillsInUse
 
@@ -76,7 +76,7 @@ def service_pipeline() -> PipelineSpec:
         ),
         before=(
             Stops, ToolStatus, Rates, Recordable, Autonomy, Permissions, CommandRules, Domains,
-            ForwardedCalls, Flow, ParentRules, Parking, Budget,
+            ForwardedCalls, Flow, ParentRules, PendingQuestions, Budget,
         ),
         around=(TraceCall,),
         after=(SignReceipt, SkillsInUse, MarkHiddenText, SessionLabels, BudgetNotice),

@@ -130,8 +130,8 @@ class _PersonOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Parking(Policy):
-    """Stops a run whose question nobody has answered yet; resumed, it asks the same again."""
+class PendingQuestions(Policy):
+    """Suspends the run until the user has answered its question."""
 
     questions: Questions
     session_id: str

@@ -32,7 +32,7 @@ from evoclaw.orchestrator.agents.definitions import budget_of
 from evoclaw.orchestrator.cleaning import one_line
 from evoclaw.orchestrator.errands import LONGEST_TITLE, Busy, Errand, NoSession, errand_of
 from evoclaw.orchestrator.fleet.members import Member
-from evoclaw.orchestrator.people.questions import Parking, Questions
+from evoclaw.orchestrator.people.questions import PendingQuestions, Questions
 from evoclaw.orchestrator.sessions.callers import Callers, with_callers
 from evoclaw.orchestrator.sessions.delegates import ABOUT_SESSIONS, STARTERS, Delegates
 from evoclaw.orchestrator.sessions.equipping import Equip, Recall, StoredTodos, nothing_recalled
@@ -355,7 +355,7 @@ class Conversations:
             above=None if above is None else above.budget,
             spent=spent,
         )
-        parking = Parking(self.questions, session.id, ports.approver)
+        parking = PendingQuestions(self.questions, session.id, ports.approver)
         pipeline = self._pipeline(run, above, ports, errand)
         pipeline = pipeline.with_steps(parking, run.budget, BudgetNotice(run.budget))
         run.pipeline = pipeline
@@ -395,7 +395,7 @@ def _inherited(above: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
     for policy in above.before:
         if isinstance(policy, ParentRules):
             found += policy.chain.policies
-        elif not isinstance(policy, Permissions | Parking | Budget):
+        elif not isinstance(policy, Permissions | PendingQuestions | Budget):
             found.append(policy.policy if isinstance(policy, GivenRules) else policy)
     mine = [rule.policy if isinstance(rule, GivenRules) else rule for rule in own.before]
     return tuple(rule for rule in found if not any(rule is other for other in mine))
