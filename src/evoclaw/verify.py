@@ -321,7 +321,7 @@ def _check_record(
         return [f"{where}: the record and {claim} differ in whether it succeeded"]
     same_tool = claim.body["tool"] == result.get("name")
     if same_tool and claim.body["args_sha256"] != digest(call.get("arguments")):
-        return [f"{where}: the call had other arguments than {claim} says"]
+        return [f"{where}: the call had other arguments than those of {claim}"]
     claim.compared.append("record")
     return []
 
@@ -335,12 +335,12 @@ def _describe(claim: Claim) -> str:
     body = claim.body
     when = datetime.fromtimestamp(min(max(body["ended_at"], 0), 2**42) / 1000, UTC)
     code = "" if body["exit_code"] is None else f", exit code {body['exit_code']}"
-    how = "succeeded" if body["status"] == "success" else body["error_type"] or body["status"]
-    seen = f"; compared: {', '.join(claim.compared)}" if claim.compared else ""
+    outcome = "succeeded" if body["status"] == "success" else body["error_type"] or body["status"]
+    compared = f"; compared: {', '.join(claim.compared)}" if claim.compared else ""
     inside = f"; in {body['isolation']}" if body["isolation"] else ""
     return (
         f"  {body['counter']:>6}  {claim.hash[:8]}  {when:%Y-%m-%d %H:%M:%S}Z  {body['tool']}: "
-        f"{how}{code}; request {body['request_id']}{inside}{seen}"
+        f"{outcome}{code}; request {body['request_id']}{inside}{compared}"
     )
 
 

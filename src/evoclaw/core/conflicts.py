@@ -11,10 +11,10 @@ def conflict(first: Call, second: Call) -> bool:
     """Whether `second` must wait for `first`."""
     if first.tool.effect is Effect.READ and second.tool.effect is Effect.READ:
         return False
-    mine, theirs = _resources(first), _resources(second)
-    if EVERYTHING in mine or EVERYTHING in theirs:
-        return bool(mine and theirs)
-    return any(_overlap(a, b) for a in mine for b in theirs)
+    before, after = _resources(first), _resources(second)
+    if EVERYTHING in before or EVERYTHING in after:
+        return bool(before and after)
+    return any(_overlap(a, b) for a in before for b in after)
 
 
 def _resources(call: Call) -> tuple[str, ...]:

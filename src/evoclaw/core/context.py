@@ -100,7 +100,7 @@ def _told(message: Message, limit: int = 2_000) -> str:
         case UserMessage():
             return f"user: {message.text[:limit]}"
         case Reply(text, calls):
-            asked = "".join(f"\ncalled {c.name}({c.arguments[:limit]})" for c in calls)
-            return f"assistant: {text[:limit]}{asked}"
+            called = "".join(f"\ncalled {c.name}({c.arguments[:limit]})" for c in calls)
+            return f"assistant: {text[:limit]}{called}"
         case ToolResult():
             return f"result of {message.name}: {message.text[:limit]}"

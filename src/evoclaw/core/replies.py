@@ -63,7 +63,7 @@ async def _approve(ports: Ports, deadline: Deadline, request_id: str, ask: Ask) 
     if approval.decision is Decision.PENDING:
         raise RunEnded(StopReason.WAITING, approval.reason or ask.reason)
     if approval.decision is Decision.DENY:
-        text = f"{ask.reason}: {approval.reason or 'the user refused to go on'}"
+        text = f"{ask.reason}: {approval.reason or 'the user refused to continue'}"
         raise RunEnded(StopReason.BUDGET_EXCEEDED, text)
 
 

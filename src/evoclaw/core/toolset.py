@@ -37,7 +37,7 @@ class Toolset(Sequence[Tool]):
             tools: The tools.
             like: Another toolset, whose validators are reused.
             sources: More toolsets whose validators are reused.
-            sound: The schemas are our own: compile each when a call first needs it.
+            trusted: The schemas are our own: compile each when a call first needs it.
         """
         self._tools = tuple(tools)
         self._by_name: dict[str, tuple[Tool, Validator | None]] = {}

@@ -118,10 +118,10 @@ class Assembly:
     def missing(self) -> Trouble:
         """The error for a stream that ended without a complete reply."""
         if self.ended or not (self._text or self._drafts or self._reasoning):
-            what = "the server sent an empty reply without choices"
+            message = "the server sent an empty reply without choices"
         else:
-            what = "the stream ended before the reply was complete"
-        return Trouble(ProviderErrorKind.SERVER_ERROR, what)
+            message = "the stream ended before the reply was complete"
+        return Trouble(ProviderErrorKind.SERVER_ERROR, message)
 
     def reply(self) -> Reply:
         """The complete reply, without its cost."""

@@ -55,14 +55,14 @@ class Retry(Struct, frozen=True):
         if not trouble.retried or attempt >= self.attempts:
             return None
         backoff = random.uniform(0.0, min(self.cap, self.base * 2.0 ** (attempt - 1)))
-        asked = trouble.retry_after
-        if asked is None:
+        requested = trouble.retry_after
+        if requested is None:
             seconds = backoff
-        elif asked > self.cap:
+        elif requested > self.cap:
             return None
         else:
             # All clients got the same time: retry a little later, each at a different moment.
-            seconds = asked + min(backoff, self.base)
+            seconds = requested + min(backoff, self.base)
         return seconds if waited + seconds <= self.budget else None
 
 
@@ -105,16 +105,16 @@ class Http:
                 allow_redirects=False,
             )
         except aiohttp.ConnectionTimeoutError:
-            what = f"could not connect within {self.connect_timeout:g} s"
-            raise Trouble(ProviderErrorKind.TIMEOUT, what) from None
+            message = f"could not connect within {self.connect_timeout:g} s"
+            raise Trouble(ProviderErrorKind.TIMEOUT, message) from None
         except TimeoutError:
             raise _silence(self.read_timeout) from None
         except aiohttp.InvalidURL:
             raise Trouble(ProviderErrorKind.UNKNOWN, "the base URL is not valid") from None
         except (aiohttp.ClientSSLError, ValueError) as error:
             # An untrusted certificate, or an invalid header: a retry would fail too.
-            what = f"the request cannot be sent: {clean(str(error))}"
-            raise Trouble(ProviderErrorKind.UNKNOWN, what) from None
+            message = f"the request cannot be sent: {clean(str(error))}"
+            raise Trouble(ProviderErrorKind.UNKNOWN, message) from None
         except broken as error:
             raise _broken(error) from None
         answer = Answer(response, broken, self.read_timeout)
@@ -219,8 +219,8 @@ async def _refuse(answer: Answer, response: ClientResponse) -> None:
             f"it redirects to {where}; redirects are not followed, so correct the base URL".encode()
         )
     headers = response.headers
-    asked = retry_after(headers.get("Retry-After", ""), headers.get("Retry-After-Ms", ""))
-    raise refused(response.status, body[:MAX_REFUSAL], retry_after=asked)
+    requested = retry_after(headers.get("Retry-After", ""), headers.get("Retry-After-Ms", ""))
+    raise refused(response.status, body[:MAX_REFUSAL], retry_after=requested)
 
 
 def retry_after(value: str, milliseconds: str = "") -> float | None:

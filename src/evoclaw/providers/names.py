@@ -165,12 +165,12 @@ def _split(name: str, known: Mapping[str, Endpoint]) -> tuple[str, str]:
 
 def _address(prefix: str, endpoint: Endpoint, env: Mapping[str, str]) -> tuple[str, bool]:
     variable = endpoint.url_variable or f"{prefix.upper().replace('-', '_')}_BASE_URL"
-    given = env.get(variable, "").strip()
-    if not given:
+    value = env.get(variable, "").strip()
+    if not value:
         return endpoint.base_url, False
-    url = ollama_url(given) if endpoint.dialect is Dialect.OLLAMA else given
+    url = ollama_url(value) if endpoint.dialect is Dialect.OLLAMA else value
     if urlsplit(url).scheme not in ("http", "https"):
-        raise ConfigError(f"{variable} must begin with http:// or https://, but is {given!r}")
+        raise ConfigError(f"{variable} must begin with http:// or https://, but is {value!r}")
     return url.rstrip("/"), True
 
 
@@ -185,8 +185,8 @@ def _key(name: str, endpoint: Endpoint, env: Mapping[str, str], *, required: boo
 
 def ollama_url(host: str) -> str:
     """Parse `OLLAMA_HOST` as Ollama does: scheme and port are optional, 0.0.0.0 is this machine."""
-    given = host if "://" in host else f"http://{host}"
-    parts = urlsplit(given)
+    url = host if "://" in host else f"http://{host}"
+    parts = urlsplit(url)
     name = parts.hostname or "127.0.0.1"
     if name in ("0.0.0.0", "::"):
         name = "127.0.0.1"

@@ -56,16 +56,16 @@ def prices(name: str, overrides: Mapping[str, Rate] | None = None) -> Price:
         name: The requested model, such as `openai/gpt-x`.
         overrides: Rates by `prefix/model`; they override the table, also for free prefixes.
     """
-    prefix, _, asked = name.partition("/")
+    prefix, _, requested = name.partition("/")
     rates = dict(overrides or {})
 
     def price(served: str, usage: Usage) -> float | None:
-        rate = _override(rates, prefix, (served, asked))
+        rate = _override(rates, prefix, (served, requested))
         if rate is not None:
             return rate.cost(usage)
         if prefix in FREE:
             return 0.0
-        return _from_table(prefix, (served, asked), _consistent(usage))
+        return _from_table(prefix, (served, requested), _consistent(usage))
 
     return price
 

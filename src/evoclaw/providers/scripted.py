@@ -42,19 +42,19 @@ class Scripted:
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Play the next step."""
-        asked = Asked(
+        snapshot = Asked(
             request.history.to_tuple(),
             tuple(tool.name for tool in request.tools),
             request.offer_tools,
         )
-        self.requests.append(asked)
+        self.requests.append(snapshot)
         step = next(self._steps, None)
         if step is None:
             turns = len(self.requests) - 1
             raise ProviderError(
                 ProviderErrorKind.UNKNOWN, f"the script is over after {turns} replies; add a step"
             )
-        outcome = step(asked) if callable(step) else step
+        outcome = step(snapshot) if callable(step) else step
         if isinstance(outcome, ProviderError):
             raise outcome
         for word in outcome.text.splitlines(keepends=True):

@@ -123,8 +123,8 @@ class Events:
 def _keep(rest: bytearray, data: bytes) -> None:
     rest += data
     if len(rest) > MAX_PAYLOAD:
-        what = f"the server sent more than {MAX_PAYLOAD >> 20} MiB without an end"
-        raise Trouble(ProviderErrorKind.UNKNOWN, what)
+        message = f"the server sent more than {MAX_PAYLOAD >> 20} MiB without an end"
+        raise Trouble(ProviderErrorKind.UNKNOWN, message)
 
 
 def _data(block: bytes) -> bytes | None:

@@ -210,8 +210,8 @@ class _Reading:
 
     def _keep(self, deltas: Deltas) -> Deltas:
         for delta in deltas:
-            kept = self._text if isinstance(delta, TextDelta) else self._thoughts
-            kept.append(delta.text)
+            target = self._text if isinstance(delta, TextDelta) else self._thoughts
+            target.append(delta.text)
         return deltas
 
 

@@ -102,7 +102,7 @@ def read_calls(text: str) -> list[Found] | None:
     """Parse `{"name": …, "arguments": {…}}`, or a list of them; None if the text is neither."""
     try:
         if text.startswith("["):
-            return [_found(asked) for asked in msgspec.json.decode(text, type=list[_Envelope])]
+            return [_found(call) for call in msgspec.json.decode(text, type=list[_Envelope])]
         return [_found(msgspec.json.decode(text, type=_Envelope))]
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None

@@ -40,7 +40,7 @@ class Thrifty:
 
         Args:
             provider: The provider while the budget lasts.
-            left: The share of the budget that is left, from 1 to 0.
+            remaining_share: The share of the budget that is left, from 1 to 0.
             cheaper: Other models, each cheaper than the one before.
             shorter_below: The share below which a shorter context is sent.
             cheaper_below: The share below which the cheaper models answer.
