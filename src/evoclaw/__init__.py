@@ -1,6 +1,7 @@
-"""EvoClaw: one brain, many hands. These are the public names, each loaded when first used.
+"""EvoClaw orchestrates LLM agents and edge devices. These are the public names.
 
-An edge on a small device uses few of them. The types are in `__init__.pyi`.
+Each is imported when first used: an edge on a small device needs few of them. The types are in
+`__init__.pyi`.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The public names with their types; `__init__.py` loads each when it is first used."""
+"""The public names with their types; `__init__.py` imports each when it is first used."""
 
 from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.chain import Chain

@@ -6,19 +6,19 @@ import sys
 
 
 def main() -> int:
-    """Run the command that was typed."""
+    """Run the `evoclaw` command line."""
     from evoclaw.cli.main import main as command
 
     return command(sys.argv[1:])
 
 
 def dt() -> int:
-    """Run the tool that the program's own name says: `dt-read`, in the skill `desktop-tools`."""
+    """Run the tool named by the program, such as `dt-read`, of the skill `desktop-tools`."""
     from pathlib import Path
 
-    from evoclaw.cli.dt import dt as by_hand
+    from evoclaw.cli.dt import dt as run_tool
 
-    return by_hand(Path(sys.argv[0]).stem, sys.argv[1:])
+    return run_tool(Path(sys.argv[0]).stem, sys.argv[1:])
 
 
 if __name__ == "__main__":

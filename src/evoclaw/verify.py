@@ -1,20 +1,20 @@
-"""Check the receipts that devices signed: a program of its own, to be read, copied and run alone.
+"""Verify the receipts that devices signed: a standalone program to read, copy and run.
 
     python -m evoclaw.verify FILE [--key AGENT=PUBLICKEY] [--head AGENT=NUMBER|HASH] [--partial]
 
-It needs Python 3.11 and the package `cryptography`, and nothing else of EvoClaw. The file holds one
-JSON object on each line (or one list of them, or one object with a list under `entries`):
+It needs Python 3.11 and the package `cryptography`, and no other module of EvoClaw. The file has
+one JSON object a line (or is one list of them, or one object with a list under `entries`):
 
     {"type": "key", "agent_id": …, "key": …, "trust": …}
     {"type": "receipt", "body": …, "signature": …, "arguments": …, "result": …}
     a record of a run, as `evoclaw run` writes them
 
-`arguments`, `result` and the records may be missing; what is there is compared. A receipt's body is
-JSON text, signed as it stands with Ed25519 behind the words `evoclaw receipt 1` and a line end. Its
-hashes are SHA-256: of a body, for `prev`; of RFC 8785 JSON (whole numbers in full) for arguments,
-and for a result's members without those that are null, false or empty.
+`arguments`, `result` and the records are optional; those in the file are compared. The signature of
+a receipt is Ed25519 over the line `evoclaw receipt 1`, a line end, and the body's JSON text. Hashes
+are SHA-256: `prev` is the hash of the previous body; arguments and results are hashed as RFC 8785
+JSON (integers in full), results without members that are null, false or empty.
 
-Exit code: 0 if everything holds, 1 if anything does not, 2 if the file cannot be read.
+Exit code: 0 if every receipt is valid, 1 if there is a problem, 2 if the file cannot be read.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("exit_code", "started_at"), (int, type(None))),
 }
 PROVEN = """\
-Proven, for every receipt that holds: whoever has the device's key signed that this call, with these
-arguments, ended so, with this result, in this place of the chain, and has signed nothing else there
-that is shown here.
+Proven, for every valid receipt: the owner of the device's key signed that this call, with these
+arguments, ended with this result, at this position of the chain, and this file shows no other
+receipt signed for that position.
 Not proven: that the key is the device's (as good as the pairing it comes from); the times (they are
-the device's own clock); that the tool did what its result says; what a device did without signing
-it; that the chain ends here, unless --head says where; that nothing outside of it is missing."""
+the device's own clock); that the tool did what its result says; what the device did without signing
+it; that the chain ends here, unless --head gives its end; that no other receipt is missing."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Claim:
 
 
 class Bundle:
-    """What a file holds: for each device its key and where that is from, receipts, records."""
+    """The content of a file: the key of each device and its origin, receipts, and records."""
 
     def __init__(self) -> None:
         self.keys: dict[str, tuple[str, str]] = {}
@@ -86,18 +86,18 @@ def is_list(value: Any) -> TypeGuard[list[Any]]:
 
 
 def inner(value: Any, name: str) -> dict[str, Any]:
-    """An object inside of an object; an empty one if it is not there."""
+    """A member that is an object itself; an empty object if it is missing."""
     found = value.get(name) if is_object(value) else None
     return found if is_object(found) else {}
 
 
 def canonical(value: Any) -> str:
-    """JSON as RFC 8785 writes it, but whole numbers in full."""
+    """JSON in the canonical form of RFC 8785, but integers in full."""
     if is_object(value):
         names = sorted(value, key=lambda name: name.encode("utf-16-be"))
         return "{" + ",".join(f"{canonical(name)}:{canonical(value[name])}" for name in names) + "}"
     if is_list(value):
-        return "[" + ",".join(canonical(one) for one in value) + "]"
+        return "[" + ",".join(canonical(item) for item in value) + "]"
     if isinstance(value, float):
         return number(value)
     return json.dumps(value, ensure_ascii=False)
@@ -127,11 +127,11 @@ def digest(value: Any) -> str:
 
 
 def result_digest(payload: dict[str, Any]) -> str:
-    """The hash of a result, as a device reported it or as it was kept."""
-    said = {name: of for name, of in payload.items() if name not in ("receipt", "checked")}
+    """The hash of a result, as the device reported it or as the orchestrator stored it."""
+    members = {name: of for name, of in payload.items() if name not in ("receipt", "checked")}
     empty: tuple[Any, ...] = ("", [], {})
-    none = [name for name, of in said.items() if of is None or of is False or of in empty]
-    return digest({name: said[name] for name in said.keys() - set(none)})
+    omitted = [name for name, of in members.items() if of is None or of is False or of in empty]
+    return digest({name: members[name] for name in members.keys() - set(omitted)})
 
 
 def read_bundle(data: bytes) -> Bundle:
@@ -155,15 +155,15 @@ def _entries(data: bytes) -> Iterator[tuple[int, Any]]:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8 text") from None
+        raise ValueError("the file is not UTF-8 text") from None
     try:
-        whole = json.loads(text, object_pairs_hook=_unique)
+        document = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError):
-        whole = None
-    if is_object(whole) and is_list(whole.get("entries")):
-        whole = whole["entries"]
-    if is_list(whole):
-        yield from enumerate(whole, 1)
+        document = None
+    if is_object(document) and is_list(document.get("entries")):
+        document = document["entries"]
+    if is_list(document):
+        yield from enumerate(document, 1)
         return
     for number_, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -174,22 +174,22 @@ def _entries(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, unless it has two members of one name: readers differ in which one counts."""
+    """An object; reject a duplicate member, because parsers differ in which of the two counts."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("an object has two members of the same name")
     return found
 
 
 def _take_key(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
     agent, key = entry.get("agent_id"), entry.get("key")
     if not isinstance(agent, str) or not isinstance(key, str):
-        bundle.problems.append(f"line {line}: a key without agent_id or key")
+        bundle.problems.append(f"line {line}: the key entry lacks agent_id or key")
     elif agent in bundle.keys and bundle.keys[agent][0] != key:
         bundle.problems.append(f"line {line}: a second key for {agent!r}")
     else:
-        trust = str(entry.get("trust") or "not said")
-        bundle.keys[agent] = key, f"by the file's own word: {trust}"
+        trust = str(entry.get("trust") or "origin not given")
+        bundle.keys[agent] = key, f"as claimed by the file: {trust}"
 
 
 def _take_receipt(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
@@ -199,7 +199,7 @@ def _take_receipt(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
             raise ValueError("body or signature is missing")
         body = json.loads(text, object_pairs_hook=_unique)
         if not is_object(body) or canonical(body) != text:
-            raise ValueError("its body is not canonical JSON")
+            raise ValueError("the body is not canonical JSON")
         _check_fields(body)
     except (ValueError, RecursionError) as problem:
         bundle.problems.append(f"line {line}: not a receipt: {problem}")
@@ -208,32 +208,32 @@ def _take_receipt(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
 
 
 def _check_fields(body: dict[str, Any]) -> None:
-    if odd := sorted(body.keys() ^ FIELDS.keys()):
-        raise ValueError(f"missing or unknown: {', '.join(odd)}")
+    if wrong := sorted(body.keys() ^ FIELDS.keys()):
+        raise ValueError(f"missing or unknown: {', '.join(wrong)}")
     for name, kinds in FIELDS.items():
         if not isinstance(body[name], kinds) or isinstance(body[name], bool):
-            raise ValueError(f"{name} is of the wrong kind")
+            raise ValueError(f"{name} has the wrong type")
     if body["v"] != 1 or body["counter"] < 0:
-        raise ValueError("of a version or number that is not known")
+        raise ValueError("unknown version, or a negative counter")
     if not body["counter"] and (body["chain"] or body["prev"]):
-        raise ValueError("outside a chain, and yet in one")
+        raise ValueError("counter 0 is outside any chain, but chain or prev is set")
 
 
 def check_claim(claim: Claim, keys: dict[str, tuple[str, str]]) -> None:
-    """Check one receipt by itself: who signed it, and what it is of."""
+    """Check one receipt by itself: its key, its signature, its arguments and its result."""
     body, entry = claim.body, claim.entry
     key = keys.get(body["agent_id"])
     if key is None:
-        claim.problems.append(f"no key is given for {body['agent_id']!r}")
+        claim.problems.append(f"no key for {body['agent_id']!r}; give one with --key")
     elif key[0] != body["key"]:
-        claim.problems.append("signed with another key than the device's")
+        claim.problems.append("signed with a key that is not the device's")
     if not _signed(body["key"], entry["signature"], entry["body"]):
         claim.problems.append("the signature is wrong")
-    # A call that never came, as it was cancelled before, has a receipt without arguments.
+    # A call that was cancelled before it reached the device has a receipt without arguments.
     if "arguments" in entry and body["args_sha256"] not in ("", digest(entry["arguments"])):
-        claim.problems.append("these are not the arguments that were signed")
+        claim.problems.append("the arguments differ from those that were signed")
     if "result" in entry and body["result_sha256"] != result_digest(inner(entry, "result")):
-        claim.problems.append("this is not the result that was signed")
+        claim.problems.append("the result differs from the one that was signed")
     claim.compared += [what for what in ("arguments", "result") if what in entry]
 
 
@@ -251,62 +251,67 @@ def _signed(key: str, signature: str, body: str) -> bool:
 
 
 def check_chain(claims: list[Claim], *, partial: bool) -> list[str]:
-    """The places where a chain is not whole, in the order of the file."""
+    """The gaps, forks and repetitions of a chain, in the order of the file."""
     found: list[str] = []
     before: Claim | None = None
     for claim in claims:
-        place = claim.body["counter"]
+        counter = claim.body["counter"]
         last = 0 if before is None else before.body["counter"]
-        if before is not None and place == last:
+        if before is not None and counter == last:
             same = before.hash == claim.hash
-            what = "is there twice (a replay)" if same else "is there twice, and differs (a fork)"
+            what = "occurs twice (a replay)" if same else "occurs twice and differs (a fork)"
             found.append(f"{claim} {what}")
-        elif place < last:
-            found.append(f"{claim} is out of order, behind receipt {last}")
-        elif place > last + 1:
+        elif counter < last:
+            found.append(f"{claim} is out of order, after receipt {last}")
+        elif counter > last + 1:
             if not partial:
-                found.append(f"receipts {last + 1} to {place - 1} are missing before {claim}")
+                found.append(f"receipts {last + 1} to {counter - 1} are missing before {claim}")
         elif claim.body["prev"] != ("" if before is None else before.hash):
-            found.append(f"{claim} does not follow the one before it")
+            found.append(f"{claim} does not refer to the hash of the receipt before it")
         before = claim
     return found
 
 
 def check_head(agent: str, claims: list[Claim], head: str) -> str:
-    """What is wrong with the end of a device's chains, given where they end."""
+    """Compare the end of a device's chains with the expected head; empty if they agree."""
     if head.isdigit() and len(head) < 20:
         top = max((claim.body["counter"] for claim in claims), default=0)
         return (
-            "" if top == int(head) else f"{agent}: the last receipt is {top}, not {head}: cut off"
+            ""
+            if top == int(head)
+            else f"{agent}: the last receipt is {top}, not {head}: receipts are missing at the end"
         )
     if any(claim.hash.startswith(head.lower()) for claim in claims[-1:]):
         return ""
-    return f"{agent}: the last receipt is not {head[:16]}…: cut off, or another chain"
+    return (
+        f"{agent}: the last receipt is not {head[:16]}…: receipts are missing at the end, "
+        "or this is another chain"
+    )
 
 
 def check_records(bundle: Bundle) -> list[str]:
     """Compare the records of runs with the receipts of their calls."""
-    asked: dict[str, dict[str, Any]] = {}
+    started: dict[str, dict[str, Any]] = {}
     hashes = {claim.hash: claim for claim in bundle.claims}
     found: list[str] = []
     for record in bundle.records:
         event = inner(record, "event")
         if event.get("type") == "call_started":
-            asked[event.get("call_id", "")] = event
+            started[event.get("call_id", "")] = event
         elif event.get("type") == "call_finished":
-            found += _check_record(record, inner(event, "result"), asked, hashes)
+            found += _check_record(record, inner(event, "result"), started, hashes)
     return found
 
 
 def _check_record(
     record: dict[str, Any],
     result: dict[str, Any],
-    asked: dict[str, dict[str, Any]],
+    started: dict[str, dict[str, Any]],
     hashes: dict[str, Claim],
 ) -> list[str]:
     where = f"run {record.get('run_id')}, record {record.get('seq')}"
     receipt = inner(inner(result, "details"), "receipt")
-    call = asked.get(result.get("call_id", ""))
+    call = started.get(result.get("call_id", ""))
     if receipt.get("state") != "valid" or call is None:
         return []
     claim = hashes.get(receipt.get("hash", ""))
@@ -314,36 +319,36 @@ def _check_record(
         return [f"{where}: its receipt {receipt.get('id')} is not in the file"]
     if (result.get("error") is None) != (claim.body["status"] == "success"):
         return [f"{where}: the record and {claim} differ in whether it succeeded"]
-    own = claim.body["tool"] == result.get("name")
-    if own and claim.body["args_sha256"] != digest(call.get("arguments")):
-        return [f"{where}: the call had other arguments than {claim} says"]
+    same_tool = claim.body["tool"] == result.get("name")
+    if same_tool and claim.body["args_sha256"] != digest(call.get("arguments")):
+        return [f"{where}: the call had other arguments than those of {claim}"]
     claim.compared.append("record")
     return []
 
 
 def plain(text: object) -> str:
-    """A text that does nothing to a terminal."""
-    return "".join(one if one.isprintable() else "�" for one in str(text))[:200]
+    """A text without control characters, safe to print on a terminal."""
+    return "".join(char if char.isprintable() else "�" for char in str(text))[:200]
 
 
 def _describe(claim: Claim) -> str:
     body = claim.body
     when = datetime.fromtimestamp(min(max(body["ended_at"], 0), 2**42) / 1000, UTC)
     code = "" if body["exit_code"] is None else f", exit code {body['exit_code']}"
-    how = "succeeded" if body["status"] == "success" else body["error_type"] or body["status"]
-    seen = f"; compared: {', '.join(claim.compared)}" if claim.compared else ""
+    outcome = "succeeded" if body["status"] == "success" else body["error_type"] or body["status"]
+    compared = f"; compared: {', '.join(claim.compared)}" if claim.compared else ""
     inside = f"; in {body['isolation']}" if body["isolation"] else ""
     return (
         f"  {body['counter']:>6}  {claim.hash[:8]}  {when:%Y-%m-%d %H:%M:%S}Z  {body['tool']}: "
-        f"{how}{code}; request {body['request_id']}{inside}{seen}"
+        f"{outcome}{code}; request {body['request_id']}{inside}{compared}"
     )
 
 
 def verify(
     bundle: Bundle, heads: dict[str, str], *, partial: bool = False
 ) -> tuple[list[str], list[str]]:
-    """What is to be told of a bundle, and what is wrong with it."""
-    said: list[str] = []
+    """The report on a bundle, and its problems."""
+    report: list[str] = []
     wrong = [f"the file: {problem}" for problem in bundle.problems]
     chains: dict[tuple[str, str], list[Claim]] = {}
     for claim in bundle.claims:
@@ -351,46 +356,57 @@ def verify(
         chains.setdefault((claim.body["agent_id"], claim.body["chain"]), []).append(claim)
     wrong += check_records(bundle)
     for (agent, chain), claims in chains.items():
-        key, origin = bundle.keys.get(agent, ("none", "nobody gave one"))
+        key, origin = bundle.keys.get(agent, ("none", "not given"))
         inside = f"chain {chain}" if chain else "outside a chain"
-        said.append(f"{agent}: {len(claims)} receipts, {inside}")
-        said.append(f"  key {key} ({origin})")
-        said += [_describe(claim) for claim in claims]
+        report.append(f"{agent}: {len(claims)} receipts, {inside}")
+        report.append(f"  key {key} ({origin})")
+        report += [_describe(claim) for claim in claims]
         bad = [f"{claim}: {problem}" for claim in claims for problem in claim.problems]
         bad += check_chain(claims, partial=partial) if chain else []
-        said.append(f"  first bad place: {bad[0]}" if bad else "  whole: every receipt holds")
+        report.append(f"  first problem: {bad[0]}" if bad else "  complete: every receipt is valid")
         wrong += [f"{agent}: {problem}" for problem in bad]
     for agent, head in heads.items():
-        mine = [one for one in bundle.claims if one.body["agent_id"] == agent and one.body["chain"]]
+        chained = [claim for claim in bundle.claims if claim.body["chain"]]
+        mine = [claim for claim in chained if claim.body["agent_id"] == agent]
         wrong += filter(None, [check_head(agent, mine, head)])
     if not bundle.claims:
-        wrong.append("the file: there is no receipt in it")
-    return said, wrong
+        wrong.append("the file: it contains no receipt")
+    return report, wrong
 
 
 def _pairs(given: list[str]) -> list[tuple[str, str]]:
-    return [(name, value) for name, _, value in (one.partition("=") for one in given)]
+    return [(name, value) for name, _, value in (pair.partition("=") for pair in given)]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Check one file."""
-    parser = argparse.ArgumentParser(prog="verify", description="Check signed receipts.")
-    parser.add_argument("file", help="as `evoclaw receipts export` writes it; `-` is stdin")
-    parser.add_argument("--key", action="append", default=[], metavar="AGENT=KEY")
-    parser.add_argument("--head", action="append", default=[], metavar="AGENT=NUMBER|HASH")
-    parser.add_argument("--partial", action="store_true", help="only some of each chain is here")
+    """Verify one file."""
+    parser = argparse.ArgumentParser(prog="verify", description="Verify signed receipts")
+    parser.add_argument("file", help="File written by `evoclaw receipts export`; `-` reads stdin")
+    parser.add_argument(
+        "--key", action="append", default=[], metavar="AGENT=KEY", help="Public key of a device"
+    )
+    parser.add_argument(
+        "--head",
+        action="append",
+        default=[],
+        metavar="AGENT=NUMBER|HASH",
+        help="Expected last receipt of a device",
+    )
+    parser.add_argument(
+        "--partial", action="store_true", help="Accept gaps: the file has only a part of each chain"
+    )
     options = parser.parse_args(arguments)
     try:
         file = options.file
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         bundle = read_bundle(data)
-        bundle.keys |= {name: (key, "given by you") for name, key in _pairs(options.key)}
-        said, wrong = verify(bundle, dict(_pairs(options.head)), partial=options.partial)
+        bundle.keys |= {name: (key, "given with --key") for name, key in _pairs(options.key)}
+        report, wrong = verify(bundle, dict(_pairs(options.head)), partial=options.partial)
     except (OSError, ValueError, RecursionError) as problem:
         sys.stderr.write(f"cannot read {plain(options.file)}: {plain(problem)}\n")
         return 2
-    lines = [plain(line) for line in said] + [f"WRONG: {plain(problem)}" for problem in wrong]
-    lines += [f"{len(wrong)} problems"] if wrong else [PROVEN, "everything holds"]
+    lines = [plain(line) for line in report] + [f"WRONG: {plain(problem)}" for problem in wrong]
+    lines += [f"{len(wrong)} problems"] if wrong else [PROVEN, "all receipts are valid"]
     sys.stdout.write("\n".join(lines) + "\n")
     return int(bool(wrong))
 

@@ -149,7 +149,7 @@ async def test_a_fork_that_cannot_be_says_why(tmp_path: Path) -> None:
         path = f"/v1/runs/{run_id}/fork"
         beyond, over = await ann.post(path, {"turn": 9}), await ann.post(path, {"turn": 4})
         assert (beyond.status, beyond.code) == (409, "cannot_fork")
-        assert "say 1 to 4" in beyond.json["error"]["message"]
+        assert "choose 1 to 4" in beyond.json["error"]["message"]
         assert "message" in over.json["error"]["message"] and over.status == 409
         assert (await ann.post(path, {"turn": 0})).status == 422
         assert (await reader.post(path, {"turn": 1})).status == 403

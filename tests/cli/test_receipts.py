@@ -94,7 +94,7 @@ def test_what_is_exported_is_verified_and_a_changed_file_is_not(
     assert file.stat().st_mode & 0o777 == 0o600
     trusted = ("--key", f"here={KEY.public_key}", "--head", "here=3")
     assert typed("receipts", "verify", str(file), *trusted) == exits.OK
-    assert "everything holds" in capfd.readouterr().out
+    assert "all receipts are valid" in capfd.readouterr().out
     with pytest.raises(ConfigError, match="choose another name"):
         typed("receipts", "export", str(file))
     file.write_text(file.read_text().replace("switch", "snatch"))

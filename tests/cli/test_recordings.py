@@ -72,7 +72,7 @@ async def test_a_fork_that_cannot_be_says_why(tmp_path: Path) -> None:
         ended = await here.type("fork", str(old), "--at", "4")
         nothing = await here.type("fork", "--at", "1")
     assert (beyond.code, ended.code, nothing.code) == (2, 2, 2)
-    assert "there is no turn 5; say 1 to 4" in beyond.err
+    assert "turn 5 does not exist; choose 1 to 4" in beyond.err
     assert "--message" in ended.err
     assert "--run ID" in nothing.err
 

@@ -118,7 +118,7 @@ async def test_steps_run_in_the_declared_order_whatever_order_they_are_given_in(
 
 
 def test_a_step_that_is_not_declared_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'test' declares no step SaysYes"):
+    with pytest.raises(ConfigError, match="'test' does not declare the step SaysYes"):
         SPEC.build([], [SaysYes()])
 
 

@@ -163,9 +163,9 @@ async def test_a_recording_that_was_changed_does_not_replay() -> None:
 
 async def test_what_is_no_recording_of_a_run_is_refused() -> None:
     records = await record(says("ok"))
-    with pytest.raises(RecordingError, match="begins with run_started"):
+    with pytest.raises(RecordingError, match="does not begin with run_started"):
         Replay(records[1:])
-    with pytest.raises(RecordingError, match="over before it"):
+    with pytest.raises(RecordingError, match="comes after the end of the run"):
         await assert_replays([*records, records[1]])
 
 

@@ -32,8 +32,8 @@ async def test_a_changed_record_that_leaves_the_loop_waiting_is_found_all_the_sa
     found = await play(records, stall=0.05)
     assert (found.same, found.differs_at) == (False, found.records + 1)
     assert found.differs_at is not None and found.differs_at <= place + 1
-    assert "does not come" in found.reason
+    assert "the replay stalled" in found.reason
 
 
 async def test_no_records_are_no_run() -> None:
-    assert (await play([])).reason == "a recording begins with run_started"
+    assert (await play([])).reason == "the recording does not begin with run_started"

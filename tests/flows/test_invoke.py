@@ -93,5 +93,5 @@ async def test_33_a_workflow_asks_in_the_loop_when_the_agent_has_tools(tmp_path:
 
 
 async def test_an_unknown_agent_is_named_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(AgentNotFound, match="no agent 'x'; known: worker, talker"):
+    with pytest.raises(AgentNotFound, match="unknown agent 'x'; known agents: worker, talker"):
         await invoker(Scripted(), tmp_path).invoke("x", {})

@@ -53,8 +53,8 @@ async def test_a_missing_key_is_named(prefix: str, http: Http) -> None:
         ("anthropic:claude-x", "write anthropic/claude-x"),
         ("openai/", "write openai/<model>"),
         ("openai", "write openai/<model>"),
-        ("acme/x", "with one of: anthropic, deepseek"),
-        ("", "with one of"),
+        ("acme/x", "Known providers: anthropic, deepseek"),
+        ("", "Known providers"),
     ],
 )
 async def test_a_name_that_cannot_work_says_what_to_write(

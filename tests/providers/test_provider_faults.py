@@ -291,7 +291,7 @@ async def test_fault_47_silence_is_a_timeout(dialect: str, when: str) -> None:
         error = await error_of(provider_for(dialect, server.url, http, retry=Retry(attempts=1)))
         await asyncio.wait_for(server.hung_up.wait(), 10)
     assert error.kind is Kind.TIMEOUT
-    assert "silent for 0.1 s" in str(error)
+    assert "sent nothing for 0.1 s" in str(error)
 
 
 async def test_a_slow_reader_is_not_a_silent_server() -> None:

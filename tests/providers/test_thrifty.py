@@ -86,7 +86,7 @@ async def test_it_promises_only_what_each_of_them_can_do() -> None:
     found = Thrifty(large, lambda: 1.0, [small]).profile
     assert found == Profile(context_tokens=10, max_output_tokens=5, images=False)
     mute = Scripted(profile=Profile(calls=CallStyle.NONE))
-    with pytest.raises(ConfigError, match="cannot call tools"):
+    with pytest.raises(ConfigError, match="must be able to call tools"):
         Thrifty(large, lambda: 1.0, [mute])
 
 

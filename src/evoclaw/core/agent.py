@@ -13,16 +13,16 @@ class LoopSettings(Struct, frozen=True):
     """The limits of one run. Recorded in full: a default that changes later changes no old run."""
 
     max_turns: int = 10
-    """Replies with calls before a closing reply is asked for; 20 for the iterative API."""
+    """Turns with calls before the model must give its closing reply; 20 for the iterative API."""
     max_calls_per_turn: int = 5
     max_parallel: int = 5
     tool_error_limit: int = 3
-    """Failed turns in a row."""
+    """Failed turns in a row after which the run ends."""
     repeat_limit: int = 3
-    """The same set of calls in a row, or the same denied call in all."""
+    """How often the same set of calls may repeat in a row, or the same call be denied in all."""
     max_seconds: float = 3600.0
     max_result_chars: int = 64_000
-    """What the model sees of one result; head and tail beyond that."""
+    """Characters of one result that the model sees; a longer one is cut in the middle."""
     temperature: float | None = None
     max_tokens: int | None = None
     confirm: bool = False
@@ -31,10 +31,10 @@ class LoopSettings(Struct, frozen=True):
     confirm_without_tools: bool = True
     """Confirm also when no tool was used."""
     output_fields: tuple[str, ...] = ()
-    """Names of the output's fields; plain text goes under the first, or under `result`."""
+    """Names of the output's fields; plain text becomes the first of them, or `result`."""
     evidence: bool | UnsetType = UNSET
-    """Send an answer back that does not cite the receipts of what was done. Not recorded where it
-    was not said: older recordings stay the same to the byte."""
+    """Reject an answer that does not cite the receipts of what was done. Recorded only if set:
+    older recordings stay the same to the byte."""
 
 
 ITERATIVE = LoopSettings(max_turns=20, confirm=True)
@@ -42,7 +42,7 @@ ITERATIVE = LoopSettings(max_turns=20, confirm=True)
 
 
 class FieldType(StrEnum):
-    """What kind of value an input or output holds; the words of JSON Schema."""
+    """The type of an input or output, as JSON Schema names it."""
 
     STRING = "string"
     INTEGER = "integer"
@@ -62,44 +62,44 @@ class Field(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
 
 
 class Agent(Struct, frozen=True, omit_defaults=True):
-    """Who answers: a name, a model, a prompt, and what it may do."""
+    """The definition of an agent: a name, a model, a prompt, and what it may do."""
 
     name: str
     model: str
-    """`A,B` falls back on B; empty is the one that the process has."""
+    """`A,B` falls back to B; empty is the default model of the process."""
     prompt: str = ""
     capabilities: frozenset[str] = frozenset()
-    """Permissions it holds; none means no tools, `"*"` all."""
+    """The permissions it holds; none means no tools, `"*"` all."""
     settings: LoopSettings = LoopSettings()
     title: str = ""
-    """What people call it."""
+    """The name shown to people."""
     description: str = ""
-    """What it is for, in a line."""
+    """Its purpose, in one line."""
     autonomy: str = ""
-    """How much it may do by itself: `read_only`, `supervised` or `full`; empty is not said."""
+    """What it may do without approval: `read_only`, `supervised` or `full`; empty: the default."""
     tools: frozenset[str] | None = None
-    """The tools it may use by name; None is all that its capabilities allow."""
+    """The names of the tools it may use; None: all that its capabilities allow."""
     skills: tuple[str, ...] = ()
     """Skills that are active from the start."""
     on: str = ""
-    """The edge that its tools run on; `any` is whichever has them, `*` asks each by its name."""
+    """The edge that its tools run on; `any`: any edge that has the tool; `*`: each edge by name."""
     inputs: dict[str, Field] = {}
-    """What it is asked with; none means that anything will do."""
+    """Its inputs; none means that any input is accepted."""
     outputs: dict[str, Field] = {}
     budget: dict[str, float] = {}
-    """What a run may use at most, by the words of `[budget]`; it never widens that."""
+    """The budget of a run, with the keys of `[budget]`; it can only lower the configured one."""
     constraints: tuple[str, ...] = ()
-    """Rules it is told to keep, a sentence each. What is enforced is for policies to say."""
+    """Rules in its prompt, one sentence each. Policies, not these, are enforced."""
     spec_capabilities: tuple[str, ...] = ()
-    """What it is good for, in the words of its makers' catalogue; they grant nothing."""
+    """Its skills in the words of its maker's catalogue; they grant no permission."""
     dependencies: tuple[str, ...] = ()
-    """Agents that it works with."""
+    """The agents that it works with."""
     owner: str = ""
-    """Who answers for it."""
+    """The person or team responsible for it."""
 
 
 def narrowed(wanted: frozenset[str], held: frozenset[str]) -> frozenset[str]:
-    """Of the capabilities wanted, those that are held."""
+    """The wanted capabilities that are also held."""
     if ALL in held:
         return wanted
     return held if ALL in wanted else wanted & held

@@ -1,4 +1,4 @@
-"""The arguments text of a call, read strictly: it must mean one thing to every reader."""
+"""A strict parser for the JSON arguments of a call: every parser must read the same value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEY = re.compile(r'"\s*:')
 
 
 class BadArguments(ValueError):
-    """The text is not a JSON object that means one thing; the message says why."""
+    """The text is not an unambiguous JSON object; the message says why."""
 
 
 def parse_arguments(text: str) -> dict[str, JSON]:
@@ -22,7 +22,7 @@ def parse_arguments(text: str) -> dict[str, JSON]:
     if len(text) > MAX_ARGUMENT_CHARS:
         raise BadArguments(f"longer than {MAX_ARGUMENT_CHARS} characters")
     if not text or text.isspace():
-        return {}  # several models send nothing for a call without arguments
+        return {}  # several models send an empty text for a call without arguments
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
@@ -38,8 +38,8 @@ def parse_arguments(text: str) -> dict[str, JSON]:
 
 
 def _refuse_duplicate_keys(text: str, value: dict[str, JSON]) -> None:
-    # Every key is followed by a colon, so as many colons as keys means that no key stands twice.
-    # Strings may hold more of them: only then is the text looked at again, and read slowly.
+    # A colon follows every key: as many colons as keys means that no key is repeated. Strings may
+    # contain colons too; only then is the text parsed again by the slow parser.
     if text.count(":") != len(value) and len(_KEY.findall(text)) != _count_keys(value):
         json.loads(text, object_pairs_hook=_unique)
 
@@ -53,9 +53,9 @@ def _count_keys(value: JSON) -> int:
 
 
 def _unique(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
-    seen = dict(pairs)
-    if len(seen) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadArguments(f"the key {twice!r} stands twice")
-    return seen
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise BadArguments(f"the key {duplicate!r} stands twice")
+    return members

@@ -1,4 +1,4 @@
-"""A tool bound to the code that runs it, and what that code is handed and may hand back."""
+"""A tool together with the function that runs it, its dependencies, and its output."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from evoclaw.core.tools import Call, Tool
 
 
 class Machine(Struct, frozen=True):
-    """What one call may use of the machine it runs on."""
+    """The dependencies injected into the function of a tool for one call."""
 
     given: Mapping[type, object]
-    """Operations, by the Protocol that says what they are."""
+    """The implementation of each Protocol that the tool depends on."""
     progress: Progress
 
 
 class Output(Struct, frozen=True):
-    """What a tool may return when text alone is not enough."""
+    """What a tool returns when plain text is not enough."""
 
     blocks: tuple[Block, ...]
     """For the model."""
     details: dict[str, JSON] = {}
-    """For people and machines; never sent to the model."""
+    """For people and programs; never sent to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundTool:
-    """A tool and the code behind it."""
+    """A tool and the function that runs its calls."""
 
     tool: Tool
     run: Callable[[Call, Machine], Awaitable[ToolResult]]
-    """Runs one call to its end; raises `ToolFailure`."""
+    """Runs one call; raises `ToolFailure`."""
     needs: frozenset[type] = frozenset()
-    """The Protocols of the operations that it is handed; it cannot run without them."""
+    """The Protocols that are injected; without an implementation of each, the tool cannot run."""
     function: Callable[..., object] | None = None
-    """What the author wrote, for tests and for calling by hand."""
+    """The function as its author wrote it, for tests and direct calls."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,7 @@
-"""Stamps events and hands the records to sinks, in order; a sink that fails is never fatal."""
+"""The event bus of a run: it stamps events and passes the records to sinks, in order.
+
+A sink that raises never ends the run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from evoclaw.core.ports import Sink
 
 
 class Bus:
-    """The records of one run."""
+    """Stamps the events of one run and delivers the records to its sinks."""
 
     def __init__(
         self,
@@ -23,14 +26,14 @@ class Bus:
     ) -> None:
         self.run_id = run_id
         self.seq = seq
-        """The last number given; a resumed run goes on counting."""
+        """The last number assigned; a resumed run continues to count."""
         self._sinks = sinks
         self._clock = clock
         self.failures: list[tuple[Sink, Exception]] = []
-        """What sinks raised; whoever built them decides what that means."""
+        """The errors that sinks raised, for the code that built the bus to report."""
 
     def publish(self, event: Event) -> Record:
-        """Stamp one event and tell every sink."""
+        """Stamp one event and pass the record to every sink."""
         self.seq += 1
         record = Record(self.run_id, self.seq, self._clock(), event)
         for sink in self._sinks:

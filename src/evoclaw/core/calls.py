@@ -1,4 +1,4 @@
-"""One turn's calls: judged in the order asked, run side by side, each answered once."""
+"""The calls of one turn: judged in order, run concurrently, each answered exactly once."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from evoclaw.core.wording import (
 )
 
 TAIL = 2_000
-"""Characters of a call's output that are told when it did not end in time."""
+"""Characters at the end of a call's output that the model is shown when the call times out."""
 
 
 class Turn(Struct, frozen=True):
-    """What all calls of one turn share."""
+    """What all calls of one turn share: ports, settings, tools and deadline."""
 
     ports: Ports
     settings: LoopSettings
@@ -66,15 +66,15 @@ class Turn(Struct, frozen=True):
 
 
 async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
-    """Answer the unanswered calls of the last reply; those that wait for a person stay open."""
+    """Answer the open calls of the last reply; calls that wait for an approval stay open."""
     ready: list[Call] = []
     context = Context(state.history.label, state.history, turn.ports.principal)
-    for index, asked in state.unanswered:
-        prepared = _put_off(state, index, asked, turn.settings) or prepare(
-            asked,
+    for index, tool_call in state.unanswered:
+        prepared = _put_off(state, index, tool_call, turn.settings) or prepare(
+            tool_call,
             turn.tools,
             request_id=f"{state.run_id}.{state.turn}.{index}.1",
-            resumed=asked.id in state.running,
+            resumed=tool_call.id in state.running,
             epoch=state.epoch,
             context=context,
         )
@@ -91,12 +91,12 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
         elif isinstance(verdict, Deny):
             yield CallFinished(_unless_begun(_denied(prepared, verdict), state))
     if len(ready) == 1 and not ready[0].tool.streams:
-        # One call that has nothing to say while it runs needs neither a task nor a queue.
+        # A single call that does not stream needs neither a task nor a queue.
         call = ready[0]
-        said: list[Event] = []
+        emitted: list[Event] = []
         yield _started(call)
-        result = await perform(call, turn, said.append)
-        for event in said:
+        result = await perform(call, turn, emitted.append)
+        for event in emitted:
             yield event
         yield CallFinished(result)
     elif ready:
@@ -106,7 +106,7 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
 
 
 def _unless_begun(refused: ToolResult, state: RunState) -> ToolResult:
-    """What cannot be asked here and now may have been begun by who drove the run before."""
+    """Report an unknown outcome if the orchestrator that drove the run before started the call."""
     if refused.call_id not in state.running:
         return refused
     text = outcome_unknown(refused.name)
@@ -134,9 +134,9 @@ def prepare(
     epoch: int = 1,
     context: Context = NOTHING_SEEN,
 ) -> Call | ToolResult:
-    """Check one call: known tool, readable arguments, fitting the schema.
+    """Check one call: the tool exists, the arguments parse, and they match the schema.
 
-    What was begun did fit: a schema that lists who is there may be another by now.
+    A resumed call is not validated again: a schema that lists the edges online may have changed.
     """
     try:
         arguments: dict[str, JSON] | BadArguments = parse_arguments(asked.arguments)
@@ -165,7 +165,7 @@ def prepare_parsed(
     epoch: int = 1,
     context: Context = NOTHING_SEEN,
 ) -> Call | ToolResult:
-    """The same for arguments that were read already, such as those of a command on the wire."""
+    """Check one call whose arguments are parsed already, such as those of a wire command."""
     found = tools.find(name)
     if found is None:
         text = tool_not_found(name, tools.names)
@@ -178,14 +178,14 @@ def prepare_parsed(
         text = invalid_parameters(tool, describe_problems(validator, arguments))
         return failure(call_id, name, ErrorKind.INVALID_PARAMS, text)
     timeout = tool.timeout
-    wanted = arguments.get("timeout_ms")
-    if wanted is not None and isinstance(wanted, (int, float)) and wanted > 0:
-        timeout = min(wanted / 1000, tool.max_timeout)
+    timeout_ms = arguments.get("timeout_ms")
+    if timeout_ms is not None and isinstance(timeout_ms, (int, float)) and timeout_ms > 0:
+        timeout = min(timeout_ms / 1000, tool.max_timeout)
     return Call(call_id, tool, arguments, request_id, timeout, resumed, epoch, context)
 
 
 async def judge(call: Call, turn: Turn) -> Verdict:
-    """Ask the policy about one call."""
+    """Ask the policy for its verdict on one call."""
     try:
         return await turn.deadline.bound(turn.ports.policy.judge(call))
     except TimeoutError:
@@ -193,12 +193,12 @@ async def judge(call: Call, turn: Turn) -> Verdict:
     except Standstill:
         raise
     except Exception as error:
-        # A rule that cannot be evaluated does not allow.
+        # A policy that fails does not allow the call.
         return Deny("policy_failed", f"a policy failed ({type(error).__name__})", _trace(error))
 
 
 async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, Verdict]:
-    """Ask a person; the verdict stays `Ask` while nobody has answered."""
+    """Ask the approver; the verdict stays `Ask` while the answer is pending."""
     try:
         approval = await turn.deadline.bound(turn.ports.approver.approve(call, ask))
     except TimeoutError:
@@ -212,7 +212,7 @@ async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, 
             reason, verdict = approval.reason or ask.reason, ask
         case Decision.DENY:
             reason = approval.reason or "the user refused it"
-            # What it was asked for, too: the model should know what to do without.
+            # With the reason of the `Ask`: the model learns what it must do without.
             verdict = Deny("refused", f"{ask.reason} ({reason})")
         case Decision.ONCE | Decision.SESSION:
             reason, verdict = approval.reason, ALLOW
@@ -238,7 +238,7 @@ def _started(call: Call) -> CallStarted:
 
 
 class _Outbox:
-    """Events of calls side by side, for the one who passes them on; a queue without its locks."""
+    """The events of concurrent calls for one consumer; an `asyncio.Queue` without locks."""
 
     __slots__ = ("_events", "_waiting")
 
@@ -263,26 +263,27 @@ class _Outbox:
 
 async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator[Event, None]:
     outbox = _Outbox()
-    places = asyncio.Semaphore(turn.settings.max_parallel)
+    slots = asyncio.Semaphore(turn.settings.max_parallel)
     tasks: list[asyncio.Task[None]] = []
     loop = asyncio.get_running_loop()
-    known = {call.id: loop.create_future() for call in ready}
+    recorded = {call.id: loop.create_future() for call in ready}
 
-    async def one(call: Call, before: Sequence[asyncio.Task[None]]) -> None:
+    async def run_one(call: Call, before: Sequence[asyncio.Task[None]]) -> None:
         if before:
             await asyncio.wait(before)
-        async with places:
+        async with slots:
             outbox.put(_started(call))
-            # Whoever reads has kept it when asking for more: what is not on record has not begun.
-            await known[call.id]
+            # The consumer has stored `CallStarted` when it asks for the next event: a call never
+            # runs before its start is on record.
+            await recorded[call.id]
             try:
                 outbox.put(CallFinished(await perform(call, turn, outbox.put)))
-            except Standstill as away:
-                outbox.put(away)
+            except Standstill as suspended:
+                outbox.put(suspended)
 
     for index, call in enumerate(ready):
         before = [tasks[i] for i in range(index) if conflict(ready[i], call)]
-        tasks.append(asyncio.create_task(one(call, before), name=call.request_id))
+        tasks.append(asyncio.create_task(run_one(call, before), name=call.request_id))
     unfinished = len(tasks)
     try:
         while unfinished:
@@ -290,7 +291,7 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
             unfinished -= isinstance(event, CallFinished)
             yield event
             if isinstance(event, CallStarted):
-                known[event.call_id].set_result(None)
+                recorded[event.call_id].set_result(None)
     finally:
         if running := [task for task in tasks if not task.done()]:
             for task in running:
@@ -299,12 +300,12 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
 
 
 async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
-    """Run one call; whatever happens becomes a result, and says where its content came from."""
-    said = ""
+    """Run one call; every outcome becomes a result, labelled with where its content came from."""
+    tail = ""
 
     def progress(text: str) -> None:
-        nonlocal said
-        said = (said + text)[-TAIL:]
+        nonlocal tail
+        tail = (tail + text)[-TAIL:]
         emit(CallOutput(call.id, text))
 
     deadline = turn.deadline
@@ -319,9 +320,9 @@ async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Tool
             why = "The run was cancelled while this call ran."
             result = call.failed(ErrorKind.CANCELLED, why)
         else:
-            result = call.failed(ErrorKind.TIMEOUT, timed_out(call, said))
+            result = call.failed(ErrorKind.TIMEOUT, timed_out(call, tail))
     except Standstill:
-        raise  # what became of it is not known here and now, and will be
+        raise  # the outcome is not known yet; it will be when the run resumes
     except ToolFailure as error:
         block = ErrorBlock(error.kind, error.message)
         result = ToolResult(call.id, call.name, (block,), error.kind, dict(error.details))
@@ -329,7 +330,7 @@ async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Tool
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        # The tool cancelled itself: nobody asked us to stop.
+        # The tool cancelled itself; this task was not cancelled.
         result = call.failed(ErrorKind.CANCELLED, "The tool gave up before it was done.")
     except Exception as error:
         result = call.failed(ErrorKind.INTERNAL, crashed(call.name, error), traceback=_trace(error))
@@ -338,7 +339,7 @@ async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Tool
 
 
 def _capped(call: Call, result: ToolResult, limit: int) -> ToolResult:
-    """Bound what the model sees, and hold an executor to the call it was given."""
+    """Truncate what the model sees, and make sure that the result names the right call."""
     size, blocks = 0, result.blocks
     for block in blocks:
         if isinstance(block, TextBlock) or not isinstance(block, ImageBlock):

@@ -1,4 +1,4 @@
-"""Several policies as one: all must allow."""
+"""`Chain`: several policies as one; all must allow."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Asked = TypeVar("Asked")
 
 @dataclass(frozen=True, slots=True)
 class Chain(Policy):
-    """Ask in order; the first `Deny` wins, so nobody is asked about what is denied anyway."""
+    """Ask policies in order; the first `Deny` wins: no approval is requested for a denied call."""
 
     policies: tuple[Policy, ...]
     _judging: tuple[Callable[[Call], Awaitable[Verdict]], ...] = field(init=False, repr=False)
     _admitting: tuple[Callable[[int], Awaitable[Verdict]], ...] = field(init=False, repr=False)
-    """Of those that have a say about turns; most do not."""
+    """The `admit` of the policies that override it; most do not."""
 
     def __post_init__(self) -> None:
-        own = (p for p in self.policies if type(p).admit is not Policy.admit)
+        admitting = (p for p in self.policies if type(p).admit is not Policy.admit)
         object.__setattr__(self, "_judging", tuple(p.judge for p in self.policies))
-        object.__setattr__(self, "_admitting", tuple(p.admit for p in own))
+        object.__setattr__(self, "_admitting", tuple(p.admit for p in admitting))
 
     def judge(self, call: Call) -> CoroutineType[Any, Any, Verdict]:
         """Judge a call."""
         return _weigh(self._judging, call)
 
     def admit(self, turn: int) -> CoroutineType[Any, Any, Verdict]:
-        """Judge another turn."""
+        """Judge whether the run may have another turn."""
         return _weigh(self._admitting, turn)
 
 
@@ -48,6 +48,6 @@ async def _weigh(rules: Iterable[Callable[[Asked], Awaitable[Verdict]]], asked: 
         if isinstance(verdict, Ask):
             first = first or verdict
         elif verdict.code:
-            # Whose word it was is put on record.
+            # Keep the code of the policy that allowed it, for the record.
             allowed = verdict
     return first or allowed

@@ -1,4 +1,4 @@
-"""Two runs beside each other, turn by turn: what is not the same in both."""
+"""Compare two recorded runs, turn by turn."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from evoclaw.core.messages import JSON, Reply, ToolResult
 
 
 class Turn(Struct):
-    """One reply and what came of its calls."""
+    """One recorded reply and the results of its calls."""
 
     reply: Reply
     results: dict[str, ToolResult] = {}
     said: tuple[str, ...] = ()
-    """What a person or the loop said before it."""
+    """The texts of the user messages before the reply, from a person or the loop."""
 
 
 class Difference(Struct, frozen=True):
-    """One thing that is not the same in both."""
+    """One difference between two runs."""
 
     turn: int
     """0 for the run as a whole."""
@@ -32,23 +32,23 @@ class Difference(Struct, frozen=True):
 
 
 def compare(a: Sequence[Record], b: Sequence[Record]) -> Iterator[Difference]:
-    """What differs, the run as a whole first, then turn by turn; ids and times never count."""
+    """Yield the differences of the run as a whole, then of each turn; ids and times are ignored."""
     yield from _differing(0, _whole(a), _whole(b))
-    for number, (one, other) in enumerate(zip_longest(turns(a), turns(b)), 1):
-        yield from _differing(number, _facts(one), _facts(other))
+    for number, (left, right) in enumerate(zip_longest(turns(a), turns(b)), 1):
+        yield from _differing(number, _facts(left), _facts(right))
 
 
 def turns(records: Sequence[Record]) -> list[Turn]:
     """The turns of a recording."""
     found: list[Turn] = []
-    said: list[str] = []
+    prompts: list[str] = []
     for record in records:
         match record.event:
             case Prompted(message):
-                said.append(message.text)
+                prompts.append(message.text)
             case Replied(reply):
-                found.append(Turn(reply, {}, tuple(said)))
-                said = []
+                found.append(Turn(reply, {}, tuple(prompts)))
+                prompts = []
             case CallFinished(result) if found:
                 found[-1].results[result.call_id] = result
             case _:
@@ -90,7 +90,7 @@ def _facts(turn: Turn | None) -> dict[str, JSON] | None:
 
 
 def _arguments(text: str) -> JSON:
-    """By what they mean: blanks and the order of keys do not make another call."""
+    """Arguments by value: whitespace and the order of keys make no difference."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -104,6 +104,6 @@ def _differing(
         yield Difference(turn, "turn", a, b)
         return
     for name in dict.fromkeys((*a, *b)):
-        one, other = a.get(name), b.get(name)
-        if one != other:
-            yield Difference(turn, name, one, other)
+        left, right = a.get(name), b.get(name)
+        if left != right:
+            yield Difference(turn, name, left, right)

@@ -1,4 +1,4 @@
-"""Which calls may not run side by side: their resources overlap and one of them writes."""
+"""Which calls must not run concurrently: their resources overlap and one of them writes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ def conflict(first: Call, second: Call) -> bool:
     """Whether `second` must wait for `first`."""
     if first.tool.effect is Effect.READ and second.tool.effect is Effect.READ:
         return False
-    mine, theirs = _resources(first), _resources(second)
-    if EVERYTHING in mine or EVERYTHING in theirs:
-        return bool(mine and theirs)
-    return any(_overlap(a, b) for a in mine for b in theirs)
+    before, after = _resources(first), _resources(second)
+    if EVERYTHING in before or EVERYTHING in after:
+        return bool(before and after)
+    return any(_overlap(a, b) for a in before for b in after)
 
 
 def _resources(call: Call) -> tuple[str, ...]:
     found: list[str] = []
     for name in call.tool.resources:
         value = EVERYTHING if name == EVERYTHING else call.arguments.get(name, EVERYTHING)
-        # What is not named by a plain string cannot be compared, so it counts as everything.
+        # A resource that is not a plain string cannot be compared, so it counts as everything.
         found.append(value if isinstance(value, str) and value else EVERYTHING)
     return tuple(found)
 
 
 def _overlap(a: str, b: str) -> bool:
-    """Whether two resources can be the same, or one hold the other; names that are no paths too."""
+    """Whether two resources may be the same, or one contain the other; also for plain names."""
     if posixpath.isabs(a) != posixpath.isabs(b):
-        return True  # where a relative path starts is not known here
+        return True  # the working directory of the relative path is not known here
     a, b = posixpath.normpath(a), posixpath.normpath(b)
     return a == b or "." in (a, b) or _holds(a, b) or _holds(b, a) or ".." in (a[:2], b[:2])
 

@@ -1,4 +1,4 @@
-"""Fitting a run into its model's context: when to trim, by how much, and the summary."""
+"""Fit a run into its model's context: when to trim, by how much, and the summary."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from evoclaw.core.truncate import head_and_tail
 from evoclaw.core.window import plan_trim
 
 FULL = 0.9
-"""Trim when this part of the room is taken …"""
+"""Trim when the history takes more than this share of the context …"""
 TARGET = 0.6
-"""… down to this part, so that the next turns need no trimming (and the cached prefix lasts)."""
+"""… to this share, so that the next turns need no trimming and the cached prefix lasts."""
 
 _SUMMARISE = (
     "Summarise this part of an agent's work in at most 200 words: what was found out, what was "
@@ -36,7 +36,7 @@ _SUMMARISE = (
 
 
 def room_for(state: RunState, provider: Provider, settings: LoopSettings, tools_size: int) -> int:
-    """How many characters of history the model can be shown, by what is known so far."""
+    """How many characters of history fit the model's context, by the current token estimate."""
     profile = provider.profile
     reserve = min(settings.max_tokens or profile.max_output_tokens, profile.context_tokens // 4)
     return int((profile.context_tokens - reserve) * state.chars_per_token) - tools_size
@@ -45,9 +45,9 @@ def room_for(state: RunState, provider: Provider, settings: LoopSettings, tools_
 async def trim(
     state: RunState, provider: Provider, deadline: Deadline, *, room: int, force: bool = False
 ) -> AsyncGenerator[ContextTrimmed, None]:
-    """Say what to leave out of a window that is too long for the model.
+    """Yield what to leave out of a window that is too long for the model.
 
-    With `force` the model's server has refused it, whatever our estimate was.
+    With `force` the model's server has rejected the window, whatever our estimate was.
     """
     if force:
         room = min(room, state.window.size)
@@ -74,7 +74,7 @@ async def trim(
 async def summarise(
     provider: Provider, messages: Sequence[Message], deadline: Deadline, *, room: int
 ) -> tuple[str, Usage, float | None]:
-    """Have the model summarise turns that will no longer be shown; an outline if it cannot."""
+    """Have the model summarise the turns that are left out; return an outline if it cannot."""
     transcript = head_and_tail("\n".join(_told(message) for message in messages), room)
     request = Request(History([SystemMessage(_SUMMARISE), user(transcript)]), max_tokens=500)
     pieces = provider.stream(request)
@@ -100,7 +100,7 @@ def _told(message: Message, limit: int = 2_000) -> str:
         case UserMessage():
             return f"user: {message.text[:limit]}"
         case Reply(text, calls):
-            asked = "".join(f"\ncalled {c.name}({c.arguments[:limit]})" for c in calls)
-            return f"assistant: {text[:limit]}{asked}"
+            called = "".join(f"\ncalled {c.name}({c.arguments[:limit]})" for c in calls)
+            return f"assistant: {text[:limit]}{called}"
         case ToolResult():
             return f"result of {message.name}: {message.text[:limit]}"

@@ -1,4 +1,4 @@
-"""How long something may go on. To cancel is to bring the deadline forward to now."""
+"""Deadlines: how long work may take. To cancel is to bring the deadline forward to now."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """A moment after which work under it is interrupted.
+    """A moment after which the work under it is interrupted.
 
-    It holds one timer for all its work, armed with the first piece of it; `release` lets go of it.
+    One timer serves all its work. It is armed with the first piece of work; `release` cancels it.
     """
 
     __slots__ = ("_at", "_scopes", "_seconds", "_timer", "cancelled", "over")
 
     def __init__(self, seconds: float | None = None) -> None:
-        """Allow so many seconds from when work begins; None means no end."""
+        """Allow `seconds` from when the work starts; None means no limit."""
         self._seconds = seconds
         self._at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._scopes: set[_Scope] = set()
         self.cancelled = False
-        """Somebody called `cancel`."""
+        """Whether `cancel` was called."""
         self.over = False
-        """No work goes on, or begins, under this deadline any more."""
+        """Whether the deadline has passed: no work may run or start under it."""
 
     def start(self) -> None:
-        """Begin to count, or arm the timer again after `release`."""
+        """Start to count, or arm the timer again after `release`."""
         loop = asyncio.get_running_loop()
         if self._at is None:
             self._at = math.inf if self._seconds is None else loop.time() + self._seconds
@@ -45,7 +45,7 @@ class Deadline:
             self._timer = loop.call_at(self._at, self.expire)
 
     def release(self) -> None:
-        """Let go of the timer when the work under this deadline is done."""
+        """Cancel the timer when the work under this deadline is done."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -57,7 +57,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds left; what a child may be given."""
+        """Seconds left, such as for the deadline of a sub-run."""
         if self.over:
             return 0.0
         self.start()
@@ -65,10 +65,10 @@ class Deadline:
         return max(0.0, self._at - asyncio.get_running_loop().time())
 
     async def bound(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """Await `work`; raise `TimeoutError` when the deadline, or `seconds`, is over before it.
+        """Await `work`; raise `TimeoutError` if the deadline, or `seconds`, passes first.
 
-        Work that ends without waiting for anything costs no timer: it is begun right here, and only
-        when it first has to wait is the rest of it put under the deadline.
+        Work that never waits needs no timer: it is started right here, and only what is left of it
+        when it first waits is put under the deadline.
         """
         try:
             waiting = work.send(None)
@@ -78,7 +78,7 @@ class Deadline:
             return await rest(work, waiting)
 
     def expire(self) -> None:
-        """Be over now, as if the time had passed."""
+        """End the deadline now, as if the time had passed."""
         self.over = True
         self.release()
         for scope in tuple(self._scopes):
@@ -120,7 +120,7 @@ class _Scope:
         self._scopes.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        # Our own cancellation becomes TimeoutError; one that somebody else asked for goes on.
+        # Our own cancellation becomes TimeoutError; any other cancellation propagates.
         if (
             self._interrupted
             and self._task.uncancel() <= self._cancelling

@@ -1,4 +1,4 @@
-"""Coroutines begun by hand: most of them never wait, and then need neither a task nor a timer."""
+"""Eagerly started coroutines: one that never waits needs neither a task nor a timer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def begin(work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | None:
-    """Run it until it first waits; what is left of it then, to be awaited in a task.
+    """Run a coroutine until it first waits; return the rest, to be awaited in a task, or None.
 
-    Until it waits there is no task of its own: it must not ask for the current one before.
+    Until it waits it has no task of its own: it must not ask for the current task before.
     """
     try:
         waiting = work.send(None)
@@ -27,7 +27,7 @@ async def _go_on(work: Coroutine[Any, Any, T], waiting: Any) -> T:
 
 @coroutine
 def rest(work: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any, T]:
-    """Await what is left of a coroutine that was begun and now waits for `waiting`."""
+    """Await the rest of a coroutine that was started and now waits for `waiting`."""
     while True:
         try:
             yield waiting

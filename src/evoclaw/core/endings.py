@@ -1,4 +1,4 @@
-"""Why a run ends, or what is said to a reply not accepted yet: decisions on its state."""
+"""When a run ends and why, and which prompt follows a reply that is not accepted yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evoclaw.core.toolset import Toolset
 def ending(
     state: RunState, settings: LoopSettings, deadline: Deadline, tools: Toolset
 ) -> RunEnded | None:
-    """Why the run must end here, if it must."""
+    """The reason why the run must end now; None if it continues."""
     if deadline.over:
         return interrupted(deadline)
     if state.pending:
@@ -26,8 +26,8 @@ def ending(
         reason = f"{names} was asked {state.repeated} times in a row"
         return RunEnded(StopReason.LOOP_DETECTED, reason)
     if state.denied:
-        name, _ = most = max(state.denied, key=state.denied.__getitem__)
-        if (count := state.denied[most]) >= settings.repeat_limit:
+        name, _ = key = max(state.denied, key=state.denied.__getitem__)
+        if (count := state.denied[key]) >= settings.repeat_limit:
             return RunEnded(StopReason.LOOP_DETECTED, f"{name} was denied {count} times")
     if state.asked is not None:
         return None
@@ -38,7 +38,7 @@ def ending(
 
 
 def _answered(state: RunState, settings: LoopSettings, tools: Toolset) -> RunEnded | None:
-    """Whether the last reply is the answer, or the turns are used up."""
+    """End the run if the last reply is its answer, or if the turns are used up."""
     reply = state.last
     if type(reply) is Reply:
         if state.closing and state.turn > settings.max_turns:
@@ -56,26 +56,26 @@ def _answered(state: RunState, settings: LoopSettings, tools: Toolset) -> RunEnd
 
 
 def follow_up(state: RunState, settings: LoopSettings, tools: Toolset) -> Prompted | None:
-    """What is said to a text-only reply that is not accepted yet."""
+    """The prompt that follows a text-only reply that is not accepted yet."""
     if settings.confirm and tools and isinstance(state.last, Reply):
         prompt = _confirmation(state, state.last, settings)
         if prompt is not None:
             return prompt
     if settings.evidence and (text := evidence.wanted(state, tools)):
-        # It quotes what the model wrote, who may have it from an outsider.
+        # It quotes the model, and the model may quote untrusted text.
         return Prompted(UserMessage((TextBlock(text, state.history.label),)), "evidence")
     return None
 
 
 def _confirmation(state: RunState, reply: Reply, settings: LoopSettings) -> Prompted | None:
-    """Double confirmation."""
+    """The prompt of double confirmation, if the reply needs one."""
     if not reply.text.strip() or state.closing:
         return None
-    if state.confirms:  # the model knows the two words by now, asked for or not
-        answer, left = read_confirmation(reply.text)
+    if state.confirms:  # the model knows the two keywords from the first checklist
+        answer, remaining = read_confirmation(reply.text)
         if answer is Confirmation.CONTINUE:
-            said = TextBlock(wording.go_on(left), state.history.label)
-            return Prompted(UserMessage((said,)), "continue")
+            block = TextBlock(wording.go_on(remaining), state.history.label)
+            return Prompted(UserMessage((block,)), "continue")
         if answer is Confirmation.COMPLETED or state.confirming or evidence.was_asked(state):
             return None
     if state.confirms >= settings.confirm_limit:

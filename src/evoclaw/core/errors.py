@@ -1,15 +1,15 @@
-"""Errors for the caller.
+"""The exceptions of EvoClaw.
 
 EvoClawError
-├── ConfigError          what was configured or typed cannot work; the message says what to do
-├── SchemaError          a tool's schema is refused at registration
-├── DuplicateTool        two tools claim one name
-├── AgentNotFound        no agent of that name is configured
+├── ConfigError          invalid configuration or arguments; the message says what to do
+├── SchemaError          a tool's JSON Schema is rejected at registration
+├── DuplicateTool        two tools have the same name
+├── AgentNotFound        no agent of this name is configured
 ├── RecordingError       a recording cannot be read, or does not replay
-├── Standstill           what a run cannot do without is away; the run goes on later
-└── ProviderError        no reply could be had from a model
+├── RunSuspended         a dependency of the run is unavailable; the run resumes later
+└── ProviderError        a model gave no reply
 
-What the *model* is told is a `ToolResult` with an error, raised inside as `ToolFailure`.
+A failure for the *model* is a `ToolResult` with an error, raised inside a tool as `ToolFailure`.
 How a run ended is a `StopReason`. Neither is an exception for the caller.
 """
 
@@ -23,15 +23,15 @@ from evoclaw.core.messages import JSON, ErrorKind, Usage
 
 
 class EvoClawError(Exception):
-    """Anything the caller can be told about."""
+    """The base class of all errors that are raised to the caller."""
 
 
 class ConfigError(EvoClawError):
-    """What was configured or typed cannot work."""
+    """The configuration or an argument is invalid; the message says what to do."""
 
 
 class SchemaError(EvoClawError):
-    """A tool's JSON Schema is refused."""
+    """A tool's JSON Schema is rejected."""
 
     def __init__(self, tool: str, problem: str) -> None:
         super().__init__(f"tool {tool!r}: {problem}")
@@ -39,34 +39,34 @@ class SchemaError(EvoClawError):
 
 
 class DuplicateTool(EvoClawError):
-    """Two tools claim one name."""
+    """Two tools have the same name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"two tools are named {name!r}; rename or leave out one of them")
+        super().__init__(f"two tools are named {name!r}; rename or remove one of them")
         self.name = name
 
 
 class AgentNotFound(EvoClawError):
-    """No agent of that name is configured."""
+    """No agent of this name is configured."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"no agent {name!r}; known: {', '.join(known) or 'none'}")
+        super().__init__(f"unknown agent {name!r}; known agents: {', '.join(known) or 'none'}")
         self.name, self.known = name, tuple(known)
 
 
 class RecordingError(EvoClawError):
-    """A recording cannot be read or does not replay."""
+    """A recording cannot be read, or does not replay."""
 
 
 class Standstill(EvoClawError):
-    """What a run cannot do without is away just now.
+    """A dependency that the run cannot do without, such as the store, is unavailable now.
 
-    It is no outcome: the run stands still where it is, and whoever drives it takes it up again.
+    It is not an outcome: the run is suspended, and its orchestrator resumes it later.
     """
 
 
 class ProviderErrorKind(StrEnum):
-    """Whose fault it is that there is no reply."""
+    """Why there is no reply."""
 
     QUOTA_EXHAUSTED = "quota_exhausted"
     RATE_LIMITED = "rate_limited"
@@ -79,7 +79,7 @@ class ProviderErrorKind(StrEnum):
 
 
 class ProviderError(EvoClawError):
-    """No reply could be had."""
+    """A model gave no reply."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ProviderError(EvoClawError):
 
 
 class RunEnded(Exception):
-    """Raised inside the loop when a step finds that the run must end; never leaves it."""
+    """Raised inside the loop when the run must end; it never leaves the loop."""
 
     def __init__(self, stop: StopReason, reason: str = "") -> None:
         super().__init__(reason)
@@ -102,7 +102,7 @@ class RunEnded(Exception):
 
 
 class ToolFailure(Exception):
-    """Raised inside a tool or executor: the model is told, the run goes on."""
+    """Raised inside a tool or executor: the message becomes a result for the model."""
 
     def __init__(self, kind: ErrorKind, message: str, **details: JSON) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
 """The facts of a run, one frozen class each, and the record that stamps them.
 
-Events carry no clock: a run told again gives the same events, and only the record's `at` differs.
+Events carry no clock: replaying a run gives the same events; only the record's `at` differs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class StopReason(StrEnum):
     LOOP_DETECTED = "loop_detected"
     CANCELLED = "cancelled"
     WAITING = "waiting"
-    """For a person; the run resumes later."""
+    """For a person or the caller; the run resumes later."""
 
 
 class RunStarted(Struct, frozen=True, gc=False, tag="run_started"):
-    """A run began with these messages, under these limits."""
+    """A run started with these messages, under these limits."""
 
     model: str
     messages: tuple[Message, ...]
@@ -40,7 +40,7 @@ class RunStarted(Struct, frozen=True, gc=False, tag="run_started"):
 
 
 class RunResumed(Struct, frozen=True, gc=False, tag="run_resumed"):
-    """A run that stopped or was cut off goes on where its records end."""
+    """A run that was stopped or interrupted continues where its records end."""
 
     model: str
     settings: LoopSettings
@@ -48,7 +48,7 @@ class RunResumed(Struct, frozen=True, gc=False, tag="run_resumed"):
 
 
 class ToolsChanged(Struct, frozen=True, gc=False, tag="tools_changed"):
-    """The tools there are, at the start and whenever they differ from before."""
+    """The tools that are available: at the start, and whenever they change."""
 
     tools: tuple[Tool, ...]
 
@@ -58,9 +58,9 @@ class TurnStarted(Struct, frozen=True, gc=False, omit_defaults=True, tag="turn_s
 
     turn: int
     offer_tools: bool = True
-    """False for a closing reply, or when there are none."""
+    """False for a closing reply, or if there are no tools."""
     chars: int = 0
-    """How long what is sent is; with the server's own count it corrects the token estimate."""
+    """Characters sent; compared with the server's token count, they correct the estimate."""
 
 
 class TextDelta(Struct, frozen=True, gc=False, tag="text_delta"):
@@ -70,13 +70,13 @@ class TextDelta(Struct, frozen=True, gc=False, tag="text_delta"):
 
 
 class ReasoningDelta(Struct, frozen=True, gc=False, tag="reasoning_delta"):
-    """A piece of what the model thinks aloud."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 class ReplyRetried(Struct, frozen=True, gc=False, tag="reply_retried"):
-    """The reply broke off or was refused and is asked for again; its deltas so far are void."""
+    """The request for a reply failed and is retried; the deltas of the reply so far are void."""
 
     kind: str
     reason: str
@@ -85,7 +85,7 @@ class ReplyRetried(Struct, frozen=True, gc=False, tag="reply_retried"):
 
 
 class ReplyFailed(Struct, frozen=True, gc=False, omit_defaults=True, tag="reply_failed"):
-    """No reply could be had; what the attempts used up is spent all the same."""
+    """The model gave no reply; the tokens of the failed attempts are spent all the same."""
 
     kind: str
     reason: str
@@ -93,13 +93,13 @@ class ReplyFailed(Struct, frozen=True, gc=False, omit_defaults=True, tag="reply_
 
 
 class Replied(Struct, frozen=True, gc=False, tag="replied"):
-    """The model's reply is whole."""
+    """The model's reply is complete."""
 
     reply: Reply
 
 
 class CallJudged(Struct, frozen=True, gc=False, omit_defaults=True, tag="call_judged"):
-    """A policy said whether a call may run."""
+    """The policies gave their verdict on a call."""
 
     call_id: str
     verdict: str
@@ -110,7 +110,7 @@ class CallJudged(Struct, frozen=True, gc=False, omit_defaults=True, tag="call_ju
 
 
 class ApprovalAnswered(Struct, frozen=True, gc=False, omit_defaults=True, tag="approval_answered"):
-    """A person (or nobody, yet) answered an `ask`."""
+    """The approver answered an `ask`; the decision may be `pending`."""
 
     call_id: str
     decision: str
@@ -118,7 +118,7 @@ class ApprovalAnswered(Struct, frozen=True, gc=False, omit_defaults=True, tag="a
 
 
 class CallStarted(Struct, frozen=True, gc=False, tag="call_started"):
-    """A call was handed to its executor."""
+    """A call was passed to its executor."""
 
     call_id: str
     name: str
@@ -127,20 +127,20 @@ class CallStarted(Struct, frozen=True, gc=False, tag="call_started"):
 
 
 class CallOutput(Struct, frozen=True, gc=False, tag="call_output"):
-    """A running call said something."""
+    """A running call produced output."""
 
     call_id: str
     text: str
 
 
 class CallFinished(Struct, frozen=True, gc=False, tag="call_finished"):
-    """A call has its answer; without a `CallStarted` before it, it was never run."""
+    """A call has its result; without a `CallStarted` before it, it never ran."""
 
     result: ToolResult
 
 
 class Prompted(Struct, frozen=True, gc=False, omit_defaults=True, tag="prompted"):
-    """The loop, or a person, put another user message into the history."""
+    """The loop, or a person, added a user message to the history."""
 
     message: UserMessage
     why: str = ""
@@ -148,27 +148,27 @@ class Prompted(Struct, frozen=True, gc=False, omit_defaults=True, tag="prompted"
 
 
 class ContextTrimmed(Struct, frozen=True, gc=False, omit_defaults=True, tag="context_trimmed"):
-    """What the model sees of the history was cut to fit; the history itself is whole."""
+    """The model is shown less of the history, so that it fits; the history itself is unchanged."""
 
     elide_before: int
     """Results before this message are shown as a stub."""
     drop_before: int = 0
-    """Messages before this one, but for the instructions and the task, are shown as the summary."""
+    """Messages before this one, except the instructions and the task, are shown as the summary."""
     summary: str = ""
     result_chars: int = 0
-    """Results that are still shown are cut to this length; 0 leaves them whole."""
+    """Results that are still shown are cut to this length; 0: not cut."""
     usage: Usage = Usage()
     cost: float | None = None
 
 
 class RunFinished(Struct, frozen=True, gc=False, omit_defaults=True, tag="run_finished"):
-    """The run ended; `text` is what the user is told."""
+    """The run ended; `text` is the answer for the user."""
 
     stop: StopReason
     text: str
     output: dict[str, JSON] = {}
     reason: str = ""
-    """For people: what exactly ended it, when it was not plain completion."""
+    """For people: why it ended, if it did not simply complete."""
     turns: int = 0
     calls: int = 0
     tools_used: tuple[str, ...] = ()
@@ -197,16 +197,15 @@ Event: TypeAlias = (
 )
 
 ReplyEvent: TypeAlias = TextDelta | ReasoningDelta | ReplyRetried | Replied
-"""What a provider may say: any number of the first three, then exactly one `Replied`."""
+"""What a provider may yield: any number of the first three, then exactly one `Replied`."""
 
 
 PIECES = frozenset({TextDelta, ReasoningDelta, CallOutput})
-"""What nearly all records of a run are, by type: whoever waits for something else passes them over
-at once."""
+"""The types of nearly all records of a run: a sink that waits for others can skip them at once."""
 
 
 class Record(Struct, frozen=True, gc=False):
-    """A stamped fact."""
+    """An event with its run, its number and its time."""
 
     run_id: str
     seq: int

@@ -1,8 +1,8 @@
-"""Evidence-bound completion: a final answer cites the receipts of what was done, or is sent back.
+"""Evidence-bound completion: a final answer must cite the receipts of what was done.
 
-Nothing is guessed from prose. The rules are: what is cited must be a valid receipt of this run; the
-receipt of every call that acted and succeeded must be cited; and what the receipts prove is written
-under the answer by the loop itself, so that a claim without proof can be seen as one.
+Nothing is inferred from prose. The rules: every cited receipt must be a valid receipt of this run;
+the receipt of every successful call with side effects must be cited. The loop itself appends what
+the receipts prove to the answer, so that the user can tell an unproven claim from a proven one.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from evoclaw.core.state import RunState
 from evoclaw.core.toolset import Toolset
 
 ASKS = 2
-"""How often an answer without evidence is sent back."""
+"""How often the model is asked again when its answer lacks evidence."""
 _LINE = re.compile(r"^[\s*_#>`-]*EVIDENCE[*_`]*\s*:(.*)$", re.IGNORECASE | re.MULTILINE)
 _ID = re.compile(r"\br\d+-[0-9a-f]{8}\b")
 _INLINE = re.compile(r"\[(?:receipt\s+)?(r\d+-[0-9a-f]{8})\b[^\]\n]*\]")
 
 
 class Proof(Struct, frozen=True):
-    """One receipt, as far as an answer can lean on it."""
+    """One valid receipt that an answer can cite."""
 
     id: str
     tool: str
     agent: str
     done: bool
-    """The device signed that it succeeded."""
+    """Whether the device signed that the call succeeded."""
 
 
 class Account(Struct, frozen=True):
-    """What a run did, by its receipts."""
+    """What a run did, according to its receipts."""
 
     proofs: dict[str, Proof]
     """All valid receipts of this run, by id."""
     acted: tuple[Proof, ...]
-    """Those of calls that had consequences, and succeeded."""
+    """The receipts of calls that had side effects and succeeded."""
     failed: tuple[str, ...]
-    """Tools that should have had consequences, and did not succeed: each with why."""
+    """Tools with side effects whose calls failed, each with the kind of error."""
     unproven: tuple[str, ...]
-    """Tools that had consequences, and no receipt that holds."""
+    """Tools with side effects whose calls succeeded without a valid receipt."""
 
 
 async def shown(
     events: AsyncGenerator[Event, None], state: RunState, tools: Toolset
 ) -> AsyncGenerator[Event, None]:
-    """The same events, but results show the model the ids of their receipts."""
+    """Yield the same events; append the ids of their receipts to the results of calls."""
     async with aclosing(events):
         async for event in events:
             if isinstance(event, CallFinished):
@@ -73,14 +73,14 @@ def _with_ids(result: ToolResult, run_id: str, tools: Toolset) -> ToolResult:
     acts = _acts(result, tools)
     lines = [wording.receipt(p.id, done=p.done, acts=acts) for p in _proofs(result, run_id)]
     block = TextBlock("\n".join(lines))
-    # A run that is played again has them already.
+    # The results of a replayed run have them already.
     if not lines or result.blocks[-1:] == (block,):
         return result
     return replace(result, blocks=(*result.blocks, block))
 
 
 def account(state: RunState, tools: Toolset) -> Account:
-    """What this run did, and what is proven of it."""
+    """What this run did, and what its receipts prove."""
     proofs: dict[str, Proof] = {}
     acted: list[Proof] = []
     failed: list[str] = []
@@ -100,7 +100,7 @@ def account(state: RunState, tools: Toolset) -> Account:
 
 
 def lacking(state: RunState, tools: Toolset) -> str:
-    """What an answer lacks, in words; empty if it can stand."""
+    """What evidence the answer lacks, in words; empty if it is complete."""
     reply = state.last
     if not isinstance(reply, Reply) or not reply.text.strip():
         return ""
@@ -117,7 +117,7 @@ def lacking(state: RunState, tools: Toolset) -> str:
 
 
 def wanted(state: RunState, tools: Toolset) -> str:
-    """What is said to an answer that lacks evidence; empty if nothing, or not any more."""
+    """The prompt for an answer that lacks evidence; empty if none is due, or the limit is met."""
     problem = lacking(state, tools)
     if not problem or state.closing or asked(state) >= ASKS:
         return ""
@@ -125,7 +125,7 @@ def wanted(state: RunState, tools: Toolset) -> str:
 
 
 def asked(state: RunState) -> int:
-    """How often an answer of this run was sent back."""
+    """How often the model was asked for evidence in this run."""
     return sum(
         isinstance(message, UserMessage) and message.text.startswith(wording.EVIDENCE)
         for message in list(state.history)[len(state.opening) :]
@@ -133,18 +133,18 @@ def asked(state: RunState) -> int:
 
 
 def was_asked(state: RunState) -> bool:
-    """Whether the last reply answers such a sending back."""
+    """Whether the last reply answers a request for evidence."""
     before = state.history[len(state.history) - 2] if len(state.history) > 1 else None
     return isinstance(before, UserMessage) and before.text.startswith(wording.EVIDENCE)
 
 
 def answer(text: str) -> str:
-    """An answer without the line that is for us."""
+    """An answer without its `EVIDENCE:` line."""
     return _LINE.sub("", text).strip()
 
 
 def told(text: str, state: RunState, tools: Toolset, *, answered: bool) -> str:
-    """What the user reads: the answer, and under it what the receipts prove."""
+    """The text for the user: the answer, followed by what the receipts prove."""
     known = account(state, tools)
     problem = lacking(state, tools) if answered else ""
     text = wording.unproven(problem) if problem else answer(text)
@@ -159,20 +159,23 @@ def _results(state: RunState) -> Iterator[ToolResult]:
 
 
 def _proofs(result: ToolResult, run_id: str) -> list[Proof]:
-    """The receipts of a result that hold, and are of this run."""
-    many: JSON = result.details.get("receipts")
-    given: list[JSON] = [result.details.get("receipt"), *(many if is_array(many) else ())]
+    """The receipts of a result that are valid and belong to this run."""
+    several: JSON = result.details.get("receipts")
+    receipts: list[JSON] = [
+        result.details.get("receipt"),
+        *(several if is_array(several) else ()),
+    ]
     found: list[Proof] = []
-    for one in given:
-        if not is_object(one) or one.get("state") != "valid":
+    for receipt in receipts:
+        if not is_object(receipt) or receipt.get("state") != "valid":
             continue
-        id_, agent = str(one.get("id", "")), str(one.get("agent", ""))
-        if _ID.fullmatch(id_) and str(one.get("request_id", "")).startswith(f"{run_id}."):
-            found.append(Proof(id_, result.name, agent, one.get("status") == "success"))
+        id_, agent = str(receipt.get("id", "")), str(receipt.get("agent", ""))
+        if _ID.fullmatch(id_) and str(receipt.get("request_id", "")).startswith(f"{run_id}."):
+            found.append(Proof(id_, result.name, agent, receipt.get("status") == "success"))
     return found
 
 
 def _acts(result: ToolResult, tools: Toolset) -> bool:
-    """Whether a call had consequences; of a tool that is gone, so it is taken."""
+    """Whether a call had side effects; assumed for a tool that is no longer available."""
     found = tools.find(result.name)
     return found is None or found[0].presses

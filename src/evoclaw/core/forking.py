@@ -1,4 +1,4 @@
-"""A run begun again from the middle of another: what was said before a turn, without the rest."""
+"""Fork a recorded run: the messages with which another run starts from one of its turns."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from evoclaw.core.state import RunState
 
 
 class NothingLeft(RecordingError):
-    """The run had ended by the turn, and nothing more is said."""
+    """The run ended before the turn, and there is no new message."""
 
     def __init__(self, turn: int) -> None:
-        super().__init__(f"the run had ended by turn {turn}; give a message to go on with")
+        super().__init__(f"the run ended before turn {turn}; give a message to continue with")
         self.turn = turn
 
 
 def forked(records: Sequence[Record], turn: int, message: str = "") -> tuple[Message, ...]:
-    """What a run begins with that goes another way from a turn on.
+    """The messages with which a fork of a run starts.
 
-    Raises `RecordingError` where there is no such turn, or nothing to go on with.
+    Raises `RecordingError` if there is no such turn, or no message to continue with.
 
     Args:
-        records: Of the run.
-        turn: The turn to have anew; what was before it is kept.
-        message: What is said there; at turn 1, instead of the task.
+        records: The records of the run.
+        turn: The turn to run again; what was before it is kept.
+        message: A new user message; at turn 1 it replaces the task.
     """
     messages = before_turn(records, turn)
     if message:
         if _unanswered(messages):
-            raise RecordingError("calls of the last turn have no answer yet; fork at that turn")
+            raise RecordingError("calls of the last turn have no result yet; fork at that turn")
         return with_message(messages, message)
     if _is_over(messages):
         raise NothingLeft(turn)
@@ -39,15 +39,15 @@ def forked(records: Sequence[Record], turn: int, message: str = "") -> tuple[Mes
 
 
 def before_turn(records: Sequence[Record], turn: int) -> tuple[Message, ...]:
-    """The messages as they stood when a turn's reply was asked for; turns count from 1.
+    """The messages that were sent for a turn's reply; turns count from 1.
 
-    One more than there are turns gives everything, also calls that have no answer yet.
+    One more than the number of turns gives all messages, also calls that have no result yet.
     """
     if not records or not isinstance(records[0].event, RunStarted):
-        raise RecordingError("a recording begins with run_started")
+        raise RecordingError("the recording does not begin with run_started")
     state = RunState(records[0].run_id)
     prompts = 0
-    """Prompts of the loop that end the history: they were for a reply that is not kept."""
+    """Prompts of the loop at the end of the history: they belong to a reply that is dropped."""
     for record in records:
         if isinstance(record.event, Replied):
             if state.turn == turn - 1:
@@ -57,22 +57,22 @@ def before_turn(records: Sequence[Record], turn: int) -> tuple[Message, ...]:
             prompts = 0 if record.event.why == "steer" else prompts + 1
         state.apply(record.event)
     if turn < 1 or state.turn != turn - 1:
-        raise RecordingError(f"there is no turn {turn}; say 1 to {state.turn + 1}")
+        raise RecordingError(f"turn {turn} does not exist; choose 1 to {state.turn + 1}")
     kept = list(state.history)
     del kept[len(kept) - prompts :]
-    asked = state.asked.calls if state.asked else ()
-    answers = [state.answers[call.id] for call in asked if call.id in state.answers]
+    calls = state.asked.calls if state.asked else ()
+    answers = [state.answers[call.id] for call in calls if call.id in state.answers]
     return (*kept, *answers)
 
 
 def with_prompt(messages: Iterable[Message], text: str) -> tuple[Message, ...]:
-    """The same under other instructions."""
+    """The same messages with another system prompt."""
     rest = [message for message in messages if not isinstance(message, SystemMessage)]
     return (SystemMessage(text), *rest)
 
 
 def with_message(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
-    """The same with something else said: instead of a last user message, or after the rest."""
+    """The same messages with a new user message: it replaces a last one, or is appended."""
     kept = list(messages)
     if kept and isinstance(kept[-1], UserMessage):
         kept.pop()
@@ -80,7 +80,7 @@ def with_message(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
 
 
 def _is_over(messages: Sequence[Message]) -> bool:
-    """Whether nothing is left to do: the last word is a reply without calls."""
+    """Whether the last message is a reply without calls."""
     return bool(messages) and isinstance(last := messages[-1], Reply) and not last.calls
 
 

@@ -1,4 +1,4 @@
-"""An append-only list of messages; none is encoded twice for the same wire."""
+"""An append-only list of messages; each is encoded once for each provider API."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from evoclaw.core.messages import (
 )
 
 IMAGE_SIZE = 4_000
-"""What a picture counts for, in characters: about a thousand tokens."""
+"""The size of an image in characters: about a thousand tokens."""
 
 
 CALL_SIZE = 16
-"""What a call counts for beside its name and arguments."""
+"""The size of a call in characters, in addition to its name and arguments."""
 
 
 class Writer(Protocol):
-    """Puts a conversation into a provider's words, one message after the other."""
+    """Encodes a conversation for a provider's API, message by message."""
 
     def add(self, message: Message) -> None:
-        """Write one more message behind those before it."""
+        """Encode one more message after those before it."""
         ...
 
 
@@ -47,9 +47,9 @@ class History:
         self._messages: list[Message] = []
         self._written: dict[str, tuple[Writer, int]] = {}
         self.size = 0
-        """In characters; the base of the token estimate."""
+        """In characters; the basis of the token estimate."""
         self.label: Label = CLEAN
-        """Where all of it came from."""
+        """Where the content came from: the labels of all messages, joined."""
         for message in messages:
             self.append(message)
 
@@ -62,13 +62,13 @@ class History:
             self.label = self.label | label
 
     def written(self, dialect: str, new: Callable[[], W]) -> W:
-        """The dialect's writer, told of every message so far and of none twice."""
-        writer, done = self._written.get(dialect) or (new(), 0)
+        """The encoder for an API, with every message so far encoded exactly once."""
+        encoder, done = self._written.get(dialect) or (new(), 0)
         if done < len(self._messages):
             for message in islice(self._messages, done, None):
-                writer.add(message)
-            self._written[dialect] = writer, len(self._messages)
-        return cast("W", writer)
+                encoder.add(message)
+            self._written[dialect] = encoder, len(self._messages)
+        return cast("W", encoder)
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -93,8 +93,8 @@ class History:
 
 
 def size_of(message: Message) -> int:
-    """How long a message is, in characters as a model would see them."""
-    # By exact type, and the likely ones first: to learn that a struct is no instance is slow.
+    """The length of a message in characters, as a model would see it."""
+    # By exact type, the likely ones first: a failing isinstance() on a Struct is slow.
     size = 0
     if type(message) is ToolResult or type(message) is UserMessage:
         for block in message.blocks:

@@ -1,4 +1,4 @@
-"""Where a piece of the context came from, and who asks: what rules about information flow read."""
+"""Labels (where a text came from) and principals (on whose behalf): the basis of flow policies."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 MEMORY = "memory"
-"""The source of what was recalled from earlier conversations."""
+"""The source of text recalled from earlier conversations."""
 MOST_SOURCES = 16
-"""Sources that are kept by name; whether there was one at all is never lost."""
+"""Sources that are kept by name; more are dropped, but the flags always stay."""
 
 
 class Label(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What is known of a text by where it came from. Joining labels never takes anything away."""
+    """Where a text came from. Joining labels never removes a flag."""
 
     untrusted: bool = False
-    """Somebody else may have written it: it is data, and never a reason to act."""
+    """An outsider may have written it: it is data, never an instruction."""
     private: bool = False
-    """It is not for everybody: it may not leave without a person's word."""
+    """It is confidential: it may not leave without a person's approval."""
     sources: tuple[str, ...] = ()
     """The tools it came through."""
 
@@ -36,19 +36,19 @@ class Label(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 CLEAN = Label()
-"""Of what the user and the operator said themselves."""
+"""The label of text written by the user or the operator."""
 
 
 def joined(labels: Iterable[Label]) -> Label:
-    """The label of what was made from all of these."""
+    """The join of several labels."""
     label = CLEAN
-    for one in labels:
-        label = label | one
+    for other in labels:
+        label = label | other
     return label
 
 
 class Principal(Struct, frozen=True, omit_defaults=True):
-    """On whose behalf a call is made: the key of every rate, budget, record and query."""
+    """On whose behalf a call is made; rates, budgets, records and queries are keyed by it."""
 
     tenant: str = "local"
     user: str = ""
@@ -56,4 +56,4 @@ class Principal(Struct, frozen=True, omit_defaults=True):
 
 
 LOCAL = Principal()
-"""Whoever sits at this machine."""
+"""The user of this machine."""

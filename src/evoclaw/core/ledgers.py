@@ -1,6 +1,6 @@
-"""What may be spent, by whom, and what was: accounts, and the port that keeps them.
+"""Budget accounts: limits, spending and reservations, and the `Ledger` port that stores them.
 
-Every amount is a whole number: money in millionths of a dollar, time in milliseconds.
+Every amount is an integer: money in millionths of a dollar, time in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ DOLLARS, TOKENS, SECONDS = "dollars", "tokens", "seconds"
 CALLS, TURNS = "calls", "turns"
 FILES, LINES, BYTES = "files", "lines", "bytes"
 ACTION = "action."
-"""Before the name of a physical action."""
+"""The prefix of kinds that count physical actions, before the action's name."""
 PARTS: Mapping[str, int] = {DOLLARS: 1_000_000, SECONDS: 1_000}
-"""How many of what is counted make one of a kind; one if not named here."""
+"""How many integer units make one dollar or second; 1 for kinds not listed."""
 MOST_ENTRIES = 128
-"""Times that a window remembers one by one; more are put together, and so forgotten later."""
+"""Entries that a time window keeps; more are merged, and so expire later."""
 
 Amounts: TypeAlias = Mapping[str, int]
-"""How much of each kind."""
+"""An amount for each kind."""
 Path: TypeAlias = tuple[str, ...]
-"""The accounts that pay, the widest first."""
+"""The names of the accounts that pay, the outermost first."""
 NOTHING: Amounts = {}
 NO_MORE: Mapping[str, tuple[Path, Amounts]] = {}
 
 
 class Limit(Struct, frozen=True, gc=False, omit_defaults=True):
-    """How much an account may spend of a kind."""
+    """How much of a kind an account may spend."""
 
     most: int
     per: float = 0.0
-    """Within how many seconds, wherever they begin; 0 is for ever."""
+    """The length of the sliding window in seconds; 0: no window, the limit is a total."""
 
 
 class Entry(Struct, array_like=True):
-    """What was spent at about one time."""
+    """Spending within a short time."""
 
     since: float
     until: float
@@ -45,7 +45,7 @@ class Entry(Struct, array_like=True):
 
 
 class Left(Struct, frozen=True, gc=False):
-    """What is left of a kind where there is least."""
+    """What is left of a kind in the account that has least."""
 
     kind: str
     account: str
@@ -54,24 +54,24 @@ class Left(Struct, frozen=True, gc=False):
 
     @property
     def share(self) -> float:
-        """Of what there was."""
+        """The share of the limit that is left, from 0 to 1."""
         return self.left / self.most if self.most else 0.0
 
 
 class Reservation(Struct, frozen=True, gc=False):
-    """An amount is set aside."""
+    """An amount was reserved."""
 
     id: str
     fresh: bool = True
-    """False if it was set aside under this id before, and not a second time."""
+    """False if this id was reserved before: nothing was reserved a second time."""
     before: tuple[Left, ...] = ()
-    """What was left of each kind wanted before this was taken, where there was least."""
+    """What was left of each requested kind before, in the account that had least."""
     also: tuple[str, ...] = ()
-    """Of the further ids, those that were not known before."""
+    """The additional ids that were not reserved before."""
 
 
 class Refusal(Struct, frozen=True, gc=False):
-    """Nothing is set aside: an account has not so much left."""
+    """Nothing was reserved: an account has not enough left."""
 
     kind: str
     account: str
@@ -81,53 +81,53 @@ class Refusal(Struct, frozen=True, gc=False):
 
 
 class Account(Struct, omit_defaults=True):
-    """What one account may spend and has spent. Changed by a ledger alone."""
+    """The limits and the spending of one account. Only a ledger changes it."""
 
     name: str
     limits: dict[str, Limit] = {}
     spent: dict[str, int] = {}
-    """Since it was opened."""
+    """In total, since the account was opened."""
     held: dict[str, int] = {}
-    """Set aside and not settled."""
+    """Reserved and not settled yet."""
     recent: dict[str, list[Entry]] = {}
-    """What was spent of the kinds that are bounded in time."""
+    """The spending within the window, for kinds whose limit has one."""
     touched: float = 0.0
     closed: bool = False
 
     def used(self, kind: str, now: float) -> int:
-        """What counts against its limit: what was spent within the time, and what is held."""
+        """What counts against the limit: the spending within its window, and open reservations."""
         held, limit = self.held.get(kind, 0), self.limits.get(kind)
         if limit is None or not limit.per:
             return held + self.spent.get(kind, 0)
         entries = self.recent.get(kind, [])
-        gone = now - limit.per
-        while entries and entries[0].until <= gone:
+        expired = now - limit.per
+        while entries and entries[0].until <= expired:
             del entries[0]
         return held + sum([entry.amount for entry in entries])
 
     def left(self, kind: str, now: float) -> int | None:
-        """What may still be set aside; None if nothing bounds it."""
+        """What may still be reserved; None if there is no limit."""
         limit = self.limits.get(kind)
         return None if limit is None else max(0, limit.most - self.used(kind, now))
 
     def hold(self, amounts: Amounts) -> None:
-        """Set aside."""
+        """Add a reservation."""
         held = self.held
         for kind, amount in amounts.items():
             held[kind] = held.get(kind, 0) + amount
 
     def let_go(self, amounts: Amounts) -> None:
-        """Set aside no longer."""
+        """Remove a reservation."""
         held = self.held
         for kind, amount in amounts.items():
-            left = held.get(kind, 0) - amount
-            if left:
-                held[kind] = left
+            remaining = held.get(kind, 0) - amount
+            if remaining:
+                held[kind] = remaining
             else:
                 held.pop(kind, None)
 
     def spend(self, amounts: Amounts, now: float) -> None:
-        """Write down what was spent, however much there was."""
+        """Record spending, even beyond the limit."""
         spent, limits = self.spent, self.limits
         self.touched = now
         for kind, amount in amounts.items():
@@ -149,7 +149,7 @@ class Account(Struct, omit_defaults=True):
 def weigh(
     accounts: Iterable[Account], amounts: Amounts, leaving: Amounts, now: float
 ) -> tuple[Left, ...] | Refusal:
-    """What is left of each kind wanted where there is least, or which account cannot pay."""
+    """What is left of each requested kind where there is least, or the account that cannot pay."""
     found: dict[str, Left] = {}
     for account in accounts:
         for kind, limit in account.limits.items():
@@ -168,7 +168,7 @@ def weigh(
 
 
 def least(accounts: Iterable[Account], now: float, kinds: Amounts | None = None) -> dict[str, Left]:
-    """What is left of each bounded kind, or of some of them, in the account that has least."""
+    """What is left of each limited kind, or of some kinds, in the account that has least."""
     found: dict[str, Left] = {}
     for account in accounts:
         for kind, limit in account.limits.items():
@@ -181,7 +181,7 @@ def least(accounts: Iterable[Account], now: float, kinds: Amounts | None = None)
 
 
 class Hold(Struct, omit_defaults=True):
-    """What is known of a reservation."""
+    """A stored reservation."""
 
     id: str
     path: Path
@@ -191,30 +191,30 @@ class Hold(Struct, omit_defaults=True):
 
     @property
     def owner(self) -> str:
-        """The account that ends with it."""
+        """The innermost account, which made the reservation."""
         return self.path[-1]
 
 
 def found_again(hold: Hold, accounts: Iterable[Account], now: float) -> Reservation:
-    """The answer to whoever sets aside what is set aside already."""
+    """The reservation for an id that was reserved already."""
     own = {} if hold.settled else hold.amounts
     before = [
-        Left(one.kind, one.account, one.left + own.get(one.kind, 0), one.most)
-        for one in least(accounts, now, hold.amounts).values()
+        Left(rest.kind, rest.account, rest.left + own.get(rest.kind, 0), rest.most)
+        for rest in least(accounts, now, hold.amounts).values()
     ]
     return Reservation(hold.id, fresh=False, before=tuple(before))
 
 
 class Ledger(Protocol):
-    """Keeps accounts. An amount counts against every account on its path, all or none."""
+    """Stores accounts. An amount counts against every account on its path, or against none."""
 
     async def open(self, account: str, limits: Mapping[str, Limit], spent: Amounts) -> None:
-        """Make sure an account is there, with these limits.
+        """Create an account if it does not exist, and set its limits.
 
         Args:
-            account: Its name.
+            account: The name of the account.
             limits: What it may spend, by kind.
-            spent: What it is known to have spent; counts only if it was not there before.
+            spent: What it has spent already; used only if the account is new.
         """
         ...
 
@@ -227,37 +227,37 @@ class Ledger(Protocol):
         leaving: Amounts = NOTHING,
         also: Mapping[str, tuple[Path, Amounts]] = NO_MORE,
     ) -> Reservation | Refusal:
-        """Set an amount aside in every account of a path, or in none.
+        """Reserve amounts in every account of a path, or in none.
 
         Args:
-            path: The accounts; one that was not opened has no limits.
-            amounts: How much.
-            id: Under which it is settled, and not set aside twice.
-            leaving: What must be left over.
-            also: More, under ids of their own: all of it is set aside, or nothing.
+            path: The accounts; an account that was not opened has no limits.
+            amounts: How much of each kind.
+            id: Names the reservation; the same id is never reserved twice.
+            leaving: What must be left after the reservation.
+            also: More reservations by id: all of them are made, or none.
         """
         ...
 
     def settle(self, id: str, real: Amounts, path: Path = ()) -> None:
-        """Say what was really spent, be it more; the first time counts.
+        """Replace a reservation by what was really spent, even if more; the first call counts.
 
-        It comes into force before anything that is asked for later. With a path, an id that
-        nothing was set aside under is written down too.
+        It takes effect before any later reservation. With a path, spending is recorded even if
+        nothing was reserved under the id.
         """
         ...
 
     def release(self, id: str) -> None:
-        """Set aside no longer: nothing was spent."""
+        """Cancel a reservation: nothing was spent."""
         ...
 
     def close(self, account: str) -> None:
-        """Nothing more comes: what it still has set aside is spent, to the last bit."""
+        """Close an account: its open reservations count as spent in full."""
         ...
 
     def left(self, path: Path) -> dict[str, Left]:
-        """What is left of each bounded kind where there is least, as last seen from here."""
+        """What is left of each limited kind where there is least, as last known to this process."""
         ...
 
     async def accounts(self, within: str = "") -> Sequence[Account]:
-        """All of them, or only one and those below it, by name."""
+        """All accounts, or one account and those below it."""
         ...

@@ -1,7 +1,7 @@
-"""The loop: alternate replies and calls until the model is done or a limit is met.
+"""The agent loop: alternate replies and calls until the model is done or a limit is met.
 
-History in, events out. It holds no state of its own: every decision reads `RunState`, which is a
-fold over the events, so a run that stopped anywhere goes on from its records.
+History in, events out. The loop has no state of its own: every decision reads `RunState`, which is
+a fold over the events, so a run that stopped at any point resumes from its records.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from evoclaw.core.toolset import NO_TOOLS, Toolset
 async def run_loop(
     state: RunState, ports: Ports, settings: LoopSettings, deadline: Deadline | None = None
 ) -> AsyncGenerator[Event, None]:
-    """Run, or go on with, a run. The last event is `RunFinished`, unless the caller stops reading.
+    """Start or resume a run. The last event is `RunFinished`, unless the caller stops reading.
 
-    Cancel it through the deadline: then the run still answers every call and says how it ended.
-    Closing the generator instead leaves nothing running, and the records are a resume point.
+    Cancel it through the deadline: the run then still answers every call and reports its end.
+    Closing the generator instead leaves nothing running, and the run can resume from its records.
     """
     loop = _Loop(state, ports, settings, deadline or Deadline(settings.max_seconds))
     try:
@@ -95,7 +95,7 @@ async def run_loop(
 
 @dataclass(slots=True)
 class _Loop:
-    """What a run was given, and its steps."""
+    """The dependencies of a run, and its steps."""
 
     state: RunState
     ports: Ports
@@ -111,15 +111,15 @@ class _Loop:
         return RunStarted(provider.model, state.opening, settings, provider.profile)
 
     def steered(self) -> Sequence[Prompted]:
-        """What people said meanwhile; it waits until every call has its answer."""
+        """New steering messages; they wait until every call has its result."""
         state = self.state
         if state.asked is not None or state.closing:
             return ()
-        said = self.ports.steering()
-        return [Prompted(message, "steer") for message in said] if said else ()
+        messages = self.ports.steering()
+        return [Prompted(message, "steer") for message in messages] if messages else ()
 
     def step(self, end: RunEnded | None) -> AsyncGenerator[Event, None]:
-        """Do the one next thing: answer calls, ask the model, or close."""
+        """Take the next step: run calls, ask the model, or close the run."""
         if end is not None:
             return self.close(end)
         if self.state.asked is None:
@@ -157,7 +157,7 @@ class _Loop:
                 yield ReplyRetried(error.kind, str(error), 1, 0.0)
             finally:
                 await pieces.aclose()
-            # The server knows better than our estimate what fits: show it clearly less.
+            # The server rejected what our estimate allowed: send clearly less.
             async for event in self.trim(force=True):
                 yield event
 
@@ -166,14 +166,14 @@ class _Loop:
         return trim(self.state, self.ports.provider, self.deadline, room=room, force=force)
 
     def sound(self, reply: Reply, offer_tools: bool) -> Reply:
-        """Make a reply one the history can hold: no calls that were not offered, sound ids."""
+        """Drop calls if no tools were offered, and replace call ids that are empty or repeated."""
         reply = reply if offer_tools else without_calls(reply)
         return with_sound_ids(reply, self.state.turn + 1, self.state.call_ids)
 
     async def close(self, end: RunEnded) -> AsyncGenerator[Event, None]:
-        """Leave no call unanswered; without an answer for the user, ask once more for one.
+        """Answer every open call; if there is no answer for the user, ask the model for one.
 
-        Only `max_iterations` and an empty final text are worth that last reply without tools.
+        Only `max_iterations` and an empty final text justify that last reply without tools.
         """
         state, reply = self.state, self.state.last
         if end.stop is not StopReason.WAITING:
@@ -181,10 +181,10 @@ class _Loop:
                 why = wording.not_executed("the run has ended")
                 yield CallFinished(failure(call.id, call.name, ErrorKind.CANCELLED, why))
         empty = isinstance(reply, Reply) and not reply.text.strip()
-        wanted = end.stop is StopReason.MAX_ITERATIONS or (
+        needs_reply = end.stop is StopReason.MAX_ITERATIONS or (
             end.stop is StopReason.COMPLETED and empty
         )
-        if not wanted or (state.closing and isinstance(reply, Reply)):
+        if not needs_reply or (state.closing and isinstance(reply, Reply)):
             return
         if not state.closing:
             yield Prompted(user(wording.CLOSING), "closing")
@@ -193,7 +193,7 @@ class _Loop:
                 yield event
 
     def finished(self, end: RunEnded) -> RunFinished:
-        """Tell the user, in every case, something true."""
+        """The last event; its text is truthful for the user, whatever ended the run."""
         state, reply = self.state, self.state.last
         text = ""
         answers = (StopReason.COMPLETED, StopReason.MAX_ITERATIONS)
@@ -217,7 +217,7 @@ class _Loop:
         )
 
     def tools_changed(self) -> bool:
-        """Look which tools there are now; edges come and go between turns."""
+        """Update the tools, and return whether they changed: edges connect and disconnect."""
         tools = self.ports.executor.tools()
         if tools is self.seen or self.ports.provider.profile.calls is CallStyle.NONE:
             return False

@@ -1,7 +1,7 @@
-"""What a history is made of: blocks, calls, replies, results. Pure values.
+"""The messages of a history: blocks, calls, replies, results. Pure values.
 
-`gc=False` keeps the garbage collector from walking long histories again and again; it is safe
-because nothing here can refer back to itself.
+`gc=False` keeps the garbage collector from traversing long histories; it is safe because no value
+here can contain itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from evoclaw.core.labels import CLEAN, Label
 
 JSON: TypeAlias = Any
-"""A JSON value; the one place where `Any` is honest."""
+"""A JSON value; the one justified use of `Any`."""
 
 
 def is_object(value: JSON) -> TypeGuard[dict[str, JSON]]:
@@ -36,7 +36,7 @@ class TextBlock(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="ty
 
 
 class ImageBlock(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="image"):
-    """A picture, base64-encoded."""
+    """An image, base64-encoded."""
 
     media_type: str
     data: str
@@ -44,7 +44,7 @@ class ImageBlock(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="t
 
 
 class ErrorKind(StrEnum):
-    """Why a call did not succeed: the wire's `error_type` words."""
+    """Why a call did not succeed: the values of `error_type` on the wire."""
 
     TIMEOUT = "timeout"
     NOT_FOUND = "not_found"
@@ -61,7 +61,7 @@ class ErrorKind(StrEnum):
     SANDBOX_UNAVAILABLE = "sandbox_unavailable"
     TOO_LARGE = "too_large"
     RESOURCE = "resource"
-    """A limit on memory, processes or disk was met."""
+    """A limit on memory, processes or disk was reached."""
     INTERNAL = "internal"
 
 
@@ -77,23 +77,23 @@ Block: TypeAlias = TextBlock | ImageBlock | ErrorBlock
 
 
 class ToolCall(Struct, frozen=True, gc=False):
-    """One asking, exactly as the model wrote it; nothing has been checked yet."""
+    """One call exactly as the model wrote it; nothing has been checked yet."""
 
     id: str
     name: str
     arguments: str = "{}"
-    """JSON text. It may be malformed: that is for the loop to tell the model."""
+    """JSON text. It may be malformed; the loop then answers with an error."""
 
 
 class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Tokens, in one meaning for every provider."""
+    """Tokens, with the same meaning for every provider."""
 
     input: int = 0
     """Every token of the prompt, cached or not."""
     output: int = 0
     """Every token of the reply, reasoning included."""
     cache_read: int = 0
-    """The part of `input` that a cache served."""
+    """The part of `input` that was read from a cache."""
     cache_write: int = 0
     """The part of `input` that was written to a cache."""
 
@@ -123,7 +123,7 @@ class SystemMessage(Struct, frozen=True, gc=False, tag_field="role", tag="system
 
 
 class UserMessage(Struct, frozen=True, gc=False, tag_field="role", tag="user"):
-    """What a person (or the loop on their behalf) said."""
+    """A message of a person, or of the loop on their behalf."""
 
     blocks: tuple[Block, ...]
 
@@ -134,27 +134,27 @@ class UserMessage(Struct, frozen=True, gc=False, tag_field="role", tag="user"):
 
 
 class Reply(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="assistant"):
-    """One model reply: text, calls, or both."""
+    """One reply of the model: text, calls, or both."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     finish: Finish = Finish.STOP
     usage: Usage = Usage()
     model: str = ""
-    """The name the server gave, which may be more exact than the one asked for."""
+    """The model name in the server's reply, which may be more exact than the requested one."""
     cost: float | None = None
     """In US dollars; None when the model has no known price."""
     reasoning: str = ""
-    """What the model thought aloud. For people; never sent back."""
+    """The model's reasoning. For people; never sent back."""
 
     @property
     def has_calls(self) -> bool:
-        """Whether the model asked for tools."""
+        """Whether the model called tools."""
         return bool(self.calls)
 
 
 class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="tool"):
-    """What came back from one call."""
+    """The result of one call."""
 
     call_id: str
     name: str
@@ -162,7 +162,7 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="r
     """For the model."""
     error: ErrorKind | None = None
     details: dict[str, JSON] = {}
-    """For people and machines; never sent to the model."""
+    """For people and programs; never sent to the model."""
 
     @property
     def text(self) -> str:
@@ -174,7 +174,7 @@ Message: TypeAlias = SystemMessage | UserMessage | Reply | ToolResult
 
 
 def label_of(message: Message) -> Label:
-    """Where the content of a message came from, all its blocks together."""
+    """The label of a message: those of all its blocks, joined."""
     label = CLEAN
     if type(message) is ToolResult or type(message) is UserMessage:
         for block in message.blocks:
@@ -184,15 +184,15 @@ def label_of(message: Message) -> Label:
 
 
 def labelled(blocks: tuple[Block, ...], label: Label) -> tuple[Block, ...]:
-    """The same blocks, each known to have come from there too."""
+    """The same blocks with a label added to each."""
     return tuple(replace(block, label=block.label | label) for block in blocks)
 
 
 def join_text(blocks: tuple[Block, ...]) -> str:
-    """Put the text of blocks together, one paragraph each."""
+    """The text of all blocks, joined by line ends."""
     return "\n".join(block.text for block in blocks if not isinstance(block, ImageBlock))
 
 
 def user(text: str) -> UserMessage:
-    """Say one thing as the user."""
+    """A user message of plain text."""
     return UserMessage((TextBlock(text),))

@@ -1,8 +1,8 @@
-"""What a built-in tool may ask of a machine, without knowing which or how far away it is.
+"""The operations that built-in tools use on a machine, local or remote: files and processes.
 
-Paths are given as the model wrote them: relative to the workspace, or absolute within a root.
-Implementations contain them (never outside a root, no link followed to the outside) and raise
-`ToolFailure` with a message for the model when a request is refused or fails.
+Paths are as the model wrote them: relative to the workspace, or absolute within a root.
+Implementations keep them inside the roots (no link is followed to the outside) and raise
+`ToolFailure` with a message for the model when a request is denied or fails.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Protocol
 from msgspec import Struct
 
 CLOSED = ".evoclaw"
-"""Our own folder, wherever it lies: what is in it is for no tool to read or change."""
+"""EvoClaw's own folder, in any directory: no tool may read or change its content."""
 
 
 class FileStat(Struct, frozen=True):
-    """What is known of one file without reading it."""
+    """The metadata of one file."""
 
     path: str
-    """Relative to the workspace when inside it, with forward slashes."""
+    """Relative to the workspace if inside it, with forward slashes."""
     kind: str
     """`file`, `dir`, `link` or `other` (fifo, socket, device: never opened)."""
     size: int
@@ -28,22 +28,22 @@ class FileStat(Struct, frozen=True):
 
 
 class FileOps(Protocol):
-    """Files of one machine, contained."""
+    """File operations on one machine, confined to its roots."""
 
     async def read(self, path: str, *, start: int = 0, limit: int | None = None) -> bytes:
         """Read up to `limit` bytes of a regular file from byte `start`."""
         ...
 
     async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a regular file whole or not at all; make its folders; keep its mode."""
+        """Create or replace a regular file atomically; create its folders; keep its mode."""
         ...
 
     async def remove(self, path: str) -> None:
-        """Delete a regular file; a link is refused, and its folder stays, empty or not."""
+        """Delete a regular file, but not a link; its folder stays, even if empty."""
         ...
 
     async def stat(self, path: str) -> FileStat:
-        """Look at one file; links inside the root are followed."""
+        """The metadata of one file; links inside the root are followed."""
         ...
 
     def walk(self, path: str = ".") -> AsyncIterator[FileStat]:
@@ -52,22 +52,22 @@ class FileOps(Protocol):
 
 
 class Completed(Struct, frozen=True):
-    """How a process ended."""
+    """The outcome of a process."""
 
     exit_code: int
-    """Negative: minus the signal that ended it."""
+    """Negative if a signal ended the process: minus its number."""
     stdout: bytes
-    """Head and tail of it when there was too much."""
+    """Its head and tail if it was longer than `max_output`."""
     stderr: bytes
     stdout_bytes: int
-    """How much there was in all."""
+    """The full length."""
     stderr_bytes: int
     isolation: str
-    """The sandbox it really ran in."""
+    """The sandbox in which it really ran."""
 
 
 class ExecOps(Protocol):
-    """Processes of one machine."""
+    """Process operations on one machine."""
 
     async def run(
         self,
@@ -79,9 +79,9 @@ class ExecOps(Protocol):
         on_output: Callable[[str], None] | None = None,
         max_output: int = 1 << 20,
     ) -> Completed:
-        """Run a program to its end. Memory stays bounded by `max_output`.
+        """Run a program to its end; at most `max_output` bytes of its output are kept in memory.
 
-        When the awaiting task is cancelled, the whole tree of processes is dead, and verified dead,
-        before the cancellation goes on.
+        When the awaiting task is cancelled, the whole process tree is killed, and verified dead,
+        before the cancellation propagates.
         """
         ...

@@ -1,4 +1,4 @@
-"""A final text as a JSON object, the same for every way of asking."""
+"""Parse the final text of a run as a JSON object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FENCE = re.compile(r"\A\s*```[A-Za-z0-9_-]*[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.
 
 
 def parse_output(text: str, fields: Sequence[str] = ()) -> dict[str, JSON]:
-    """Read a JSON object, fenced or not; anything else goes under the first field, or `result`."""
+    """Parse a JSON object, fenced or not; any other text becomes the first field, or `result`."""
     fenced = _FENCE.match(text)
     body = fenced.group(1) if fenced else text
     if body.lstrip().startswith("{"):

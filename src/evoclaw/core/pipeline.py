@@ -1,9 +1,9 @@
-"""The call pipeline: which tools are offered, what judges a call, where it runs, what then follows.
+"""The call pipeline: which tools are offered, how a call is judged, where it runs, what follows.
 
 A pipeline is an executor made of small steps, one concern each, in five stages: `offer` filters the
-tools, `before` judges a call, `run` is the route to the executor that has the tool, `around` holds
-something while the call runs, `after` works on the result. A `PipelineSpec` declares which steps a
-kind of pipeline has and in which order; whoever builds one only supplies the steps.
+tools, `before` judges a call, `run` is the route to the executor that has the tool, `around` wraps
+the call while it runs, `after` processes the result. A `PipelineSpec` declares which steps a kind
+of pipeline has and in which order; the composition root only supplies the steps.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class OfferStep(Protocol):
 
 
 class AroundStep(Protocol):
-    """Holds something while a call runs: a span, a reservation, a copy of the output."""
+    """Wraps a running call: with a span, a reservation, a copy of the output."""
 
     def around(self, execution: Execution) -> AbstractAsyncContextManager[None]:
-        """Entered before the call runs, left when it ended; may replace progress and result."""
+        """Entered before the call runs, exited when it ended; may replace progress and result."""
         ...
 
 
 class ResultStep(Protocol):
-    """Works on the result of a call, failures included."""
+    """Processes the result of a call, also of a failed one."""
 
     async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
         """The result for the next step."""
@@ -71,13 +71,13 @@ Step: TypeAlias = OfferStep | Policy | AroundStep | ResultStep
 
 
 def kind_of(step: Step) -> type:
-    """The class that a step is declared as; a step that stands in for another one names it."""
-    named = getattr(step, "kind", None)
-    return named if isinstance(named, type) else type(step)
+    """The class that a step is declared as; a wrapper names the class it stands for."""
+    declared = getattr(step, "kind", None)
+    return declared if isinstance(declared, type) else type(step)
 
 
 class DeclaredStep(Struct, frozen=True):
-    """A declared step, for people."""
+    """The description of a declared step, for people."""
 
     stage: str
     name: str
@@ -94,11 +94,11 @@ class PipelineSpec(Struct, frozen=True):
     after: tuple[type, ...] = ()
 
     def build(self, routes: Iterable[Executor | Route], steps: Iterable[Step] = ()) -> Pipeline:
-        """A pipeline of these steps, put into the declared order."""
+        """Build a pipeline of these steps in the declared order."""
         return Pipeline(routes, steps, spec=self)
 
     def describe(self) -> tuple[DeclaredStep, ...]:
-        """Every step with its stage and what it does: the first line of its docstring."""
+        """Every step with its stage and the first line of its docstring."""
         stages = {"offer": self.offer, "before": self.before, "around": self.around}
         stages["after"] = self.after
         return tuple(
@@ -119,85 +119,85 @@ class Pipeline:
         spec: PipelineSpec | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Put the steps together.
+        """Build a pipeline.
 
         Args:
-            routes: The executors that calls run on; a bare executor is a route as it is.
-            steps: In any order if there is a spec, else in their own; one of each kind.
-            spec: Declares the order; a step that it does not name is refused.
+            routes: The executors that calls run on; a bare executor becomes a plain route.
+            steps: At most one of each class; a spec orders them, else they run as given.
+            spec: Declares the order; a step that it does not declare is rejected.
             clock: Seconds since 1970.
         """
         self.routes = routes if isinstance(routes, Routes) else Routes(routes)
         self.spec, self._clock, self.steps = spec, clock, tuple(steps)
         kinds = {kind_of(step) for step in self.steps}
         if len(kinds) < len(self.steps):
-            # The second would hide the first, and a rule that is not asked is no rule.
+            # The second would replace the first, and its policy would silently be skipped.
             raise ConfigError(
-                "two steps of a pipeline are of one kind; put two policies in a Chain"
+                "two steps of a pipeline are of one kind; combine two policies in a Chain"
             )
         if spec is not None and (
             unknown := kinds - {*spec.offer, *spec.before, *spec.around, *spec.after}
         ):
             names = ", ".join(sorted(kind.__name__ for kind in unknown))
-            raise ConfigError(f"the pipeline {spec.name!r} declares no step {names}")
+            raise ConfigError(f"the pipeline {spec.name!r} does not declare the step {names}")
         self.offer: tuple[OfferStep, ...] = self._in_order("offer", "offer")
         self.before: tuple[Policy, ...] = self._in_order("before", "judge")
         self.around: tuple[AroundStep, ...] = self._in_order("around", "around")
         self.after: tuple[ResultStep, ...] = self._in_order("after", "finish")
         chain = Chain(self.before)
         self.policy: Policy = _ByRoute(chain, self.routes) if self.routes.direct else chain
-        """Judges calls by `before`, or by the rules of their route where it has its own."""
+        """Judges calls by `before`, or by the policies of the route if it has its own."""
         self._seen: tuple[object, ...] = ()
         self._tools = NO_TOOLS
         self._names: frozenset[str] = frozenset()
 
     def _in_order(self, stage: str, method: str) -> tuple[Any, ...]:
-        """The steps of a stage: those that have its method, as the spec orders them."""
+        """The steps of a stage: those that have its method, in the order of the spec."""
         found = {kind_of(step): step for step in self.steps if hasattr(step, method)}
         declared = found if self.spec is None else getattr(self.spec, stage)
         return tuple(found[kind] for kind in declared if kind in found)
 
     def with_steps(self, *steps: Step, routes: Iterable[Executor | Route] = ()) -> Pipeline:
-        """The same pipeline with more; a step replaces the one of its kind."""
+        """The same pipeline with more steps and routes; a step replaces the one of its class."""
         added = tuple(routes)
-        every = (*self.routes, *added) if added else self.routes
+        all_routes = (*self.routes, *added) if added else self.routes
         found = {kind_of(step): step for step in (*self.steps, *steps)}
-        return Pipeline(every, found.values(), spec=self.spec, clock=self._clock)
+        return Pipeline(all_routes, found.values(), spec=self.spec, clock=self._clock)
 
     @classmethod
     def of(cls, executor: Executor, policy: Policy | None = None) -> Pipeline:
-        """An executor as a pipeline; one that is a pipeline stays as it is.
+        """An executor as a pipeline; a pipeline is returned as it is.
 
-        A policy that is not the pipeline's own becomes one more step of it: no rule is lost.
+        A policy that is not the pipeline's own is added as a step: no policy is lost.
         """
         found = executor if isinstance(executor, Pipeline) else cls([executor])
         if policy is None or policy is found.policy:
             return found
-        before = next((step for step in found.before if isinstance(step, GivenRules)), None)
-        given = policy if before is None else Chain((before.policy, policy))
-        return found.with_steps(GivenRules(given))
+        extra = next((step for step in found.before if isinstance(step, GivenRules)), None)
+        combined = policy if extra is None else Chain((extra.policy, policy))
+        return found.with_steps(GivenRules(combined))
 
     def tools(self) -> Sequence[Tool]:
-        """What is offered now; the same object while nothing changed."""
+        """The tools that are offered now; the same object while nothing changed."""
         found, direct = self.routes.tools()
         seen = (found, direct, *(step.version() for step in self.offer))
         if len(seen) == len(self._seen) and all(
             new is old for new, old in zip(seen, self._seen, strict=True)
         ):
             return self._tools
-        left: Sequence[Tool] = found
+        remaining: Sequence[Tool] = found
         for step in self.offer:
-            left = step.offer(left)
-        own = frozenset(tool.name for tool in direct)
-        offered = [*(tool for tool in left if tool.name not in own), *direct]
-        same = not self.offer and not direct
-        self._tools = found if same else Toolset(offered, sources=[found, direct])
+            remaining = step.offer(remaining)
+        direct_names = frozenset(tool.name for tool in direct)
+        offered = [*(tool for tool in remaining if tool.name not in direct_names), *direct]
+        unchanged = not self.offer and not direct
+        self._tools = found if unchanged else Toolset(offered, sources=[found, direct])
         self._names = frozenset(self._tools.names)
         self._seen = seen
         return self._tools
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Run one call where its tool is; every failure of a tool passes through `after` too."""
+        """Run one call on the executor that has its tool; failures pass through `after` too."""
         self.tools()
         route = self.routes.find(call.name) if call.name in self._names else None
         if route is None:
@@ -231,30 +231,30 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class GivenRules(Policy):
-    """Judges by rules that were given beside the executor, whatever they are."""
+    """A policy that was passed beside the executor and is not a declared step."""
 
     policy: Policy
 
     async def judge(self, call: Call) -> Verdict:
-        """Judge as they do."""
+        """The verdict of the wrapped policy."""
         return await self.policy.judge(call)
 
     async def admit(self, turn: int) -> Verdict:
-        """Judge another turn as they do."""
+        """The verdict of the wrapped policy on another turn."""
         return await self.policy.admit(turn)
 
 
 @dataclass(frozen=True, slots=True)
 class _ByRoute(Policy):
-    """Judges the tools of routes that have rules of their own by those alone."""
+    """Judges tools of routes with policies of their own by those policies alone."""
 
     chain: Chain
     routes: Routes
 
     async def judge(self, call: Call) -> Verdict:
         route = self.routes.find(call.name)
-        own = None if route is None else route.before
-        return await (self.chain if own is None else Chain(own)).judge(call)
+        policies = None if route is None else route.before
+        return await (self.chain if policies is None else Chain(policies)).judge(call)
 
     async def admit(self, turn: int) -> Verdict:
         return await self.chain.admit(turn)

@@ -1,4 +1,4 @@
-"""The five ports: everything the loop needs from outside `core`."""
+"""The five ports: everything that the loop needs from outside `core`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from evoclaw.core.tools import Call, Tool
 
 
 class Request(Struct, frozen=True):
-    """One asking of a model."""
+    """One request to a model."""
 
     history: History
     tools: Sequence[Tool] = ()
     offer_tools: bool = True
-    """False asks for a closing reply: the tools stand in the history but may not be called."""
+    """False asks for a closing reply: the tools are in the history, but may not be called."""
     temperature: float | None = None
     max_tokens: int | None = None
 
 
 class Provider(Protocol):
-    """Who serves a model."""
+    """Serves a model."""
 
     @property
     def model(self) -> str:
@@ -44,25 +44,25 @@ class Provider(Protocol):
     def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Yield deltas and retries, then exactly one `Replied`.
 
-        Raise `ProviderError` if no reply can be had. A stream that breaks off never yields a
-        partial call. Closing the iterator early ends the request.
+        Raise `ProviderError` if there is no reply. A stream that fails never yields a partial
+        call. Closing the iterator early ends the request.
         """
         ...
 
 
 Progress: TypeAlias = Callable[[str], None]
-"""Told a piece of a running call's output."""
+"""Receives a piece of a running call's output."""
 
 
 class Executor(Protocol):
-    """Where calls run."""
+    """Runs calls."""
 
     def tools(self) -> Sequence[Tool]:
-        """The tools there are now; the same object while nothing changed."""
+        """The tools that are available now; the same object while nothing changed."""
         ...
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Run one call to its end. Raise `ToolFailure` to tell the model of a failure.
+        """Run one call to its end. Raise `ToolFailure` to report a failure to the model.
 
         When cancelled, leave nothing running.
         """
@@ -83,15 +83,15 @@ class Deny(Struct, frozen=True, tag="deny"):
     reason: str
     """For the model: why, and what to do instead."""
     for_people: str = ""
-    """For people, when they should read something else."""
+    """For people, if they should read another text."""
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """A person must say."""
+    """A person must approve the call."""
 
     code: str
     reason: str
-    """For the model, should nobody be there; for people too, unless they read something else."""
+    """For the model if there is no approver; also for people, unless `for_people` is set."""
     for_people: str = ""
 
 
@@ -100,16 +100,16 @@ ALLOW = Allow()
 
 
 class Policy(Protocol):
-    """A rule: may this run?"""
+    """Decides whether a call may run, and whether a run may continue."""
 
     async def judge(self, call: Call) -> Verdict:
-        """Judge one call. Called in the order asked, before any call of the turn starts."""
+        """Judge one call. Called in the order of the calls, before any call of the turn starts."""
         ...
 
     async def admit(self, turn: int) -> Verdict:
-        """Judge whether the model may be asked once more.
+        """Judge whether the run may have another turn.
 
-        A `Deny` ends the run: as over budget if its code begins with `budget`, else as cancelled.
+        A `Deny` ends the run: `budget_exceeded` if its code begins with `budget`, else `cancelled`.
         """
         return ALLOW
 
@@ -121,35 +121,35 @@ class Decision(StrEnum):
     SESSION = "session"
     DENY = "deny"
     PENDING = "pending"
-    """Nobody answered yet: the run stops as `waiting`."""
+    """No answer yet: the run stops as `waiting`."""
 
 
 class Approval(Struct, frozen=True, omit_defaults=True):
-    """Who may say yes has said something."""
+    """The answer of an approver."""
 
     decision: Decision
     reason: str = ""
 
 
 class Approver(Protocol):
-    """Who is asked when a policy says `Ask`."""
+    """Asks a person when a policy returns `Ask`."""
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
-        """Answer, or say `PENDING`."""
+        """Return the answer, or `PENDING`."""
         ...
 
 
 class Sink(Protocol):
-    """Who listens."""
+    """Receives the records of runs."""
 
     def receive(self, record: Record) -> None:
-        """Take one record; quick, in order."""
+        """Receive one record. Called in order; must return quickly."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AllowAll:
-    """The policy of a run that has none: only for tests and fully trusted tools."""
+    """A policy that allows everything: only for tests and fully trusted tools."""
 
     async def judge(self, call: Call) -> Verdict:
         """Allow."""
@@ -162,22 +162,22 @@ class AllowAll:
 
 @dataclass(frozen=True, slots=True)
 class NobodyThere:
-    """The approver when nobody can be asked: deny."""
+    """The approver of a run without one: it denies."""
 
     reason: str = "nobody is there to approve it"
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
-        """Deny, and say why."""
+        """Deny, with the reason."""
         return Approval(Decision.DENY, self.reason)
 
 
 def nothing_said() -> Sequence[UserMessage]:
-    """Nobody says anything to a run while it goes on."""
+    """The steering of a run that cannot be steered: no messages."""
     return ()
 
 
 class Ports(Struct, frozen=True):
-    """What a run is given. There is no default policy: a run without rules must say so."""
+    """The dependencies of a run. There is no default policy: pass `AllowAll` for none."""
 
     provider: Provider
     executor: Executor
@@ -185,6 +185,6 @@ class Ports(Struct, frozen=True):
     approver: Approver = NobodyThere()
     principal: Principal = LOCAL
     sinks: tuple[Sink, ...] = ()
-    """Who listens to every run that is given these, beside whoever the caller adds."""
+    """The sinks of every run with these ports, in addition to those that the caller adds."""
     steering: Callable[[], Sequence[UserMessage]] = nothing_said
-    """What people said to the run since it was last asked; each message is given once."""
+    """The steering messages since the last call; each message is returned once."""

@@ -1,4 +1,4 @@
-"""What a model can do, so far as the loop must know it."""
+"""Model profiles: what the loop must know about a model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from msgspec import Struct
 
 
 class CallStyle(StrEnum):
-    """How a model asks for tools."""
+    """How a model calls tools."""
 
     NATIVE = "native"
     TEXT = "text"
-    """In its text, as Hermes or ReAct models do; parsed only when configured so."""
+    """In its text, as Hermes or ReAct models do; parsed only if configured."""
     NONE = "none"
 
 

@@ -1,7 +1,7 @@
-"""Secrets taken out of what is kept or shown: by schema, by name, by shape, and by value.
+"""Redact secrets in what is stored or shown: by schema, by name, by pattern, and by value.
 
-Linear in the length of the text: each pattern begins where a run of its own letters begins, so that
-no input makes it start over again and again.
+Linear in the length of the text: each pattern starts only where a run of its own characters starts,
+so that no input makes it backtrack again and again.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from msgspec import Struct
 from evoclaw.core.messages import JSON, is_array, is_object
 
 Span: TypeAlias = tuple[int, int, str]
-"""Where a secret begins and ends, and what kind it is."""
+"""The start and end of a secret, and its kind."""
 
 MOST_DEPTH, MOST_NODES = 32, 5_000
-"""Of a JSON value; what lies deeper, or comes after, is left out."""
+"""The limits of a JSON value; what is deeper, or comes after them, is omitted."""
 BEYOND = 8_192
-"""Characters looked at beyond a limit: a secret that begins before it is known for one."""
+"""Characters scanned beyond a length limit, to recognise a secret that starts before it."""
 SHORTEST = 6
-"""Letters of a known value; a shorter one would be found in half of all words."""
+"""Characters of a known secret; a shorter one would match in ordinary words."""
 LONGEST_VALUE = 4_096
-"""Letters of a value after a name, such as in `password = "…"`."""
+"""Characters of a value after a name, such as in `password = "…"`."""
 LEFT_OUT = "[left out]"
 _STRONG = (
     "password|passwd|passphrase|passwort|secret|api[_-]?key|access[_-]?key|private[_-]?key|"
     "client[_-]?secret|auth[_-]?token|access[_-]?token|refresh[_-]?token|id[_-]?token|"
     "bearer[_-]?token|session[_-]?token|webhook[_-]?url|connection[_-]?string"
 )
-"""After these a value is a secret, whatever it looks like."""
+"""A value after one of these names is a secret, whatever it looks like."""
 _WEAK = "pwd|pass|token|key|auth|authorization|credentials?|cookie|session[_-]?id|signature|sig|pin"
-"""After these it is one if it looks like one, or stands in an address."""
+"""A value after one of these names is a secret if it looks random, or is part of a URL."""
 _NAME = (
     rf"(?i)(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]{{0,40}}?"
     rf"(?:(?P<strong>{_STRONG})|(?P<weak>{_WEAK}))(?:[_-]?[A-Za-z0-9]{{1,12}})?"
@@ -91,7 +91,7 @@ _SHAPES: tuple[tuple[str, str, str], ...] = (
     ("login", "--user", r"(?<![^\s])--user[ =]?[\"']?([^\s:\"']{1,256}:[^\s\"']{1,256})"),
     ("login", "sshpass", r"\bsshpass\s{1,4}-p[ =]?([^\s]{1,256})"),
 )
-"""Kinds, letters without which one cannot be there (small ones), and what they look like."""
+"""The kind, a lower-case substring that every match contains, and the pattern."""
 _MAYBE: tuple[tuple[str, str, str], ...] = (
     ("bearer", "bearer", r"(?i)\bbearer[ \t]{1,4}([A-Za-z0-9+/=._~-]{8,})"),
     ("bearer", "basic", r"(?i)\bbasic[ \t]{1,4}([A-Za-z0-9+/=._~-]{8,})"),
@@ -102,47 +102,47 @@ _MAYBE: tuple[tuple[str, str, str], ...] = (
         r"([^\s/\"'<>?#]{1,})@(?=[^\s@/]|$)",
     ),
 )
-"""Shapes that ordinary words have too: these must look random, or hold a password."""
+"""Patterns that also match ordinary words: the match must look random, or contain a password."""
 _HINTS = (
     "pass", "pwd", "secret", "key", "token", "auth", "cred", "cookie", "session", "sig", "pin",
     "webhook", "connection",
 )  # fmt: skip
-"""Without one of these no name tells of a secret."""
+"""A text without any of these has no name of a secret."""
 
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """When it is first needed: most processes that import this never are."""
+    """Compile on first use: most processes that import this module never redact."""
     return re.compile(pattern)
 
 
 class Marks(Struct, frozen=True):
-    """Where a schema says that a value is a secret."""
+    """The fields that a JSON Schema marks as secret."""
 
     here: bool = False
     fields: dict[str, Marks] = {}
     others: Marks | None = None
-    """Of fields that are not named, and of the entries of a list."""
+    """For fields that are not named, and for the items of a list."""
 
 
 class Redactor:
-    """Takes secrets out; built once, with those that are known by value."""
+    """Replaces secrets by placeholders; built once, with the secrets known by value."""
 
     def __init__(self, secrets: Iterable[str] = (), *, key: bytes = b"") -> None:
-        """Take the known values.
+        """Prepare the known values.
 
         Args:
-            secrets: Values that must appear nowhere, in no usual spelling.
-            key: With one, each replacement says which secret it was, as a short keyed hash: the
-                same secret is known again, and cannot be guessed from it.
+            secrets: Values that must never appear, in none of their usual encodings.
+            key: With a key, each placeholder has a short keyed hash of the secret: the same
+                secret gets the same hash, and cannot be guessed from it.
         """
-        given = {one.strip() for one in secrets}
-        found = {form for one in given if len(one) >= SHORTEST for form in _spellings(one)}
+        values = {secret.strip() for secret in secrets}
+        found = {form for value in values if len(value) >= SHORTEST for form in _spellings(value)}
         self._known = tuple(sorted(found, key=len))
         self._key = key
 
     def text(self, text: str, limit: int | None = None) -> str:
-        """The text without its secrets; with a limit, no more than about that many letters."""
+        """The text without its secrets; with a limit, cut to about that many characters."""
         seen = text if limit is None else text[: limit + BEYOND]
         end = len(seen) if limit is None else min(limit, len(seen))
         pieces: list[str] = []
@@ -161,15 +161,15 @@ class Redactor:
         return "".join(pieces)
 
     def error(self, error: BaseException, limit: int = 1_000) -> str:
-        """An exception in a line: its type, and what it says."""
+        """An exception in one line: its type and its message."""
         return self.text(f"{type(error).__name__}: {error}", limit)
 
     def value(self, value: JSON, marks: Marks | None = None, *, limit: int | None = None) -> JSON:
-        """A JSON value without its secrets, names of fields included."""
+        """A JSON value without its secrets; field names are redacted too."""
         return _Walk(self, limit).value(value, marks, 0)
 
     def hidden(self, kind: str, value: JSON) -> str:
-        """What stands in the place of a value."""
+        """The placeholder for a value."""
         return self._mark(kind, value if isinstance(value, str) else repr(value)[:LONGEST_VALUE])
 
     def _mark(self, kind: str, secret: str) -> str:
@@ -188,16 +188,16 @@ class Redactor:
                 at = text.find(form, at + len(form))
         if len(text) < SHORTEST:
             return
-        small = text.lower()
-        yield from _shapes(text, small)
-        if any(hint in small for hint in _HINTS):
+        lower = text.lower()
+        yield from _shapes(text, lower)
+        if any(hint in lower for hint in _HINTS):
             yield from _named(text)
         if "PRIVATE KEY" in text:
             yield from _keys(text)
 
 
 class _Walk:
-    """One value's way through the redactor."""
+    """Redacts one JSON value recursively, within limits of depth and size."""
 
     def __init__(self, redactor: Redactor, limit: int | None) -> None:
         self._redactor, self._limit, self._left = redactor, limit, MOST_NODES
@@ -213,28 +213,28 @@ class _Walk:
         if is_object(value):
             return self._object(value, marks, depth)
         if is_array(value):
-            return [self.value(one, marks and marks.others, depth + 1) for one in value]
+            return [self.value(item, marks and marks.others, depth + 1) for item in value]
         if isinstance(value, bool | int | float | None):
             return value
         return self._redactor.text(str(value), self._limit)
 
     def _object(self, value: dict[str, JSON], marks: Marks | None, depth: int) -> dict[str, JSON]:
-        told = value.get("name", value.get("key", value.get("header")))
-        pair = isinstance(told, str) and is_secret_name(told[-120:])
+        label = value.get("name", value.get("key", value.get("header")))
+        pair = isinstance(label, str) and is_secret_name(label[-120:])
         found: dict[str, JSON] = {}
-        for name, one in value.items():
+        for name, member in value.items():
             text = str(name)
             below = None if marks is None else marks.fields.get(text, marks.others)
             secret = is_secret_name(text[-120:]) or (pair and text in ("value", "content"))
-            if secret and one is not None and not isinstance(one, bool):
-                found[self._redactor.text(text, 200)] = self._redactor.hidden("named", one)
+            if secret and member is not None and not isinstance(member, bool):
+                found[self._redactor.text(text, 200)] = self._redactor.hidden("named", member)
             else:
-                found[self._redactor.text(text, 200)] = self.value(one, below, depth + 1)
+                found[self._redactor.text(text, 200)] = self.value(member, below, depth + 1)
         return found
 
 
 def marks_of(schema: Mapping[str, JSON]) -> Marks | None:
-    """Where a JSON Schema says `writeOnly` or `format: password`; None if nowhere."""
+    """The fields with `writeOnly` or `format: password` in a JSON Schema; None if it has none."""
     return _marks(schema, schema, 0)
 
 
@@ -244,15 +244,15 @@ def _marks(node: JSON, root: Mapping[str, JSON], depth: int) -> Marks | None:
     if node.get("writeOnly") is True or node.get("format") == "password":
         return Marks(True)
     found: list[Marks] = []
-    fields = {name: _marks(one, root, depth + 1) for name, one in _object(node, "properties")}
-    kept = {name: marks for name, marks in fields.items() if marks is not None}
+    fields = {name: _marks(sub, root, depth + 1) for name, sub in _object(node, "properties")}
+    secret = {name: marks for name, marks in fields.items() if marks is not None}
     rest = [_marks(node.get(word), root, depth + 1) for word in ("items", "additionalProperties")]
-    for one in _alternatives(node, root):
-        marks = _marks(one, root, depth + 1)
+    for schema in _alternatives(node, root):
+        marks = _marks(schema, root, depth + 1)
         found += [] if marks is None else [marks]
-    others = _joined([one for one in rest if one is not None])
-    if kept or others is not None:
-        found.append(Marks(False, kept, others))
+    others = _joined([marks for marks in rest if marks is not None])
+    if secret or others is not None:
+        found.append(Marks(False, secret, others))
     return _joined(found)
 
 
@@ -288,14 +288,14 @@ def _joined(all_marks: list[Marks]) -> Marks | None:
 
 @lru_cache(4096)
 def is_secret_name(name: str) -> bool:
-    """Whether a field or variable of this name holds a secret."""
+    """Whether a field or variable of this name contains a secret."""
     last = re.split(r"[^A-Za-z0-9]|(?<=[a-z0-9])(?=[A-Z])", name)[-1].lower()
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return last in _SHORT_NAMES or bool(_compiled(_FULL_NAME).search(plain))
 
 
 def secrets_in(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The values of variables whose names say that they are secrets."""
+    """The values of environment variables with names of secrets."""
     return tuple(
         value
         for name, value in env.items()
@@ -303,21 +303,21 @@ def secrets_in(env: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _shapes(text: str, small: str) -> Iterator[Span]:
+def _shapes(text: str, lower: str) -> Iterator[Span]:
     for kind, hint, pattern in _SHAPES:
-        if hint in small:
+        if hint in lower:
             for match in _compiled(pattern).finditer(text):
                 yield (*match.span(match.lastindex or 0), kind)
     for kind, hint, pattern in _MAYBE:
-        if hint in small:
+        if hint in lower:
             for match in _compiled(pattern).finditer(text):
-                said = match[1]
-                if looks_random(said) or (kind == "url-login" and ":" in said.strip(":")):
+                value = match[1]
+                if looks_random(value) or (kind == "url-login" and ":" in value.strip(":")):
                     yield (*match.span(1), kind)
 
 
 def _named(text: str) -> Iterator[Span]:
-    """Values after names. In an address the name alone tells; what follows a secret is past it."""
+    """Values after names. In a URL the name alone decides; the scan continues after a secret."""
     for pattern in (_NAME, _FLAG):
         at = 0
         while match := _compiled(pattern).search(text, at):
@@ -325,8 +325,8 @@ def _named(text: str) -> Iterator[Span]:
             sure = pattern is _FLAG or match["strong"] is not None
             sure = sure or text[match.start() - 1 : match.start()] in ("?", "&", "#")
             stop = _value_end(text, match)
-            said = text[at:stop]
-            if said and not said.startswith("[redacted:") and (sure or looks_random(said)):
+            value = text[at:stop]
+            if value and not value.startswith("[redacted:") and (sure or looks_random(value)):
                 while more := _compiled(_BARE).match(text, stop):
                     stop = more.end()
                 yield at, stop, "named"
@@ -334,7 +334,7 @@ def _named(text: str) -> Iterator[Span]:
 
 
 def _value_end(text: str, match: re.Match[str]) -> int:
-    """Where the value ends that a name opened: at its closing quote, or at the next space."""
+    """The end of the value after a name: its closing quote, or the next space."""
     start, opened = match.end(), match["open"]
     stop = text.find(opened, start, start + LONGEST_VALUE) if opened else -1
     if stop < 0:
@@ -352,18 +352,18 @@ def _keys(text: str) -> Iterator[Span]:
 
 
 def looks_random(text: str) -> bool:
-    """Whether a text is more likely drawn by chance than written by a person."""
+    """Whether a text looks random rather than written by a person."""
     if len(text) < 8:
         return False
     text = text[:256]
     kinds = sum(any(map(test, text)) for test in (str.isdigit, str.isupper, str.islower))
-    counts = [text.count(one) for one in set(text)]
+    counts = [text.count(char) for char in set(text)]
     entropy = -sum(count / len(text) * math.log2(count / len(text)) for count in counts)
     return (kinds >= 2 and entropy >= 2.8) or (len(text) >= 20 and entropy >= 3.7)
 
 
 def _merged(spans: Iterable[Span]) -> Iterator[Span]:
-    """Without overlaps; of those that overlap, the kind of the first."""
+    """Merge overlapping spans; the kind of the first counts."""
     found: Span | None = None
     for start, stop, kind in spans:
         if found is None or start >= found[1]:
@@ -377,7 +377,7 @@ def _merged(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def _spellings(secret: str) -> Iterator[str]:
-    """The usual ways to write one value."""
+    """The usual encodings of a value."""
     from urllib.parse import quote, quote_plus
 
     yield secret
@@ -388,13 +388,13 @@ def _spellings(secret: str) -> Iterator[str]:
     yield data.hex()
     yield data.hex().upper()
     for before in range(3):
-        # In the midst of longer base64: the letters that depend on the secret alone.
-        whole = b64encode(b"\0" * before + data).decode().rstrip("=")
+        # Inside longer base64 text: the characters that depend on the secret alone.
+        encoded = b64encode(b"\0" * before + data).decode().rstrip("=")
         skip = (0, 2, 3)[before]
-        stop = len(whole) - (1 if (len(data) + before) % 3 else 0)
+        stop = len(encoded) - (1 if (len(data) + before) % 3 else 0)
         if stop - skip >= SHORTEST + 2:
-            yield whole[skip:stop]
-            yield whole[skip:stop].translate(_URLSAFE)
+            yield encoded[skip:stop]
+            yield encoded[skip:stop].translate(_URLSAFE)
 
 
 _URLSAFE = str.maketrans("+/", "-_")

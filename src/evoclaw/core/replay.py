@@ -1,8 +1,8 @@
-"""A recorded run, played again offline: the loop is real, what came from outside is the record's.
+"""Replay a recorded run offline: the real loop, with the recorded inputs.
 
-The model's replies, the tools' results, verdicts and approvals come out of the records; everything
-between is computed anew. Same records at the end, byte for byte, means that nothing in the loop
-depends on anything that was not recorded.
+The model's replies, the tools' results, verdicts and approvals come from the records; everything
+else is computed again. If the records are the same, byte for byte, the loop depends on nothing that
+was not recorded.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ from evoclaw.core.tools import Call, Tool
 class _CallRun:
     said: list[str] = field(default_factory=list[str])
     result: ToolResult | None = None
-    """None when the process died before it had one."""
+    """None if the process died before the call ended."""
 
 
 class Replay:
-    """The outside world of one recorded run: its provider, executor, policy and approver."""
+    """Replays one recorded run as its provider, executor, policy and approver."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         if not records or not isinstance(records[0].event, RunStarted):
-            raise RecordingError("a recording begins with run_started")
+            raise RecordingError("the recording does not begin with run_started")
         self._events = [record.event for record in records]
         self._records = records
         self._at = 0
         self._segments = 0
-        """How many starts and resumptions were played so far."""
+        """How many starts and resumptions were replayed so far."""
         self._opening: RunStarted | RunResumed = records[0].event
         self._messages = records[0].event.messages
         self._tools: Sequence[Tool] = ()
@@ -85,15 +85,15 @@ class Replay:
         }
 
     async def records(self) -> AsyncGenerator[Record, None]:
-        """Play the run; raise `RecordingError` at the first record that comes out differently."""
+        """Replay the run; raise `RecordingError` at the first record that differs."""
         state = RunState(self._records[0].run_id, opening=self._messages)
         bus = Bus(state.run_id, clock=lambda: self._records[self._at].at)
         while (opening := self._next) is not None:
             if not isinstance(opening, RunStarted | RunResumed):
-                raise RecordingError(f"record {self._at + 1}: the run was over before it")
+                raise RecordingError(f"record {self._at + 1} comes after the end of the run")
             self._opening = opening
             self._segments += 1
-            bus.seq = self._records[self._at].seq - 1  # a run that was cut off left some out
+            bus.seq = self._records[self._at].seq - 1  # an interrupted run may skip numbers
             async with aclosing(self._segment(state)) as events:
                 async for event in events:
                     record = bus.publish(event)
@@ -101,14 +101,14 @@ class Replay:
                     yield record
 
     async def _segment(self, state: RunState) -> AsyncGenerator[Event, None]:
-        """Play from one start or resumption to the next, or to where the records end."""
+        """Replay from one start or resumption to the next, or to the end of the records."""
         deadline = Deadline()
         ports = Ports(self, self, self, self, steering=self._said)
         held: list[Event] = []
         async with aclosing(run_loop(state, ports, self._opening.settings, deadline)) as events:
             async for event in events:
                 held.append(event)
-                # Calls that ran side by side come out in any order; theirs is the recorded one.
+                # Events of concurrent calls may come in any order; yield them as recorded.
                 while self._next in held:
                     expected = self._events[self._at]
                     held.remove(expected)
@@ -122,7 +122,7 @@ class Replay:
             raise self._mismatch(held[0])
 
     def _interrupt_when_due(self, deadline: Deadline) -> None:
-        """End the run from outside just where the recorded one was."""
+        """End the run from outside exactly where the recorded run was ended."""
         last = self._events[-1]
         ending = self._next
         if isinstance(ending, RunFinished):
@@ -135,7 +135,7 @@ class Replay:
             deadline.expire()
 
     def _ends_unstarted(self) -> bool:
-        """Whether only calls that never ran stand between here and the end."""
+        """Whether only calls that never ran are left before the end."""
         rest = self._events[self._at : -1]
         return isinstance(self._events[-1], RunFinished) and all(
             isinstance(e, CallFinished)
@@ -165,7 +165,7 @@ class Replay:
         return self._opening.profile
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """Say what the model said."""
+        """Yield the recorded reply."""
         if isinstance(summary := self._next, ContextTrimmed):
             yield Replied(Reply(summary.summary, usage=summary.usage, cost=summary.cost))
             return
@@ -178,26 +178,26 @@ class Replay:
                 case ReplyFailed(kind, reason, usage):
                     raise ProviderError(ProviderErrorKind(kind), reason, usage=usage)
                 case _:
-                    # Cut off here: the interruption comes from outside.
+                    # Interrupted here: the interruption comes from outside.
                     await asyncio.Event().wait()
 
     def tools(self) -> Sequence[Tool]:
-        """The tools there were at this point."""
+        """The tools that were available at this point."""
         if isinstance(changed := self._next, ToolsChanged):
             self._tools = changed.tools
         return self._tools
 
     def _said(self) -> Sequence[UserMessage]:
-        """What people said at this point."""
-        said: list[UserMessage] = []
+        """The steering messages at this point."""
+        messages: list[UserMessage] = []
         for event in self._events[self._at :]:
             if not (isinstance(event, Prompted) and event.why == "steer"):
                 break
-            said.append(event.message)
-        return said
+            messages.append(event.message)
+        return messages
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Answer as the tool did."""
+        """Return the recorded result."""
         run = self._runs[self._segments - 1].get(call.id, _CallRun())
         for text in run.said:
             progress(text)
@@ -207,18 +207,18 @@ class Replay:
         return run.result
 
     async def judge(self, call: Call) -> Verdict:
-        """Judge as was judged."""
+        """Return the recorded verdict."""
         match self._next:
             case CallJudged(call.id, "deny", code, reason):
-                told = self._finished.get(call.id)
-                return Deny(code, told.text if told else reason, reason)
+                result = self._finished.get(call.id)
+                return Deny(code, result.text if result else reason, reason)
             case CallJudged(call.id, "ask", code, reason):
                 return Ask(code, reason)
             case _:
                 return ALLOW
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
-        """Answer as the person did."""
+        """Return the recorded approval."""
         match self._next:
             case ApprovalAnswered(call.id, decision, reason):
                 return Approval(Decision(decision), reason)
@@ -226,7 +226,7 @@ class Replay:
                 return Approval(Decision.DENY, "the recording has no answer")
 
     async def admit(self, turn: int) -> Verdict:
-        """Admit as was admitted."""
+        """Admit a turn if the recorded run had one."""
         match self._next:
             case RunFinished(stop, reason=reason):
                 raise RunEnded(stop, reason)
@@ -235,7 +235,7 @@ class Replay:
 
 
 def _runs_of_calls(events: Sequence[Event]) -> list[dict[str, _CallRun]]:
-    """What each call said and gave back, for each start or resumption of the run."""
+    """The output and result of each call, for each start or resumption of the run."""
     segments: list[dict[str, _CallRun]] = []
     for event in events:
         match event:
@@ -253,5 +253,5 @@ def _runs_of_calls(events: Sequence[Event]) -> list[dict[str, _CallRun]]:
 
 
 def _may_wait(event: Event) -> bool:
-    """Whether an event may come out before its recorded place: those of calls side by side."""
+    """Whether an event may come before its recorded position: those of concurrent calls."""
     return isinstance(event, CallStarted | CallOutput | CallFinished)

@@ -1,4 +1,4 @@
-"""The proof that a recorded run is what it says: played again, it comes out byte for byte."""
+"""Verify that a recorded run replays byte for byte."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from evoclaw.core.events import Record
 from evoclaw.core.replay import Replay
 
 STALL = 10.0
-"""Seconds for the next record: one that was changed may leave the loop waiting for ever."""
+"""Seconds to wait for the next record: an altered recording may block the loop for ever."""
 
 
 class Played(Struct, frozen=True):
-    """What came of playing a run again."""
+    """The outcome of replaying a run."""
 
     same: bool
     records: int
-    """How many came out as they are."""
+    """How many records were the same."""
     differs_at: int | None = None
-    """The number of the first one that did not."""
+    """The number of the first record that differs."""
     reason: str = ""
-    """Why not, for people."""
+    """Why it differs, for people."""
 
 
 async def replayed(records: Sequence[Record]) -> AsyncGenerator[Record, None]:
-    """Play a run again; raise `RecordingError` at the first record that comes out differently."""
+    """Replay a run; raise `RecordingError` at the first record that is not the same to the byte."""
     count = 0
     async with aclosing(Replay(records).records()) as played:
         async for record in played:
             if msgspec.json.encode(record) != msgspec.json.encode(records[count]):
-                raise RecordingError(f"record {count + 1} came out differently")
+                raise RecordingError(f"record {count + 1} differs from the recording")
             count += 1
             yield record
 
 
 async def play(records: Sequence[Record], stall: float = STALL) -> Played:
-    """Play a run to its end, and say whether it came out the same; others get their turn between.
+    """Replay a run to its end and compare it; other tasks may run between two records.
 
     Args:
-        records: The run, numbered without gaps.
-        stall: Seconds in which the next record must come.
+        records: The records of the run, numbered without gaps.
+        stall: Seconds to wait for each record.
     """
     count, loop = 0, asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(stall) as patience, aclosing(replayed(records)) as played:
+        async with asyncio.timeout(stall) as timeout, aclosing(replayed(records)) as played:
             async for _ in played:
                 count += 1
                 await asyncio.sleep(0)
-                patience.reschedule(loop.time() + stall)
+                timeout.reschedule(loop.time() + stall)
     except RecordingError as problem:
         return Played(False, count, count + 1, str(problem))
     except TimeoutError:
-        return Played(False, count, count + 1, f"record {count + 1} does not come")
+        return Played(False, count, count + 1, f"the replay stalled before record {count + 1}")
     return Played(True, count)

@@ -1,4 +1,4 @@
-"""Getting and reading a model's reply: may it be asked for, what came, and what it says."""
+"""Request and read a model's reply: admission, stream, confirmation, call ids."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ONE_MORE = Tool(
     "one_more_reply", "Ask the model for one more reply.", {"type": "object"},
     effect=Effect.READ, resources=(),
 )  # fmt: skip
-"""What a person is asked about when a policy is in doubt about a reply; no model is offered it."""
+"""The tool of the pseudo-call by which a person approves another reply; never offered."""
 
 
 async def admit(ports: Ports, deadline: Deadline, turn: int, run_id: str = "") -> None:
-    """Ask the policy for one more reply; raise `RunEnded` when there is to be none.
+    """Ask the policy for one more reply; raise `RunEnded` if it is denied.
 
-    What the policy leaves to a person is asked as if it were a call, always with the same request
-    id: a run that ended as waiting asks the same again when it is resumed.
+    An `Ask` goes to the approver as if it were a call, always with the same request id: a run that
+    ended as waiting asks the same question again when it is resumed.
     """
     try:
         verdict = await deadline.bound(ports.policy.admit(turn))
@@ -35,7 +35,7 @@ async def admit(ports: Ports, deadline: Deadline, turn: int, run_id: str = "") -
     except (RunEnded, Standstill):
         raise
     except Exception as error:
-        # A rule that cannot be evaluated does not allow.
+        # A policy that fails does not allow the reply.
         text = f"a policy failed ({type(error).__name__}: {error})"
         raise RunEnded(StopReason.ERROR, text) from error
     if isinstance(verdict, Allow):
@@ -48,11 +48,11 @@ async def admit(ports: Ports, deadline: Deadline, turn: int, run_id: str = "") -
 
 
 async def _approve(ports: Ports, deadline: Deadline, request_id: str, ask: Ask) -> None:
-    """Ask a person for one more reply; raise `RunEnded` if there is no yes."""
+    """Ask the approver for one more reply; raise `RunEnded` unless it is approved."""
     context = Context(principal=ports.principal)
-    about = Call(request_id, ONE_MORE, {}, request_id, ONE_MORE.timeout, context=context)
+    call = Call(request_id, ONE_MORE, {}, request_id, ONE_MORE.timeout, context=context)
     try:
-        approval = await deadline.bound(ports.approver.approve(about, ask))
+        approval = await deadline.bound(ports.approver.approve(call, ask))
     except TimeoutError:
         raise interrupted(deadline) from None
     except Standstill:
@@ -63,14 +63,14 @@ async def _approve(ports: Ports, deadline: Deadline, request_id: str, ask: Ask) 
     if approval.decision is Decision.PENDING:
         raise RunEnded(StopReason.WAITING, approval.reason or ask.reason)
     if approval.decision is Decision.DENY:
-        text = f"{ask.reason}: {approval.reason or 'the user refused to go on'}"
+        text = f"{ask.reason}: {approval.reason or 'the user refused to continue'}"
         raise RunEnded(StopReason.BUDGET_EXCEEDED, text)
 
 
 async def next_piece(
     provider: Provider, pieces: AsyncGenerator[ReplyEvent, None], deadline: Deadline
 ) -> ReplyEvent:
-    """The next thing a provider says, held to its contract: an event or a `ProviderError`."""
+    """The next event of a provider; every other outcome becomes a `ProviderError`."""
     try:
         return await deadline.bound(anext(pieces))
     except TimeoutError:
@@ -82,31 +82,33 @@ async def next_piece(
         raise
     except StopAsyncIteration:
         kind = ProviderErrorKind.SERVER_ERROR
-        raise ProviderError(kind, f"{provider.model} broke off its reply") from None
+        raise ProviderError(
+            kind, f"{provider.model} ended its stream before the reply was complete"
+        ) from None
     except Exception as error:
-        # A provider's own fault ends the run with an honest answer, not with a traceback.
-        text = f"{provider.model} failed inside ({type(error).__name__}: {error})"
+        # A bug in a provider ends the run with a reason, not with a traceback.
+        text = f"{provider.model}: internal error ({type(error).__name__}: {error})"
         raise ProviderError(ProviderErrorKind.UNKNOWN, text) from error
 
 
 def interrupted(deadline: Deadline) -> RunEnded:
-    """Say which of its two reasons a deadline had."""
+    """Why a deadline is over: it was cancelled, or the time is up."""
     if deadline.cancelled:
         return RunEnded(StopReason.CANCELLED)
     return RunEnded(StopReason.DURATION_EXCEEDED)
 
 
 class Confirmation(Enum):
-    """What a reply to the checklist says."""
+    """The answer to the checklist of double confirmation."""
 
     COMPLETED = "completed"
     CONTINUE = "continue"
     PLAIN = "plain"
-    """Neither word: taken as confirmed."""
+    """Neither keyword: taken as confirmed."""
 
 
 def read_confirmation(text: str) -> tuple[Confirmation, str]:
-    """Read `COMPLETED: answer` or `CONTINUE: what is left`; the rest of the text comes along."""
+    """Parse `COMPLETED: answer` or `CONTINUE: what is left`; return the rest of the text too."""
     marker = _MARKER.match(text)
     if marker is None:
         return Confirmation.PLAIN, text.strip()
@@ -114,7 +116,7 @@ def read_confirmation(text: str) -> tuple[Confirmation, str]:
 
 
 def with_sound_ids(reply: Reply, turn: int, taken: set[str]) -> Reply:
-    """Replace call ids that are empty or already used in this run, the same way every time."""
+    """Replace call ids that are empty or already used in this run; deterministic."""
     ids = {call.id for call in reply.calls}
     if len(ids) == len(reply.calls) and "" not in ids and ids.isdisjoint(taken):
         return reply
@@ -132,7 +134,7 @@ def with_sound_ids(reply: Reply, turn: int, taken: set[str]) -> Reply:
 
 
 def without_calls(reply: Reply) -> Reply:
-    """Drop the calls of a reply that was not offered any tool."""
+    """Drop the calls of a reply to a request without tools."""
     return _with_calls(reply, ()) if reply.calls else reply
 
 

@@ -1,4 +1,4 @@
-"""What came of a run: its answer and its metrics, a fold over its records."""
+"""The result of a run: its answer and its metrics, a fold over its records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evoclaw.core.metrics import RunMeter, RunMetrics
 
 
 class RunResult(Struct, frozen=True, omit_defaults=True):
-    """A run's answer and what it took."""
+    """The answer of a run, its usage and its metrics."""
 
     run_id: str
     text: str
@@ -29,7 +29,7 @@ class RunResult(Struct, frozen=True, omit_defaults=True):
 
 
 async def answer(records: AsyncIterator[Record]) -> RunResult:
-    """Await the end of a run."""
+    """Await the end of a run and return its result."""
     meter = RunMeter()
     record: Record | None = None
     async for record in records:
@@ -40,7 +40,7 @@ async def answer(records: AsyncIterator[Record]) -> RunResult:
 
 
 def result_of(run_id: str, end: RunFinished, metrics: RunMetrics) -> RunResult:
-    """Put the end of a run and its metrics together."""
+    """The result of a run from its last event and its metrics."""
     return RunResult(
         run_id, end.text, end.output, end.stop, end.reason, end.turns, end.calls, end.tools_used,
         end.usage, end.cost, metrics, run_id,

@@ -20,20 +20,20 @@ class Place(StrEnum):
     EDGE = "edge"
     """On another machine, which records and signs for itself."""
     CALLER = "caller"
-    """At whoever asked for the run."""
+    """At the caller who started the run."""
     MODEL = "model"
-    """Nowhere: a model is asked."""
+    """At a model: no tool runs."""
 
 
 class Route(Struct, frozen=True, eq=False):
-    """An executor, and what is particular about the way there."""
+    """An executor, and what is special about calls to it."""
 
     executor: Executor
     place: Place = Place.HERE
     ready: Callable[[], Awaitable[None]] | None = None
-    """Awaited before each call: returns when all that led to the call is on the disk."""
+    """Awaited before each call: returns when the records that led to the call are durable."""
     before: tuple[Policy, ...] | None = None
-    """Rules of its own, instead of the pipeline's. Its tools pass by the offer steps, and win over
+    """Policies of its own, instead of the pipeline's. Its tools bypass the offer steps, and replace
     tools of the same name."""
 
 
@@ -41,9 +41,9 @@ class Routes:
     """The tools of several executors, each with the route to the one that has it."""
 
     def __init__(self, routes: Iterable[Executor | Route]) -> None:
-        every = tuple(one if isinstance(one, Route) else Route(one) for one in routes)
-        self._usual = tuple(route for route in every if route.before is None)
-        self.direct = tuple(route for route in every if route.before is not None)
+        found = tuple(route if isinstance(route, Route) else Route(route) for route in routes)
+        self._usual = tuple(route for route in found if route.before is None)
+        self.direct = tuple(route for route in found if route.before is not None)
         self._seen: list[Sequence[Tool]] = []
         self._tools, self._direct_tools = NO_TOOLS, NO_TOOLS
         self._owners: dict[str, Route] = {}
@@ -53,9 +53,9 @@ class Routes:
         return iter((*self._usual, *self.direct))
 
     def tools(self) -> tuple[Toolset, Toolset]:
-        """The tools of all routes: those with the pipeline's rules, and those with their own.
+        """The tools of all routes: those under the pipeline's policies, and those with their own.
 
-        `DuplicateTool` if two executors claim one name.
+        Raises `DuplicateTool` if two executors have a tool of the same name.
         """
         now = [route.executor.tools() for route in self]
         if len(now) == len(self._seen) and all(

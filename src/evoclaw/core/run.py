@@ -1,4 +1,4 @@
-"""The two ways to start a run: watch its records, or await its answer."""
+"""The two ways to start a run: `watch` its records, or `run` it and await its result."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def watch(
     sinks: Sequence[Sink] = (),
     deadline: Deadline | None = None,
 ) -> AsyncGenerator[Record, None]:
-    """Run a task and yield its records as they happen; `deadline.cancel()` ends it cleanly."""
+    """Run a task and yield its records as they occur; `deadline.cancel()` ends it cleanly."""
     state = new_run((user(task),) if isinstance(task, str) else task)
-    listeners = (*ports.sinks, *sinks)
-    return recorded(run_loop(state, ports, settings, deadline), Bus(state.run_id, listeners))
+    all_sinks = (*ports.sinks, *sinks)
+    return recorded(run_loop(state, ports, settings, deadline), Bus(state.run_id, all_sinks))
 
 
 async def run(
@@ -37,5 +37,5 @@ async def run(
     sinks: Sequence[Sink] = (),
     deadline: Deadline | None = None,
 ) -> RunResult:
-    """Run a task and await its answer."""
+    """Run a task and await its result."""
     return await answer(watch(task, ports, settings, sinks=sinks, deadline=deadline))

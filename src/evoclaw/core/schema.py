@@ -1,7 +1,8 @@
-"""JSON Schema of tool arguments: checked when registered, compiled once, told in plain words.
+"""The JSON Schema of tool arguments: checked at registration, compiled once, with readable errors.
 
-A schema comes from strangers (skills, MCP servers, edges), so it is bounded and local before any
-validator sees it: measured, an 18-fold `allOf` costs seconds and a remote `$ref` is fetched.
+A schema comes from untrusted sources (skills, MCP servers, edges), so its size and its references
+are checked before a validator sees it: measured, an 18-fold `allOf` costs seconds, and a remote
+`$ref` is fetched.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ MAX_DEPTH = 16
 MAX_NODES = 2_000
 MAX_BYTES = 64 * 1024
 MOST_KNOWN = 1_024
-"""Compiled schemas that are kept."""
+"""Compiled schemas in the cache."""
 
 
 def compile_schema(tool: Tool) -> Validator:
-    """Check and compile; patterns run on a linear-time engine.
+    """Check and compile a tool's schema; patterns run on a linear-time engine.
 
-    Refused is a schema that is no object schema, too big, recursive, or refers to the outside.
+    Raises `SchemaError` if it is not an object schema, is too big or recursive, or refers to a URL.
     """
     try:
         return _compiled(msgspec.json.encode(tool.parameters))
@@ -41,13 +42,13 @@ def compile_schema(tool: Tool) -> Validator:
 
 @lru_cache(maxsize=MOST_KNOWN)
 def _compiled(schema: bytes) -> Validator:
-    """The same for the same schema: every run is offered much the same tools."""
+    """Cached: most runs are offered the same tools."""
     size = len(schema)
     if size > MAX_BYTES:
         raise SchemaError("", f"the schema has {size} bytes; at most {MAX_BYTES} are allowed")
     parameters = msgspec.json.decode(schema)
     _check(parameters)
-    # Five megabytes that an idle device does without.
+    # Imported late: it costs an idle device five megabytes.
     import jsonschema_rs
 
     try:
@@ -75,7 +76,7 @@ def _check(schema: dict[str, JSON]) -> None:
 
 
 def describe_problems(validator: Validator, arguments: dict[str, JSON]) -> str:
-    """Say in one line what is wrong, at most three things; empty when nothing is."""
+    """Describe at most three validation errors in one line; empty if there are none."""
     found: list[str] = []
     for error in validator.iter_errors(arguments):
         found.append(_describe(error))
@@ -94,7 +95,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def _walk(node: JSON, depth: int) -> Iterator[tuple[JSON, int]]:
-    # Iterative on purpose: the schema that is too deep must not exhaust our own stack.
+    # Iterative on purpose: a schema that is too deep must not exhaust our own stack.
     stack: list[tuple[JSON, int]] = [(node, depth)]
     while stack:
         here, level = stack.pop()
@@ -109,15 +110,17 @@ def _check_reference(node: dict[str, JSON]) -> None:
     for word in ("$ref", "$dynamicRef", "$recursiveRef"):
         target = node.get(word)
         if isinstance(target, str) and not target.startswith("#/"):
-            raise SchemaError("", f"{word} {target[:80]!r}: only references within the schema")
+            raise SchemaError(
+                "", f"{word} {target[:80]!r}: only references within the schema are allowed"
+            )
     for word in ("$id", "id", "$schema"):
         target = node.get(word)
         if word != "$schema" and isinstance(target, str) and "://" in target:
-            raise SchemaError("", f"{word} {target[:80]!r}: no outside addresses")
+            raise SchemaError("", f"{word} {target[:80]!r}: URLs are not allowed")
 
 
 def _check_expansion(schema: dict[str, JSON]) -> None:
-    """Bound what a validator visits once references are followed; a cycle fails too."""
+    """Limit what a validator visits when it follows references; reject cycles."""
     budget = MAX_NODES
 
     def visit(node: JSON, trail: tuple[str, ...]) -> None:
@@ -146,6 +149,6 @@ def _resolve(schema: dict[str, JSON], target: str) -> JSON:
     for part in target[2:].split("/"):
         key = part.replace("~1", "/").replace("~0", "~")
         if not is_object(node) or key not in node:
-            raise SchemaError("", f"$ref {target[:80]!r} leads nowhere")
+            raise SchemaError("", f"$ref {target[:80]!r} does not exist in the schema")
         node = node[key]
     return node

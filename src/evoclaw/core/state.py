@@ -1,6 +1,6 @@
-"""Where a run stands: a fold over its events.
+"""The state of a run: a fold over its events.
 
-The loop and a restart use the same fold, so a run that stopped anywhere goes on as if it had not.
+The loop and a restart use the same fold, so a run that stopped at any point resumes seamlessly.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ from evoclaw.core.window import view
 CallKey: TypeAlias = tuple[str, str]
 _NOTHING = Usage()
 _NEUTRAL = (ErrorKind.CANCELLED, ErrorKind.QUEUE_FULL)
-"""Answers that say nothing about whether the turn worked."""
+"""Errors that do not count as a failure of the turn."""
 
 
 class RunState(Struct):
-    """What a run knows of itself. Changed by `apply` alone."""
+    """The state of a run. Only `apply` changes it."""
 
     run_id: str
     opening: tuple[Message, ...] = ()
     """The messages it starts with."""
     history: History = field(default_factory=History)
-    """All of it."""
+    """All messages."""
     window: History = field(default_factory=History)
-    """What the model is shown: the history itself until it had to be trimmed."""
+    """What the model is shown: the history itself, until it is trimmed."""
     trimmed: ContextTrimmed | None = None
     task: int = -1
-    """Where in the history the user's task stands; it is never trimmed."""
+    """The index of the user's task in the history; it is never trimmed."""
     started: bool = False
     epoch: int = 1
-    """How often the run was taken up."""
+    """How often the run was started or resumed."""
     stop: StopReason | None = None
     turn: int = 0
     """Replies so far."""
     asked: Reply | None = None
     """The reply whose calls are being answered."""
     answers: dict[str, ToolResult] = {}
-    """The answers that reply has so far; they join the history together, in the order asked."""
+    """The results of its calls so far; they enter the history together, in the calls' order."""
     running: set[str] = set()
-    """Calls that were started and have no answer yet; after a crash, nobody knows how they went."""
+    """Calls that were started and have no result yet; after a crash their outcome is unknown."""
     pending: dict[str, str] = {}
-    """Calls that wait for a person, and what for."""
+    """Calls that wait for an approval, with the reason."""
     denied_now: set[str] = set()
     denied: dict[CallKey, int] = {}
-    """How often each call was denied in all."""
+    """How often each call was denied in total."""
     repeated: int = 0
-    """How often the last set of calls was asked in a row."""
+    """How often the last set of calls was repeated in a row."""
     last_calls: list[CallKey] = []
     failed_turns: int = 0
     confirms: int = 0
@@ -89,14 +89,14 @@ class RunState(Struct):
     usage: Usage = Usage()
     cost: float | None = 0.0
     call_ids: set[str] = set()
-    """All ids used so far; some servers refuse a history that repeats one."""
+    """All call ids so far; some servers reject a history with a repeated id."""
     sent_chars: int = 0
     chars_per_token: float = 4.0
     last_error: str = ""
 
     @property
     def unanswered(self) -> tuple[tuple[int, ToolCall], ...]:
-        """The calls of the last reply that have no answer yet, with their index."""
+        """The calls of the last reply that have no result yet, with their index."""
         if self.asked is None:
             return ()
         calls, answers = enumerate(self.asked.calls), self.answers
@@ -110,40 +110,40 @@ class RunState(Struct):
         return self.history[-1] if len(self.history) else None
 
     def apply(self, event: Event) -> None:
-        """Take one fact in."""
+        """Update the state by one event."""
         apply = _APPLY.get(type(event))
         if apply is not None:
             apply(self, event)
 
 
 class Begun(Struct, frozen=True):
-    """A run that is about to start, or to be resumed."""
+    """A run that is ready to be started or resumed."""
 
     state: RunState
     records: Sequence[Record] = ()
-    """What happened before, if it is resumed."""
+    """The records so far, if it is resumed."""
     attended: bool = False
-    """Whether a person can be asked, now or later."""
+    """Whether a person can answer approvals, now or later."""
     quarantine: bool = False
-    """Whether text of outsiders is kept behind handles."""
+    """Whether the model sees untrusted text only as handles."""
 
 
 def new_run(messages: Iterable[Message], run_id: str | None = None) -> RunState:
-    """Begin a run with these messages; the last user message is the task.
+    """Create a run with these messages; the last user message is the task.
 
-    Messages that end in a reply with unanswered calls are a resume point: the calls run first.
+    If the messages end in a reply with calls that have no result, these calls run first.
     """
     return RunState(run_id or secrets.token_hex(16), opening=tuple(messages))
 
 
 def fold(records: Iterable[Record]) -> RunState:
-    """Give back where a run stood when its records end."""
+    """The state of a run at the end of its records."""
     state: RunState | None = None
     for record in records:
         if state is None:
             state = RunState(record.run_id)
         elif record.run_id != state.run_id:
-            raise RecordingError(f"records of two runs: {state.run_id} and {record.run_id}")
+            raise RecordingError(f"the records are of two runs: {state.run_id} and {record.run_id}")
         state.apply(record.event)
     if state is None:
         raise RecordingError("there are no records")
@@ -170,7 +170,7 @@ def _run_started(state: RunState, event: RunStarted) -> None:
 def _split_open_turn(
     messages: tuple[Message, ...],
 ) -> tuple[tuple[Message, ...], tuple[ToolResult, ...]]:
-    """Set apart the results of a last turn that is not answered whole."""
+    """Separate the results of a last turn in which some calls have no result."""
     end = len(messages)
     while end and isinstance(messages[end - 1], ToolResult):
         end -= 1
@@ -195,7 +195,7 @@ def _replied(state: RunState, event: Replied) -> None:
     reply = event.reply
     state.turn += 1
     if reply.usage.input and state.sent_chars:
-        # What the server counted corrects our estimate; bounds keep a wrong count harmless.
+        # The server's count corrects our estimate; the bounds limit the effect of a wrong count.
         ratio = state.sent_chars / reply.usage.input
         state.chars_per_token = 1.0 if ratio < 1.0 else 6.0 if ratio > 6.0 else ratio
     _spend(state, reply.usage, reply.cost)
@@ -238,7 +238,7 @@ def _deny(state: RunState, call_id: str) -> None:
 
 
 def _call_started(state: RunState, event: CallStarted) -> None:
-    state.calls += event.call_id not in state.running  # a resumed run asks for the same call again
+    state.calls += event.call_id not in state.running  # a resumed run starts the same call again
     state.running.add(event.call_id)
     state.tools_used[event.name] = None
 
@@ -250,7 +250,7 @@ def _call_finished(state: RunState, event: CallFinished) -> None:
 def _answer(state: RunState, result: ToolResult) -> None:
     reply = state.asked
     if reply is None or result.call_id in state.answers:
-        return  # a late or second answer never changes a closed turn
+        return  # a late or second result never changes a closed turn
     state.answers[result.call_id] = result
     state.running.discard(result.call_id)
     if len(state.answers) < len(reply.calls):
@@ -299,7 +299,7 @@ def _append(state: RunState, message: Message) -> None:
 def _spend(state: RunState, usage: Usage, cost: float | None) -> None:
     if usage != _NOTHING:
         state.usage += usage
-        # One reply without a price makes the sum unknown: never report less than was spent.
+        # A reply without a price makes the sum unknown: never report less than was spent.
         state.cost = None if cost is None or state.cost is None else state.cost + cost
 
 

@@ -1,4 +1,4 @@
-"""TOML from strangers, read within bounds."""
+"""A TOML parser with limits, for files from untrusted sources."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from evoclaw.core.messages import JSON
 
 MAX_BYTES = 256 * 1024
 MAX_PARTS = 32
-"""Of one dotted key. Measured: the parser's memory grows by the square of their number, so that
-one line of a small file takes gigabytes."""
+"""Parts of one dotted key. Measured: the parser's memory grows with the square of their number, so
+that one line of a small file takes gigabytes."""
 
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}[ \t]*+\.[ \t]*+){{{MAX_PARTS}}}")
 
 
 def parse_toml(text: str, name: str) -> dict[str, JSON]:
-    """Read TOML; whatever is wrong with it is a `ConfigError`."""
+    """Parse TOML; raise `ConfigError` for every problem."""
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise ConfigError(f"{name} has more than {MAX_BYTES // 1024} KB")
     if found := _LONG_KEY.search(text):

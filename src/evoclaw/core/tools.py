@@ -1,4 +1,4 @@
-"""What can be asked for (`Tool`), and one asking that passed its checks (`Call`)."""
+"""`Tool`: what the model may call. `Call`: one call that passed its checks."""
 
 from __future__ import annotations
 
@@ -19,62 +19,62 @@ class Effect(StrEnum):
 
 
 ALL = "*"
-"""As a capability: every permission."""
+"""A capability that includes every permission."""
 EVERYTHING = "*"
-"""As a resource: the call may touch anything, so nothing runs beside it unless both only read."""
+"""A resource that conflicts with all others: only reading calls may run concurrently."""
 
 
 class Tool(Struct, frozen=True, omit_defaults=True):
-    """What the model may ask for, and what the house must know before it runs."""
+    """A tool that the model may call, and what policies and executors must know about it."""
 
     name: str
     description: str
     parameters: dict[str, JSON]
     """JSON Schema of the arguments object."""
     permissions: frozenset[str] = frozenset()
-    """All of them must be held by the agent."""
+    """The agent must hold all of them."""
     effect: Effect = Effect.WRITE
     resources: tuple[str, ...] = (EVERYTHING,)
-    """The arguments that name what a call touches; `("*",)` is everything, `()` nothing."""
+    """The arguments that name what a call touches; `("*",)`: everything, `()`: nothing."""
     timeout: float = 10.0
     """Seconds."""
     max_timeout: float = 60.0
-    """What a call may ask for at most, with a `timeout_ms` argument."""
+    """The longest timeout that a call may request with a `timeout_ms` argument."""
     idempotent: bool = False
     """Running it twice does no more than running it once."""
     streams: bool = False
-    """It reports output while it runs."""
+    """Whether it reports output while it runs."""
     slack: float = 0.0
-    """Seconds that the way to where it runs and back may take on top: whoever runs it there keeps
-    to the timeout by himself."""
+    """Seconds of transport delay allowed on top of the timeout, which the remote side enforces
+    itself."""
     version: str = "1"
     aliases: tuple[str, ...] = ()
-    """Other names by which it may be called; they are not offered."""
+    """Other names that the model may use; they are not offered."""
     outside: bool = False
-    """Its results hold what outsiders may have written: pages, mail, other agents' words."""
+    """Its results contain untrusted text: web pages, mail, messages of other agents."""
     private: bool = False
-    """Its results hold what is not for everybody."""
+    """Its results contain confidential data."""
     acts: bool | None = None
-    """It changes something, or tells somebody, beyond this conversation and the workspace; None:
-    unless it only reads."""
+    """It has effects outside the conversation and the workspace, such as a change or a message;
+    None: if its effect is `write`."""
     sends: bool = False
-    """Its arguments leave for a place that outsiders may read, though it changes nothing."""
+    """Its arguments are sent to where outsiders may read them, though it changes nothing."""
 
     @property
     def label(self) -> Label:
-        """Of what its results hold."""
+        """The label of its results."""
         if not (self.outside or self.private):
             return CLEAN
         return Label(self.outside, self.private, (self.name,))
 
     @property
     def presses(self) -> bool:
-        """Whether running it has consequences outside of the conversation."""
+        """Whether a call has effects outside the conversation."""
         return self.effect is Effect.WRITE if self.acts is None else self.acts
 
 
 class UnavailableTool(Struct, frozen=True):
-    """A tool that cannot be used here and now."""
+    """A tool that cannot be used now."""
 
     tool: Tool
     why: str
@@ -87,12 +87,12 @@ class UnavailableTool(Struct, frozen=True):
 
 
 class Context(Struct, frozen=True):
-    """What the model had seen when it asked, and on whose behalf it asks."""
+    """What the model had seen when it made a call, and on whose behalf it acts."""
 
     label: Label = CLEAN
-    """Of everything seen, joined."""
+    """The label of everything that the model had seen."""
     history: History | None = None
-    """The messages themselves; not there where the call came over the wire."""
+    """The messages themselves; None if the call came over the wire."""
     principal: Principal = LOCAL
 
 
@@ -100,7 +100,7 @@ NOTHING_SEEN = Context()
 
 
 class Call(Struct, frozen=True):
-    """A call whose tool exists and whose arguments fit: ready to be judged and run."""
+    """A call whose tool exists and whose arguments are valid: ready to be judged and run."""
 
     id: str
     tool: Tool
@@ -108,12 +108,12 @@ class Call(Struct, frozen=True):
     request_id: str
     """`<run id>.<turn>.<index>.<attempt>`: the same after a restart, so no call runs twice."""
     timeout: float
-    """Seconds this call may take: the tool's, or the asked one, clamped."""
+    """Seconds that this call may take: the tool's timeout, or the requested one, clamped."""
     resumed: bool = False
-    """It was started before a crash and its outcome is not known: run it again only if that does
-    no harm, or if whoever runs it remembers its request id."""
+    """It was started before a crash, and its outcome is unknown: run it again only if it is safe to
+    repeat, or if the executor remembers its request id."""
     epoch: int = 1
-    """How often its run was taken up, this time included: whoever holds a lower one is out."""
+    """How often its run was started or resumed. An orchestrator with a lower epoch is fenced."""
     context: Context = NOTHING_SEEN
 
     @property
@@ -128,25 +128,25 @@ class Call(Struct, frozen=True):
 
     @property
     def harmless(self) -> bool:
-        """Whether running it once more does no more than running it once."""
+        """Whether the call may be run twice: it only reads, or is idempotent."""
         return self.tool.effect is Effect.READ or self.tool.idempotent
 
     def ok(self, text: str, **details: JSON) -> ToolResult:
-        """Answer with text."""
+        """A successful result of plain text."""
         return ToolResult(self.id, self.tool.name, (TextBlock(text),), details=details)
 
     def failed(self, kind: ErrorKind, text: str, **details: JSON) -> ToolResult:
-        """Answer with a failure worded for the model."""
+        """The result of a failed call, with an error for the model."""
         return failure(self.id, self.tool.name, kind, text, **details)
 
 
 def failure(call_id: str, name: str, kind: ErrorKind, text: str, **details: JSON) -> ToolResult:
-    """Make the result of a call that did not succeed."""
+    """The result of a call that did not succeed."""
     return ToolResult(call_id, name, (ErrorBlock(kind, text),), error=kind, details=details)
 
 
 def missing_permissions(tool: Tool, held: frozenset[str]) -> tuple[str, ...]:
-    """What is lacking to use a tool; whoever holds nothing may not even use a free one."""
+    """The permissions that are missing to use a tool; without any capability no tool is allowed."""
     if held and (ALL in held or tool.permissions <= held):
         return ()
     return tuple(sorted(tool.permissions - held)) or ("any capability",)

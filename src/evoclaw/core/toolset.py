@@ -1,4 +1,4 @@
-"""The tools of an executor, checked when built: unique names, sound schemas, validators ready."""
+"""The tools of an executor, checked on creation: unique names, valid schemas, validators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
 
 
 class Toolset(Sequence[Tool]):
-    """A sequence of tools that can also be asked by name."""
+    """A sequence of tools with lookup by name."""
 
     __slots__ = ("_by_name", "_size", "_tools", "names")
 
@@ -31,13 +31,13 @@ class Toolset(Sequence[Tool]):
         sources: Iterable[Sequence[Tool]] = (),
         sound: bool = False,
     ) -> None:
-        """Check the tools, and make their validators.
+        """Check the tools and create their validators.
 
         Args:
             tools: The tools.
-            like: Others; what is known of their schemas is taken over.
-            sources: The same of several others.
-            sound: The schemas are our own work: they are compiled when a call first needs them.
+            like: Another toolset, whose validators are reused.
+            sources: More toolsets whose validators are reused.
+            trusted: The schemas are our own: compile each when a call first needs it.
         """
         self._tools = tuple(tools)
         self._by_name: dict[str, tuple[Tool, Validator | None]] = {}
@@ -47,11 +47,13 @@ class Toolset(Sequence[Tool]):
                 known |= other.validators()
         for tool in self._tools:
             if not _NAME.fullmatch(tool.name):
-                raise SchemaError(tool.name, "a name is letters, digits and _ . @ -, at most 64")
+                raise SchemaError(
+                    tool.name, "a tool name has only letters, digits and _ . @ -, at most 64"
+                )
             if tool.name in self._by_name:
                 raise DuplicateTool(tool.name)
-            later = sound or id(tool.parameters) in known
-            validator = known.get(id(tool.parameters)) if later else compile_schema(tool)
+            lazy = sound or id(tool.parameters) in known
+            validator = known.get(id(tool.parameters)) if lazy else compile_schema(tool)
             self._by_name[tool.name] = (tool, validator)
         for tool in self._tools:
             for alias in tool.aliases:
@@ -61,12 +63,12 @@ class Toolset(Sequence[Tool]):
 
     @classmethod
     def of(cls, tools: Sequence[Tool]) -> Toolset:
-        """Take a sequence as a toolset; one that already is stays as it is."""
+        """A sequence as a toolset; a toolset is returned as it is."""
         return tools if isinstance(tools, Toolset) else cls(tools)
 
     @property
     def size(self) -> int:
-        """How long the tools are in a request, in characters; counted when first asked for."""
+        """The length of the tools in a request, in characters; computed on first use."""
         if self._size < 0:
             self._size = sum(
                 len(tool.description) + len(msgspec.json.encode(tool.parameters))
@@ -75,11 +77,11 @@ class Toolset(Sequence[Tool]):
         return self._size
 
     def validators(self) -> dict[int, Validator | None]:
-        """What is known to be sound, by the identity of its schema; None is not compiled yet."""
+        """The validators by the identity of their schema; None if not compiled yet."""
         return {id(tool.parameters): validator for tool, validator in self._by_name.values()}
 
     def find(self, name: str) -> tuple[Tool, Validator] | None:
-        """The tool that may be called so, and the validator of its arguments."""
+        """The tool of this name or alias, and the validator of its arguments."""
         found = self._by_name.get(name)
         if found is None:
             return None

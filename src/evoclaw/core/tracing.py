@@ -1,7 +1,7 @@
-"""Where in a trace something happens: a task knows it, and so does everything that it begins.
+"""The trace context of a task, inherited by every task that it starts (W3C Trace Context).
 
-Ids are made of ids that there are anyway. So a run that goes on after a restart, a sub-run, and a
-device that was asked twice find the same place again. Nothing here makes or sends spans.
+Trace and span ids are derived from run and request ids. So a resumed run, a sub-run, and a device
+that got a command twice compute the same ids again. Nothing here creates or sends spans.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from hashlib import sha256
 from msgspec import Struct
 
 LONGEST = 512
-"""Characters of a `traceparent` that are looked at; later versions of it may say more than ours."""
+"""Characters of a `traceparent`; later versions of the standard may be longer than ours."""
 _SAMPLED = 1
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 
 
 class Place(Struct, frozen=True, gc=False):
-    """A span in a trace, or a trace in which none has begun yet."""
+    """A span in a trace, or a trace without a span yet."""
 
     trace_id: int
     span_id: int = 0
-    """0 if none has begun."""
+    """0 if there is no span yet."""
     sampled: bool = True
 
     @property
     def traceparent(self) -> str:
-        """As W3C says it; empty where there is no span to be the parent."""
+        """The W3C `traceparent` header; empty if there is no span."""
         if not self.span_id:
             return ""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{_SAMPLED * self.sampled:02x}"
 
     def child(self, name: str) -> Place:
-        """The place of a span below, by what names it."""
+        """The context of a child span with this name."""
         return Place(self.trace_id, span_id_of(name), self.sampled)
 
 
@@ -44,18 +44,18 @@ _HERE: ContextVar[Place | None] = ContextVar("evoclaw_place", default=None)
 
 
 def here() -> Place | None:
-    """Where this task is, if that is known."""
+    """The trace context of this task, if it has one."""
     return _HERE.get()
 
 
 def stand(place: Place | None) -> None:
-    """Be there from now on, with all that this task begins."""
+    """Set the trace context of this task and of the tasks it starts from now on."""
     _HERE.set(place)
 
 
 @contextmanager
 def standing(place: Place | None) -> Generator[None]:
-    """Be there while the block runs."""
+    """Use a trace context while the block runs."""
     before = _HERE.get()
     _HERE.set(place)
     try:
@@ -65,38 +65,38 @@ def standing(place: Place | None) -> Generator[None]:
 
 
 def traceparent() -> str:
-    """What to send to whoever goes on with it; empty if there is nothing to go on with."""
-    place = _HERE.get()
-    return "" if place is None else place.traceparent
+    """The `traceparent` of this task, to be sent to the next service; empty if it has none."""
+    current = _HERE.get()
+    return "" if current is None else current.traceparent
 
 
 def enter(run_id: str, parent: str = "") -> None:
-    """Be in the trace of a run and its sub-runs from now on.
+    """Enter the trace of a run and its sub-runs.
 
     Args:
-        run_id: Of the topmost run.
-        parent: The `traceparent` that came with the wish to begin it, if one did.
+        run_id: The id of the topmost run.
+        parent: The `traceparent` of the request that started it, if it had one.
     """
     _HERE.set(read_traceparent(parent) or Place(trace_id_of(run_id)))
 
 
 def trace_id_of(run_id: str) -> int:
-    """The trace of a run, always the same; never 0."""
+    """The trace id of a run: deterministic, never 0."""
     return _number(f"trace {run_id}", 16)
 
 
 def span_id_of(name: str) -> int:
-    """The id of the span that a name stands for, always the same; never 0."""
+    """The id of the span with this name: deterministic, never 0."""
     return _number(f"span {name}", 8)
 
 
 def call_span(request_id: str) -> str:
-    """What names a call's span: the same, whichever attempt it is."""
+    """The name of a call's span: the same for every attempt."""
     return request_id.rpartition(".")[0] or request_id
 
 
 def read_traceparent(text: str) -> Place | None:
-    """The place that a `traceparent` names; None if it names none."""
+    """Parse a `traceparent` header; None if it is not valid."""
     found = _PARENT.fullmatch(text) if len(text) <= LONGEST else None
     if found is None:
         return None

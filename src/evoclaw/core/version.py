@@ -1,6 +1,6 @@
-"""Which EvoClaw this is.
+"""The version of EvoClaw.
 
-Said here, not asked of the installed package: reading its metadata costs a small device 1.5 MB.
+A constant: reading the metadata of the installed package costs a small device 1.5 MB.
 """
 
 VERSION = "0.1.0"

@@ -1,6 +1,6 @@
-"""What the model is shown of a long history. The history itself is never cut; a view of it is.
+"""The context window: what the model is shown of a long history, which itself is never cut.
 
-Older results are shown as stubs first; then older turns as a summary. A call is never separated
+Older results are replaced by stubs first; then older turns by a summary. A call is never separated
 from its result, and the instructions and the user's task always stay.
 """
 
@@ -24,7 +24,7 @@ from evoclaw.core.truncate import head_and_tail
 
 
 def view(history: History, trimmed: ContextTrimmed, task: int) -> History:
-    """Show a history as `trimmed` says."""
+    """The view of a history that `trimmed` describes."""
     shown = History()
     summary_due = trimmed.drop_before > 0
     for index, message in enumerate(history):
@@ -67,7 +67,7 @@ def _stub(result: ToolResult) -> ToolResult:
 def plan_trim(
     history: History, task: int, *, room: int, previous: ContextTrimmed | None = None
 ) -> ContextTrimmed:
-    """Choose what to leave out so that about `room` characters are shown."""
+    """Choose what to leave out so that about `room` characters remain."""
     ends = _turn_ends(history)
     last_turn = ends[-2] if len(ends) > 1 else 0
     drop = previous.drop_before if previous else 0
@@ -76,14 +76,14 @@ def plan_trim(
     def overflows(plan: ContextTrimmed) -> bool:
         return view(history, plan, task).size > room
 
-    # More left out means less shown, so the least that fits is found by halving.
+    # The more is left out, the less is shown: bisection finds the first plan that fits.
     for plans in (
         [ContextTrimmed(end, drop, summary) for end in ends[:-1]],
         [ContextTrimmed(last_turn, end, summary) for end in ends[:-1] if end > drop],
     ):
-        least = bisect_left(plans, True, key=lambda plan: not overflows(plan))
-        if least < len(plans):
-            return plans[least]
+        first = bisect_left(plans, True, key=lambda plan: not overflows(plan))
+        if first < len(plans):
+            return plans[first]
     results = sum(isinstance(history[i], ToolResult) for i in range(last_turn, len(history)))
     return ContextTrimmed(last_turn, max(last_turn, drop), summary, max(500, room // (results + 1)))
 

@@ -1,4 +1,4 @@
-"""Providers: how a model is reached."""
+"""Providers: clients for the APIs that serve models."""
 
 from evoclaw.providers.names import find_default, how_to_get_a_model, provider_for
 

@@ -1,4 +1,4 @@
-"""Anthropic's messages API."""
+"""The provider for Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _USER, _ASSISTANT, _END = b'{"role":"user","content":[', b'{"role":"assistant","
 
 
 class AnthropicProvider:
-    """A model behind Anthropic's API, or a server that speaks like it.
+    """A model served by Anthropic's API, or by a compatible server.
 
-    A request's temperature is left out: the API has given the parameter up.
+    The temperature of a request is not sent: the API no longer accepts the parameter.
     """
 
     def __init__(
@@ -88,29 +88,29 @@ class AnthropicProvider:
         return converse(self._server, self._body(request), Events, lambda: _EventParser(model))
 
     def _body(self, request: Request) -> bytes:
-        # No temperature: every model since Opus 4.7 refuses the request for it.
+        # No temperature: every model since Opus 4.7 rejects a request with one.
         options: dict[str, JSON] = {
             "model": self._server.model,
             "stream": True,
             "max_tokens": request.max_tokens or self._profile.max_output_tokens,
         }
-        said = request.history.written(
+        messages = request.history.written(
             "anthropic+images" if self._profile.images else "anthropic",
             lambda: _Conversation(images=self._profile.images),
         )
-        if said.system:
-            options["system"] = Raw(b"".join((b"[", *_cached(said.system, b"}"), b"]")))
+        if messages.system:
+            options["system"] = Raw(b"".join((b"[", *_cached(messages.system, b"}"), b"]")))
         if request.tools:
-            # Never left out: a history with calls is refused when no tools come with it.
+            # Always sent: a history with calls is rejected without tools.
             tools = self._tools.encoded(request.tools)
             options["tools"] = Raw(tools[:-2] + _CACHED + b"]")
             if not request.offer_tools:
                 options["tool_choice"] = {"type": "none"}
-        return body(_cached(said.text, b"}]}"), options)
+        return body(_cached(messages.text, b"}]}"), options)
 
 
 class _Conversation:
-    """Neighbours of one role are one message: all results of a turn must be in the next one."""
+    """Encodes messages; adjacent ones of one role are merged, as the API requires for results."""
 
     def __init__(self, *, images: bool) -> None:
         self.system, self.text = bytearray(), bytearray()
@@ -118,7 +118,7 @@ class _Conversation:
         self._start: bytes = b""
 
     def add(self, message: Message) -> None:
-        """Write one message; nothing if nothing is in it."""
+        """Encode one message; an empty one is skipped."""
         if isinstance(message, SystemMessage):
             if message.text.strip():
                 self.system += b"," if self.system else b""
@@ -137,7 +137,7 @@ class _Conversation:
 
 
 def _cached(text: bytearray, end: bytes) -> tuple[Buffer, ...]:
-    """Mark the last block as the end of what stays the same, so that the server keeps it."""
+    """Mark the last block as the end of the cached prefix."""
     return (memoryview(text)[: -len(end)], _CACHED, end[1:]) if text else ()
 
 
@@ -169,14 +169,14 @@ def _blocks(blocks: Sequence[Block], *, images: bool) -> list[JSON]:
         if images and isinstance(block, ImageBlock):
             source = {"type": "base64", "media_type": block.media_type, "data": block.data}
             out.append({"type": "image", "source": source})
-        elif (text := readable((block,), images=images)).strip():  # blank text is refused
+        elif (text := readable((block,), images=images)).strip():  # blank text is rejected
             out.append({"type": "text", "text": text})
     return out
 
 
 def _reply(reply: Reply) -> list[JSON]:
-    said: list[JSON] = [{"type": "text", "text": reply.text}] if reply.text.strip() else []
-    return said + [
+    text: list[JSON] = [{"type": "text", "text": reply.text}] if reply.text.strip() else []
+    return text + [
         {
             "type": "tool_use",
             "id": safe_name(call.id),
@@ -225,7 +225,7 @@ class _Whole(Struct, gc=False):
 
 
 class _Event(Struct, gc=False):
-    """Any event; and, for a server that does not stream, the whole message."""
+    """Any event; or the complete message of a server that does not stream."""
 
     type: str = ""
     index: int = 0
@@ -250,7 +250,7 @@ _FINISHES = {
 
 
 class _EventParser:
-    """Reads events."""
+    """Parses the events of the stream."""
 
     __slots__ = ("_usage", "out")
 
@@ -259,7 +259,7 @@ class _EventParser:
         self._usage = _Usage()
 
     def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
-        """Read one event."""
+        """Parse one event."""
         event = _EVENT.decode(payload)
         if event.type == "content_block_delta" and event.delta is not None:
             return self._delta(event.index, event.delta)
@@ -280,20 +280,20 @@ class _EventParser:
 
     def _start(self, index: int, block: _Block) -> Sequence[ReplyEvent]:
         if block.type == "tool_use":
-            # Empty while the input is streamed, absent from some servers, whole from others.
-            whole = bytes(block.input)
-            arguments = "" if whole in (b"", b"{}", b"null") else whole.decode()
+            # Empty while the input is streamed, missing from some servers, complete from others.
+            raw = bytes(block.input)
+            arguments = "" if raw in (b"", b"{}", b"null") else raw.decode()
             self.out.call(index, block.id or "", block.name or "", arguments)
         if block.text:
             return (self.out.say(block.text),)
         return (self.out.think(block.thinking),) if block.thinking else ()
 
     def _frame(self, event: _Event) -> Sequence[ReplyEvent]:
-        """What surrounds the blocks: the start, the end, or all of it at once."""
-        out, whole = self.out, event.message or event
-        out.model = whole.model or out.model
-        if whole.usage is not None:
-            self._count(whole.usage)
+        """Parse what surrounds the blocks: the start, the end, or a complete message."""
+        out, message = self.out, event.message or event
+        out.model = message.model or out.model
+        if message.usage is not None:
+            self._count(message.usage)
         events = [e for i, b in enumerate(event.content or ()) for e in self._start(i, b)]
         stop = event.delta.stop_reason if event.delta else event.stop_reason
         if stop:
@@ -302,13 +302,13 @@ class _EventParser:
         return events
 
     def _count(self, new: _Usage) -> None:
-        """Later counts replace earlier ones; those that are not repeated stay."""
+        """Update the token counts; later values replace earlier ones."""
         old = self._usage
         for name in old.__struct_fields__:
             value: int | None = getattr(new, name)
             if value is not None:
                 setattr(old, name, value)
         read, written = old.cache_read_input_tokens or 0, old.cache_creation_input_tokens or 0
-        # Anthropic counts cached tokens apart.
+        # Anthropic does not include cached tokens in `input_tokens`.
         prompt = (old.input_tokens or 0) + read + written
         self.out.usage = Usage(prompt, old.output_tokens or 0, read, written)

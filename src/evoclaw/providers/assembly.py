@@ -1,4 +1,4 @@
-"""Put one reply together from the pieces a server sends."""
+"""Build one reply from the pieces that a server streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evoclaw.providers.refusals import Trouble
 
 
 class _Draft:
-    """A call being written."""
+    """A call that is still being streamed."""
 
     __slots__ = ("arguments", "id", "name")
 
@@ -23,17 +23,17 @@ class _Draft:
 
     @property
     def whole(self) -> bool:
-        """Whether the arguments are a JSON object: whatever follows belongs to another call."""
+        """Whether the arguments are a JSON object: what follows belongs to another call."""
         return is_object("".join(self.arguments))
 
     def to_call(self) -> ToolCall:
-        """The call as written; one that came without an id gets one."""
+        """The finished call; one without an id gets a new one."""
         call_id = self.id or f"call_{uuid4().hex[:12]}"
         return ToolCall(call_id, self.name, "".join(self.arguments).strip() or "{}")
 
 
 class Assembly:
-    """What is known of a reply so far."""
+    """Collects the pieces of a reply."""
 
     __slots__ = (
         "_by_index",
@@ -48,11 +48,11 @@ class Assembly:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        """As asked for, until the server says what it served."""
+        """The requested model, until the server names the one that it used."""
         self.usage = Usage()
         self.finish: Finish | None = None
         self.ended = False
-        """The server said that nothing will follow."""
+        """Whether the server ended the stream."""
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._drafts: list[_Draft] = []
@@ -69,7 +69,7 @@ class Assembly:
         return ReasoningDelta(text)
 
     def call(self, index: int | None, call_id: str, name: str, arguments: str) -> None:
-        """Add a piece of a call, to the one it belongs to."""
+        """Add a piece of a call to the call it belongs to."""
         draft = self._find(index, call_id, name, arguments)
         if draft is None:
             draft = _Draft()
@@ -78,15 +78,15 @@ class Assembly:
                 self._by_index[index] = draft
         draft.id = draft.id or call_id
         if name != draft.name and not draft.arguments:
-            draft.name += name  # some servers repeat the name, some spell it out
+            draft.name += name  # some servers repeat the name, others send it in pieces
         if arguments:
             draft.arguments.append(arguments)
 
     def _find(self, index: int | None, call_id: str, name: str, arguments: str) -> _Draft | None:
-        """The call that a piece continues; None if it begins another.
+        """The call that a piece continues; None if it starts a new call.
 
-        Servers leave out the index, the id or both, give every call index 0, and repeat the name
-        or invent a new id in each piece. A new call always brings a name.
+        Servers omit the index, the id or both, give every call index 0, and repeat the name or
+        make up a new id in each piece. A new call always has a name.
         """
         draft = self._named(call_id) if index is None else self._by_index.get(index)
         if draft is None or not name:
@@ -108,7 +108,7 @@ class Assembly:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing of the reply is missing."""
+        """Whether the reply is complete."""
         if self.finish is not None:
             return True
         if not self.ended or not (self._text or self._drafts):
@@ -116,18 +116,18 @@ class Assembly:
         return all(draft.whole for draft in self._drafts)
 
     def missing(self) -> Trouble:
-        """Say why a stream that is over made no reply."""
+        """The error for a stream that ended without a complete reply."""
         if self.ended or not (self._text or self._drafts or self._reasoning):
-            what = "the server sent an empty reply, with no choice in it"
+            message = "the server sent an empty reply without choices"
         else:
-            what = "the stream broke off before the reply was whole"
-        return Trouble(ProviderErrorKind.SERVER_ERROR, what)
+            message = "the stream ended before the reply was complete"
+        return Trouble(ProviderErrorKind.SERVER_ERROR, message)
 
     def reply(self) -> Reply:
-        """The whole reply, but for its cost."""
+        """The complete reply, without its cost."""
         calls = tuple(draft.to_call() for draft in self._drafts)
         finish = self.finish or Finish.STOP
-        # Not every server says that it stopped for calls, and some say so without any.
+        # Some servers do not report that they stopped for calls, others do without any call.
         if finish in (Finish.STOP, Finish.CALLS):
             finish = Finish.CALLS if calls else Finish.STOP
         return Reply(

@@ -1,4 +1,4 @@
-"""Closing a provider that holds something, whatever it is wrapped in."""
+"""Close a provider that owns resources, also inside wrappers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from evoclaw.core.ports import Provider
 
 @runtime_checkable
 class Closable(Protocol):
-    """A provider that must be closed: it started a process, or wraps one that may have."""
+    """A provider that must be closed: it started a process, or wraps another provider."""
 
     async def aclose(self) -> None:
-        """Let go of what is held."""
+        """Release its resources."""
         ...
 
 
 async def close(provider: Provider) -> None:
-    """Close a provider if it has anything to close."""
+    """Close a provider if it can be closed."""
     if isinstance(provider, Closable):
         await provider.aclose()

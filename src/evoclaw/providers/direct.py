@@ -1,4 +1,4 @@
-"""No model at all: the answer is what the last call gave. For runs that are one call."""
+"""A provider without a model: it answers with the result of the last call. For single-call runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "direct"
 
 
 class Direct:
-    """Says what the last call gave; asks for nothing, and costs nothing."""
+    """Replies with the result of the last call; makes no calls, and costs nothing."""
 
     @property
     def model(self) -> str:
@@ -22,11 +22,11 @@ class Direct:
 
     @property
     def profile(self) -> Profile:
-        """It can say anything."""
+        """The default profile."""
         return Profile()
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """Give the text of the last result, or say that there is none."""
+        """Reply with the text of the last result, or that there is none."""
         last = request.history[-1] if len(request.history) else None
         text = last.text if isinstance(last, ToolResult) else ""
         yield Replied(Reply(text or "There was nothing to do.", model=NAME, cost=0.0))

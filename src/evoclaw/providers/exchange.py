@@ -1,4 +1,4 @@
-"""One reply, asked for until it is whole or hopeless: the path that all providers share."""
+"""Request one reply and retry until it is complete; shared by all HTTP providers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from evoclaw.providers.sse import Splitter
 
 
 class Parser(Protocol):
-    """Reads one vendor's payloads into an assembly."""
+    """Parses the payloads of one vendor's API into a `ReplyBuilder`."""
 
     @property
     def out(self) -> Assembly:
-        """What was read."""
+        """The reply so far."""
         ...
 
     def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
-        """Read one payload; say what is new. Raise `Trouble` when it is a refusal."""
+        """Parse one payload; return the new deltas. Raise `AttemptFailed` if it is an error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Whom to ask, and how."""
+    """The server of a model: its URL, headers, retry policy and prices."""
 
     name: str
     model: str
@@ -52,13 +52,13 @@ class Server:
         return f"{self.name}/{self.model}"
 
     def tell(self, trouble: Trouble) -> Trouble:
-        """Take out of a server's words what it must not repeat: the keys it was sent."""
+        """The same failure, without API keys that the server's message repeats."""
         values = (value.removeprefix("Bearer ") for value in self.headers.values())
-        what = redact(trouble.what, [value for value in values if len(value) > 7])
-        return Trouble(trouble.kind, what, retry_after=trouble.retry_after)
+        message = redact(trouble.what, [value for value in values if len(value) > 7])
+        return Trouble(trouble.kind, message, retry_after=trouble.retry_after)
 
     def cost(self, model: str, usage: Usage) -> float | None:
-        """In US dollars; None when the price or the usage is not known."""
+        """In US dollars; None if the price or the usage is unknown."""
         if self.price is None or usage == Usage():
             return None
         cost = self.price(model, usage)
@@ -66,14 +66,16 @@ class Server:
 
 
 def endpoint(base_url: str, path: str) -> str:
-    """Put a path behind a base URL, before its query if it has one."""
+    """Append a path to a base URL, before its query if it has one."""
     try:
         parts = urlsplit(base_url)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         valid = False
     if not valid:
-        raise ConfigError("the base URL must look like http://host:port/path or https://host/path")
+        raise ConfigError(
+            "the base URL must have the form http://host:port/path or https://host/path"
+        )
     parts = urlsplit(base_url)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + path))
 
@@ -103,26 +105,26 @@ async def converse(
                     await answer.drain()
             finally:
                 answer.close()
-            trouble = out.missing()
+            failure = out.missing()
         except Trouble as error:
-            trouble = server.tell(error)
+            failure = server.tell(error)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            trouble = server.tell(unreadable(payload))
+            failure = server.tell(unreadable(payload))
         if out.whole:
-            # Even if the connection failed after the last piece: what is paid for is kept.
+            # Even if the connection failed after the last piece: the reply is paid for.
             yield Replied(spent.on(out.reply()))
             return
         spent.add(out)
-        wait = server.retry.wait(trouble, attempt, waited)
+        wait = server.retry.wait(failure, attempt, waited)
         if wait is None:
-            raise trouble.to_error(server.who, spent.usage)
-        yield ReplyRetried(trouble.kind, trouble.what, attempt, wait)
+            raise failure.to_error(server.who, spent.usage)
+        yield ReplyRetried(failure.kind, failure.what, attempt, wait)
         await asyncio.sleep(wait)
         waited += wait
 
 
 class _Spent:
-    """What failed attempts used up, so that it is not forgotten."""
+    """The usage and cost of failed attempts, to be added to the reply."""
 
     __slots__ = ("_cost", "_server", "usage")
 
@@ -138,7 +140,7 @@ class _Spent:
             self._cost = None if cost is None or self._cost is None else self._cost + cost
 
     def on(self, reply: Reply) -> Reply:
-        """The reply with its cost, and with what was spent before it."""
+        """The reply with its cost, plus the usage and cost of the failed attempts."""
         cost = self._server.cost(reply.model, reply.usage)
         if cost is not None:
             cost = None if self._cost is None else cost + self._cost

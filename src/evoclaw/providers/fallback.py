@@ -1,4 +1,4 @@
-"""Several models in order: the next answers when one cannot; one that keeps failing is rested."""
+"""Fall back to other models: if one fails, the next answers; one that keeps failing is skipped."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.providers.closing import close
 
 FAILURES = 3
-"""This many in a row and a provider is degraded."""
+"""Failures in a row after which a provider is degraded."""
 COOL_DOWN = 300.0
-"""Seconds a degraded provider is skipped."""
+"""Seconds for which a degraded provider is skipped."""
 
 _COUNTED = frozenset(
     {
@@ -33,13 +33,13 @@ _COUNTED = frozenset(
 
 @dataclass(slots=True)
 class Health:
-    """How one of the providers is doing."""
+    """The health of one provider."""
 
     model: str
     failures: int = 0
     """In a row."""
     rested_until: float = 0.0
-    """On the fallback's clock; it is skipped before then."""
+    """The provider is skipped before this time, on the clock of the `Fallback`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,12 @@ class _Failure:
 class Fallback:
     """Try providers in order.
 
-    Only errors that are the model's fault count and move on: a request that is wrong is wrong
-    everywhere. A prompt that is too long moves on only to a model with a larger window. After its
-    rest a provider gets one try; a failure rests it again, a success forgets the past.
+    Only errors of the model or its server count and lead to the next provider: an invalid request
+    is invalid everywhere. A prompt that is too long goes only to a model with a larger context.
+    After its cooldown a provider gets one attempt: a failure starts the cooldown again, a success
+    resets its count.
 
-    Its profile is the least of all: what fits there fits whichever of them answers.
+    The profile has the smallest limits of all: what fits them fits every provider.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Fallback:
         cool_down: float = COOL_DOWN,
     ) -> None:
         if not providers:
-            raise ConfigError("a fallback needs at least one model; name one")
+            raise ConfigError("a fallback needs at least one model; give one")
         self._providers = tuple(providers)
         self._health = tuple(Health(provider.model) for provider in providers)
         self._clock, self._failures, self._cool_down = clock, failures, cool_down
@@ -75,26 +76,26 @@ class Fallback:
 
     @property
     def model(self) -> str:
-        """The name of the first choice; a reply says which model gave it."""
+        """The name of the first provider's model; a reply names the model that gave it."""
         return self._providers[0].model
 
     @property
     def profile(self) -> Profile:
-        """What every one of them can do."""
+        """What all of the providers can do."""
         return self._profile
 
     @property
     def health(self) -> tuple[Health, ...]:
-        """How each is doing, in order."""
+        """The health of each provider, in order."""
         return self._health
 
     async def aclose(self) -> None:
-        """Close every provider that holds something."""
+        """Close all providers."""
         for provider in self._providers:
             await close(provider)
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """Yield one provider's reply; `ReplyRetried` marks each move to the next."""
+        """Yield the first reply that succeeds, with `ReplyRetried` before each further attempt."""
         failed: list[_Failure] = []
         for index in self._order():
             provider = self._providers[index]
@@ -143,7 +144,8 @@ async def _pieces(provider: Provider, request: Request) -> AsyncGenerator[ReplyE
             if isinstance(piece, Replied):
                 return
     raise ProviderError(
-        ProviderErrorKind.SERVER_ERROR, f"{provider.model} ended its reply without finishing it"
+        ProviderErrorKind.SERVER_ERROR,
+        f"{provider.model} ended its stream before the reply was complete",
     )
 
 
@@ -160,11 +162,14 @@ def _summary(failed: Sequence[_Failure]) -> ProviderError:
     last = failed[-1].error
     if len(failed) == 1:
         return last
-    told = "; ".join(f"{failure.provider.model}: {failure.error}" for failure in failed)
+    details = "; ".join(f"{failure.provider.model}: {failure.error}" for failure in failed)
     waits = [f.error.retry_after for f in failed if f.error.retry_after is not None]
     usage = sum((failure.error.usage for failure in failed), Usage())
     summary = ProviderError(
-        last.kind, f"no model answered: {told}", retry_after=min(waits, default=None), usage=usage
+        last.kind,
+        f"no model answered: {details}",
+        retry_after=min(waits, default=None),
+        usage=usage,
     )
     summary.__cause__ = last
     return summary

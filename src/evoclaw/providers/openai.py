@@ -1,4 +1,4 @@
-"""Chat completions as OpenAI serves them, and as llama.cpp, vLLM, Ollama and many others do."""
+"""The provider for the Chat Completions API of OpenAI, llama.cpp, vLLM, Ollama and others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from evoclaw.providers.sse import Events
 
 
 class OpenAIProvider:
-    """A model behind an OpenAI-compatible server."""
+    """A model served by an OpenAI-compatible server."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class OpenAIProvider:
         self._server = Server(name, model, url, http, retry, price, {**auth, **headers})
         self._profile = profile
         self._tools = ToolTexts(function)
-        # OpenAI's newer models refuse the old word; other servers do not all know the new one.
+        # OpenAI's newer models reject the old parameter; some other servers lack the new one.
         official = urlsplit(url).hostname == "api.openai.com"
         self._limit = "max_completion_tokens" if official else "max_tokens"
 
@@ -105,7 +105,7 @@ class OpenAIProvider:
 
 
 class _WithPictures:
-    """Puts the pictures of a turn's results behind the last of them: results must not be parted."""
+    """Encodes messages; the images of a turn's results follow the last of these results."""
 
     def __init__(self) -> None:
         self._said = bytearray()
@@ -113,11 +113,11 @@ class _WithPictures:
 
     @property
     def text(self) -> bytes | bytearray:
-        """The conversation so far."""
+        """The encoded messages so far."""
         return b",".join((self._said, *self._pictures)) if self._pictures else self._said
 
     def add(self, message: Message) -> None:
-        """Write one message, or keep its pictures for when the turn's results are over."""
+        """Encode one message; hold its images back until the last result of the turn."""
         if self._pictures and not isinstance(message, ToolResult):
             self._said = bytearray(self.text)
             self._pictures.clear()
@@ -150,14 +150,14 @@ def _encode(message: Message, *, images: bool) -> bytes:
 
 
 def _content(message: UserMessage, *, images: bool) -> JSON:
-    seen = pictures(message.blocks) if images else []
+    found = pictures(message.blocks) if images else []
     text = readable(message.blocks, images=images)
-    if not seen:
+    if not found:
         return text
-    said = [{"type": "text", "text": text}] if text else []
-    return said + [
+    parts = [{"type": "text", "text": text}] if text else []
+    return parts + [
         {"type": "image_url", "image_url": {"url": f"data:{p.media_type};base64,{p.data}"}}
-        for p in seen
+        for p in found
     ]
 
 
@@ -176,12 +176,12 @@ def _assistant(reply: Reply) -> JSON:
 
 
 def _shown(message: Message) -> bytes:
-    """A result's pictures as a user message: a tool message can hold only text."""
-    if not isinstance(message, ToolResult) or not (seen := pictures(message.blocks)):
+    """A result's images as a user message: a tool message can contain only text."""
+    if not isinstance(message, ToolResult) or not (found := pictures(message.blocks)):
         return b""
-    said = f"Pictures in the result of {message.name} (call {message.call_id}):"
-    parts = _content(UserMessage(tuple(seen)), images=True)
-    return encode({"role": "user", "content": [{"type": "text", "text": said}, *parts]})
+    title = f"Pictures in the result of {message.name} (call {message.call_id}):"
+    parts = _content(UserMessage(tuple(found)), images=True)
+    return encode({"role": "user", "content": [{"type": "text", "text": title}, *parts]})
 
 
 class _Function(Struct, gc=False):
@@ -205,7 +205,7 @@ class _Delta(Struct, gc=False):
 
 class _Choice(Struct, gc=False):
     delta: _Delta | None = None
-    message: _Delta | None = None  # a server that does not stream
+    message: _Delta | None = None  # from a server that does not stream
     finish_reason: str | None = None
 
 
@@ -240,7 +240,7 @@ _FINISHES = {
 
 
 class _ChunkParser:
-    """Reads chunks."""
+    """Parses the chunks of the stream."""
 
     __slots__ = ("out",)
 
@@ -248,7 +248,7 @@ class _ChunkParser:
         self.out = Assembly(model)
 
     def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
-        """Read one chunk."""
+        """Parse one chunk."""
         if payload[:1] == b"[" and payload.strip() == b"[DONE]":
             self.out.ended = True
             return ()

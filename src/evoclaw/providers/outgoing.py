@@ -1,4 +1,4 @@
-"""What the providers share in writing a request: JSON, names, and what a model cannot take."""
+"""Encode a request: JSON, tool names, and the text of blocks; shared by all HTTP providers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class ToolTexts:
-    """Encodes a list of tools once for as long as the same list is offered."""
+    """Encodes a list of tools, and caches the result while the same list is offered."""
 
     __slots__ = ("_encode", "_text", "_tools")
 
@@ -36,7 +36,7 @@ class ToolTexts:
 
 
 class Joined:
-    """A conversation as the inside of a JSON array: it grows, and is never put together again."""
+    """Encoded messages as the inside of a JSON array, to which only new messages are appended."""
 
     __slots__ = ("_encode", "text")
 
@@ -45,22 +45,22 @@ class Joined:
         self.text = bytearray()
 
     def add(self, message: Message) -> None:
-        """Write one message."""
+        """Encode one message."""
         if self.text:
             self.text += b","
         self.text += self._encode(message)
 
 
 def body(messages: Iterable[Buffer], options: Mapping[str, JSON]) -> bytes:
-    """A request: its messages, in pieces of one JSON array, and what else it says.
+    """The body of a request: its messages, as pieces of one JSON array, and its options.
 
-    Put together in one go: a long conversation is copied once, into memory of the right size.
+    Joined in one step: a long conversation is copied only once.
     """
     return b"".join((b'{"messages":[', *messages, b"],", encode(options)[1:]))
 
 
 def encode(value: JSON) -> bytes:
-    """Encode to JSON; half characters, which tools may return, become question marks."""
+    """Encode to JSON; lone surrogates, which tools may return, become question marks."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -68,7 +68,7 @@ def encode(value: JSON) -> bytes:
 
 
 def function(tool: Tool) -> JSON:
-    """A tool as OpenAI and Ollama want it."""
+    """A tool in the format of OpenAI and Ollama."""
     return {
         "type": "function",
         "function": {
@@ -80,21 +80,21 @@ def function(tool: Tool) -> JSON:
 
 
 def arguments_of(call: ToolCall) -> str:
-    """A call's arguments as text that surely is a JSON object.
+    """A call's arguments as the text of a JSON object.
 
-    Malformed ones become `{}`: the model was told of its mistake in the call's result, and servers
-    refuse the whole conversation for it.
+    Malformed arguments become `{}`: the call's result reported the mistake to the model, and
+    servers reject a conversation that contains it.
     """
     return call.arguments if is_object(call.arguments) else "{}"
 
 
 def safe_name(name: str) -> str:
-    """A call's name or id with the characters that every server accepts."""
+    """A call's name or id with only the characters that every server accepts."""
     return _NOT_IN_NAMES.sub("_", name) or "_"
 
 
 def readable(blocks: Iterable[Block], *, images: bool) -> str:
-    """The text of blocks; pictures are left out, with a note if the model cannot see any."""
+    """The text of blocks without images; with a note for each image that the model cannot see."""
     if images:
         return "\n".join(block.text for block in blocks if not isinstance(block, ImageBlock))
     return "\n".join(

@@ -1,7 +1,7 @@
-"""What a reply cost, from a maintained table, overridable.
+"""The cost of a reply, from a maintained price table that can be overridden.
 
-The table is `genai-prices` (`pip install 'evoclaw[prices]'`). It is imported when the first
-reply has to be priced: it costs a quarter of a second and 30 MB; a free model never needs it.
+The table is `genai-prices` (`pip install 'evoclaw[prices]'`). It is imported for the first reply
+with a price: it takes a quarter of a second and 30 MB, and a free model never needs it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from genai_prices.types import PriceCalculation
 
 Price: TypeAlias = Callable[[str, Usage], float | None]
-"""Model name as served, usage -> US dollars, or None when the model has no known price."""
+"""Model name as served, usage -> US dollars, or None if the price is unknown."""
 
 FREE = frozenset({"ollama", "local", "lmstudio", "vllm", "llamacpp", "scripted"})
-"""Prefixes whose models run on the user's own machines."""
+"""Prefixes of servers on the user's own machines."""
 
 _TABLE_IDS = {"gemini": "google", "xai": "x-ai"}
 _PER_MILLION = 1_000_000
@@ -35,12 +35,12 @@ class Rate(Struct, frozen=True, omit_defaults=True):
     input: float
     output: float
     cache_read: float | None = None
-    """For input that a cache served; the input rate if not given."""
+    """For input read from a cache; default: the input rate."""
     cache_write: float | None = None
-    """For input that was written to a cache; the input rate if not given."""
+    """For input written to a cache; default: the input rate."""
 
     def cost(self, usage: Usage) -> float:
-        """Price a usage: each token of the prompt is charged once, by where it came from."""
+        """The cost of a usage: each token of the prompt is charged once, at its own rate."""
         usage = _consistent(usage)
         plain = usage.input - usage.cache_read - usage.cache_write
         read = self.input if self.cache_read is None else self.cache_read
@@ -50,22 +50,22 @@ class Rate(Struct, frozen=True, omit_defaults=True):
 
 
 def prices(name: str, overrides: Mapping[str, Rate] | None = None) -> Price:
-    """Make the price function of one `prefix/model`.
+    """The price function of one `prefix/model`.
 
     Args:
-        name: The model asked for, such as `openai/gpt-x`.
-        overrides: Rates by `prefix/model`; they win over the table, also for free prefixes.
+        name: The requested model, such as `openai/gpt-x`.
+        overrides: Rates by `prefix/model`; they override the table, also for free prefixes.
     """
-    prefix, _, asked = name.partition("/")
+    prefix, _, requested = name.partition("/")
     rates = dict(overrides or {})
 
     def price(served: str, usage: Usage) -> float | None:
-        rate = _override(rates, prefix, (served, asked))
+        rate = _override(rates, prefix, (served, requested))
         if rate is not None:
             return rate.cost(usage)
         if prefix in FREE:
             return 0.0
-        return _from_table(prefix, (served, asked), _consistent(usage))
+        return _from_table(prefix, (served, requested), _consistent(usage))
 
     return price
 
@@ -80,7 +80,7 @@ def _override(rates: Mapping[str, Rate], prefix: str, models: tuple[str, ...]) -
 
 
 def _consistent(usage: Usage) -> Usage:
-    """Keep the cached parts within the prompt: no cost is negative, however a server counts."""
+    """Limit the cached tokens to the prompt: no cost is negative, however a server counts."""
     read = min(usage.cache_read, usage.input)
     return Usage(usage.input, usage.output, read, min(usage.cache_write, usage.input - read))
 
@@ -97,7 +97,7 @@ def _from_table(prefix: str, models: tuple[str, ...], usage: Usage) -> float | N
 
 @lru_cache(maxsize=1_024)
 def _is_listed(prefix: str, model: str) -> bool:
-    """Whether the table knows a model; it is gone through whole for one that it does not."""
+    """Whether the table has a model; cached, because a miss scans the whole table."""
     calculate = _table()
     if calculate is None:
         return False

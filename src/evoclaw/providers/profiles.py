@@ -1,7 +1,7 @@
-"""What well-known models can do, by the pattern of their names; anything here can be overridden.
+"""Profiles of well-known models, by patterns of their names; each can be overridden.
 
-The context windows are those of `genai-prices` where it has them; a test compares the two, so that
-this small table can be read without importing that large one.
+The context windows are those of `genai-prices`, where it has them: a test compares the two tables,
+so that this small one can be used without importing the large one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from evoclaw.core.profile import CallStyle, Profile
 
 _OWN_MACHINE = frozenset({"ollama", "lmstudio", "vllm", "llamacpp"})
 _OWN_CONTEXT = 32_768
-"""What a server on the user's own machine is trusted to hold: the whole window rarely fits."""
+"""The context assumed for a server on the user's own machine: the full window rarely fits."""
 
 UNKNOWN = Profile()
 UNKNOWN_LOCAL = Profile(context_tokens=8_192, max_output_tokens=2_048)
 
 _TEXT, _NONE = CallStyle.TEXT, CallStyle.NONE
 
-# pattern, context window, longest output, images, how calls are asked for; the first match wins
+# pattern, context window, longest output, images, call style; the first match wins
 _Row = tuple[str, int, int, bool, CallStyle]
 _ROWS: tuple[_Row, ...] = (
     (r"embed|whisper|tts|rerank|moderation|guard", 8_192, 1_024, False, _NONE),
@@ -74,7 +74,7 @@ _ROWS: tuple[_Row, ...] = (
 
 
 def known_profile(model: str) -> Profile | None:
-    """Look a model up in the table by its bare name, such as `qwen3:8b`."""
+    """The profile of a model by its bare name, such as `qwen3:8b`; None if it is not listed."""
     bare = model.lower().rpartition("/")[2]
     for pattern, context, output, images, calls in _ROWS:
         if re.search(rf"(?<![a-z0-9])(?:{pattern})", bare):
@@ -83,20 +83,20 @@ def known_profile(model: str) -> Profile | None:
 
 
 def profile_for(name: str, overrides: Mapping[str, Profile] | None = None) -> Profile:
-    """Say what `prefix/model` can do.
+    """The profile of `prefix/model`.
 
     Args:
         name: The model, with its prefix.
-        overrides: Profiles by `prefix/model`; they win over the table.
+        overrides: Profiles by `prefix/model`; they override the table.
     """
     if overrides and name in overrides:
         return overrides[name]
     prefix, _, model = name.partition("/")
-    own = prefix in _OWN_MACHINE
+    local = prefix in _OWN_MACHINE
     known = known_profile(model)
     if known is None:
-        return UNKNOWN_LOCAL if own else UNKNOWN
-    if own and known.context_tokens > _OWN_CONTEXT:
+        return UNKNOWN_LOCAL if local else UNKNOWN
+    if local and known.context_tokens > _OWN_CONTEXT:
         output = min(known.max_output_tokens, _OWN_CONTEXT // 4)
         return Profile(_OWN_CONTEXT, output, known.calls, known.images)
     return known

@@ -29,14 +29,14 @@ class _Part(Enum):
     NAME = "action"
     INPUT = "action input"
     GAP = "gap"
-    """After a name or an input: whatever stands there until the next label says nothing."""
+    """After a name or an input: the text until the next label is ignored."""
     ANSWER = "final answer"
     IGNORED = "observation"
-    """The model made a result up; what it builds on that is not read."""
+    """The model made up a result; the rest of its text is ignored."""
 
 
 class ReActScanner:
-    """Thoughts are reasoning, `Final Answer:` is the text, and so is text without any label."""
+    """Thoughts become reasoning; `Final Answer:` and text without a label become text."""
 
     def __init__(self) -> None:
         self.calls: list[Found] = []
@@ -51,14 +51,14 @@ class ReActScanner:
         self._has_text = False
 
     def feed(self, piece: str) -> Deltas:
-        """Take a piece; give back what may already be shown."""
+        """Scan a piece; return the deltas that can be shown already."""
         self._waiting.append(piece)
         if self._part is _Part.INPUT and not ENDS_JSON.search(piece):
             return []
         return self._read()
 
     def finish(self) -> Deltas:
-        """The text is over: an action without input is a call without arguments."""
+        """End of text: an action without input is a call without arguments."""
         shown = self._read()
         rest, self._buffer = self._buffer, ""
         if self._part is _Part.NAME:
@@ -70,7 +70,7 @@ class ReActScanner:
         if self._name is not None:
             self._call("{}")
         if not self.calls and not self._has_text:
-            # A model that only thought aloud meant that as its answer.
+            # If the model wrote only thoughts, they are its answer.
             shown.extend(TextDelta(text) for text in self._thoughts)
         return shown
 
@@ -99,7 +99,7 @@ class ReActScanner:
                 return self._read_line(shown)
 
     def _trim(self) -> bool:
-        """Drop the blanks (and the end of bold type) between a label and what it labels."""
+        """Drop the blanks (and the end of bold markup) after a label."""
         trim = _TRIM.match(self._buffer)
         end = trim.end() if trim else 0
         if end == len(self._buffer):
@@ -122,7 +122,7 @@ class ReActScanner:
             return False
         self._buffer = rest
         if rest[0] != "{":
-            # Not JSON: all of it is told back to the model, and none of it is searched for calls.
+            # Not JSON: the model gets it back in an error, and it is not scanned for calls.
             return False
         end = self._span.end(rest)
         if end is None:

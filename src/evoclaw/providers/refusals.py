@@ -1,4 +1,4 @@
-"""Why no reply came: servers' many ways of saying no, put into the few words callers act on."""
+"""Classify the errors of model servers into the few kinds that callers act on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evoclaw.core.messages import JSON, Usage
 Kind = ProviderErrorKind
 
 SHOWN = 300
-"""Characters of a server's own words that a message carries."""
+"""Characters of a server's message that an error quotes."""
 
 _RETRIED = frozenset({Kind.RATE_LIMITED, Kind.TIMEOUT, Kind.SERVER_ERROR})
 
@@ -28,7 +28,7 @@ _QUOTA = (
 )
 _RATE = ("rate_limit", "rate limit", "too many requests", "resource_exhausted")
 
-# Looked up in this order: a server that cannot fit the prompt may well call it a server error.
+# In this order: a server may report a prompt that is too long as a server error.
 _SIGNS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (
         Kind.CONTEXT_TOO_LONG,
@@ -81,15 +81,15 @@ _ADVICE = {
     Kind.RATE_LIMITED: "Wait a little and try again, or use another model.",
     Kind.TIMEOUT: "Try again, allow it more time, or use another model.",
     Kind.SERVER_ERROR: "Check that the server is up and try again, or use another model.",
-    Kind.AUTH_ERROR: "Check the API key and what it is allowed to use.",
-    Kind.MODEL_NOT_FOUND: "Check the model's name, that the server has it, and the base URL.",
+    Kind.AUTH_ERROR: "Check the API key and its permissions.",
+    Kind.MODEL_NOT_FOUND: "Check the name of the model, that the server has it, and the base URL.",
     Kind.CONTEXT_TOO_LONG: "Shorten the conversation, or use a model with a larger context.",
     Kind.UNKNOWN: "Check the base URL and the request.",
 }
 
 
 class Trouble(Exception):
-    """One attempt to get a reply failed; another may be made when `retried`."""
+    """One attempt to get a reply failed; it may be repeated if `retryable`."""
 
     def __init__(self, kind: Kind, what: str, *, retry_after: float | None = None) -> None:
         super().__init__(what)
@@ -97,17 +97,17 @@ class Trouble(Exception):
 
     @property
     def retried(self) -> bool:
-        """Whether asking again may help."""
+        """Whether a retry may help."""
         return self.kind in _RETRIED
 
     def to_error(self, who: str, usage: Usage) -> ProviderError:
-        """Word it for people: who, what happened, what to do."""
+        """The error for the caller: which model, what failed, what to do."""
         text = f"{who}: {self.what.rstrip('. ')}. {_ADVICE[self.kind]}"
         return ProviderError(self.kind, text, retry_after=self.retry_after, usage=usage)
 
 
 def refused(status: int, body: bytes, *, retry_after: float | None = None) -> Trouble:
-    """Read a server's refusal; a status of 0 means that it came where a reply should be."""
+    """Classify an error response; status 0: the error came inside a successful response."""
     message, marks, code = _read(body)
     status = status or code
     kind = _classify(status, f"{marks} {message}".lower())
@@ -118,27 +118,27 @@ def refused(status: int, body: bytes, *, retry_after: float | None = None) -> Tr
 
 
 def unreadable(payload: bytes) -> Trouble:
-    """Say what came instead of a reply."""
+    """The error for a payload that is not a reply."""
     if is_page(payload):
         return Trouble(Kind.UNKNOWN, "the server sent a web page instead of a reply")
     shown = clean(payload.decode(errors="replace"))
-    return Trouble(Kind.SERVER_ERROR, f"the reply broke off or is not JSON: {shown!r}")
+    return Trouble(Kind.SERVER_ERROR, f"the reply is incomplete or not JSON: {shown!r}")
 
 
 def is_page(body: bytes) -> bool:
-    """Whether this is HTML."""
+    """Whether a body is HTML."""
     return body[:64].lstrip().startswith(b"<")
 
 
 def clean(text: str, limit: int = SHOWN) -> str:
-    """Make foreign text safe to show: one line, no control characters, not too long."""
+    """Make untrusted text safe to show: one line, no control characters, limited length."""
     printable = "".join(c if c.isprintable() else " " for c in text[: limit * 4])
     line = " ".join(printable.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """Take out secrets that a server echoed."""
+    """Remove secrets that a server's message repeats."""
     for secret in secrets:
         text = text.replace(secret, "***")
     return text
@@ -164,7 +164,7 @@ def _says(text: str, signs: tuple[str, ...]) -> bool:
 
 
 def _read(body: bytes) -> tuple[str, str, int]:
-    """The message, the words that classify it, and the status a body claims (0 if none)."""
+    """The message of an error body, its codes, and the status it names (0 if none)."""
     try:
         found: JSON = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""A deterministic provider: plays given replies in order. For tests, docs, the demo and replay."""
+"""A deterministic provider that returns given replies in order; for tests, docs and the demo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Step: TypeAlias = Reply | ProviderError | Callable[["Asked"], "Reply | ProviderE
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the model was asked, as it was at that moment."""
+    """A request to the scripted model, as it was at that moment."""
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...]
@@ -27,7 +27,7 @@ class Asked:
 
 
 class Scripted:
-    """Play `steps`: a reply is given, an error raised, a function asked for one of the two."""
+    """Plays `steps`: a reply is returned, an error is raised, a function returns one of the two."""
 
     def __init__(
         self,
@@ -42,19 +42,19 @@ class Scripted:
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Play the next step."""
-        asked = Asked(
+        snapshot = Asked(
             request.history.to_tuple(),
             tuple(tool.name for tool in request.tools),
             request.offer_tools,
         )
-        self.requests.append(asked)
+        self.requests.append(snapshot)
         step = next(self._steps, None)
         if step is None:
             turns = len(self.requests) - 1
             raise ProviderError(
-                ProviderErrorKind.UNKNOWN, f"the script is over after {turns} replies"
+                ProviderErrorKind.UNKNOWN, f"the script is over after {turns} replies; add a step"
             )
-        outcome = step(asked) if callable(step) else step
+        outcome = step(snapshot) if callable(step) else step
         if isinstance(outcome, ProviderError):
             raise outcome
         for word in outcome.text.splitlines(keepends=True):
@@ -63,12 +63,12 @@ class Scripted:
 
 
 def says(text: str, *, finish: Finish = Finish.STOP) -> Reply:
-    """Make a reply of text alone."""
+    """A reply of plain text."""
     return Reply(text, finish=finish, usage=Usage(10, 5), model="scripted", cost=0.0)
 
 
 def calls(*asked: tuple[str, Mapping[str, JSON] | str], text: str = "") -> Reply:
-    """Make a reply that asks for tools; arguments given as text are sent as they are."""
+    """A reply with calls; arguments given as text are sent unchanged."""
     return Reply(
         text,
         tuple(

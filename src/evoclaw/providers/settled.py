@@ -1,4 +1,7 @@
-"""A model is asked when what led to it is on the disk: what it may cost is set aside by then."""
+"""A provider that waits until earlier writes are durable before it asks the model.
+
+The budget reservation for the reply is then on the disk before money is spent.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,24 @@ from evoclaw.core.profile import Profile
 
 
 class Settled:
-    """Waits for the disk before each reply is asked for."""
+    """Waits for earlier writes to be durable before each request."""
 
     def __init__(self, inner: Provider, settle: Callable[[], Awaitable[None]]) -> None:
-        """`settle` returns when everything that was written before is on the disk."""
+        """`flush` returns when everything that was written before is on the disk."""
         self._inner, self._settle = inner, settle
 
     @property
     def model(self) -> str:
-        """The same model."""
+        """The wrapped provider's model."""
         return self._inner.model
 
     @property
     def profile(self) -> Profile:
-        """What it can do."""
+        """The wrapped provider's profile."""
         return self._inner.profile
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """Wait, then ask."""
+        """Wait for durability, then request the reply."""
         await self._settle()
         async with aclosing(self._inner.stream(request)) as pieces:
             async for piece in pieces:

@@ -1,4 +1,4 @@
-"""Cut a byte stream into JSON payloads: server-sent events, or one value a line."""
+"""Split a byte stream into JSON payloads: server-sent events, or NDJSON lines."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Splitter(Protocol):
-    """Turns pieces, cut anywhere, into whole payloads."""
+    """Reassembles complete payloads from arbitrary pieces of a stream."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a piece; give the payloads that it made whole."""
+        """Add a piece; return the payloads that it completes."""
         ...
 
     def end(self) -> list[bytes]:
-        """Give what is left when the stream is over."""
+        """End of stream: return what is left."""
         ...
 
 
 class Lines:
-    """One payload a line (ndjson)."""
+    """One payload a line (NDJSON)."""
 
     __slots__ = ("_rest",)
 
@@ -36,7 +36,7 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a piece; give the lines that it made whole."""
+        """Add a piece; return the lines that it completes."""
         if b"\n" not in data:
             _keep(self._rest, data)
             return []
@@ -49,7 +49,7 @@ class Lines:
         return [line for line in lines if line and not line.isspace()]
 
     def end(self) -> list[bytes]:
-        """Give a last line that lacks its end."""
+        """Return a last line without a line end."""
         rest = bytes(self._rest).strip()
         return [rest] if rest else []
 
@@ -57,7 +57,7 @@ class Lines:
 class Events:
     """The `data` of server-sent events.
 
-    A body that is no event stream but one JSON value or a web page is given whole at the end: some
+    A body that is not an event stream but one JSON value or a web page is returned at the end: some
     servers do not stream, or report an error with status 200.
     """
 
@@ -65,12 +65,12 @@ class Events:
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        self._fresh = True  # nothing but blanks was seen yet
+        self._fresh = True  # only blanks so far
         self._body = False
-        self._cr = False  # the last piece ended in CR: an LF may follow
+        self._cr = False  # the last piece ended with CR: LF may follow
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a piece; give the data of the events that it made whole."""
+        """Add a piece; return the data of the events that it completes."""
         if self._fresh:
             self._look(data)
         if self._body:
@@ -97,7 +97,7 @@ class Events:
         return payloads
 
     def end(self) -> list[bytes]:
-        """Give a whole body, or the data of a last event that lacks its blank line."""
+        """Return a complete body, or the data of a last event without its blank line."""
         rest = bytes(self._rest).removeprefix(_BOM)
         if self._body:
             return [rest.strip()]
@@ -111,7 +111,7 @@ class Events:
             self._body = start[:1] in (b"{", b"[", b"<")
 
     def _newlines(self, data: bytes) -> bytes:
-        """Make CRLF and CR into LF, also when a piece ends between the two."""
+        """Convert CRLF and CR to LF, also across the border of two pieces."""
         if self._cr:
             data = b"\r" + data
         self._cr = data.endswith(b"\r")
@@ -123,12 +123,12 @@ class Events:
 def _keep(rest: bytearray, data: bytes) -> None:
     rest += data
     if len(rest) > MAX_PAYLOAD:
-        what = f"the server sent more than {MAX_PAYLOAD >> 20} MiB without an end"
-        raise Trouble(ProviderErrorKind.UNKNOWN, what)
+        message = f"the server sent more than {MAX_PAYLOAD >> 20} MiB without an end"
+        raise Trouble(ProviderErrorKind.UNKNOWN, message)
 
 
 def _data(block: bytes) -> bytes | None:
-    # Anthropic's shape, found without a copy: one line that names the event, one with its data.
+    # Fast path for Anthropic: one line with the name of the event, one with its data.
     line = block.find(b"\n")
     if (
         block.startswith(b"event: ")
@@ -154,7 +154,7 @@ def _data(block: bytes) -> bytes | None:
 
 
 def _as_error(payload: bytes) -> bytes:
-    """Give what an `error` event says one shape: an object with an `error` key."""
+    """The data of an `error` event as an object with an `error` key."""
     if not payload.lstrip().startswith(b"{"):
         return msgspec.json.encode({"error": payload.decode(errors="replace")})
     return payload if b'"error"' in payload else b'{"error":' + payload + b"}"

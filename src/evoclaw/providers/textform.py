@@ -1,7 +1,7 @@
-"""Tools for a model that has no native calls: they are described, asked for and answered in text.
+"""Tool calls in text, for models without native calls: descriptions, calls and results are text.
 
-Only the model's own reply is ever read for calls. What tools return is data: anything in it that
-looks like a call or like the end of a result is made harmless before the model sees it.
+Only the model's own reply is scanned for calls. Results of tools are data: markup in them that
+looks like a call, or like the end of a result, is escaped before the model sees it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from evoclaw.providers.textscan import Deltas, Found, Scanner, is_json
 Style: TypeAlias = Literal["hermes", "react"]
 
 _KEPT = 8
-"""Histories whose rewritten form is remembered: as many runs as may share one provider."""
+"""Histories whose rewritten form is cached: the number of runs that may share one provider."""
 
 _HERMES = """\
 You can use tools. Each is described by a JSON Schema inside <tools></tools>:
@@ -80,11 +80,11 @@ class _Rewritten:
     tools: tuple[Tool, ...]
     history: History
     done: int = 0
-    """How many messages of the source are in it."""
+    """How many messages of the source are rewritten."""
 
 
 class TextForm:
-    """A provider that offers its tools in text and reads the calls from the reply."""
+    """A provider that describes tools in the prompt and parses calls from the reply's text."""
 
     def __init__(self, provider: Provider, style: Style = "hermes") -> None:
         self._provider = provider
@@ -98,7 +98,7 @@ class TextForm:
 
     @property
     def profile(self) -> Profile:
-        """The wrapped provider's, with calls in text."""
+        """The wrapped provider's profile, with calls in text."""
         return msgspec.structs.replace(self._provider.profile, calls=CallStyle.TEXT)
 
     async def aclose(self) -> None:
@@ -106,28 +106,28 @@ class TextForm:
         await close(self._provider)
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """Yield the reply with its calls taken out of the text; their markup is never shown."""
+        """Yield the reply with its calls extracted from the text; their markup is never shown."""
         tools = tuple(request.tools) if request.offer_tools else ()
         inner = msgspec.structs.replace(
             request, history=self._rewrite(request.history, tools), tools=()
         )
-        reading = self._reading(request)
+        reader = self._reading(request)
         async with aclosing(self._provider.stream(inner)) as pieces:
             async for piece in pieces:
                 match piece:
                     case TextDelta(text):
-                        for delta in reading.feed(text):
+                        for delta in reader.feed(text):
                             yield delta
                     case ReplyRetried():
-                        reading = self._reading(request)
+                        reader = self._reading(request)
                         yield piece
                     case Replied(reply):
-                        if reading.fed != reply.text:
-                            reading = self._reading(request)
-                            reading.feed(reply.text)
-                        for delta in reading.finish():
+                        if reader.fed != reply.text:
+                            reader = self._reading(request)
+                            reader.feed(reply.text)
+                        for delta in reader.finish():
                             yield delta
-                        yield Replied(_with_calls(reply, reading, request))
+                        yield Replied(_with_calls(reply, reader, request))
                     case _:
                         yield piece
 
@@ -137,7 +137,7 @@ class TextForm:
         return _Reading(HermesScanner() if self._style == "hermes" else ReActScanner())
 
     def _rewrite(self, source: History, tools: tuple[Tool, ...]) -> History:
-        """Give the history as text; only what was added since the last time is rewritten."""
+        """The history as text; only messages added since the last request are rewritten."""
         known = next((r for r in self._rewritten if r.source is source and r.tools == tools), None)
         if known is None:
             known = _Rewritten(source, tools, History())
@@ -177,7 +177,7 @@ class TextForm:
 
 
 class _Reading:
-    """What was read of one reply. Without a scanner (no tools) all text is just text."""
+    """Reads one reply. Without a scanner (no tools), all text is plain text."""
 
     def __init__(self, scanner: Scanner | None) -> None:
         self._scanner = scanner
@@ -210,29 +210,29 @@ class _Reading:
 
     def _keep(self, deltas: Deltas) -> Deltas:
         for delta in deltas:
-            kept = self._text if isinstance(delta, TextDelta) else self._thoughts
-            kept.append(delta.text)
+            target = self._text if isinstance(delta, TextDelta) else self._thoughts
+            target.append(delta.text)
         return deltas
 
 
-def _with_calls(reply: Reply, reading: _Reading, request: Request) -> Reply:
+def _with_calls(reply: Reply, reader: _Reading, request: Request) -> Reply:
     number = _last_number(request.history)
     calls = tuple(
         ToolCall(f"text_{number + index}", found.name, found.arguments)
-        for index, found in enumerate(reading.calls if request.offer_tools else (), start=1)
+        for index, found in enumerate(reader.calls if request.offer_tools else (), start=1)
     )
     finish = Finish.CALLS if calls and reply.finish is Finish.STOP else reply.finish
     return msgspec.structs.replace(
         reply,
-        text=reading.text,
+        text=reader.text,
         calls=calls,
         finish=finish,
-        reasoning="\n".join(part for part in (reply.reasoning, reading.thoughts) if part),
+        reasoning="\n".join(part for part in (reply.reasoning, reader.thoughts) if part),
     )
 
 
 def _last_number(history: History) -> int:
-    """Count on from the last call, so that a history told again gets the same ids."""
+    """The number of the last call, so that a replayed history gets the same ids."""
     for index in range(len(history) - 1, -1, -1):
         message = history[index]
         if isinstance(message, Reply) and message.calls:
@@ -276,14 +276,14 @@ def _result_blocks(result: ToolResult, style: Style) -> list[Block]:
         text = f"Observation: {_LABELS.sub('> ', result.text)}"
     else:
         content = msgspec.json.encode({"name": result.name, "content": result.text}).decode()
-        # An escape that JSON allows anywhere: the text is the same, the tag is not a tag.
+        # A JSON escape: the decoded text is the same, but it contains no tag.
         text = f"<tool_response>\n{_TAGS.sub(_ESCAPED, content)}\n</tool_response>"
     images = (block for block in result.blocks if isinstance(block, ImageBlock))
     return [TextBlock(text), *images]
 
 
 def _flush(blocks: list[Block], history: History) -> None:
-    """One user message for all results of a turn: many templates refuse two in a row."""
+    """Add one user message for all results of a turn: many templates reject two in a row."""
     if blocks:
         history.append(UserMessage(tuple(blocks)))
         blocks.clear()

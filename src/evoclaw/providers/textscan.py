@@ -1,8 +1,8 @@
-"""Reading calls out of a model's text while it streams: Hermes tags and ReAct lines.
+"""Scan the streamed text of a model for calls; shared by the Hermes and ReAct scanners.
 
-Calls are found by following the JSON, not by looking for the next tag: text that a model copies
-into an argument may hold tags of its own, and must not become a second call. For the same reason
-nothing is read after a broken call, or after a result that the model made up.
+Calls are found by parsing the JSON, not by searching the next tag: text that a model copies into an
+argument may contain tags, which must not become a second call. For the same reason nothing is
+scanned after a broken call, or after a result that the model made up.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import msgspec
 from evoclaw.core.events import ReasoningDelta, TextDelta
 
 UNREADABLE = "unreadable_call"
-"""The name of a call whose own name could not be read; no tool has it, so the model is told."""
+"""The name of a call without a readable name; no tool has it, so the model gets an error."""
 
 ENDS_JSON = re.compile(r"[}\]<>]")
-"""A piece without any of these neither ends a JSON value nor a tag."""
+"""A piece without any of these ends neither a JSON value nor a tag."""
 
 _BRACKETS = re.compile(r'["\\{}\[\]]')
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]{1,128})"')
@@ -29,23 +29,23 @@ Deltas: TypeAlias = list[TextDelta | ReasoningDelta]
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A call as it was written."""
+    """A call as the model wrote it."""
 
     name: str
     arguments: str
 
 
 class Scanner(Protocol):
-    """Splits a growing reply into what people see, what the model thinks, and calls."""
+    """Splits a streamed reply into text, reasoning and calls."""
 
     calls: list[Found]
 
     def feed(self, piece: str) -> Deltas:
-        """Take a piece; give back what may already be shown."""
+        """Scan a piece; return the deltas that can be shown already."""
         ...
 
     def finish(self) -> Deltas:
-        """The text is over: give back the rest; `calls` is complete."""
+        """End of text: return the remaining deltas; `calls` is complete."""
         ...
 
 
@@ -53,11 +53,11 @@ class _Envelope(msgspec.Struct):
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
     parameters: msgspec.Raw = msgspec.Raw()
-    """What Llama calls them."""
+    """Llama's name for the arguments."""
 
 
 class JsonSpan:
-    """Finds where a JSON value ends in a text that grows; linear, and aware of strings."""
+    """Finds the end of a JSON value in a growing text, in linear time."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -65,11 +65,11 @@ class JsonSpan:
         self._in_string = False
 
     def end(self, text: str, stop: str = "") -> int | None:
-        """Where the value that `text` begins with ends; negative if `stop` comes first.
+        """The end of the value that `text` starts with; negative if `stop` comes first.
 
         Args:
-            text: What was given last time, and more.
-            stop: A mark that cannot be part of the value unless within a string.
+            text: The text of the last call, extended.
+            stop: A mark that cannot be part of the value, except within a string.
         """
         while True:
             mark = _BRACKETS.search(text, self._position)
@@ -78,7 +78,7 @@ class JsonSpan:
                 if found >= 0:
                     return -found
             if mark is None:
-                # A stop mark or an escape may be cut in two by the end of the piece.
+                # The end of the piece may split a stop mark or an escape.
                 self._position = max(self._position, len(text) - len(stop))
                 return None
             if mark.group() == "\\" and mark.end() == len(text):
@@ -99,10 +99,10 @@ class JsonSpan:
 
 
 def read_calls(text: str) -> list[Found] | None:
-    """Read `{"name": …, "arguments": {…}}` or a list of them; None if that is not what it is."""
+    """Parse `{"name": …, "arguments": {…}}`, or a list of them; None if the text is neither."""
     try:
         if text.startswith("["):
-            return [_found(asked) for asked in msgspec.json.decode(text, type=list[_Envelope])]
+            return [_found(call) for call in msgspec.json.decode(text, type=list[_Envelope])]
         return [_found(msgspec.json.decode(text, type=_Envelope))]
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
@@ -125,15 +125,15 @@ def is_json(text: str) -> bool:
 
 
 def broken_call(text: str) -> Found:
-    """Keep what cannot be read as the call's arguments, so that the model is told of it."""
+    """A call with unreadable text as its arguments, so that the model gets an error."""
     text = text.strip() or "{"
-    # Sound JSON of another shape must not reach a tool as if it were that tool's arguments.
+    # Valid JSON of another form must not reach a tool as its arguments.
     named = None if is_json(text) else _NAME.search(text)
     return Found(named.group(1) if named else UNREADABLE, text)
 
 
 def skip_fence(text: str) -> str | None:
-    """What is left after blanks and the opening of a code block; None while that cannot be told."""
+    """The text after blanks and the start of a code block; None while more text is needed."""
     text = text.lstrip()
     if not text.startswith("`"):
         return text or None

@@ -1,4 +1,4 @@
-"""A provider that spends less when little is left: a shorter context first, then cheaper models."""
+"""Budget fallback: when the budget runs low, send a shorter context, then use cheaper models."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.providers.closing import close
 
 SHORTER = 0.3
-"""Below this share of what there was, less of the conversation is sent …"""
+"""Below this share of the budget, a shorter context is sent …"""
 CHEAPER = 0.15
-"""… and below this one, a cheaper model answers."""
+"""… and below this share, a cheaper model answers."""
 STEP = 0.1
-"""The conversation is made shorter again each time that so much more is gone."""
+"""The context is shortened again each time that this share of the budget is spent."""
 WORTH = 8_000
-"""Characters below which a conversation is not worth making shorter."""
+"""A shorter conversation is not shortened."""
 
 
 class Thrifty:
-    """The rungs before the end of a budget; the last one, asking a person, is the policy's.
+    """Reduces cost in steps before the budget is spent; the last step, an approval, is a policy's.
 
-    A shorter context is had by saying once that it is too long: the loop then trims what it shows,
-    and its records say so. That way a recording of the run plays again without this provider.
+    It shortens the context by reporting once that it is too long: the loop then trims it and
+    records that. So a recording of the run replays without this provider.
     """
 
     def __init__(
@@ -36,46 +36,44 @@ class Thrifty:
         shorter_below: float = SHORTER,
         cheaper_below: float = CHEAPER,
     ) -> None:
-        """Choose who answers.
+        """Set up the fallback.
 
         Args:
-            provider: The first choice.
-            left: The share of the budget that is left, from 1 to 0.
+            provider: The provider while the budget lasts.
+            remaining_share: The share of the budget that is left, from 1 to 0.
             cheaper: Other models, each cheaper than the one before.
-            shorter_below: Where to begin to send less.
-            cheaper_below: Where to begin to use the other models.
+            shorter_below: The share below which a shorter context is sent.
+            cheaper_below: The share below which the cheaper models answer.
         """
-        if any(one.profile.calls is CallStyle.NONE for one in cheaper):
-            raise ConfigError(
-                "a cheaper model that cannot call tools is no replacement; take one that can"
-            )
+        if any(model.profile.calls is CallStyle.NONE for model in cheaper):
+            raise ConfigError("a cheaper model must be able to call tools; choose one that can")
         self._provider, self._left, self._cheaper = provider, left, tuple(cheaper)
-        self._profile = _least(provider.profile, [one.profile for one in cheaper])
+        self._profile = _least(provider.profile, [model.profile for model in cheaper])
         self._shorter_below, self._cheaper_below = shorter_below, cheaper_below
         self._shortened_at = shorter_below + STEP
 
     @property
     def model(self) -> str:
-        """The name of the first choice; a reply says which model gave it."""
+        """The name of the first provider's model; a reply names the model that gave it."""
         return self._provider.model
 
     @property
     def profile(self) -> Profile:
-        """What every one of them can do."""
+        """What all of the models can do."""
         return self._profile
 
     @property
     def answering(self) -> str:
-        """The name of the model that would answer now: whose price counts."""
+        """The name of the model that would answer now; its price counts."""
         return self._chosen(self._left()).model
 
     async def aclose(self) -> None:
-        """Close every provider that holds something."""
+        """Close all providers."""
         for provider in (self._provider, *self._cheaper):
             await close(provider)
 
     def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """The reply of whoever should answer now."""
+        """The reply of the model that is due at the current budget."""
         left = self._left()
         if self._too_long(left, request):
             self._shortened_at = left
@@ -84,29 +82,29 @@ class Thrifty:
 
     def _too_long(self, left: float, request: Request) -> bool:
         due = left < self._shorter_below and left <= self._shortened_at - STEP
-        # What is asked for without tools in sight, as a summary, is short as it is.
+        # A request without tools, such as for a summary, is short already.
         return due and bool(request.tools) and request.history.size >= WORTH
 
     def _chosen(self, left: float) -> Provider:
         if left >= self._cheaper_below or not self._cheaper:
             return self._provider
-        gone = 1 - max(0.0, left) / self._cheaper_below
-        return self._cheaper[min(len(self._cheaper) - 1, int(gone * len(self._cheaper)))]
+        spent = 1 - max(0.0, left) / self._cheaper_below
+        return self._cheaper[min(len(self._cheaper) - 1, int(spent * len(self._cheaper)))]
 
 
 async def _too_long(left: float) -> AsyncGenerator[ReplyEvent, None]:
-    text = f"{left:.0%} of the budget is left: less of the conversation is sent from here on"
+    text = f"{left:.0%} of the budget is left: from now on a shorter context is sent"
     for piece in ():
         yield piece
     raise ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, text)
 
 
 def _least(first: Profile, others: Sequence[Profile]) -> Profile:
-    """What fits there fits whichever of them answers; and it is known from the start."""
-    every = (first, *others)
+    """The smallest limits of all models: what fits them fits every model."""
+    profiles = (first, *others)
     return Profile(
-        min(profile.context_tokens for profile in every),
-        min(profile.max_output_tokens for profile in every),
+        min(profile.context_tokens for profile in profiles),
+        min(profile.max_output_tokens for profile in profiles),
         first.calls,
-        all(profile.images for profile in every),
+        all(profile.images for profile in profiles),
     )
