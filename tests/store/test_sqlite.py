@@ -283,7 +283,7 @@ async def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 async def test_a_place_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file" / "things.db", tmp_path):
-        with pytest.raises(ConfigError, match="cannot use .*; check its rights or choose"):
+        with pytest.raises(ConfigError, match="cannot use .*; check its permissions or choose"):
             await opened(path)
 
 

@@ -41,7 +41,7 @@ async def stands_of(
         tenant: The tenant.
         newest: How many of the newest runs.
         open_: How many of the queued and running runs.
-        also: The ids of further runs.
+        run_ids: The ids of further runs.
     """
 
     def work(connection: Connection) -> dict[str, Stands]:

@@ -148,7 +148,7 @@ class Database(Protocol):
                 before any effect outside. Without, the commit is deferred: the result is returned
                 as soon as it is known, and committed with the next write or a moment later. A
                 write is never committed without those before it.
-            tells: Notices: delivered in this process when this returns, and with the commit to all
+            notices: Delivered in this process when this returns, and with the commit to all
                 processes that share the database.
         """
         ...
@@ -158,8 +158,8 @@ class Database(Protocol):
 
         Args:
             work: The function.
-            aside: Whether the read may use the second connection, where there is one, and so may
-                miss the last deferred commits: for reads that are slow or frequent.
+            allow_stale: Whether the read may use the second connection, where there is one, and so
+                may miss the last deferred commits: for reads that are slow or frequent.
         """
         ...
 

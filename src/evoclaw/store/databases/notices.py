@@ -121,7 +121,7 @@ class Notices:
         """Tell all listeners that notices may have been missed.
 
         Args:
-            reach: Whether notices of other processes arrive from now on.
+            is_live: Whether notices of other processes arrive from now on.
         """
         self.reach = reach
         for listener, _ in tuple(self._listeners):

@@ -91,46 +91,50 @@ class Broken(StoreError):
 
 
 def attempt_all(
-    connection: Connection, orders: Iterable[Order], *, marks: bool, alive: Callable[[Order], None]
+    connection: Connection,
+    requests: Iterable[Order],
+    *,
+    marks: bool,
+    alive: Callable[[Order], None],
 ) -> bool:
     """Run requests in the open transaction; False if one failed and all must be rolled back.
 
     Args:
         connection: In a transaction.
-        orders: The requests, in order.
-        marks: Whether to use savepoints, so that only what fails is rolled back.
-        alive: Raises if a request ended the transaction.
+        requests: The requests, in order.
+        savepoints: Whether to use savepoints, so that only what fails is rolled back.
+        check_transaction: Raises if a request ended the transaction.
     """
-    orders = list(orders)
+    requests = list(requests)
     if not marks:
-        return _first_failed(connection, orders, alive) is None
-    _keep_sound(connection, orders, alive)
+        return _first_failed(connection, requests, alive) is None
+    _keep_sound(connection, requests, alive)
     return True
 
 
 def _keep_sound(
-    connection: Connection, orders: Sequence[Order], alive: Callable[[Order], None]
+    connection: Connection, requests: Sequence[Order], alive: Callable[[Order], None]
 ) -> None:
     """Roll back what fails. Failures are rare: one savepoint covers all up to the next failure."""
-    while orders:
+    while requests:
         connection.execute("SAVEPOINT one")
-        failed = _first_failed(connection, orders, alive)
+        failed = _first_failed(connection, requests, alive)
         if failed is not None:
             connection.execute("ROLLBACK TO SAVEPOINT one")
         connection.execute("RELEASE SAVEPOINT one")
         if failed is None:
             return
         # Those before it were sound, and were rolled back with it.
-        _keep_sound(connection, orders[:failed], alive)
-        orders = orders[failed + 1 :]
+        _keep_sound(connection, requests[:failed], alive)
+        requests = requests[failed + 1 :]
 
 
 def _first_failed(
-    connection: Connection, orders: Sequence[Order], alive: Callable[[Order], None]
+    connection: Connection, requests: Sequence[Order], alive: Callable[[Order], None]
 ) -> int | None:
-    for number, order in enumerate(orders):
-        order.attempt(connection)
-        alive(order)
-        if order.problem is not None:
+    for number, request in enumerate(requests):
+        request.attempt(connection)
+        alive(request)
+        if request.problem is not None:
             return number
     return None
