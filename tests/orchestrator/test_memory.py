@@ -347,7 +347,7 @@ async def test_notes_that_cannot_be_stored_wait_and_beyond_that_are_counted(
                 await memory.record(replace(note("kettle"), id=str(number)))
         async with memory.serving():
             pass
-        assert (memory.dropped, "is full" in memory.problem) == (1, True)
+        assert (memory.dropped, "no room" in memory.problem) == (1, True)
         memory._store = real  # pyright: ignore[reportPrivateUsage]
         await memory.flush()
         assert memory.problem == ""
@@ -382,7 +382,7 @@ class Full:
 async def test_a_memory_that_cannot_be_read_recalls_nothing() -> None:
     memory = Memory(MemoryStore(Full()))
     assert await memory.recall(Talk(), "kettle") == ()
-    assert "is full" in memory.problem
+    assert "no room" in memory.problem
 
 
 async def test_what_is_too_old_or_told_to_be_is_forgotten(
