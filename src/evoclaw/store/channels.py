@@ -257,7 +257,7 @@ class ChannelStore:
 
         def work(connection: Connection) -> tuple[Sequence[StoredDelivery], float | None]:
             found = connection.execute(find, (*channels, now, most)).fetchall()
-            mine = [
+            claimed = [
                 self._delivery(row)
                 for row in found
                 # Another orchestrator may have claimed it first.
@@ -266,7 +266,7 @@ class ChannelStore:
             (next_at,) = connection.execute(
                 f"SELECT min(d.next_at) FROM channel_deliveries d {where}", tuple(channels)
             ).fetchone()
-            return mine, next_at
+            return claimed, next_at
 
         return await self._database.write(work)
 

@@ -259,8 +259,8 @@ class MemoryStore:
         return await self._forget("o.at < ?", (moment,))
 
     async def _forget(self, conditions: str, values: Sequence[Any]) -> int:
-        some = f"SELECT o.seq FROM memory_observations o WHERE {conditions} LIMIT {BATCH}"
-        statement = f"DELETE FROM memory_observations WHERE seq IN ({some})"
+        batch = f"SELECT o.seq FROM memory_observations o WHERE {conditions} LIMIT {BATCH}"
+        statement = f"DELETE FROM memory_observations WHERE seq IN ({batch})"
         deleted, last = 0, BATCH
         while last == BATCH:
             last = await self._database.write(lambda c: c.execute(statement, values).rowcount)
@@ -293,10 +293,10 @@ class MemoryStore:
 
     def _found(self, row: Any) -> Found:
         seq, id_, session_id, agent, event_type, at, content, rest, *score = row
-        kept = self._decoder.decode(unsealed(rest, self._database.name))
+        extras = self._decoder.decode(unsealed(rest, self._database.name))
         observation = Observation(
-            id_, session_id, agent, EventType(event_type), content, kept.metadata, kept.tags, at,
-            kept.label,
+            id_, session_id, agent, EventType(event_type), content, extras.metadata, extras.tags,
+            at, extras.label,
         )  # fmt: skip
         return Found(seq, observation, *score)
 
@@ -304,8 +304,8 @@ class MemoryStore:
 def words_of(text: str) -> tuple[str, ...]:
     """The words of a text to search for, each once."""
     found = (match.group().lower() for match in _WORD.finditer(text[:4_000]))
-    kept = dict.fromkeys(word for word in found if word not in _GLUE and len(word) <= LONGEST_WORD)
-    return tuple(kept)[:MOST_WORDS]
+    terms = dict.fromkeys(word for word in found if word not in _GLUE and len(word) <= LONGEST_WORD)
+    return tuple(terms)[:MOST_WORDS]
 
 
 def storable(text: str) -> str:

@@ -207,10 +207,10 @@ class Artifacts:
         return artifact
 
     def _make_room(self, needed: int, *, besides: str) -> None:
-        held = [metadata for metadata in self._all() if not metadata.handle.endswith(besides)]
-        held.sort(key=lambda metadata: metadata.expires_at)
-        room = self._total_bytes - needed - sum(metadata.kept for metadata in held)
-        for metadata in held:
+        others = [metadata for metadata in self._all() if not metadata.handle.endswith(besides)]
+        others.sort(key=lambda metadata: metadata.expires_at)
+        room = self._total_bytes - needed - sum(metadata.kept for metadata in others)
+        for metadata in others:
             if room >= 0:
                 break
             self._remove(metadata.handle)

@@ -146,9 +146,11 @@ def _export_table(
 def _rows(connection: Connection, table: Table, tenant: str) -> Iterator[Sequence[Any]]:
     """All rows in the order of their key, in batches: no result set has to hold them all."""
     key, marks = ", ".join(table.key), ", ".join("?" * len(table.key))
-    whose, values = ("tenant = ?", (tenant,)) if tenant else ("true", ())
-    first = f"{table.selected} WHERE {whose} ORDER BY {key} LIMIT {AT_ONCE}"
-    after = f"{table.selected} WHERE {whose} AND ({key}) > ({marks}) ORDER BY {key} LIMIT {AT_ONCE}"
+    condition, values = ("tenant = ?", (tenant,)) if tenant else ("true", ())
+    first = f"{table.selected} WHERE {condition} ORDER BY {key} LIMIT {AT_ONCE}"
+    after = (
+        f"{table.selected} WHERE {condition} AND ({key}) > ({marks}) ORDER BY {key} LIMIT {AT_ONCE}"
+    )
     indexes = [table.columns.index(column) for column in table.key]
     found = connection.execute(first, values).fetchall()
     while found:
@@ -236,8 +238,8 @@ class _Importing:
         columns = self._sealed.get(table.name, ())
         seals = [i for i, column in enumerate(table.columns) if column in columns]
         rows = (self._row(row, shifts, seals) for row in _lines(archive, self._schema, moved))
-        while some := list(islice(rows, AT_ONCE)):
-            self._connection.executemany(table.inserted + self._end, some)
+        while batch := list(islice(rows, AT_ONCE)):
+            self._connection.executemany(table.inserted + self._end, batch)
 
     def _row(self, row: list[Any], shifts: list[tuple[int, int]], seals: list[int]) -> list[Any]:
         for i in seals:

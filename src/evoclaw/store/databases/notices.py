@@ -173,26 +173,26 @@ class Notices:
 
     def _forget(self, now: float) -> None:
         self._forget_at = now + WANTED
-        ended = [key for key, watchers in self._wanted.items() if max(watchers.values()) <= now]
-        for key in ended:
+        expired = [key for key, watchers in self._wanted.items() if max(watchers.values()) <= now]
+        for key in expired:
             del self._wanted[key]
 
 
 def letters_of(sender: str, notices: Iterable[Notice]) -> list[str]:
     """Notices as payloads: each notice once, as many in one payload as fit."""
-    letters: list[str] = []
-    held: list[Notice] = []
+    payloads: list[str] = []
+    batch: list[Notice] = []
     size = 0
     for notice in dict.fromkeys(notices):
         length = len(msgspec.json.encode(notice)) + 1
         if length > LARGEST:
             continue  # the id of the run is too long; listeners find the change by polling
         if size + length > LARGEST:
-            letters.append(_letter(sender, held))
-            held, size = [], 0
-        held.append(notice)
+            payloads.append(_letter(sender, batch))
+            batch, size = [], 0
+        batch.append(notice)
         size += length
-    return [*letters, _letter(sender, held)] if held else letters
+    return [*payloads, _letter(sender, batch)] if batch else payloads
 
 
 def _letter(sender: str, notices: list[Notice]) -> str:

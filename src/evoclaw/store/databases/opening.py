@@ -260,20 +260,20 @@ def _inspect(connection: sqlite3.Connection, path: Path, form: Form) -> None:
         raise ConfigError(f"{path} is not a file of kind {form.name!r}; choose another path")
     # Compare within one transaction: another process may be migrating the file.
     connection.execute("BEGIN")
-    held = form.held(connection)
-    for schema, version in held.versions:
+    contents = form.held(connection)
+    for schema, version in contents.versions:
         refuse_newer(schema, version, path)
-    expected, found = _tables_of(held), _tables(connection)
-    if not set(expected) <= set(found) or not (held.strangers or len(expected) == len(found)):
+    expected, found = _tables_of(contents), _tables(connection)
+    if not set(expected) <= set(found) or not (contents.strangers or len(expected) == len(found)):
         raise DamagedStore(path, "its tables are not those of its schemas")
     # Not `quick_check`: only `integrity_check` compares tables with their indexes, which finds a
     # flipped bit in an id. Tables of unknown schemas are checked by the processes that use them.
-    ours = [f"({name})" for kind, name, made in expected if _is_plain(kind, made)]
-    for which in ours if held.strangers else ["(1)"]:
+    own_tables = [f"({name})" for kind, name, made in expected if _is_plain(kind, made)]
+    for which in own_tables if contents.strangers else ["(1)"]:
         problem = pragma(f"integrity_check{which}")
         if problem != "ok":
             raise DamagedStore(path, problem)
-    for schema, version in held.versions:
+    for schema, version in contents.versions:
         if version == len(schema.steps):
             _check_seals(connection, path, schema)
 

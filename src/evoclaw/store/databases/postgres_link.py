@@ -210,8 +210,8 @@ class Spoken:
         cursor, all_rows = self.raw.cursor(binary=True), list(rows)
         if of_rows(statement, 1):
             for start in range(0, len(all_rows), TOGETHER):
-                some = all_rows[start : start + TOGETHER]
-                cursor.execute(_query_of_rows(statement, len(some)), list(chain(*some)))
+                batch = all_rows[start : start + TOGETHER]
+                cursor.execute(_query_of_rows(statement, len(batch)), list(chain(*batch)))
             return cursor
         query = _query(statement)
         if len(all_rows) > 1:

@@ -256,13 +256,13 @@ class PostgresWriter:
 
     def _ending(self, requests: list[Order]) -> bytes:
         """COMMIT together with the notices, in one message to the server."""
-        tells = [
+        notices = [
             notice for request in requests if request.problem is None for notice in request.tells
         ]
-        if not tells:
+        if not notices:
             return b"COMMIT"
         raw, statements = self._connected().raw, list[bytes]()
-        for payload in letters_of(self._sender, tells):
+        for payload in letters_of(self._sender, notices):
             quoted = Literal(payload).as_bytes(raw)
             statements.append(b"SELECT pg_notify('%s', %s)" % (self._channel.encode(), quoted))
         return b"; ".join([*statements, b"COMMIT"])

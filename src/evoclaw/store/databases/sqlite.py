@@ -152,8 +152,8 @@ class _Writer:
     def _go_on(self) -> None:
         started = time.monotonic()
         while self._waiting and not self._away:
-            some = range(min(len(self._waiting), LARGEST_BATCH))
-            requests = [self._waiting.popleft() for _ in some]
+            count = min(len(self._waiting), LARGEST_BATCH)
+            requests = [self._waiting.popleft() for _ in range(count)]
             for request in requests:
                 if not request.writes:
                     self._read(request)

@@ -160,12 +160,12 @@ class ApprovalStore:
             row = self._one(connection, "WHERE id = ? AND tenant = ?", id_, tenant)
             if row is None:
                 return Standing.UNKNOWN, False
-            standing = row.standing(self._clock())
-            if standing is not Standing.WAITING:
-                return standing, False
+            status = row.standing(self._clock())
+            if status is not Standing.WAITING:
+                return status, False
             statement = "UPDATE approvals SET decision = ?, answer = ? WHERE id = ?"
             connection.execute(statement, (decision, sealed(answer), id_))
-            return standing, True
+            return status, True
 
         return await self.database.write(work, tells=await self._answered(id_, tenant))
 
@@ -181,9 +181,9 @@ class ApprovalStore:
             "AND closed_at IS NULL AND (decision IS NULL OR decision <> 'deny') "
             "AND (used_at IS NULL OR decision = 'session')"
         )
-        values, tells = (self._clock(), id_, tenant), await self._answered(id_, tenant)
+        values, notices = (self._clock(), id_, tenant), await self._answered(id_, tenant)
         count = await self.database.write(
-            lambda c: c.execute(statement, values).rowcount, tells=tells
+            lambda c: c.execute(statement, values).rowcount, tells=notices
         )
         return count > 0
 
@@ -282,15 +282,15 @@ class ApprovalStore:
             "WHERE scope = ? AND tenant = ? AND decision = 'session' AND closed_at IS NULL "
             "AND expires_at > ? ORDER BY seq LIMIT 1"
         )
-        wide = self._one(connection, condition, new.scope, new.tenant, now)
-        if wide is not None:
-            connection.execute("UPDATE approvals SET uses = uses + 1 WHERE id = ?", (wide.id,))
+        approval = self._one(connection, condition, new.scope, new.tenant, now)
+        if approval is not None:
+            connection.execute("UPDATE approvals SET uses = uses + 1 WHERE id = ?", (approval.id,))
             connection.execute(
                 "UPDATE approvals SET closed_at = ? WHERE tenant = ? AND request_id = ? "
                 "AND decision IS NULL AND closed_at IS NULL",
                 (now, new.tenant, new.request_id),
             )
-        return wide
+        return approval
 
     def _use(
         self, connection: Connection, claim: Claim, row: StoredApproval, now: float

@@ -94,7 +94,7 @@ class Books:
     def _reserve(
         self, path: Path, amounts: Amounts, id: str, leaving: Amounts, now: float
     ) -> Reservation | Refusal:
-        """Reserve an amount on one path; a `Refusal` names what is exhausted."""
+        """Reserve an amount on one path; `InsufficientFunds` names what is exhausted."""
         known = self.hold(id)
         if known is not None:
             return found_again(known, self.on(known.path), now)
@@ -118,7 +118,7 @@ class Books:
         also: Mapping[str, tuple[Path, Amounts]],
         now: float,
     ) -> Reservation | Refusal:
-        """Reserve all amounts, or none and return a `Refusal`."""
+        """Reserve all amounts, or none and return `InsufficientFunds`."""
         found = self._reserve(path, amounts, id, leaving, now)
         if isinstance(found, Refusal):
             return found

@@ -239,12 +239,12 @@ class StoredLedger:
 
     async def _write(self, deed: Callable[[Books], T], *, wait: bool = True) -> T:
         """Run an operation after the pending ones, in one transaction."""
-        behind, self._behind = self._behind, []
+        pending, self._behind = self._behind, []
 
         def work(connection: Connection) -> T:
             transaction = Books(connection, self._name)
-            for pending in behind:
-                pending(transaction)
+            for earlier in pending:
+                earlier(transaction)
             result = deed(transaction)
             transaction.put()
             return result
@@ -254,7 +254,7 @@ class StoredLedger:
         except asyncio.CancelledError:
             raise  # the write happens all the same
         except BaseException:
-            self._behind = [*behind, *self._behind]
+            self._behind = [*pending, *self._behind]
             raise
 
     def _later(self, deed: Callable[[Books], None]) -> None:

@@ -112,7 +112,7 @@ class TokenStore:
 
 def _token(row: Sequence[Any]) -> StoredToken:
     id_, tenant, name, user, scopes, hash_, made_at, expires_at, used_at, revoked_at = row
-    held = msgspec.json.decode(scopes, type=frozenset[str])
+    scopes = msgspec.json.decode(scopes, type=frozenset[str])
     return StoredToken(
-        id_, tenant, name, user, held, hash_, made_at, expires_at, used_at, revoked_at
+        id_, tenant, name, user, scopes, hash_, made_at, expires_at, used_at, revoked_at
     )

@@ -74,9 +74,9 @@ class QuestionStore:
             "WHERE tenant = ? AND id = ? AND answer IS NULL AND closed_at IS NULL"
         )
         values = (sealed(answer), self._clock(), self.tenant, question_id)
-        tells = (Notice(Kind.ANSWERED, self.tenant, run_of(question_id)),)
+        notices = (Notice(Kind.ANSWERED, self.tenant, run_of(question_id)),)
         count = await self._database.write(
-            lambda c: c.execute(statement, values).rowcount, tells=tells
+            lambda c: c.execute(statement, values).rowcount, tells=notices
         )
         return count > 0
 

@@ -316,8 +316,8 @@ class SessionStore:
             if message_rows:
                 connection.executemany(statements.SAY, message_rows)
 
-        tells = (progress(ours, run.id, records, stop),)
-        await self.database.write(work, wait=wait, tells=tells)
+        notices = (progress(ours, run.id, records, stop),)
+        await self.database.write(work, wait=wait, tells=notices)
 
     async def records(self, run_id: str, after: int = 0, limit: int = EVERY) -> list[Record]:
         """The records of a run after a number, in order."""
