@@ -287,8 +287,8 @@ class MemoryStore:
         labelled = int(one.label.untrusted or one.label.private)
         texts = (one.id, self.owner, one.session_id, one.agent_name, one.event_type)
         return (
-            self.tenant, *map(storable, texts), one.timestamp, labelled, self._whose,
-            storable(one.content), sealed(rest),
+            self.tenant, *map(storable, texts), one.timestamp, labelled,
+            self._whose, storable(one.content), sealed(rest),
         )  # fmt: skip
 
     def _found(self, row: Any) -> Found:
