@@ -249,7 +249,8 @@ class ChannelStore:
             return (), None
         marks, now = ", ".join("?" * len(channels)), self.clock()
         where = f"WHERE d.state = 'due' AND d.channel IN ({marks}) AND {_IN_TURN}"
-        find = f"SELECT {_DELIVERY} {_FROM} {where} AND d.next_at <= ? ORDER BY d.next_at LIMIT ?"
+        due = f"{where} AND d.next_at <= ? ORDER BY d.next_at LIMIT ?"
+        find = f"SELECT {_DELIVERY} {_FROM} {due}"
         take = (
             "UPDATE channel_deliveries SET next_at = ?, attempts = attempts + 1 "
             "WHERE seq = ? AND state = 'due' AND next_at = ?"

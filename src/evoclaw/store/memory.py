@@ -204,9 +204,8 @@ class MemoryStore:
         conditions, values = self._where(scope)
         order = "memory_words.rowid" if self._database.dialect == "sqlite" else "o.seq"
         newest = f"{_FIND[self._database.dialect]} AND {conditions} ORDER BY {order} DESC"
-        statement = (
-            f"SELECT * FROM ({newest} LIMIT {RANKED}) fitting ORDER BY score DESC, seq DESC LIMIT ?"
-        )
+        ranked = f"SELECT * FROM ({newest} LIMIT {RANKED}) fitting"
+        statement = f"{ranked} ORDER BY score DESC, seq DESC LIMIT ?"
         text = self._query(words)
 
         def work(connection: Connection) -> list[Any]:

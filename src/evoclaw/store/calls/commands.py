@@ -222,11 +222,8 @@ class CommandStore:
 
     async def overdue(self, now: float, limit: int = 500) -> list[CommandRow]:
         """Commands that were sent, have expired, and have no outcome."""
-        return await self._rows(
-            f"WHERE {WAITS} AND state <> 'queued' AND expires_at <= ? ORDER BY expires_at LIMIT ?",
-            now,
-            limit,
-        )
+        condition = f"WHERE {WAITS} AND state <> 'queued' AND expires_at <= ?"
+        return await self._rows(f"{condition} ORDER BY expires_at LIMIT ?", now, limit)
 
     async def cancelling(self, agent_id: str) -> list[CommandRow]:
         """The commands that an agent should cancel."""

@@ -147,10 +147,9 @@ def _rows(connection: Connection, table: Table, tenant: str) -> Iterator[Sequenc
     """All rows in the order of their key, in batches: no result set has to hold them all."""
     key, marks = ", ".join(table.key), ", ".join("?" * len(table.key))
     condition, values = ("tenant = ?", (tenant,)) if tenant else ("true", ())
-    first = f"{table.selected} WHERE {condition} ORDER BY {key} LIMIT {AT_ONCE}"
-    after = (
-        f"{table.selected} WHERE {condition} AND ({key}) > ({marks}) ORDER BY {key} LIMIT {AT_ONCE}"
-    )
+    order = f"ORDER BY {key} LIMIT {AT_ONCE}"
+    first = f"{table.selected} WHERE {condition} {order}"
+    after = f"{table.selected} WHERE {condition} AND ({key}) > ({marks}) {order}"
     indexes = [table.columns.index(column) for column in table.key]
     found = connection.execute(first, values).fetchall()
     while found:
