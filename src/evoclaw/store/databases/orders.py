@@ -1,4 +1,7 @@
-"""Requests that wait for a database, and how a failed one is kept from undoing its whole batch."""
+"""Write requests and write scopes: the work that waits for a database, and what fails together.
+
+The requests of a batch share a transaction; one that fails is rolled back alone, with a savepoint.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Write scopes: the writes that fail together when a deferred commit is lost.
-
-A deferred write returns before it is committed. If its connection is lost and the write cannot be
-repeated, as when another process used up a budget meanwhile, no later write of its scope may
-succeed. A run is one write scope: it is suspended, and resumes from what is stored.
-"""
+"""Write scopes: the writes that fail together when a deferred commit is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +8,12 @@ from contextvars import ContextVar
 
 
 class Strand:
-    """The writes that depend on each other; `lost` once one of them could not be committed."""
+    """Writes that depend on each other; `lost` once one of them could not be committed.
+
+    A deferred write returns before it is committed. If its connection is lost and the write cannot
+    be repeated, as when another process used up a budget meanwhile, no later write of its scope may
+    succeed. A run is one write scope: it is suspended, and resumes from what is stored.
+    """
 
     __slots__ = ("lost",)
 
