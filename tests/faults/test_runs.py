@@ -342,7 +342,7 @@ async def _survive_a_full_disk(disk: Path) -> None:
         filler = fill(disk)
         gate.wide = True
         gate.open("x" * 200_000)
-        with pytest.raises(StoreFull, match="no room"):
+        with pytest.raises(StoreFull, match="is full"):
             await house.begin("more" * 100_000)
         await until(lambda: house.runs.live == 0, say="nobody drives what cannot be kept")
         found = await house.runs.look("local", view.run_id)

@@ -160,7 +160,7 @@ async def test_fault_26_a_full_disk_refuses_new_runs_and_everything_goes_on_when
         filler = fill(up.home)
         refused = await owner.post("/v1/runs", {"message": "say no room"})
         assert (refused.status, refused.code) == (503, "store"), refused.body
-        assert "no room" in str(refused.json["error"]["message"])
+        assert "is full" in str(refused.json["error"]["message"])
         assert int(refused.headers["retry-after"]) > 0
         assert (await owner.get("/health/live")).status == 200
         ready = await owner.get("/health/ready")

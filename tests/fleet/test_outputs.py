@@ -302,7 +302,7 @@ async def test_a_fetch_of_what_is_not_there_says_so(tmp_path: Path) -> None:
     async with kept(tmp_path) as here:
         with pytest.raises(FetchFailed, match="no handle"):
             await here.orchestrator.fetch("pi", "../x", tmp_path / "copy")
-        with pytest.raises(FetchFailed, match="expired, or was never here"):
+        with pytest.raises(FetchFailed, match="expired, or was never stored here"):
             await here.orchestrator.fetch("pi", "sha256:" + "0" * 64, tmp_path / "copy")
     async with house(tmp_path / "two") as here:
         with pytest.raises(FetchFailed, match="keeps none"):

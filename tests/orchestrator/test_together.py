@@ -19,7 +19,6 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import calls, says
 from evoclaw.providers.settled import Settled as SettledProvider
-from evoclaw.store.databases import postgres_writer, sqlite
 from evoclaw.store.databases.database import Database
 from evoclaw.store.governing import ledger
 from evoclaw.store.governing.ledger import StoredLedger
@@ -58,8 +57,9 @@ class Counting:
 async def test_a_reply_and_all_that_follows_from_it_is_one_commit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kind in (postgres_writer, sqlite):
-        monkeypatch.setattr(kind, "LINGER", 60.0)  # on a busy machine nothing is late
+    # On a busy machine nothing is late.
+    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.sqlite.LINGER", 60.0)
     async with opened(place) as database:
         model, store = Counting(database), SessionStore(database)
         seen: list[tuple[int, set[str], int]] = []

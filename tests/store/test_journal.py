@@ -132,7 +132,7 @@ async def test_the_first_end_is_final(tmp_path: Path) -> None:
         assert row is not None
         assert (row.state, row.report) == (CallState.SUCCEEDED, b"succeeded")
         assert not await journal.finish("never seen", CallState.FAILED, b"")
-        with pytest.raises(ValueError, match="not an end"):
+        with pytest.raises(ValueError, match="not a final state"):
             await journal.finish("run.1.1.1", CallState.RUNNING, b"")
 
 

@@ -10,7 +10,6 @@ from secrets import token_hex
 import psycopg
 import pytest
 
-from evoclaw.store.databases import notices as module
 from evoclaw.store.databases.database import Connection, Database
 from evoclaw.store.databases.listening import listen
 from evoclaw.store.databases.notices import LARGEST, WANTED, Kind, Notice, Notices, letters_of
@@ -334,7 +333,7 @@ def test_who_wants_only_the_words_of_others_is_not_told_ours() -> None:
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 10)
+    monkeypatch.setattr("evoclaw.store.databases.notices.MOST", 10)
     now = 100.0
     hearing = Notices(lambda: now)
     for number in range(20):

@@ -55,5 +55,5 @@ async def test_a_table_that_is_missing_is_damage(tmp_path: Path) -> None:
 async def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     async with await SessionStore.open(tmp_path / "evoclaw.db"):
         pass
-    with pytest.raises(ConfigError, match="is not a evoclaw database"):
+    with pytest.raises(ConfigError, match="is not a file of kind .evoclaw database."):
         await Place(tmp_path / "evoclaw.db").open()

@@ -275,7 +275,7 @@ async def test_an_older_file_is_brought_up_to_date_and_a_newer_one_refused(tmp_p
 async def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "things.db"
     await filled(path, 3)
-    with pytest.raises(ConfigError, match="not a other store"):
+    with pytest.raises(ConfigError, match="not a file of kind 'other store'"):
         await SqliteDatabase.open(path, Schema("other store", SCHEMA.steps), set_aside=True)
     assert path.exists()
 
@@ -283,7 +283,7 @@ async def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 async def test_a_place_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file" / "things.db", tmp_path):
-        with pytest.raises(ConfigError, match="cannot use .*; check its rights or choose"):
+        with pytest.raises(ConfigError, match="cannot use .*; check its permissions or choose"):
             await opened(path)
 
 
@@ -522,7 +522,7 @@ async def test_what_was_promised_and_became_impossible_stops_all_writing(tmp_pat
             other.execute("INSERT INTO things (name) VALUES ('promised')")
             other.execute("COMMIT")
         for _ in range(2):
-            with pytest.raises(StoreError, match="begin anew"):
+            with pytest.raises(StoreError, match="Restart it"):
                 await database.write(add("two"))
-        with pytest.raises(StoreError, match="begin anew"):
+        with pytest.raises(StoreError, match="Restart it"):
             await database.close()

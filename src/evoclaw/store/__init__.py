@@ -1,1 +1,1 @@
-"""Store: what must outlive a process."""
+"""Store: persistent state, in SQLite or PostgreSQL."""

@@ -1,7 +1,7 @@
-"""What came in over channels and what is owed to whoever sent it, so that a restart loses neither.
+"""The inbound messages of channels and the deliveries of answers, so that a restart loses neither.
 
-A letter is kept before anything is done about it, under the sender's own id, so that one that comes
-twice is seen. An answer is kept until it was delivered, or was given up.
+A message is stored before it is handled, under the id that its sender gave it, so that a duplicate
+is recognised. An answer is stored until it is delivered or given up.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ SCHEMA = Schema(
     refers=(("channel_deliveries", "letter", "channel_letters"),),
 )
 TAKEN, STARTED, FAILED, DONE = "taken", "started", "failed", "done"
-"""What became of a letter: kept; a run answers it; none could begin, it may come again; ended."""
+"""States of a message: stored; a run answers it; no run could start, it may be sent again; done."""
 DUE, SENT, DEAD = "due", "sent", "dead"
-"""What became of an answer: owed; delivered; given up."""
+"""States of a delivery: to be sent; delivered; given up."""
 
 _LETTER = "seq, tenant, channel, sender, id, sha256, letter, session_id, run_id, state, taken_at"
 _FIND = (
@@ -77,7 +77,7 @@ _DELIVERY = (
     "d.problem, l.letter"
 )
 _FROM = "FROM channel_deliveries d JOIN channel_letters l ON l.seq = d.letter"
-# What was said first about a letter is delivered first.
+# The answers to one message are delivered in order.
 _IN_TURN = (
     "NOT EXISTS (SELECT 1 FROM channel_deliveries e "
     "WHERE e.letter = d.letter AND e.seq < d.seq AND e.state = 'due')"
@@ -85,7 +85,7 @@ _IN_TURN = (
 
 
 class NewLetter(Struct, frozen=True):
-    """A letter as it came."""
+    """An inbound message to store."""
 
     tenant: str
     channel: str
@@ -93,14 +93,14 @@ class NewLetter(Struct, frozen=True):
     id: str
     conversation: str
     sha256: str
-    """Of what it says: the same id must mean the same."""
+    """The hash of its content: the same id must have the same content."""
     letter: bytes
     session_id: str
-    """Of the session to begin, if the conversation has none yet."""
+    """The session to start, if the conversation has none yet."""
 
 
 class StoredLetter(Struct, frozen=True):
-    """A letter that was kept."""
+    """A stored inbound message."""
 
     seq: int
     tenant: str
@@ -116,7 +116,7 @@ class StoredLetter(Struct, frozen=True):
 
 
 class StoredDelivery(Struct, frozen=True):
-    """An answer that is owed, or was."""
+    """An answer to deliver, or that was delivered or given up."""
 
     seq: int
     tenant: str
@@ -128,20 +128,20 @@ class StoredDelivery(Struct, frozen=True):
     next_at: float
     made_at: float
     problem: str
-    """Why it was not delivered the last time."""
+    """Why the last attempt failed."""
     letter: bytes
 
 
 class ChannelStore:
-    """The letters and deliveries of all channels; a channel belongs to one tenant."""
+    """The inbound messages and deliveries of all channels; a channel belongs to one tenant."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database, self.clock = database, clock
 
     async def keep(self, new: NewLetter) -> tuple[StoredLetter, bool]:
-        """Keep a letter, and whether it is to be answered now: not so if it came before.
+        """Store a message; True if it is to be answered now, False for a duplicate.
 
-        One for which no run could begin may come again.
+        A message for which no run could start may be sent again.
         """
         key = (new.tenant, new.channel, new.sender, new.id)
 
@@ -180,18 +180,18 @@ class ChannelStore:
         return str(session)
 
     async def find(self, tenant: str, channel: str, sender: str, id_: str) -> StoredLetter | None:
-        """A letter that was kept, by the sender's own id."""
+        """A stored message, by the id that its sender gave it."""
         key = (tenant, channel, sender, id_)
         row = await self._database.read(lambda c: c.execute(_FIND, key).fetchone())
         return None if row is None else self._letter(row)
 
     async def started(self, seq: int, run_id: str) -> None:
-        """A run answers a letter."""
+        """Record that a run answers a message."""
         statement = "UPDATE channel_letters SET state = 'started', run_id = ? WHERE seq = ?"
         await self._database.write(lambda c: c.execute(statement, (run_id, seq)))
 
     async def open_letters(self, channels: Sequence[str]) -> Sequence[StoredLetter]:
-        """Letters of these channels that nobody was told the end of, in the order they came."""
+        """The messages of these channels without a final answer, oldest first."""
         if not channels:
             return ()
         statement = (
@@ -202,13 +202,13 @@ class ChannelStore:
         return [self._letter(row) for row in rows]
 
     async def owe(self, letter: StoredLetter, id_: str, answer: bytes, *, closes: str = "") -> bool:
-        """Keep an answer until it was delivered; False if that one was kept before.
+        """Store an answer until it is delivered; False if it was stored before.
 
         Args:
-            letter: What it is about.
-            id_: The answer's own; the same after a restart.
-            answer: What to deliver.
-            closes: What has become of the letter with this, `DONE` or `FAILED`.
+            message: The message that it answers.
+            id_: The id of the answer, which is the same after a restart.
+            answer: The content.
+            message_state: The final state of the message, `DONE` or `FAILED`, if this ends it.
         """
         now = self.clock()
         put = (
@@ -229,27 +229,28 @@ class ChannelStore:
         return await self._database.write(work)
 
     async def closed(self, seq: int, run_id: str) -> None:
-        """A letter needs no answer of its own: it was one to a question of this run."""
+        """Close a message without an answer: it was the reply to a question of this run."""
         statement = "UPDATE channel_letters SET state = 'done', run_id = ? WHERE seq = ?"
         await self._database.write(lambda c: c.execute(statement, (run_id, seq)))
 
     async def claim(
         self, channels: Sequence[str], lease: float, most: int
     ) -> tuple[Sequence[StoredDelivery], float | None]:
-        """Answers to deliver now, and when the next one is due.
+        """Claim due deliveries; and when the next one is due.
 
-        Those are left to the caller for a while; what nobody has settled by then is due again.
+        The caller has them for the time of the lease; one that is not settled by then is due again.
 
         Args:
-            channels: Whose.
-            lease: Seconds in which they are settled.
-            most: How many.
+            channels: The channels.
+            lease_s: Seconds in which the caller settles them.
+            limit: How many at most.
         """
         if not channels:
             return (), None
         marks, now = ", ".join("?" * len(channels)), self.clock()
         where = f"WHERE d.state = 'due' AND d.channel IN ({marks}) AND {_IN_TURN}"
-        find = f"SELECT {_DELIVERY} {_FROM} {where} AND d.next_at <= ? ORDER BY d.next_at LIMIT ?"
+        due = f"{where} AND d.next_at <= ? ORDER BY d.next_at LIMIT ?"
+        find = f"SELECT {_DELIVERY} {_FROM} {due}"
         take = (
             "UPDATE channel_deliveries SET next_at = ?, attempts = attempts + 1 "
             "WHERE seq = ? AND state = 'due' AND next_at = ?"
@@ -257,21 +258,21 @@ class ChannelStore:
 
         def work(connection: Connection) -> tuple[Sequence[StoredDelivery], float | None]:
             found = connection.execute(find, (*channels, now, most)).fetchall()
-            mine = [
+            claimed = [
                 self._delivery(row)
                 for row in found
-                # Another orchestrator may have been quicker.
+                # Another orchestrator may have claimed it first.
                 if connection.execute(take, (now + lease, row[0], row[7])).rowcount
             ]
             (next_at,) = connection.execute(
                 f"SELECT min(d.next_at) FROM channel_deliveries d {where}", tuple(channels)
             ).fetchone()
-            return mine, next_at
+            return claimed, next_at
 
         return await self._database.write(work)
 
     async def settle(self, seq: int, state: str, problem: str = "", next_at: float = 0.0) -> None:
-        """Note how a delivery went: it is `SENT`, `DEAD`, or `DUE` again at that time."""
+        """Record the result of a delivery: `SENT`, `DEAD`, or `DUE` again at `next_at`."""
         ended = None if state == DUE else self.clock()
         statement = (
             "UPDATE channel_deliveries SET state = ?, problem = ?, next_at = ?, ended_at = ? "
@@ -281,7 +282,7 @@ class ChannelStore:
         await self._database.write(lambda c: c.execute(statement, values))
 
     async def hurry(self, channel: str) -> None:
-        """The way is free again: what is owed there is due now."""
+        """Make all deliveries of a channel due now, after it works again."""
         statement = (
             "UPDATE channel_deliveries SET next_at = ?1 "
             "WHERE channel = ?2 AND state = 'due' AND next_at > ?1"
@@ -289,7 +290,7 @@ class ChannelStore:
         await self._database.write(lambda c: c.execute(statement, (self.clock(), channel)))
 
     async def say_again(self, letter: StoredLetter) -> bool:
-        """Deliver the last thing that was said about a letter once more; False if nothing was."""
+        """Deliver the last answer to a message again; False if there is none."""
         statement = (
             "UPDATE channel_deliveries SET state = 'due', next_at = ?1, made_at = ?1, "
             "attempts = 0, ended_at = NULL WHERE state <> 'due' AND seq = "
@@ -301,7 +302,7 @@ class ChannelStore:
     async def deliveries(
         self, tenant: str, state: str = DEAD, limit: int = 100
     ) -> Sequence[StoredDelivery]:
-        """Answers to a tenant's people that are in this state, the newest first."""
+        """The deliveries of a tenant in a state, newest first."""
         statement = (
             f"SELECT {_DELIVERY} {_FROM} WHERE d.tenant = ? AND d.state = ? "
             "ORDER BY d.seq DESC LIMIT ?"
@@ -311,7 +312,7 @@ class ChannelStore:
         return [self._delivery(row) for row in rows]
 
     async def revive(self, tenant: str, id_: str) -> bool:
-        """Try again to deliver what was given up; False if there is no such answer."""
+        """Retry a delivery that was given up; False if there is none with this id."""
         statement = (
             "UPDATE channel_deliveries SET state = 'due', next_at = ?1, made_at = ?1, "
             "attempts = 0, ended_at = NULL WHERE tenant = ?2 AND id = ?3 AND state = 'dead'"
@@ -320,21 +321,21 @@ class ChannelStore:
         return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
     async def waiting(self) -> int:
-        """How many answers are owed."""
+        """How many answers are still to be delivered."""
         statement = "SELECT count(*) FROM channel_deliveries WHERE state = 'due'"
         (count,) = await self._database.read(lambda c: c.execute(statement).fetchone())
         return int(count)
 
     async def forget(self, before: float, channels: Sequence[str]) -> int:
-        """Drop what ended before this time; how many letters that was.
+        """Delete what ended before a time; how many messages.
 
         Args:
             before: Unix seconds.
-            channels: Those whose letters cannot come again after so long; of others only the
-                answers are dropped, so that a letter is known for ever.
+            channels: The channels whose messages cannot be sent again after so long; of others only
+                the deliveries are deleted, so that duplicates are always recognised.
         """
         marks = ", ".join("?" * len(channels))
-        gone = (
+        delete = (
             "DELETE FROM channel_letters WHERE state IN ('done', 'failed') AND taken_at < ? "
             f"AND channel IN ({marks}) "
             "AND NOT EXISTS "
@@ -347,20 +348,20 @@ class ChannelStore:
             )
             if not channels:
                 return 0
-            return connection.execute(gone, (before, *channels)).rowcount
+            return connection.execute(delete, (before, *channels)).rowcount
 
         return await self._database.write(work)
 
     def _letter(self, row: Sequence[Any]) -> StoredLetter:
         seq, tenant, channel, sender, id_, sha256, letter, session, run_id, state, taken_at = row
-        said = unsealed(letter, self._database.name)
+        message = unsealed(letter, self._database.name)
         return StoredLetter(
-            seq, tenant, channel, sender, id_, sha256, said, session, run_id, state, taken_at
+            seq, tenant, channel, sender, id_, sha256, message, session, run_id, state, taken_at
         )
 
     def _delivery(self, row: Sequence[Any]) -> StoredDelivery:
         seq, tenant, id_, channel, answer, state, attempts, next_at, made_at, problem, letter = row
-        said, about = (unsealed(one, self._database.name) for one in (answer, letter))
+        answer, message = (unsealed(blob, self._database.name) for blob in (answer, letter))
         return StoredDelivery(
-            seq, tenant, id_, channel, said, state, attempts, next_at, made_at, problem, about
+            seq, tenant, id_, channel, answer, state, attempts, next_at, made_at, problem, message
         )

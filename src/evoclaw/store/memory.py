@@ -1,7 +1,7 @@
-"""What agents went through, found again by its words: a tenant's, or one of its users'.
+"""The memory of agents: observations, with full-text search, by tenant and user.
 
-SQLite finds words with FTS5, PostgreSQL with a `tsvector` and a GIN index. A query is words and
-nothing else to either: nobody's text reaches a query language.
+SQLite searches with FTS5, PostgreSQL with a `tsvector` and a GIN index. Both get only the words of
+a query: no user text reaches a query language.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from evoclaw.core.messages import JSON
 from evoclaw.store.databases.database import Connection, Database, Schema, sealed, unsealed
 
 MOST_WORDS, LONGEST_WORD = 16, 64
-"""Of a query: what is beyond is not looked for."""
+"""Of a query; further words and longer ones are ignored."""
 MOST_FOUND = 100
 RECENT = 10_000
-"""Observations of one owner that a query looks through, the newest: SQLite does that while nothing
-else is done."""
+"""The newest observations of one owner, which a query searches: SQLite blocks other requests
+meanwhile."""
 RANKED = 500
-"""Of those that fit, the newest: they are put in order by how well they do."""
+"""The newest of the matching observations, which are ranked."""
 BATCH = 500
-"""Observations that are forgotten in one transaction: nothing else is done meanwhile."""
+"""Observations that are deleted in one transaction, which blocks other requests."""
 _WORD = re.compile(r"[^\W_]+")
 _GLUE = frozenset(
     word
@@ -43,7 +43,7 @@ _GLUE = frozenset(
     )
     for word in line.split()
 )
-"""Words that are in every text, and so find nothing."""
+"""Words that are in every text, and so are not searched."""
 
 _OBSERVATIONS = (
     """CREATE TABLE memory_observations (
@@ -113,7 +113,7 @@ _FIND = {
 
 
 class EventType(StrEnum):
-    """What an observation is of."""
+    """The kind of an observation."""
 
     TOOL_CALL = "tool_call"
     LLM_RESPONSE = "llm_response"
@@ -122,7 +122,7 @@ class EventType(StrEnum):
 
 
 class Observation(Struct, frozen=True, omit_defaults=True):
-    """Something an agent went through."""
+    """Something that happened to an agent."""
 
     id: str
     session_id: str
@@ -131,31 +131,31 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     content: str
     metadata: dict[str, JSON] = {}
     tags: tuple[str, ...] = ()
-    """`private` is never stored."""
+    """An observation tagged `private` is never stored."""
     timestamp: float = 0.0
     """Unix time, seconds."""
     label: Label = CLEAN
-    """Of everything it was made from."""
+    """The label of everything that it was made from."""
 
 
 class Found(Struct, frozen=True):
-    """An observation, and how well it fits."""
+    """An observation that matches, and its score."""
 
     seq: int
-    """Later ones have a higher one."""
+    """Its row number; later observations have higher ones."""
     observation: Observation
     score: float = 0.0
 
 
 class Scope(Struct, frozen=True):
-    """Where to look; what is not given is not narrowed."""
+    """Which observations to search; an empty field does not filter."""
 
     agent: str = ""
     session_id: str = ""
     besides: str = ""
-    """A session that is left out."""
+    """A session to leave out."""
     clean: bool = False
-    """Leave out what was made from untrusted or private text."""
+    """Leave out observations made from untrusted or private text."""
 
 
 ANYWHERE = Scope()
@@ -177,37 +177,36 @@ class MemoryStore:
         tenant: str = LOCAL.tenant,
         owner: str = "",
     ) -> None:
-        """`owner` is whose sessions these are of; empty is whoever has the machine."""
+        """`owner` is the user whose sessions these are; empty for the user of this machine."""
         self._database, self._clock = database, clock
         self.tenant, self.owner = tenant, owner
         self._whose = f"o{sha256(msgspec.json.encode((tenant, owner))).hexdigest()[:32]}"
         self._decoder = msgspec.json.Decoder(_Rest)
 
     def of(self, tenant: str, owner: str = "") -> MemoryStore:
-        """The observations of others, in the same database."""
+        """The observations of another user, in the same database."""
         return MemoryStore(self._database, self._clock, tenant, owner)
 
     def now(self) -> float:
-        """The time by which observations are forgotten."""
+        """The time by which observations expire."""
         return self._clock()
 
     async def add(self, observations: Sequence[Observation], *, wait: bool = True) -> None:
-        """Keep some; what is there already stays as it is. `wait` is for the disk."""
-        rows = [self._row(one) for one in observations]
+        """Store observations; existing ones are unchanged. `wait`: see `Database.write`."""
+        rows = [self._row(observation) for observation in observations]
         await self._database.write(lambda c: _put(c, rows), wait=wait)
 
     async def find(self, query: str, limit: int = 5, scope: Scope = ANYWHERE) -> list[Found]:
-        """What fits a query best, the newer first of what fits alike; any text will do as one."""
-        asked = words_of(query)
-        if not asked:
+        """The best matches for a query, which may be any text; of equal ones the newest first."""
+        words = words_of(query)
+        if not words:
             return []
         conditions, values = self._where(scope)
         order = "memory_words.rowid" if self._database.dialect == "sqlite" else "o.seq"
         newest = f"{_FIND[self._database.dialect]} AND {conditions} ORDER BY {order} DESC"
-        statement = (
-            f"SELECT * FROM ({newest} LIMIT {RANKED}) fitting ORDER BY score DESC, seq DESC LIMIT ?"
-        )
-        text = self._query(asked)
+        ranked = f"SELECT * FROM ({newest} LIMIT {RANKED}) fitting"
+        statement = f"{ranked} ORDER BY score DESC, seq DESC LIMIT ?"
+        text = self._query(words)
 
         def work(connection: Connection) -> list[Any]:
             oldest = connection.execute(_OLDEST, (self.tenant, self.owner, RECENT)).fetchone()
@@ -220,12 +219,12 @@ class MemoryStore:
     def _query(self, words: Sequence[str]) -> str:
         if self._database.dialect == "postgres":
             return " or ".join(words)
-        # Whose it is stands in the index, too: else all tenants' texts would be looked through.
-        either = " OR ".join(f'"{word}"' for word in words)
-        return f'whose : "{self._whose}" AND content : ({either})'
+        # The owner is in the index, too: else the texts of all tenants would be searched.
+        terms = " OR ".join(f'"{word}"' for word in words)
+        return f'whose : "{self._whose}" AND content : ({terms})'
 
     async def around(self, found: Found, before: int = 2, after: int = 2) -> list[Found]:
-        """What was before and after in the same session, in order, and itself."""
+        """The observation with those before and after it in its session, in order."""
         conditions, values = self._where(Scope(session_id=found.observation.session_id))
         head = f"SELECT {_COLUMNS} FROM memory_observations o WHERE {conditions}"
 
@@ -242,7 +241,7 @@ class MemoryStore:
         return [self._found(row) for row in await self._database.read(work)]
 
     async def get(self, observation_id: str) -> Observation | None:
-        """One of them."""
+        """One observation."""
         conditions, values = self._where(ANYWHERE)
         statement = f"SELECT {_COLUMNS} FROM memory_observations o WHERE {conditions} AND o.id = ?"
         given = (*values, observation_id)
@@ -250,22 +249,22 @@ class MemoryStore:
         return None if row is None else self._found(row).observation
 
     async def forget(self, session_id: str) -> int:
-        """Forget all of a session; how much that was."""
+        """Delete the observations of a session; how many."""
         conditions, values = self._where(Scope(session_id=session_id))
         return await self._forget(conditions, values)
 
     async def forget_before(self, moment: float) -> int:
-        """Forget what is older than a moment, of whoever it is; how much that was."""
+        """Delete the observations of all owners that are older than a time; how many."""
         return await self._forget("o.at < ?", (moment,))
 
     async def _forget(self, conditions: str, values: Sequence[Any]) -> int:
-        some = f"SELECT o.seq FROM memory_observations o WHERE {conditions} LIMIT {BATCH}"
-        statement = f"DELETE FROM memory_observations WHERE seq IN ({some})"
-        gone, last = 0, BATCH
+        batch = f"SELECT o.seq FROM memory_observations o WHERE {conditions} LIMIT {BATCH}"
+        statement = f"DELETE FROM memory_observations WHERE seq IN ({batch})"
+        deleted, last = 0, BATCH
         while last == BATCH:
             last = await self._database.write(lambda c: c.execute(statement, values).rowcount)
-            gone += last
-        return gone
+            deleted += last
+        return deleted
 
     def _where(self, scope: Scope) -> tuple[str, tuple[Any, ...]]:
         given: list[tuple[str, Any]] = [
@@ -287,34 +286,34 @@ class MemoryStore:
         labelled = int(one.label.untrusted or one.label.private)
         texts = (one.id, self.owner, one.session_id, one.agent_name, one.event_type)
         return (
-            self.tenant, *map(storable, texts), one.timestamp, labelled, self._whose,
-            storable(one.content), sealed(rest),
+            self.tenant, *map(storable, texts), one.timestamp, labelled,
+            self._whose, storable(one.content), sealed(rest),
         )  # fmt: skip
 
     def _found(self, row: Any) -> Found:
         seq, id_, session_id, agent, event_type, at, content, rest, *score = row
-        kept = self._decoder.decode(unsealed(rest, self._database.name))
+        extras = self._decoder.decode(unsealed(rest, self._database.name))
         observation = Observation(
-            id_, session_id, agent, EventType(event_type), content, kept.metadata, kept.tags, at,
-            kept.label,
+            id_, session_id, agent, EventType(event_type), content, extras.metadata, extras.tags,
+            at, extras.label,
         )  # fmt: skip
         return Found(seq, observation, *score)
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words of a text that can find something, each once."""
+    """The words of a text to search for, each once."""
     found = (match.group().lower() for match in _WORD.finditer(text[:4_000]))
-    kept = dict.fromkeys(word for word in found if word not in _GLUE and len(word) <= LONGEST_WORD)
-    return tuple(kept)[:MOST_WORDS]
+    terms = dict.fromkeys(word for word in found if word not in _GLUE and len(word) <= LONGEST_WORD)
+    return tuple(terms)[:MOST_WORDS]
 
 
 def storable(text: str) -> str:
-    """The text without what a database cannot keep: NUL, and halves of characters."""
+    """The text without what a database cannot store: NUL and lone surrogates."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
 def why_unsearchable() -> str:
-    """Why this SQLite cannot find words; empty if it can."""
+    """Why this SQLite has no full-text search; empty if it has."""
     with closing(sqlite3.connect(":memory:")) as connection:
         try:
             connection.execute("CREATE VIRTUAL TABLE words USING fts5 (content)")

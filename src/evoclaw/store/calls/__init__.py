@@ -1,1 +1,1 @@
-"""Calls: what was asked of edges, what they did, and the receipts of it."""
+"""Calls: the outbox of commands, the journal of an edge, receipts and artifacts."""

@@ -1,4 +1,4 @@
-"""Big outputs stay on the device, under the hash of their content, and are read there in parts."""
+"""Artifacts: large outputs, stored on the device by content hash and read there in parts."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from evoclaw.store.databases.opening import StoreFull, sync_folder
 
 HANDLE = re.compile(r"sha256:([0-9a-f]{64})")
 PIECE = 256 << 10
-"""Bytes that are gathered before they are worth the trip to a thread."""
+"""Bytes that are buffered before a write in a thread."""
 LARGEST_READ = 1 << 20
 LONGEST_LINE = 500
-"""Bytes of a line that a search shows."""
+"""Bytes of a line in a search result."""
 ABANDONED_AFTER = 3600.0
-"""Seconds after which nobody goes on writing a draft."""
+"""Seconds after which an unfinished draft counts as abandoned."""
 
 
 class NoArtifact(EvoClawError):
-    """A handle leads to nothing."""
+    """There is no artifact with this handle."""
 
     def __init__(self, handle: str, problem: str) -> None:
         super().__init__(f"no artifact {handle[:80]!r}: {problem}")
@@ -40,48 +40,48 @@ class NoArtifact(EvoClawError):
 
 
 class Artifact(Struct, frozen=True):
-    """A big output."""
+    """The metadata of a large output."""
 
     handle: str
-    """`sha256:` and the hash of what is kept."""
+    """`sha256:` and the hash of the stored bytes."""
     size: int
-    """Bytes there were."""
+    """Bytes of the whole output."""
     kept: int
-    """Bytes there are."""
+    """Bytes that are stored."""
     media_type: str
     expires_at: float
-    """Wall clock; gone after that, or earlier if room is needed."""
+    """Wall clock; deleted after that, or earlier if space is needed."""
 
 
 class Excerpt(Struct, frozen=True):
-    """The two ends of what is kept; all of it in `head` if that is not much."""
+    """The beginning and the end of an artifact; a small one is in `head` as a whole."""
 
     head: bytes
     tail: bytes
     left_out: int
     """Bytes between them."""
     discarded: int
-    """Bytes after them that were not kept."""
+    """Bytes of the output that were not stored."""
 
 
 class Line(Struct, frozen=True):
-    """A line that was found."""
+    """A line that matches."""
 
     number: int
     text: bytes
-    """Without its end; cut if it is long."""
+    """Without the line end; truncated if it is long."""
 
 
 class Found(Struct, frozen=True):
-    """What a search found."""
+    """The matching lines of an artifact."""
 
     lines: list[Line]
     more: bool
-    """Whether it stopped before the end."""
+    """Whether the search stopped before the end of the artifact."""
 
 
 class Artifacts:
-    """A folder of big outputs."""
+    """The artifacts in a folder."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class Artifacts:
         life: float = 86_400,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Choose where, and how much.
+        """Set the folder and the limits.
 
         Args:
-            folder: Made when it is needed.
-            keep_bytes: Of one artifact; what comes after is counted and discarded.
-            total_bytes: Of all; the ones that expire first make room.
-            life: Seconds one is kept.
+            folder: Created when needed.
+            max_artifact_bytes: Of one artifact; further bytes are counted and discarded.
+            max_total_bytes: Of all artifacts; those that expire first are deleted to make space.
+            retention_s: Seconds that an artifact is kept.
             clock: Wall clock.
         """
         self._folder, self._life, self._clock = folder, life, clock
@@ -108,46 +108,46 @@ class Artifacts:
     async def put(
         self, source: bytes | Iterable[bytes] | AsyncIterable[bytes], media_type: str
     ) -> Artifact:
-        """Keep bytes, or what comes in pieces; whole or not at all."""
+        """Store bytes, or chunks of them, atomically."""
         draft = _Draft(self._folder, self.keep_bytes)
         try:
-            gathered = bytearray()
-            async with aclosing(_each(source)) as pieces:
-                async for piece in pieces:
-                    gathered += piece
-                    if len(gathered) >= PIECE:
-                        await asyncio.to_thread(draft.add, bytes(gathered))
-                        gathered.clear()
-            await asyncio.to_thread(draft.add, bytes(gathered))
+            buffer = bytearray()
+            async with aclosing(_each(source)) as chunks:
+                async for chunk in chunks:
+                    buffer += chunk
+                    if len(buffer) >= PIECE:
+                        await asyncio.to_thread(draft.add, bytes(buffer))
+                        buffer.clear()
+            await asyncio.to_thread(draft.add, bytes(buffer))
             return await asyncio.to_thread(self._finish, draft, media_type)
         except OSError as problem:
             if problem.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreFull(self._folder) from None
-            raise ConfigError(f"cannot keep outputs in {self._folder}: {problem}") from None
+            raise ConfigError(f"cannot store outputs in {self._folder}: {problem}") from None
         finally:
-            # Nothing is left of it if it was not finished. A thread that still writes is waited
-            # for there, so that it does not find its file closed, or another's in its place.
+            # Removes an unfinished draft. It waits for a thread that still writes, which must not
+            # find its file closed or its descriptor reused.
             await asyncio.shield(asyncio.to_thread(draft.close))
 
     async def get(self, handle: str) -> Artifact:
-        """What is known of an artifact."""
+        """The metadata of an artifact."""
         return await asyncio.to_thread(self._get, handle)
 
     async def read(self, handle: str, offset: int, length: int) -> bytes:
-        """Some of its bytes; fewer at the end, and never more than a megabyte."""
+        """Bytes from an offset; fewer at the end, and at most a megabyte."""
         if offset < 0 or length < 0:
-            raise ValueError("offset and length are not negative")
+            raise ValueError("offset and length must not be negative")
         return await asyncio.to_thread(self._with, handle, _read, offset, length)
 
     async def head_and_tail(self, handle: str, each: int = 24_576) -> Excerpt:
-        """Its two ends, of so many bytes each."""
-        about = await self.get(handle)
+        """The first and the last bytes, `each` of both."""
+        metadata = await self.get(handle)
         head, tail = await asyncio.to_thread(self._with, handle, _ends, max(0, each))
-        left_out = about.kept - len(head) - len(tail)
-        return Excerpt(head, tail, left_out, about.size - about.kept)
+        left_out = metadata.kept - len(head) - len(tail)
+        return Excerpt(head, tail, left_out, metadata.size - metadata.kept)
 
     async def tail(self, handle: str, lines: int, *, most_bytes: int = 65_536) -> bytes:
-        """Its last lines, as long as they fit."""
+        """The last lines, as many as fit."""
         return await asyncio.to_thread(self._with, handle, _last_lines, lines, most_bytes)
 
     async def grep(
@@ -159,18 +159,18 @@ class Artifacts:
         most: int = 200,
         most_bytes: int = 65_536,
     ) -> Found:
-        """Its lines that match an expression of RE2's syntax; `ConfigError` if it is none."""
+        """The lines that match an RE2 expression; `ConfigError` if it is invalid."""
         search = _compiled(pattern, ignore_case=ignore_case)
         return await asyncio.to_thread(self._with, handle, _grep, search, most, most_bytes)
 
     async def prune(self, now: float) -> int:
-        """Remove what has expired; how many."""
+        """Delete expired artifacts; how many."""
         return await asyncio.to_thread(self._prune, now)
 
     def _path(self, handle: str) -> Path:
         match = HANDLE.fullmatch(handle)
         if match is None:
-            raise NoArtifact(handle, "a handle is sha256: and 64 hexadecimal digits")
+            raise NoArtifact(handle, "a handle is 'sha256:' and 64 hexadecimal digits")
         return self._folder / match[1]
 
     def _with(self, handle: str, function: Callable[..., Any], *arguments: object) -> Any:
@@ -179,64 +179,64 @@ class Artifacts:
             with path.open("rb") as file:
                 return function(file, *arguments)
         except FileNotFoundError:
-            raise NoArtifact(handle, "it has expired, or was never here") from None
+            raise NoArtifact(handle, "it has expired, or was never stored here") from None
 
     def _get(self, handle: str) -> Artifact:
         path = self._path(handle)
-        about = _about(path)
-        if about is None or not path.exists():
-            raise NoArtifact(handle, "it has expired, or was never here")
-        return about
+        metadata = _about(path)
+        if metadata is None or not path.exists():
+            raise NoArtifact(handle, "it has expired, or was never stored here")
+        return metadata
 
     def _finish(self, draft: _Draft, media_type: str) -> Artifact:
         expires_at = self._clock() + self._life
-        hexes = draft.finish()
-        artifact = Artifact(f"sha256:{hexes}", draft.size, draft.kept, media_type, expires_at)
+        digest = draft.finish()
+        artifact = Artifact(f"sha256:{digest}", draft.size, draft.kept, media_type, expires_at)
         with self._changing:
-            self._make_room(draft.kept, besides=hexes)
-            # First what describes it: content that nothing describes is never seen.
-            about = _Draft(self._folder, PIECE)
+            self._make_room(draft.kept, besides=digest)
+            # The metadata first: content without metadata is never found.
+            metadata = _Draft(self._folder, PIECE)
             try:
-                about.add(msgspec.json.encode(artifact))
-                about.finish()
-                about.rename(f"{hexes}.json")
+                metadata.add(msgspec.json.encode(artifact))
+                metadata.finish()
+                metadata.rename(f"{digest}.json")
             finally:
-                about.close()
-            draft.rename(hexes)
+                metadata.close()
+            draft.rename(digest)
             sync_folder(self._folder)
         return artifact
 
     def _make_room(self, needed: int, *, besides: str) -> None:
-        held = [about for about in self._all() if not about.handle.endswith(besides)]
-        held.sort(key=lambda about: about.expires_at)
-        room = self._total_bytes - needed - sum(about.kept for about in held)
-        for about in held:
+        others = [metadata for metadata in self._all() if not metadata.handle.endswith(besides)]
+        others.sort(key=lambda metadata: metadata.expires_at)
+        room = self._total_bytes - needed - sum(metadata.kept for metadata in others)
+        for metadata in others:
             if room >= 0:
                 break
-            self._remove(about.handle)
-            room += about.kept
+            self._remove(metadata.handle)
+            room += metadata.kept
 
     def _prune(self, now: float) -> int:
         with self._changing:
-            gone = [about.handle for about in self._all() if about.expires_at <= now]
-            for handle in gone:
+            expired = [metadata.handle for metadata in self._all() if metadata.expires_at <= now]
+            for handle in expired:
                 self._remove(handle)
             self._sweep()
-        return len(gone)
+        return len(expired)
 
     def _sweep(self) -> None:
-        """Remove what a crash left: drafts, and halves of a pair."""
+        """Delete what a crash left: drafts, and content or metadata without the other."""
         oldest = time.time() - ABANDONED_AFTER
         for path in self._folder.glob("*") if self._folder.exists() else ():
             name = path.name.removesuffix(".json")
-            whole = (self._folder / name).exists() and (self._folder / f"{name}.json").exists()
+            complete = (self._folder / name).exists() and (self._folder / f"{name}.json").exists()
             with suppress(FileNotFoundError):
-                if not whole and path.stat().st_mtime < oldest:
+                if not complete and path.stat().st_mtime < oldest:
                     path.unlink()
 
     def _all(self) -> list[Artifact]:
         found = [_about(path.with_suffix("")) for path in self._folder.glob("*.json")]
-        return [about for about in found if about is not None]
+        return [metadata for metadata in found if metadata is not None]
 
     def _remove(self, handle: str) -> None:
         path = self._path(handle)
@@ -245,7 +245,7 @@ class Artifacts:
 
 
 class _Draft:
-    """A file being written, under a name that nobody looks for."""
+    """A file being written under a temporary name."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._path = folder / f".draft-{secrets.token_hex(8)}"
@@ -274,7 +274,7 @@ class _Draft:
         return self._file
 
     def finish(self) -> str:
-        """Have it on the disk; its hash."""
+        """Flush it to the disk; its hash."""
         with self._lock:
             os.fsync(self._open())
             return self._hash.hexdigest()
@@ -285,7 +285,7 @@ class _Draft:
             self._path.rename(self._path.with_name(name))
 
     def close(self) -> None:
-        """Remove what was not renamed."""
+        """Close the file; delete it if it was not renamed."""
         with self._lock:
             self._closed = True
             if self._file is not None:
@@ -299,19 +299,19 @@ async def _each(
     if isinstance(source, bytes):
         yield source
     elif isinstance(source, AsyncIterable):
-        async for piece in source:
-            yield piece
+        async for chunk in source:
+            yield chunk
     else:
-        for piece in source:
-            yield piece
+        for chunk in source:
+            yield chunk
 
 
 def _about(path: Path) -> Artifact | None:
     try:
-        about = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Artifact)
+        metadata = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Artifact)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-    return about if about.handle == f"sha256:{path.name}" else None
+    return metadata if metadata.handle == f"sha256:{path.name}" else None
 
 
 def _read(file: BinaryIO, offset: int, length: int) -> bytes:
@@ -338,19 +338,19 @@ def _last_lines(file: BinaryIO, lines: int, most_bytes: int) -> bytes:
 
 
 Search = Callable[[bytes, int], int | None]
-"""Where the next match begins."""
+"""The position of the next match."""
 
 
 def _grep(file: BinaryIO, search: Search, most: int, room: int) -> Found:
     lines: list[Line] = []
-    number, rest, piece = 1, b"", b" "
-    while piece:
-        piece = file.read(LARGEST_READ)
-        data = rest + piece
-        # The end of a line may be in the next piece.
-        cut = data.rfind(b"\n") + 1 if piece else len(data)
+    number, rest, chunk = 1, b"", b" "
+    while chunk:
+        chunk = file.read(LARGEST_READ)
+        data = rest + chunk
+        # The end of a line may be in the next chunk.
+        cut = data.rfind(b"\n") + 1 if chunk else len(data)
         data, rest = data[:cut].replace(b"\r\n", b"\n"), data[cut:]
-        # An expression that matches nothing at all would also match after the last line.
+        # An expression that matches the empty text would also match after the last line.
         at, last = 0, len(data) - data.endswith(b"\n")
         while at < len(data) and (hit := search(data, at)) is not None and hit <= last:
             start = data.rfind(b"\n", 0, hit) + 1

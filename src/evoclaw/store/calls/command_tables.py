@@ -1,6 +1,6 @@
 """The tables of the command store.
 
-The id of a command is what its edge knows it by, and edges are shared: it is one for all tenants.
+The edge knows a command by its id, and tenants share edges: so ids are unique across all tenants.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from evoclaw.store.databases.database import Schema
 
 WAITS = "settled_at IS NULL"
 STATES = ("queued", "sent", "accepted", "cancelling", "settled", "expired")
-# Not `IN`: for that SQLite would build a small table at every write.
+# Not `IN`: for that SQLite would build a temporary table at every write.
 CHECKED = " OR ".join(f"state = '{state}'" for state in STATES)
 TABLES = (
     f"""CREATE TABLE commands (
@@ -32,8 +32,8 @@ TABLES = (
         seq INTEGER PRIMARY KEY, request_id TEXT NOT NULL, at REAL NOT NULL, outcome BLOB NOT NULL
     ) STRICT""",
     "CREATE INDEX notes_of ON notes (request_id)",
-    # Counting ten thousand rows for every command would be the dearest part of it. Who closes a
-    # command counts: triggers are written differently for every database.
+    # Counting ten thousand rows for every command would be its most expensive part. The code that
+    # closes a command updates the count: triggers differ between the databases.
     """CREATE TABLE waiting (
         tenant TEXT NOT NULL, agent_id TEXT NOT NULL, n INTEGER NOT NULL CHECK (n >= 0),
         PRIMARY KEY (tenant, agent_id)

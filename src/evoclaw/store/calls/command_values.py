@@ -1,4 +1,4 @@
-"""What is kept of commands: how far each came, and what became of what was put in."""
+"""The states and rows of the command store."""
 
 from __future__ import annotations
 
@@ -11,78 +11,78 @@ from evoclaw.store.databases.database import StoreError
 
 
 class CommandState(StrEnum):
-    """How far a command came, as far as the orchestrator knows."""
+    """The state of a command, as far as the orchestrator knows."""
 
     QUEUED = "queued"
-    """Never sent: it cannot have begun."""
+    """Never sent: it cannot have started."""
     SENT = "sent"
     ACCEPTED = "accepted"
     CANCELLING = "cancelling"
     SETTLED = "settled"
     EXPIRED = "expired"
-    """Overdue before it was sent."""
+    """It expired before it was sent."""
 
 
 OPEN = (CommandState.QUEUED, CommandState.SENT, CommandState.ACCEPTED, CommandState.CANCELLING)
-"""In the order a command goes through them; none is gone back to."""
+"""In the order in which a command passes through them; it never goes back."""
 CLOSED = (CommandState.SETTLED, CommandState.EXPIRED)
 
 
 class QueueFull(StoreError):
-    """An agent has as many commands of a tenant waiting as it may."""
+    """An agent has the maximum number of waiting commands of a tenant."""
 
     def __init__(self, agent_id: str, cap: int) -> None:
         super().__init__(
-            f"agent {agent_id!r} has {cap:,} commands waiting; "
-            "wait for some to end, or cancel them, before asking for more"
+            f"agent {agent_id!r} has {cap:,} commands waiting, which is the maximum; "
+            "wait for some to end, or cancel them, before sending more"
         )
         self.agent_id, self.cap = agent_id, cap
 
 
 class CommandRow(Struct, frozen=True):
-    """What is known of a command."""
+    """A stored command."""
 
     request_id: str
     agent_id: str
     run_id: str
     payload: bytes
     expires_at: float | None
-    """Wall clock; not sent after that."""
+    """Wall clock; the command is not sent after that."""
     state: CommandState
     outcome: bytes | None
-    """The first one that came, which counts."""
+    """The first outcome that arrived; later ones do not count."""
     settled_at: float | None
     tenant: str = LOCAL.tenant
-    """Who asked, and is told."""
+    """The tenant that asked for it."""
 
 
 class Kind(StrEnum):
-    """Whether a command was there already."""
+    """Whether a command was stored before."""
 
     NEW = "new"
     KNOWN = "known"
 
 
 class Stored(Struct, frozen=True):
-    """What became of a command that was put in."""
+    """The result of putting a command into the store."""
 
     kind: Kind
     row: CommandRow | None = None
-    """What was there, if it was known; with its outcome, if it had one."""
+    """The command that was stored before, with its outcome if it has one."""
 
 
 class Settled(StrEnum):
-    """What an outcome is to a command."""
+    """Whether an outcome settled its command."""
 
     FIRST = "first"
     AGAIN = "again"
-    """The command was closed already; this is a note, if it says something else."""
+    """The command was closed already; a different outcome is stored as a late one."""
     FOREIGN = "foreign"
-    """There is no such command, or it is another agent's."""
+    """There is no such command, or it was sent to another agent."""
 
 
 class Note(Struct, frozen=True):
-    """An outcome that came too late to count."""
+    """An outcome that arrived after the command was closed."""
 
     at: float
     outcome: bytes

@@ -1,7 +1,7 @@
-"""The orchestrator's outbox: commands that must reach an agent, until their outcome is known.
+"""The orchestrator's outbox: stores commands to agents until their outcome is known.
 
-Delivery knows no tenants: an edge may be shared. Whoever asks for a person or a run asks
-`CommandStore.of` its tenant, where a command of another is as one that nobody asked for.
+Delivery ignores tenants, because tenants share edges. Code that acts for a user or a run uses
+`CommandStore.of` its tenant, where commands of other tenants do not exist.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CAME = """
 INSERT INTO waiting VALUES (?, ?, 1) ON CONFLICT (tenant, agent_id) DO UPDATE SET n = waiting.n + 1
 """
 WENT = "UPDATE waiting SET n = n - 1 WHERE tenant = ? AND agent_id = ?"
-# The same outcome sent again is no news, and nobody may fill the disk with different ones.
+# The same outcome again is ignored, and the number of different ones is limited.
 NOTE = """
 INSERT INTO notes (request_id, at, outcome) SELECT ?1, ?2, ?3
 WHERE NOT EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND outcome = ?3)
@@ -73,11 +73,11 @@ AND EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND tenant = ?2) ORDER 
 """
 MOST_NOTES = 20
 AT_ONCE = 500
-"""So that much to expire or to forget does not keep a command waiting."""
+"""Rows that are expired or deleted in one transaction, so that other commands do not wait long."""
 
 
 class CommandStore:
-    """What an orchestrator asked for, of all tenants. Processes of one machine may share it."""
+    """The commands of all tenants. Several processes may share it."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self.database = database
@@ -92,7 +92,7 @@ class CommandStore:
         set_aside: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> CommandStore:
-        """Open or create a store; see `SqliteDatabase.open`, also on what raises."""
+        """Open or create a store; see `SqliteDatabase.open`, also for its errors."""
         opened = await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside)
         return cls(opened, clock)
 
@@ -107,7 +107,7 @@ class CommandStore:
         await self.database.close()
 
     def of(self, tenant: str) -> TenantCommands:
-        """What one tenant asked for: all that its people and its runs may see."""
+        """The commands of one tenant: all that its users and runs may see."""
         return TenantCommands(self.database, tenant)
 
     async def put(
@@ -122,12 +122,12 @@ class CommandStore:
         cap: int = 10_000,
         tenant: str = LOCAL.tenant,
     ) -> Stored:
-        """Keep a command until it is settled; `QueueFull` if its agent has too many of a tenant.
+        """Store a command until it is settled; `QueueFull` if its agent has too many of the tenant.
 
-        `sent` marks it so at once, for who sends it as soon as it is kept.
+        `sent` marks it as sent at once, for a caller that sends it right after.
 
-        One that is known and still waits is sent as it is put now: who asks again after a restart
-        may drive the run under a new epoch.
+        The payload of a known command that still waits is replaced: after a restart the caller may
+        drive the run under a new epoch.
         """
         blob, tenant = sealed(payload), tenant or LOCAL.tenant
 
@@ -146,19 +146,21 @@ class CommandStore:
         if stored is None:
             raise QueueFull(agent_id, cap)
         if stored.row is not None and stored.row.tenant != tenant:
-            # Nothing of the one who has it may be told.
-            raise StoreError(f"{request_id} cannot be asked for; use another id")
+            # Reveal nothing about the other tenant.
+            raise StoreError(f"command id {request_id!r} is not available; use another id")
         if stored.row is not None and stored.row.agent_id != agent_id:
-            raise StoreError(f"{request_id} was asked of {stored.row.agent_id!r} already")
+            raise StoreError(
+                f"command {request_id!r} is for agent {stored.row.agent_id!r}; use another id"
+            )
         return stored
 
     async def mark(self, request_id: str, state: CommandState | str) -> bool:
-        """Note how far a command came; False if it came as far already, or is closed.
+        """Advance the state of a command; False if it is as far already, or closed.
 
-        `sent` is to be noted before sending: what is not marked may be expired as never sent.
+        Mark a command as sent before sending it: an unmarked one may expire as never sent.
         """
         if state not in OPEN[1:]:
-            raise ValueError(f"{state} is not a state on the way; use settle or expire")
+            raise ValueError(f"cannot mark a command as {state}; use settle or expire")
         before = OPEN[: OPEN.index(state)]
         statement = (
             "UPDATE commands SET state = ? WHERE request_id = ? "
@@ -175,7 +177,7 @@ class CommandStore:
         outcome: bytes,
         state: CommandState = CommandState.SETTLED,
     ) -> Settled:
-        """Keep an outcome; only the first one counts, and only from the agent that was asked."""
+        """Store an outcome; only the first one counts, and only from the agent of the command."""
         if state not in CLOSED:
             raise ValueError(f"{state} does not close a command")
         blob, now = sealed(outcome), self._clock()
@@ -195,20 +197,20 @@ class CommandStore:
         return await self.database.write(work)
 
     async def get(self, request_id: str) -> CommandRow | None:
-        """What is known of a command."""
+        """A stored command."""
         return await self.database.read(lambda connection: self._find(connection, request_id))
 
     async def notes(self, request_id: str) -> list[Note]:
-        """Outcomes that came too late to count, in order."""
+        """Outcomes that arrived after the command was closed, in order."""
         statement = "SELECT at, outcome FROM notes WHERE request_id = ? ORDER BY seq"
         found = await self.database.read(lambda c: c.execute(statement, (request_id,)).fetchall())
         return [Note(at, unsealed(outcome, self._name)) for at, outcome in found]
 
     async def wanted(self, agent_id: str, now: float, limit: int = EVERY) -> list[CommandRow]:
-        """Commands an agent is still to carry out, in the order they were put in.
+        """The commands that an agent should still execute, oldest first.
 
-        Of those whose time is over, the ones that were sent are among them: the agent does not
-        begin them any more, but it knows whether it has.
+        Expired commands that were sent are among them: the agent does not start them any more, but
+        it knows whether it has.
         """
         return await self._rows(
             f"WHERE agent_id = ? AND {WAITS} AND state <> 'cancelling' "
@@ -219,28 +221,25 @@ class CommandStore:
         )
 
     async def overdue(self, now: float, limit: int = 500) -> list[CommandRow]:
-        """Commands that were sent, should have begun by now, and have no outcome."""
-        return await self._rows(
-            f"WHERE {WAITS} AND state <> 'queued' AND expires_at <= ? ORDER BY expires_at LIMIT ?",
-            now,
-            limit,
-        )
+        """Commands that were sent, have expired, and have no outcome."""
+        condition = f"WHERE {WAITS} AND state <> 'queued' AND expires_at <= ?"
+        return await self._rows(f"{condition} ORDER BY expires_at LIMIT ?", now, limit)
 
     async def cancelling(self, agent_id: str) -> list[CommandRow]:
-        """Commands an agent is to end."""
+        """The commands that an agent should cancel."""
         return await self._rows(
             f"WHERE agent_id = ? AND {WAITS} AND state = 'cancelling' ORDER BY seq", agent_id
         )
 
     async def expire(self, now: float) -> list[str]:
-        """Close what is overdue and was never sent; the ids.
+        """Close the expired commands that were never sent; their ids.
 
-        What was sent may have begun: its waiter closes it, as unknown.
+        A command that was sent may have started: its pending request closes it, as unknown.
         """
         return await self._in_pieces(EXPIRE, now)
 
     async def known(self, request_ids: Iterable[str]) -> dict[str, CommandState]:
-        """Which of some ids are ours, and how far they came."""
+        """Those of some ids that are known, and their states."""
         ids = list(request_ids)
         statement = "SELECT state FROM commands WHERE request_id = ?"
 
@@ -251,7 +250,7 @@ class CommandStore:
         return await self.database.read(work)
 
     async def prune(self, older_than: float) -> int:
-        """Forget commands that were closed before a time, with their notes; how many."""
+        """Delete the commands that were closed before a time, with late outcomes; how many."""
         return len(await self._in_pieces(FORGET, older_than))
 
     async def _in_pieces(self, statement: str, time_: float) -> list[str]:
@@ -260,12 +259,12 @@ class CommandStore:
             if statement is FORGET:
                 connection.executemany("DELETE FROM notes WHERE request_id = ?", found)
             else:
-                connection.executemany(WENT, [whose for _, *whose in found])
+                connection.executemany(WENT, [key for _, *key in found])
             return [row[0] for row in found]
 
         found: list[str] = []
-        while piece := await self.database.write(work):
-            found += piece
+        while batch := await self.database.write(work):
+            found += batch
         return found
 
     async def _rows(self, condition: str, *values: object) -> list[CommandRow]:
@@ -280,25 +279,25 @@ class CommandStore:
 
 
 class TenantCommands:
-    """The commands that one tenant asked for."""
+    """The commands of one tenant."""
 
     def __init__(self, database: Database, tenant: str) -> None:
         self.tenant = tenant
         self._database, self._name = database, database.name
 
     async def get(self, request_id: str) -> CommandRow | None:
-        """What is known of a command."""
+        """A stored command."""
         statement = f"SELECT {COLUMNS} FROM commands WHERE request_id = ? AND tenant = ?"
         found = await self._all(statement, request_id, self.tenant)
         return _row(found[0], self._name) if found else None
 
     async def notes(self, request_id: str) -> list[Note]:
-        """Outcomes that came too late to count, in order."""
+        """Outcomes that arrived after the command was closed, in order."""
         found = await self._all(NOTES_OF, request_id, self.tenant)
         return [Note(at, unsealed(outcome, self._name)) for at, outcome in found]
 
     async def known(self, request_ids: Iterable[str]) -> dict[str, CommandState]:
-        """Which of some ids are ours, and how far they came."""
+        """Those of some ids that are known, and their states."""
         ids, ours = list(request_ids), self.tenant
         statement = "SELECT state FROM commands WHERE request_id = ? AND tenant = ?"
 
@@ -309,7 +308,7 @@ class TenantCommands:
         return await self._database.read(work)
 
     async def waiting(self, agent_id: str = "", limit: int = EVERY) -> list[CommandRow]:
-        """Commands without an outcome, of one agent or of all, in the order they were put in."""
+        """Commands without an outcome, of one agent or of all, oldest first."""
         statement = (
             f"SELECT {COLUMNS} FROM commands WHERE tenant = ?1 AND {WAITS} "
             "AND (?2 = '' OR agent_id = ?2) ORDER BY seq LIMIT ?3"

@@ -1,7 +1,7 @@
-"""The edge's journal: what it was asked to do, how far that came, and how it ended.
+"""The journal of an edge: the commands it received, their states, and how they ended.
 
-A call is written down before it begins and before its end is told, so whatever dies in between,
-the next one to look knows whether it may have happened.
+A call is recorded before it starts, and its end before it is reported. So after a crash at any
+point the edge knows whether the call may have run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evoclaw.store.databases.sqlite import SqliteDatabase
 
 
 class CallState(StrEnum):
-    """How far a call came."""
+    """The state of a call."""
 
     RECEIVED = "received"
     RUNNING = "running"
@@ -31,77 +31,77 @@ class CallState(StrEnum):
     EXPIRED = "expired"
     REFUSED = "refused"
     UNKNOWN = "unknown"
-    """It began, and nobody can say how it ended."""
+    """It started, and it is unknown how it ended."""
 
     @property
     def terminal(self) -> bool:
-        """Whether it is the end."""
+        """Whether the call has ended."""
         return self not in (CallState.RECEIVED, CallState.RUNNING)
 
 
 class Entry(Struct, frozen=True):
-    """A command as it is written down."""
+    """A command to record."""
 
     request_id: str
     run_id: str
     epoch: int
-    """Who drives the run; a higher one has taken over from a lower one."""
+    """The epoch of the driver of the run; a higher one has taken over from a lower one."""
     digest: str
-    """Of the arguments."""
+    """The hash of the arguments."""
     command: bytes
 
 
 class Row(Struct, frozen=True):
-    """What is known of a call."""
+    """A recorded call."""
 
     request_id: str
     run_id: str
     epoch: int
     digest: str
     command: bytes
-    """Empty once the end was acknowledged."""
+    """Empty once its end was acknowledged."""
     state: CallState
     boot_id: str
-    """Of the process that began it."""
+    """The boot id of the process that started it."""
     received_at: float
-    """Wall clock, as the other two: for people, and for forgetting; never for a deadline."""
+    """Wall clock, as the other two: for display and retention; never for a deadline."""
     started_at: float | None
     finished_at: float | None
     report: bytes | None
-    """How it ended, until that was acknowledged."""
+    """How it ended; None once that was acknowledged."""
     acked: bool
 
 
 class Kind(StrEnum):
-    """What a journal makes of a command."""
+    """How the journal classifies a command."""
 
     NEW = "new"
-    """Never seen; it is written down now."""
+    """Never seen before; recorded now."""
     KNOWN = "known"
-    """Seen before, with the same arguments; it must not be begun again."""
+    """Seen before, with the same arguments; it must not be started again."""
     CONFLICT = "conflict"
-    """Its id was seen with other arguments."""
+    """Its id was seen with different arguments."""
     FENCED = "fenced"
-    """It is new, but from one whose run was taken over."""
+    """New, but from a driver whose run was taken over."""
 
 
 class Received(Struct, frozen=True):
-    """What a journal made of a command."""
+    """The result of receiving a command."""
 
     kind: Kind
     row: Row | None = None
-    """What was known already, if its id was."""
+    """The recorded call, if its id was known."""
 
 
 class Version(Struct, frozen=True):
-    """One of the values a key had."""
+    """One version of the value of a key."""
 
     n: int
     value: bytes
     at: float
 
 
-# Not `IN`: for that SQLite would build a small table at every write, half the price of it.
+# Not `IN`: for that SQLite would build a temporary table at every write, half of its cost.
 CHECKED = " OR ".join(f"state = '{state}'" for state in CallState)
 SCHEMA = Schema(
     "journal",
@@ -126,7 +126,7 @@ SCHEMA = Schema(
             """CREATE INDEX calls_untold ON calls (finished)
                 WHERE finished IS NOT NULL AND acked = 0""",
             "CREATE INDEX calls_told ON calls (finished_at) WHERE acked = 1",
-            # The twin is there so that a flipped bit is found when the file is opened.
+            # `twin` reveals a flipped bit when the file is opened.
             """CREATE TABLE fences (
                 seq INTEGER PRIMARY KEY,
                 run_id TEXT NOT NULL UNIQUE,
@@ -166,7 +166,7 @@ START = """
 UPDATE calls SET state = 'running', boot_id = ?, started_at = ?
 WHERE request_id = ? AND state = 'received'
 """
-# Numbered, because a wall clock may be set back between two ends.
+# Numbered, because the wall clock may be set back between two ends.
 FINISH = """
 UPDATE calls SET state = ?, report = ?, finished_at = ?, finished = 1 + (
     SELECT coalesce(max(finished), 0) FROM calls WHERE finished IS NOT NULL AND acked = 0)
@@ -186,13 +186,13 @@ DELETE FROM fences WHERE seq IN (
     WHERE place > ?1 OR (place > ?2 AND at < ?3))
 """
 FENCE_IS_FRESH = 3600.0
-"""Seconds before a run that goes on renews its fence, so that it is not forgotten."""
+"""Seconds after which a running run renews its fence, so that it is not pruned."""
 PRUNED_AT_ONCE = 500
-"""So that forgetting much does not keep a call waiting."""
+"""Calls that are deleted in one transaction, so that other calls do not wait long."""
 
 
 class Journal:
-    """What an edge must still know after it was killed. Everything is durable when it returns."""
+    """What an edge must know after a crash. Every write is durable when it returns."""
 
     def __init__(self, database: SqliteDatabase, clock: Callable[[], float] = time.time) -> None:
         self.database = database
@@ -207,7 +207,7 @@ class Journal:
         set_aside: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> Journal:
-        """Open or create a journal; see `SqliteDatabase.open`, also on what raises."""
+        """Open or create a journal; see `SqliteDatabase.open`, also for its errors."""
         return cls(
             await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside), clock
         )
@@ -223,15 +223,15 @@ class Journal:
         await self.database.close()
 
     async def receive(self, entry: Entry, *, start: str | None = None) -> Received:
-        """Write a command down, unless its id is known or its run was taken over.
+        """Record a command, unless its id is known or its run was taken over.
 
-        What is known is told to whoever asks: nothing begins by that. Who asks for it under a
-        higher epoch has taken the run over, and fences the others out.
+        A known call is returned and not started again. A command with a higher epoch comes from a
+        driver that has taken the run over, and fences out the others.
 
         Args:
             entry: The command.
-            start: The boot id of the process, if a new call begins at once: then this is also
-                its `start`, for the price of one write.
+            start: The boot id of the process, if a new call starts at once: then this is also its
+                `start`, in one write.
         """
         now = self._clock()
         new = (
@@ -266,14 +266,14 @@ class Journal:
         return received
 
     async def start(self, request_id: str, boot_id: str) -> bool:
-        """Note that a call begins now; False if it must not, as it ended or began already."""
+        """Record that a call starts now; False if it has started or ended already."""
         values = (sealed(boot_id.encode()), self._clock(), request_id)
         return await self._changed(START, values)
 
     async def finish(self, request_id: str, state: CallState, report: bytes | Draft) -> bool:
-        """Note how a call ended; False if it had ended already, and then nothing changes."""
+        """Record how a call ended; False if it had ended already, and then nothing changes."""
         if not state.terminal:
-            raise ValueError(f"{state} is not an end")
+            raise ValueError(f"{state} is not a final state")
         if isinstance(report, bytes):
             values = (state, sealed(report), self._clock(), request_id)
             return await self._changed(FINISH, values)
@@ -281,12 +281,12 @@ class Journal:
         return await self.database.write(lambda c: finish_in_chain(c, FINISH, end, report, path))
 
     async def acknowledge(self, request_ids: Iterable[str]) -> None:
-        """Note that the ends of calls arrived: reports are dropped, ids are kept."""
+        """Record that the ends of calls arrived: reports are deleted, ids are kept."""
         values = [(request_id,) for request_id in request_ids]
         await self.database.write(lambda connection: connection.executemany(ACKNOWLEDGE, values))
 
     async def get(self, request_id: str) -> Row | None:
-        """What is known of a call."""
+        """A recorded call."""
         return await self.database.read(lambda connection: self._find(connection, request_id))
 
     async def open_calls(self) -> list[Row]:
@@ -309,48 +309,49 @@ class Journal:
     async def prune(
         self, now: float, *, window_seconds: float = 86_400, most: int = 100_000, least: int = 1_000
     ) -> int:
-        """Forget calls that are over and done with; how many.
+        """Delete acknowledged calls; how many.
 
         Args:
             now: Wall clock.
-            window_seconds: How long an id is kept, so that a late copy of its command is known.
-            most: How many are kept at most.
-            least: How many are kept in any case: a clock that jumps must not open the door.
+            window_seconds: How long an id is kept, to recognise a late copy of its command.
+            max_calls: How many are kept at most.
+            min_calls: How many are kept in any case: a clock that jumps must not let a command
+                run twice.
         """
 
         def count(connection: Connection) -> int:
-            told = "SELECT count(*) FROM calls WHERE acked = 1"
-            (held,) = connection.execute(told).fetchone()
+            acknowledged = "SELECT count(*) FROM calls WHERE acked = 1"
+            (held,) = connection.execute(acknowledged).fetchone()
             before = (now - window_seconds,)
-            (old,) = connection.execute(told + " AND finished_at < ?", before).fetchone()
+            (old,) = connection.execute(acknowledged + " AND finished_at < ?", before).fetchone()
             return max(held - most, min(old, held - least), 0)
 
         await self._changed(FORGET_FENCES, (most, least, now - window_seconds))
-        forgotten = left = await self.database.read(count)
+        deleted = left = await self.database.read(count)
         while left > 0:
             values = (min(left, PRUNED_AT_ONCE),)
             await self._changed(FORGET, values)
             left -= PRUNED_AT_ONCE
-        return forgotten
+        return deleted
 
     async def remember(self, key: str, value: bytes) -> None:
-        """Keep a small value."""
+        """Store a small value."""
         statement = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
         await self._changed(statement, (key, sealed(value)))
 
     async def recall(self, key: str) -> bytes | None:
-        """A value that was kept."""
+        """A stored value."""
         statement = "SELECT value FROM meta WHERE key = ?"
         found = await self.database.read(lambda c: c.execute(statement, (key,)).fetchone())
         return None if found is None else unsealed(found[0], self._path)
 
     async def remember_version(self, key: str, value: bytes, *, keep: int = 100) -> int:
-        """Keep a value beside the ones the key had before; its number."""
+        """Store a new version of a value; its number."""
         blob, now = sealed(value), self._clock()
         return await self.database.write(lambda c: _add_version(c, key, blob, now, keep))
 
     async def versions(self, key: str, limit: int = 100) -> list[Version]:
-        """The values a key had, newest first; the first one is the one it has."""
+        """The versions of a value, newest first."""
         statement = "SELECT n, value, at FROM versions WHERE key = ? ORDER BY n DESC LIMIT ?"
         found = await self.database.read(lambda c: c.execute(statement, (key, limit)).fetchall())
         return [Version(n, unsealed(value, self._path), at) for n, value, at in found]

@@ -1,10 +1,10 @@
-"""Receipts that are kept: a device's place in its chain, and an orchestrator's book of all chains.
+"""Stored receipts: the position of a device in its chain, and the receipts of all chains.
 
-The place is written with the end of the call it belongs to, in one transaction: whatever dies in
-between, no number is used twice and none is left out.
+The position is written in one transaction with the end of its call: after a crash at any point no
+number is used twice, and none is left out.
 
-A chain is a device's, and a device may be shared: who checks chains sees all of it. Whoever asks
-for a person or a run asks `ReceiptStore.of` its tenant.
+A chain belongs to a device, and tenants share devices: code that checks chains reads all receipts.
+Code that acts for a user or a run uses `ReceiptStore.of` its tenant.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from evoclaw.store.databases.database import (
 from evoclaw.store.databases.sqlite import SqliteDatabase
 
 HEAD = "receipts"
-"""The key of a journal's place in its chain."""
+"""The key under which a journal stores the position of its chain."""
 
 
 class Place(Struct, frozen=True):
     """The last receipt of a chain."""
 
     chain: str = ""
-    """Empty when there is none yet."""
+    """Empty if there is no receipt yet."""
     counter: int = 0
     hash: str = ""
     key: str = ""
-    """The public key of whoever signed it."""
+    """The public key of the signer."""
 
 
 class Draft(Protocol):
-    """A report whose receipt is not signed yet: its place is known only when it is written."""
+    """A report whose receipt is unsigned: its position is known only when it is written."""
 
     def signed_after(self, place: Place) -> tuple[bytes, Place]:
-        """The report with the receipt that follows this place, and the place that it has."""
+        """The report with the receipt that follows a position, and the new position."""
         ...
 
 
@@ -58,14 +58,14 @@ def finish_in_chain(
     draft: Draft,
     path: Path | str,
 ) -> bool:
-    """Note how a call ended, with the next receipt of the chain; False if it had ended already."""
+    """Record how a call ended, with the next receipt; False if it had ended already."""
     state, now, request_id = end
     is_open = "SELECT 1 FROM calls WHERE request_id = ? AND finished IS NULL"
     if connection.execute(is_open, (request_id,)).fetchone() is None:
         return False
-    report, place = draft.signed_after(_place(connection, path))
+    report, position = draft.signed_after(_place(connection, path))
     connection.execute(statement, (state, sealed(report), now, request_id))
-    _keep_place(connection, place)
+    _keep_place(connection, position)
     return True
 
 
@@ -80,7 +80,7 @@ def _keep_place(connection: Connection, place: Place, head: str = HEAD) -> None:
 
 
 class Kept(Struct, frozen=True):
-    """A receipt in the book."""
+    """A stored receipt."""
 
     agent_id: str
     chain: str
@@ -90,23 +90,23 @@ class Kept(Struct, frozen=True):
     request_id: str
     run_id: str
     tenant: str
-    """Who asked for what it is of."""
+    """The tenant that asked for the call."""
     at: float
-    """When it came, by our own clock."""
+    """When it arrived, by the clock of the orchestrator."""
     body: str
     signature: str
     flaw: str = ""
-    """Why it does not hold, if it does not: kept all the same, as evidence of that."""
+    """Why it is invalid; empty if it is valid. Invalid receipts are kept as evidence."""
 
 
 class Pin(Struct, frozen=True):
-    """The key that a device is known by."""
+    """The pinned public key of a device."""
 
     agent_id: str
     key: str
     trust: str
-    """`pairing`: it was told when the device joined; `first use`: it came with its first receipt;
-    `here`: it is this machine's own."""
+    """`pairing`: received when the device was paired; `first use`: it came with its first receipt;
+    `here`: the key of this machine."""
     at: float
 
 
@@ -129,7 +129,7 @@ SCHEMA = Schema(
                 agent_id TEXT PRIMARY KEY NOT NULL, key TEXT NOT NULL, trust TEXT NOT NULL,
                 at REAL NOT NULL
             ) STRICT""",
-            # A journal's table: this machine's own chain has its place where its receipts are.
+            # The same table as in a journal: it has the position of the chain of this machine.
             "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT",
         ),
     ),
@@ -164,7 +164,7 @@ WHERE following > counter + 1
 
 
 class ReceiptStore:
-    """The receipts that came, the keys they are checked with, and this machine's own chain."""
+    """All receipts, the pinned keys, and the chain of this machine."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self.database = database
@@ -174,7 +174,7 @@ class ReceiptStore:
     async def open(
         cls, path: Path, *, durable: bool = True, clock: Callable[[], float] = time.time
     ) -> ReceiptStore:
-        """Open or create a book; see `SqliteDatabase.open`, also on what raises."""
+        """Open or create a store; see `SqliteDatabase.open`, also for its errors."""
         return cls(await SqliteDatabase.open(path, SCHEMA, durable=durable), clock)
 
     async def __aenter__(self) -> ReceiptStore:
@@ -188,44 +188,44 @@ class ReceiptStore:
         await self.database.close()
 
     def of(self, tenant: str) -> TenantReceipts:
-        """The receipts of what one tenant asked for: all that its people and its runs may see."""
+        """The receipts of one tenant: all that its users and runs may see."""
         return TenantReceipts(self.database, tenant)
 
     async def add(self, *kept: Kept) -> None:
-        """Keep receipts; the same one again is no news."""
-        rows = [_values(one) for one in kept]
+        """Store receipts; a known one is ignored."""
+        rows = [_values(receipt) for receipt in kept]
         await self.database.write(lambda c: c.executemany(ADD, rows))
 
     async def unbooked(self, since: float) -> list[bytes]:
-        """The outcomes in the command store beside it that came after a time without a receipt."""
+        """The outcomes in the command store since a time that have no receipt."""
         found = await self.database.read(lambda c: c.execute(UNBOOKED, (since,)).fetchall())
         return [unsealed(row[0], self.database.name) for row in found]
 
     async def sign(
         self, make: Callable[[Place], tuple[Kept, Place]], *, machine: str = "", wait: bool = True
     ) -> Kept:
-        """Add the next receipt of a machine's own chain; several of its processes may share it.
+        """Add the next receipt to the chain of a machine; its processes share the chain.
 
         Args:
-            make: Signs what follows a place, and says which place that has.
-            machine: Which one, if several keep their chains here.
-            wait: Whether for the commit; see `Database.write`.
+            make: Signs the receipt that follows a position; returns it and the new position.
+            machine: The machine, if several keep their chains here.
+            wait: Whether to wait for the commit; see `Database.write`.
         """
-        head, told = f"{HEAD} {machine}" if machine else HEAD, list[Kept]()
+        head, returned = f"{HEAD} {machine}" if machine else HEAD, list[Kept]()
 
         def work(connection: Connection) -> Kept:
-            kept, place = make(_place(connection, self.database.name, head))
-            if told and told != [kept]:
-                raise Conflict("another receipt took the place of one that was handed out")
-            connection.execute(ADD, _values(kept))
-            _keep_place(connection, place, head)
-            return kept
+            receipt, position = make(_place(connection, self.database.name, head))
+            if returned and returned != [receipt]:
+                raise Conflict("another receipt took the position of one that was returned already")
+            connection.execute(ADD, _values(receipt))
+            _keep_place(connection, position, head)
+            return receipt
 
-        told.append(await self.database.write(work, wait=wait))
-        return told[0]
+        returned.append(await self.database.write(work, wait=wait))
+        return returned[0]
 
     async def at(self, agent_id: str, chain: str, counter: int) -> list[Kept]:
-        """The sound receipts in one place of a chain and beside it."""
+        """The valid receipts at a position of a chain and next to it."""
         return await self._rows(
             "WHERE agent_id = ? AND chain = ? AND counter BETWEEN ? AND ? AND flaw = ''",
             agent_id,
@@ -237,43 +237,43 @@ class ReceiptStore:
     async def listed(
         self, *, agent_id: str = "", run_id: str = "", limit: int = EVERY
     ) -> list[Kept]:
-        """Receipts, by device and in their order; of so many, the newest."""
+        """The newest receipts, sorted by device and position."""
         values = (agent_id, run_id, limit)
         return _in_order(await self._rows(LISTED.format(whose="true"), *values))
 
     async def find(self, id: str) -> list[Kept]:
-        """Receipts by their short id, the beginning of their hash, or their request."""
+        """Receipts by short id, hash prefix, or request id."""
         return await self._rows(FOUND.format(whose="true"), *_names(id))
 
     async def holes(self, agent_id: str, chain: str) -> list[tuple[int, int]]:
-        """Places of a chain that nothing came for, though something came for later ones."""
+        """The missing positions of a chain before its last one, as ranges."""
         found = await self.database.read(lambda c: c.execute(HOLES, (agent_id, chain)).fetchall())
         return [(first, last) for first, last in found]
 
     async def missing(
         self, agent_id: str, chain: str, first: int, last: int
     ) -> tuple[int, int] | None:
-        """The first and the last of some places of a chain that nothing came for, if any."""
+        """The first and the last missing position in a range of a chain, if any."""
         statement = """SELECT DISTINCT counter FROM receipts
             WHERE agent_id = ? AND chain = ? AND counter BETWEEN ? AND ? AND flaw = ''"""
         values = (agent_id, chain, first, last)
         rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
-        came = {counter for (counter,) in rows}
-        while first in came:
+        stored = {counter for (counter,) in rows}
+        while first in stored:
             first += 1
-        while last in came:
+        while last in stored:
             last -= 1
         return (first, last) if first <= last else None
 
     async def chains(self) -> list[tuple[str, str, int]]:
-        """Every chain: whose, its name, and the last place that is known of it."""
+        """Every chain: its device, its name, and its last known position."""
         statement = """SELECT agent_id, chain, max(counter) FROM receipts
             WHERE counter > 0 AND flaw = '' GROUP BY agent_id, chain ORDER BY min(seq)"""
         found = await self.database.read(lambda c: c.execute(statement).fetchall())
         return [(agent_id, chain, top) for agent_id, chain, top in found]
 
     async def pin(self, agent_id: str, key: str, trust: str) -> Pin:
-        """Know a device by this key from now on, unless it is known by one as good already."""
+        """Pin the key of a device; a key from `first use` never replaces another."""
         now = self._clock()
         keep = """INSERT INTO pins VALUES (?1, ?2, ?3, ?4) ON CONFLICT (agent_id)
             DO UPDATE SET key = ?2, trust = ?3, at = ?4 WHERE ?3 <> 'first use'"""
@@ -286,28 +286,28 @@ class ReceiptStore:
         return await self.database.write(work)
 
     async def forget(self, agent_id: str) -> None:
-        """Let a device be known by another key: the next one it uses, or is paired with."""
-        gone = "DELETE FROM pins WHERE agent_id = ?"
-        await self.database.write(lambda c: c.execute(gone, (agent_id,)))
+        """Delete the pin of a device; the next key that it uses or is paired with is pinned."""
+        delete = "DELETE FROM pins WHERE agent_id = ?"
+        await self.database.write(lambda c: c.execute(delete, (agent_id,)))
 
     async def pins(self) -> list[Pin]:
-        """The keys that devices are known by."""
+        """The pinned keys of all devices."""
         statement = "SELECT agent_id, key, trust, at FROM pins ORDER BY agent_id"
         found = await self.database.read(lambda c: c.execute(statement).fetchall())
         return [Pin(*row) for row in found]
 
     async def prune(self, before: float) -> int:
-        """Forget what came before a time; how many. The last of each chain stays, as its head."""
-        gone = """DELETE FROM receipts WHERE at < ? AND seq NOT IN
+        """Delete receipts older than a time; how many. The last one of each chain is kept."""
+        delete = """DELETE FROM receipts WHERE at < ? AND seq NOT IN
             (SELECT max(seq) FROM receipts WHERE flaw = '' GROUP BY agent_id, chain)"""
-        return await self.database.write(lambda c: c.execute(gone, (before,)).rowcount)
+        return await self.database.write(lambda c: c.execute(delete, (before,)).rowcount)
 
     async def _rows(self, condition: str, *values: object) -> list[Kept]:
         return await _rows(self.database, condition, values)
 
 
 class TenantReceipts:
-    """The receipts of what one tenant asked for; a chain has gaps where others asked."""
+    """The receipts of one tenant; a chain has gaps where others asked."""
 
     def __init__(self, database: Database, tenant: str) -> None:
         self.tenant, self._database = tenant, database
@@ -315,12 +315,12 @@ class TenantReceipts:
     async def listed(
         self, *, agent_id: str = "", run_id: str = "", limit: int = EVERY
     ) -> list[Kept]:
-        """Receipts, by device and in their order; of so many, the newest."""
+        """The newest receipts, sorted by device and position."""
         values = (agent_id, run_id, limit, self.tenant)
         return _in_order(await _rows(self._database, LISTED.format(whose="tenant = ?4"), values))
 
     async def find(self, id: str) -> list[Kept]:
-        """Receipts by their short id, the beginning of their hash, or their request."""
+        """Receipts by short id, hash prefix, or request id."""
         values = (*_names(id), self.tenant)
         return await _rows(self._database, FOUND.format(whose="tenant = ?3"), values)
 
@@ -342,11 +342,11 @@ def _row(columns: tuple[Any, ...], name: str) -> Kept:
 
 
 def _in_order(found: list[Kept]) -> list[Kept]:
-    return sorted(found, key=lambda one: (one.agent_id, one.chain, one.counter))
+    return sorted(found, key=lambda receipt: (receipt.agent_id, receipt.chain, receipt.counter))
 
 
 def _names(id: str) -> tuple[str, str]:
-    """What a receipt may be asked for by: its request, and the beginning of its hash if it is."""
+    """The request id and the hash prefix that an id may be; the prefix is empty if it is not."""
     start = id.rpartition("-")[2] if id.startswith("r") and "-" in id else id
     return id, start if len(start) >= 6 and start.isalnum() else ""
 

@@ -1,1 +1,1 @@
-"""Databases: what every kind of store is kept in, SQLite or PostgreSQL."""
+"""Databases: SQLite and PostgreSQL behind one interface, for every kind of store."""

@@ -1,10 +1,11 @@
-"""What a store is kept in: something that runs work in transactions, on whatever disk.
+"""The interface of a database that runs functions in transactions, and the errors it raises.
 
-StoreError          something could not be kept or read; it was not done, and may be tried again
-├── StoreFull       there is no room on the disk; works again when there is
-├── Conflict        something of that id is there already
-├── DamagedStore    what is there is not what was written; it is never begun anew without a word
-└── Undecided       the database went away at the worst moment: it was done, or it was not
+StoreError              a read or write failed; nothing was stored, and the caller may retry
+├── StoreUnavailable    the server cannot be reached; the run is suspended and resumes later
+├── StoreFull           the disk is full; writes work again when there is room
+├── Conflict            a row with that key exists already
+├── DamagedStore        the stored bytes are not what was written; never overwritten silently
+└── CommitUnknown       the connection was lost during a commit: it is unknown whether it succeeded
 """
 
 from __future__ import annotations
@@ -24,57 +25,59 @@ T = TypeVar("T")
 
 Dialect = Literal["sqlite", "postgres"]
 EVERY = (1 << 63) - 1
-"""A limit that is none: not every database takes a negative one for that."""
+"""The value for "no limit": not every database takes a negative one for that."""
 
 
 class StoreError(EvoClawError):
-    """Something could not be kept or read."""
+    """A read or a write failed."""
 
 
 class StoreAway(StoreError, Standstill):
-    """The server cannot be reached just now, or does not get to it; what was asked is not done."""
+    """The server is unreachable or too busy; the request was not executed."""
 
 
 class StoreFull(StoreError):
-    """There is no room on the disk."""
+    """The disk is full."""
 
     def __init__(self, place: Path | str) -> None:
-        super().__init__(f"no room on the disk of {place}; nothing was stored, free some and go on")
+        super().__init__(
+            f"the disk of {place} is full; nothing was stored. Free some space and retry"
+        )
         self.place = place
 
 
 class Conflict(StoreError):
-    """Something that there may be once is there already."""
+    """A row with the same unique key exists already."""
 
 
 class DamagedStore(StoreError):
-    """What is there is not what was written."""
+    """The stored bytes are not what was written."""
 
     def __init__(self, place: Path | str, problem: str) -> None:
         super().__init__(
-            f"{place} is damaged ({problem}); it was left as it is: restore it, "
-            "or have it set aside and begin with an empty history"
+            f"{place} is damaged ({problem}) and was not changed. Restore it from a backup, "
+            "or move it aside to start with an empty history"
         )
         self.place, self.problem = place, problem
 
 
 class Undecided(StoreError, Standstill):
-    """The database went away while it was told to commit, and did not come back in time."""
+    """The connection was lost during a commit, and not restored in time to look at the result."""
 
     def __init__(self, place: Path | str) -> None:
         super().__init__(
-            f"{place} went away during a commit: what was asked for is stored, or is not; "
-            "look before asking again"
+            f"the connection to {place} was lost during a commit: the write may or may not be "
+            "stored; look before asking again"
         )
         self.place = place
 
 
 class Rows(Protocol):
-    """What a statement gave."""
+    """The result of a statement."""
 
     @property
     def rowcount(self) -> int:
-        """How many rows it changed."""
+        """How many rows the statement changed."""
         ...
 
     def fetchone(self) -> Any:
@@ -82,14 +85,14 @@ class Rows(Protocol):
         ...
 
     def fetchall(self) -> list[Any]:
-        """All rows that are left."""
+        """All remaining rows."""
         ...
 
     def __iter__(self) -> Iterator[Any]: ...
 
 
 class Connection(Protocol):
-    """Runs statements; placeholders are `?` or `?1`, whichever database it is."""
+    """Runs statements; placeholders are `?` or `?1` on every database."""
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows:
         """Run one statement."""
@@ -101,21 +104,22 @@ class Connection(Protocol):
 
 
 Work = Callable[[Connection], T]
-"""Runs inside a transaction: uses the connection, and nothing else, as it may be undone and run
-again. It never commits, and is quick: nothing else goes on meanwhile."""
+"""A function that runs inside a transaction. It uses the connection and has no other side effect,
+because it may be rolled back and run again. It never commits, and it is quick: it blocks the
+database meanwhile."""
 
 
 class Database(Protocol):
-    """Where everything of a store is kept."""
+    """Reads and writes in transactions, and tells listeners what was written."""
 
     @property
     def name(self) -> str:
-        """Which one it is, for messages; no secret is in it."""
+        """The file or the server, for messages; contains no secret."""
         ...
 
     @property
     def dialect(self) -> Dialect:
-        """For what cannot be said in one way to all databases, as a search for words."""
+        """For the statements that differ between databases, such as a full-text search."""
         ...
 
     @property
@@ -125,87 +129,87 @@ class Database(Protocol):
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which something was done, so far; who gains one a second can do no more."""
+        """Seconds spent executing, so far; at one second per second the database is saturated."""
         ...
 
     @property
     def notices(self) -> Notices:
-        """What this process hears of what was written."""
+        """The notices that this process sends and receives."""
         ...
 
     async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
-        """Run something in a transaction; when this returns, it is committed.
+        """Run a function in a transaction; when this returns, it is committed.
 
-        A caller who is cancelled does not know whether it was done.
+        A caller that is cancelled does not know whether the write happened.
 
         Args:
-            work: What to do.
-            wait: Whether to wait for the commit, of this and of all that was written before it:
-                the barrier before anything that the world sees. Without, its result is returned
-                as soon as it is known; it is committed together with what is written next, or
-                a moment later. What came first is never kept without what came before.
-            tells: Who should look: told here when this returns, and with the commit to all who
-                share the database.
+            work: The function.
+            wait: Whether to wait for the commit of this write and of all earlier ones: the barrier
+                before any effect outside. Without, the commit is deferred: the result is returned
+                as soon as it is known, and committed with the next write or a moment later. A
+                write is never committed without those before it.
+            notices: Delivered in this process when this returns, and with the commit to all
+                processes that share the database.
         """
         ...
 
     async def read(self, work: Work[T], *, aside: bool = False) -> T:
-        """Run something that only reads; it sees every write that returned before.
+        """Run a function that only reads; it sees every write that returned before.
 
         Args:
-            work: What to do.
-            aside: Whether it may go beside what is written, where that can be. Of the writes that
-                nobody waited for it may miss the last: for what takes long, or is asked often.
+            work: The function.
+            allow_stale: Whether the read may use the second connection, where there is one, and so
+                may miss the last deferred commits: for reads that are slow or frequent.
         """
         ...
 
     async def announce(self, tells: Sequence[Notice]) -> None:
-        """Tell those who should look, without writing anything."""
+        """Send notices without writing anything."""
         ...
 
     def listening(self) -> AbstractAsyncContextManager[None]:
-        """Hear what others write, as they write it, until the block ends.
+        """Receive the notices of other processes until the block ends.
 
-        Where that cannot be, as with a file, `notices.reach` stays false.
+        Where that is impossible, as with a file, `notices.is_live` stays false.
         """
         ...
 
     async def close(self) -> None:
-        """Finish what was asked for, and close it."""
+        """Finish all requests, then close the database."""
         ...
 
 
 class Schema(Struct, frozen=True):
-    """What a kind of store holds, and the way there from its older forms."""
+    """The tables of one kind of store, and the migrations from its older versions."""
 
     name: str
-    """Of the kind; a file of another kind is refused."""
+    """The kind of store; a file of another kind is refused."""
     steps: tuple[tuple[str, ...], ...]
     """The statements of each version, in order; never changed once released, only added to."""
     sealed: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Tables, and their columns that hold `sealed` bytes; looked at when a file is opened."""
+    """Tables, and their columns with `add_checksum` values; verified when a file is opened."""
     postgres: tuple[tuple[str, ...] | None, ...] = ()
-    """What PostgreSQL does instead of the step in the same place; None, or nothing in that place,
-    is the step itself, translated."""
+    """What PostgreSQL runs instead of the migration at the same position; None, or nothing at that
+    position, is the migration itself, translated."""
 
     refers: tuple[tuple[str, str, str], ...] = ()
-    """Tables and their columns that hold the number of a row in another table: that one's name."""
+    """References by row number: a table, its column, and the table that it refers to."""
     derived: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Tables that are made from the others, and the statements that make them anew."""
+    """Tables that are computed from the others, and the statements that recompute them."""
 
     @property
     def mark(self) -> int:
-        """Tells a file of this kind from any other."""
+        """The SQLite application id, which tells a file of this kind from any other."""
         return zlib.crc32(self.name.encode()) & 0x7FFFFFFF
 
 
 def sealed(data: bytes) -> bytes:
-    """Bytes and their checksum; SQLite itself would not notice a flipped bit in a value."""
+    """The bytes followed by their checksum: SQLite would not notice a flipped bit in a value."""
     return data + zlib.crc32(data).to_bytes(4, "big")
 
 
 def unsealed(blob: bytes, place: Path | str) -> bytes:
-    """The bytes that were sealed."""
+    """The bytes without their checksum; raise `DamagedStore` if it does not match."""
     data = blob[:-4]
     if zlib.crc32(data).to_bytes(4, "big") != blob[-4:]:
         raise DamagedStore(place, "a value does not match its checksum")

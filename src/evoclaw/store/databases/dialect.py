@@ -1,7 +1,7 @@
-"""The SQL of the stores in PostgreSQL's words: placeholders, types, what only SQLite has.
+"""Translates the SQL of the stores from SQLite to PostgreSQL: placeholders, types, table options.
 
-Statements are written once, as SQLite takes them; see `translated` and `translated_table` for what
-is changed. Text is compared letter by letter in both: no language's order is asked for.
+Statements are written once, for SQLite; `to_postgres` and `to_postgres_ddl` say what is changed.
+Both databases compare text byte by byte: the collation is "C".
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _TEXT = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
 
 @lru_cache(maxsize=1024)
 def translated(statement: str) -> str:
-    """A statement with PostgreSQL's placeholders.
+    """The statement with PostgreSQL's placeholders.
 
-    `?3` is the third value wherever it stands; `?` is the one after the highest so far.
+    `?3` is the third value wherever it occurs; `?` is the one after the highest number so far.
     """
     highest = 0
 
@@ -51,9 +51,9 @@ def translated(statement: str) -> str:
 
 
 def of_rows(statement: str, count: int) -> str | None:
-    """A statement that puts one row, for so many of them; None if its values stand elsewhere too.
+    """An INSERT of one row extended to several; None if it has placeholders outside VALUES.
 
-    It may not meet the same key twice, where it says what is done if that is there.
+    With ON CONFLICT, no two of the rows may have the same key.
     """
     found = _ROW.search(statement)
     if found is None or statement.count("?") != found[1].count("?"):
@@ -63,7 +63,7 @@ def of_rows(statement: str, count: int) -> str | None:
 
 
 def translated_table(statement: str) -> str:
-    """A step of a schema: the types of a table are PostgreSQL's, other statements stay."""
+    """A statement of a migration with PostgreSQL's column types; others are unchanged."""
     if not _TABLE.match(statement):
         return statement
     statement = _OPTIONS.sub(")", statement)
@@ -75,7 +75,7 @@ def translated_table(statement: str) -> str:
 
 
 def steps_of(schema: Schema, dialect: Dialect) -> list[tuple[str, ...]]:
-    """The steps of a schema, as a database takes them."""
+    """The migrations of a schema in the dialect of a database."""
     if dialect == "sqlite":
         return list(schema.steps)
     others = schema.postgres[: len(schema.steps)]

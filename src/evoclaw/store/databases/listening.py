@@ -1,6 +1,6 @@
-"""Hears what all who share a PostgreSQL write, as they commit it: one connection that listens.
+"""Receives the notices of all processes that share a PostgreSQL, on one LISTEN connection.
 
-If it breaks, it is made again; those who were to be told look for themselves meanwhile.
+A lost connection is made again; until then listeners poll.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from evoclaw.store.databases.postgres_link import Server
 
 logger = logging.getLogger(__name__)
 QUIET = 5.0
-"""Seconds without a question after which the server is asked whether it is still there."""
+"""Seconds between two checks that the server still answers."""
 ANSWER = 5.0
-"""Seconds that it has to say so."""
+"""Seconds that the server has to answer such a check."""
 FIRST, LAST = 0.1, 5.0
-"""Seconds before the first and the later attempts to be connected again."""
+"""Seconds before the first attempt to reconnect, and at most before later ones."""
 
 
 def channel_of(schema: str) -> str:
-    """The name under which those who share a schema tell each other."""
+    """The NOTIFY channel of a schema."""
     return f"evoclaw_{zlib.crc32(schema.encode()):08x}"
 
 
@@ -41,39 +41,39 @@ async def listen(server: Server, notices: Notices) -> None:
                 pause = FIRST
                 await _hear(connection, notices)
         except (psycopg.Error, OSError, TimeoutError) as problem:
-            words = " ".join(str(problem).split()) or type(problem).__name__
-            logger.info("%s: what others write is looked for meanwhile: %s", server.name, words)
+            reason = " ".join(str(problem).split()) or type(problem).__name__
+            logger.info("%s: LISTEN failed, polling until reconnected: %s", server.name, reason)
         finally:
             if notices.reach:
                 notices.miss(reach=False)
-        # Not all at once: there may be many who lost the same server.
+        # With jitter: many processes may have lost the same server.
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, LAST)
 
 
 async def _begin(connection: psycopg.AsyncConnection, channel: str, notices: Notices) -> None:
     await connection.execute(f"LISTEN {channel}".encode())
-    for letter in letters_of(notices.sender, [Notice(Kind.NEWCOMER, "", "")]):
-        await connection.execute("SELECT pg_notify(%s, %s)", (channel, letter))
+    for payload in letters_of(notices.sender, [Notice(Kind.NEWCOMER, "", "")]):
+        await connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
 
 
 async def _hear(connection: psycopg.AsyncConnection, notices: Notices) -> None:
     while True:
-        async for letter in connection.notifies(timeout=QUIET):
-            notices.receive(letter.payload)
+        async for notification in connection.notifies(timeout=QUIET):
+            notices.receive(notification.payload)
         await _answered(connection, notices)
 
 
 async def _answered(connection: psycopg.AsyncConnection, notices: Notices) -> None:
-    """Have the server say that it is there: a network that swallows everything is silent, too."""
-    asking = asyncio.create_task(connection.execute(b"SELECT 1"))
+    """Check that the server answers: a network that drops every packet is silent, too."""
+    check = asyncio.create_task(connection.execute(b"SELECT 1"))
     try:
-        await asyncio.wait([asking], timeout=ANSWER)
-        if not asking.done():
-            # They look for themselves now; to leave the connection may take a while.
+        await asyncio.wait([check], timeout=ANSWER)
+        if not check.done():
+            # Listeners poll from now on; to close the connection may take a while.
             notices.miss(reach=False)
             raise TimeoutError("the server does not answer")
-        asking.result()
+        check.result()
     finally:
-        asking.cancel()
-        await asyncio.wait([asking])
+        check.cancel()
+        await asyncio.wait([check])

@@ -1,8 +1,7 @@
-"""Everything of a database as one file that any other database can take in.
+"""Exports a database to one file, which any other database can import.
 
-The file is a zip: one JSON array a line for each row, a file for each table, and a manifest with
-how many there are and their checksums. The same content makes the same file, byte for byte,
-whichever database it came from.
+The file is a zip: a file for each table with one JSON array per row and line, and a manifest with
+row counts and checksums. The same content gives the same file, byte for byte, from either database.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from evoclaw.store.databases.tables import Table, tables_of
 
 MANIFEST = "manifest.json"
 AT_ONCE = 200
-"""Rows that are in memory at the same time."""
+"""Rows that are read or written at a time."""
 LONGEST = 1 << 28
-"""Bytes of a row."""
+"""Bytes of an encoded row."""
 NEVER = (1980, 1, 1, 0, 0, 0)
-"""The time that is written into the file: none, so that the same content is the same file."""
+"""The constant time of all entries, so that the same content gives the same file."""
 
 
 class MovedTable(Struct, frozen=True):
-    """One table in the file."""
+    """A table in an export."""
 
     name: str
     columns: tuple[str, ...]
@@ -52,7 +51,7 @@ class MovedTable(Struct, frozen=True):
 
 
 class MovedPart(Struct, frozen=True):
-    """One kind of store in the file."""
+    """A schema in an export."""
 
     name: str
     version: int
@@ -60,34 +59,34 @@ class MovedPart(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """What is in a file."""
+    """The contents of an export."""
 
     parts: tuple[MovedPart, ...]
     tenant: str = ""
-    """Whose all of it is; empty is everybody's."""
+    """The tenant whose rows these are; empty for all tenants."""
     format: Literal[1] = 1
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """How many rows all tables have."""
         return sum(table.rows for part in self.parts for table in part.tables)
 
 
 class NotMoved(StoreError):
-    """A file cannot be taken in; nothing was changed."""
+    """A file cannot be imported; the database was not changed."""
 
 
 async def export_to(
     file: Path, database: Database, schemas: Sequence[Schema], *, tenant: str = ""
 ) -> Manifest:
-    """Write everything into a file, as it is at one moment; nobody writes meanwhile.
+    """Export a database to a file, as of one moment; it blocks all writes meanwhile.
 
     Args:
-        file: Made anew, for this user alone.
-        database: Where it is.
-        schemas: What is taken out of it.
-        tenant: Only what is this one's. What is the machine's, as keys of devices and what was
-            spent, stays.
+        file: Overwritten; readable by its owner only.
+        database: The database.
+        schemas: The schemas to export.
+        tenant: Export only the rows of this tenant. Tables without a tenant, such as device keys
+            and spending, are left out then.
     """
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.new")
 
@@ -104,7 +103,7 @@ async def export_to(
         manifest = await database.write(work)
         await asyncio.to_thread(os.replace, draft, file)
     except OSError as problem:
-        raise ConfigError(f"cannot write {file}: {problem.strerror}") from None
+        raise ConfigError(f"cannot write {file}: {problem.strerror}; choose another path") from None
     finally:
         draft.unlink(missing_ok=True)
     return manifest
@@ -145,16 +144,17 @@ def _export_table(
 
 
 def _rows(connection: Connection, table: Table, tenant: str) -> Iterator[Sequence[Any]]:
-    """All rows by their key, a few at a time: no database has to hold all of them for us."""
+    """All rows in the order of their key, in batches: no result set has to hold them all."""
     key, marks = ", ".join(table.key), ", ".join("?" * len(table.key))
-    whose, values = ("tenant = ?", (tenant,)) if tenant else ("true", ())
-    first = f"{table.selected} WHERE {whose} ORDER BY {key} LIMIT {AT_ONCE}"
-    after = f"{table.selected} WHERE {whose} AND ({key}) > ({marks}) ORDER BY {key} LIMIT {AT_ONCE}"
-    places = [table.columns.index(column) for column in table.key]
+    condition, values = ("tenant = ?", (tenant,)) if tenant else ("true", ())
+    order = f"ORDER BY {key} LIMIT {AT_ONCE}"
+    first = f"{table.selected} WHERE {condition} {order}"
+    after = f"{table.selected} WHERE {condition} AND ({key}) > ({marks}) {order}"
+    indexes = [table.columns.index(column) for column in table.key]
     found = connection.execute(first, values).fetchall()
     while found:
         yield from found
-        last = tuple(found[-1][place] for place in places)
+        last = tuple(found[-1][i] for i in indexes)
         found = connection.execute(after, (*values, *last)).fetchall()
 
 
@@ -178,14 +178,14 @@ async def import_from(
     *,
     existing: Literal["refuse", "keep"] = "refuse",
 ) -> Manifest:
-    """Take in a file, all of it or nothing; nobody writes meanwhile.
+    """Import a file in one transaction; it blocks all writes meanwhile.
 
     Args:
-        file: As `export_to` made it.
-        database: Which may hold something already.
-        schemas: What it may hold.
-        existing: What becomes of something whose id is there already: `NotMoved`, or what is
-            there stays as it is.
+        file: Made by `export_to`.
+        database: The database; it may hold rows already.
+        schemas: The schemas that may be imported.
+        existing: What to do with a row whose key exists already: raise `ImportRefused`, or keep
+            the existing row.
     """
     manifest = await asyncio.to_thread(read_manifest, file, schemas)
     known = {schema.name: schema for schema in schemas}
@@ -202,14 +202,14 @@ async def import_from(
         await database.write(work)
     except Conflict as problem:
         raise NotMoved(
-            f"something of {file} is in {database.name} already; nothing was changed: take it in "
-            "elsewhere, or say that what is there stays"
+            f"{database.name} already has rows of {file}; nothing was changed. Import into another "
+            "database, or repeat with --keep to keep the existing rows"
         ) from problem
     return manifest
 
 
 class _Importing:
-    """The tables of one part, being filled."""
+    """The import of the tables of one schema."""
 
     def __init__(
         self, connection: Connection, schema: Schema, database: Database, keep: bool
@@ -218,8 +218,8 @@ class _Importing:
         self._tables = {table.name: table for table in tables_of(schema)}
         self._end = " ON CONFLICT DO NOTHING" if keep else ""
         self._sealed = dict(schema.sealed)
-        # Numbers that the database gave: behind those that are there, in the same order.
-        self._offsets = {name: self._highest(one) for name, one in self._tables.items()}
+        # Assigned row numbers continue after the existing ones, in the same order.
+        self._offsets = {name: self._highest(table) for name, table in self._tables.items()}
 
     def _highest(self, table: Table) -> int:
         if not table.counted:
@@ -228,29 +228,29 @@ class _Importing:
         return self._connection.execute(statement).fetchone()[0]
 
     def take(self, archive: zipfile.ZipFile, moved: MovedTable) -> None:
-        """Fill one table."""
+        """Import the rows of one table."""
         table = self._tables[moved.name]
         shifted = {column: of for name, column, of in self._schema.refers if name == table.name}
         if table.counted:
             shifted[table.key[0]] = table.name
-        shifts = [(table.columns.index(one), self._offsets[of]) for one, of in shifted.items()]
+        shifts = [(table.columns.index(name), self._offsets[of]) for name, of in shifted.items()]
         columns = self._sealed.get(table.name, ())
-        seals = [place for place, column in enumerate(table.columns) if column in columns]
-        rows = (self._row(one, shifts, seals) for one in _lines(archive, self._schema, moved))
-        while some := list(islice(rows, AT_ONCE)):
-            self._connection.executemany(table.inserted + self._end, some)
+        seals = [i for i, column in enumerate(table.columns) if column in columns]
+        rows = (self._row(row, shifts, seals) for row in _lines(archive, self._schema, moved))
+        while batch := list(islice(rows, AT_ONCE)):
+            self._connection.executemany(table.inserted + self._end, batch)
 
     def _row(self, row: list[Any], shifts: list[tuple[int, int]], seals: list[int]) -> list[Any]:
-        for place in seals:
-            if row[place] is not None:
-                unsealed(row[place], "a row of the file")
-        for place, offset in shifts:
-            if row[place] is not None:
-                row[place] += offset
+        for i in seals:
+            if row[i] is not None:
+                unsealed(row[i], "a row of the file")
+        for i, offset in shifts:
+            if row[i] is not None:
+                row[i] += offset
         return row
 
     def finish(self) -> None:
-        """Bring what depends on the tables in order."""
+        """Recompute derived tables and sequences."""
         for _, statements in self._schema.derived:
             for statement in statements:
                 self._connection.execute(statement)
@@ -269,7 +269,7 @@ class _Importing:
 
 
 def read_manifest(file: Path, schemas: Sequence[Schema]) -> Manifest:
-    """What is in a file, if all of it is sound and can be taken in here."""
+    """The manifest of a file, after all of it was checked."""
     known = {schema.name: schema for schema in schemas}
     try:
         with zipfile.ZipFile(file) as archive:
@@ -279,24 +279,24 @@ def read_manifest(file: Path, schemas: Sequence[Schema]) -> Manifest:
                 for table in part.tables:
                     _check_table(file, archive, known[part.name], table)
     except OSError as problem:
-        raise NotMoved(f"cannot read {file}: {problem.strerror}") from None
+        raise NotMoved(f"cannot read {file}: {problem.strerror}; check the path") from None
     except (zipfile.BadZipFile, KeyError, EOFError, msgspec.MsgspecError) as problem:
-        raise NotMoved(f"{file} is no export of a store, or is damaged: {problem}") from None
+        raise NotMoved(f"{file} is not an export of a store, or is damaged: {problem}") from None
     return manifest
 
 
 def _check_part(file: Path, part: MovedPart, schema: Schema | None) -> None:
     if schema is None or part.version != len(schema.steps):
         raise NotMoved(
-            f"{file} was made by another version of evoclaw ({part.name}, {part.version}); "
-            "export and import with the same one"
+            f"{file} was exported by another version of evoclaw ({part.name}, {part.version}); "
+            "export and import with the same version"
         )
 
 
 def _check_table(file: Path, archive: zipfile.ZipFile, schema: Schema, moved: MovedTable) -> None:
     found = {table.name: table for table in _moved(schema)}.get(moved.name)
     if found is None or found.columns != moved.columns:
-        raise NotMoved(f"{file} has a table that is not known here: {moved.name}")
+        raise NotMoved(f"{file} has an unknown table: {moved.name}")
     digest = hashlib.sha256()
     with archive.open(_place(schema, moved.name)) as entry:
         while block := entry.read(1 << 20):
@@ -310,8 +310,10 @@ def _lines(archive: zipfile.ZipFile, schema: Schema, moved: MovedTable) -> Itera
         while line := entry.readline(LONGEST):
             row: list[Any] = msgspec.json.decode(line, type=list[Any])
             if len(row) != len(moved.columns):
-                raise NotMoved(f"{moved.name}: a row has {len(row)} values")
+                raise NotMoved(
+                    f"{moved.name}: a row has {len(row)} values, not {len(moved.columns)}"
+                )
             yield [
-                b64decode(one["b64"]) if isinstance(one, dict) else one  # pyright: ignore
-                for one in row
+                b64decode(value["b64"]) if isinstance(value, dict) else value  # pyright: ignore
+                for value in row
             ]

@@ -1,7 +1,7 @@
-"""Notices: who should look at a run, told with the commit, here and in all who share the store.
+"""Notices that something about a run changed, sent with the commit to all processes of a store.
 
-A notice says where to look, never what is there. Whoever misses one finds the same by looking, a
-little later: nothing depends on notices but how soon something is seen.
+A notice names the run, never the content. A process that misses a notice finds the change by
+polling, a little later: notices only make changes visible sooner.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from msgspec import Struct
 from evoclaw.core.events import Record, RunResumed, RunStarted, StopReason
 
 LARGEST = 7_500
-"""Bytes of a letter; PostgreSQL takes a few more."""
+"""Bytes of the payload of one NOTIFY; PostgreSQL takes a few more."""
 WANTED = 30.0
-"""Seconds for which somebody who watches a run is told of it, unless he asks again."""
+"""Seconds for which a watcher receives the progress of a run, unless it renews the request."""
 MOST = 50_000
-"""Runs that are known to be watched elsewhere; others are found by looking."""
+"""Runs that are known to be watched by other processes; watchers of more runs must poll."""
 
 
 class Kind(StrEnum):
-    """Why to look at a run."""
+    """What changed about a run."""
 
     KEPT = "kept"
-    """More of what happened in it is stored; only those are told who said that they watch it."""
+    """More records are stored; sent only to processes that watch the run."""
     STANDS = "stands"
-    """It was begun or gone on with, waits, or has ended."""
+    """The run was started or resumed, waits, or has ended."""
     CANCELLED = "cancelled"
-    """It is to be cancelled."""
+    """Its cancellation was requested."""
     SAID = "said"
-    """Something was said to it."""
+    """A message was sent to the run."""
     ANSWERED = "answered"
-    """Something that it asked, or asked leave for, was answered."""
+    """A question or an approval request of the run was answered."""
     WATCHED = "watched"
-    """Somebody watches it who does not drive it, and wants to be told."""
+    """A process that does not drive the run watches it, and wants its progress."""
     NEWCOMER = "newcomer"
-    """Of no run: somebody hears from now on, and does not know who watches what."""
+    """Of no run: a process listens from now on, and does not know yet who watches what."""
 
 
 class Notice(Struct, frozen=True, array_like=True):
-    """One run that is worth a look."""
+    """A change of one run."""
 
     kind: str
-    """A `Kind`; others may come from newer versions."""
+    """A `NoticeKind`; newer versions may send others."""
     tenant: str
     run_id: str
 
 
 Listener: TypeAlias = Callable[[Notice | None], None]
-"""Is told of one notice; None if some may have been missed, and everything is to be looked at."""
+"""Called with one notice; with None if some may have been missed and the listener must poll."""
 
 
 class _Letter(Struct, frozen=True, array_like=True):
@@ -64,28 +64,28 @@ class _Letter(Struct, frozen=True, array_like=True):
 
 
 class Notices:
-    """The notices of one database, as a process sends and hears them."""
+    """Sends and receives the notices of one database, for one process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Know of nobody yet."""
+        """Start without listeners and watchers."""
         self.sender = secrets.token_hex(8)
-        """By which others tell our letters from theirs, and we know our own."""
+        """The id of this process in its payloads, by which it recognises its own."""
         self.reach = False
-        """What others write is heard as soon as it is written; else it is to be looked for."""
+        """Whether notices of other processes arrive; if not, listeners must poll."""
         self._clock = clock
         self._listeners: list[tuple[Listener, bool]] = []
         self._wanted: dict[tuple[str, str], dict[str, float]] = {}
-        """Until when somebody is to be told of a run, by the run and who that is."""
+        """When the watch of a run expires, by run and process."""
         self._forget_at = 0.0
         self._driven: dict[tuple[str, str], Callable[[], None]] = {}
 
     @contextmanager
     def heard_by(self, listener: Listener, *, own: bool = True) -> Generator[None]:
-        """Have somebody told while the block lasts; he must be quick, and never fail.
+        """Call a listener for every notice until the block ends; it must be quick and never raise.
 
         Args:
-            listener: Who is told.
-            own: Whether also of what this process wrote.
+            listener: The listener.
+            own: Whether also for the notices of this process.
         """
         entry = listener, own
         self._listeners.append(entry)
@@ -96,7 +96,7 @@ class Notices:
 
     @contextmanager
     def driven(self, tenant: str, run_id: str, watched: Callable[[], None]) -> Generator[None]:
-        """Drive a run while the block lasts; `watched` is called when somebody asks to be told."""
+        """Drive a run until the block ends; the callback is called for a new watcher."""
         key = tenant, run_id
         self._driven[key] = watched
         try:
@@ -106,11 +106,11 @@ class Notices:
                 del self._driven[key]
 
     def tell(self, notices: Iterable[Notice], *, own: bool = True) -> None:
-        """Tell those who listen in this process.
+        """Call the listeners of this process.
 
         Args:
-            notices: What.
-            own: Whether this process wrote it.
+            notices: The notices.
+            own: Whether this process sent them.
         """
         for notice in notices:
             for listener, all_ in tuple(self._listeners):
@@ -118,21 +118,21 @@ class Notices:
                     listener(notice)
 
     def miss(self, *, reach: bool) -> None:
-        """Something may have been written of which nobody was told; everybody looks.
+        """Tell all listeners that notices may have been missed.
 
         Args:
-            reach: Whether what others write is heard from now on.
+            is_live: Whether notices of other processes arrive from now on.
         """
         self.reach = reach
         for listener, _ in tuple(self._listeners):
             listener(None)
 
     def receive(self, letter: str) -> None:
-        """Take in what somebody else sent; our own was told already."""
+        """Deliver what another process sent; the notices of this process were delivered already."""
         try:
             found = msgspec.json.decode(letter, type=_Letter)
         except msgspec.DecodeError:
-            return  # whoever may use the database may send anything
+            return  # any user of the database can send any payload
         if found.sender == self.sender:
             return
         for notice in found.notices:
@@ -142,15 +142,15 @@ class Notices:
                 self.tell((notice,), own=False)
 
     def sent(self, notices: Sequence[Notice]) -> Sequence[Notice]:
-        """Those of some notices that others are told: of mere progress only who watches is."""
+        """Those notices that other processes get: progress only if the run is watched."""
         return [
-            one
-            for one in notices
-            if one.kind != Kind.KEPT or self.is_wanted(one.tenant, one.run_id)
+            notice
+            for notice in notices
+            if notice.kind != Kind.KEPT or self.is_wanted(notice.tenant, notice.run_id)
         ]
 
     def is_wanted(self, tenant: str, run_id: str) -> bool:
-        """Whether somebody elsewhere watches a run."""
+        """Whether another process watches a run."""
         if (watchers := self._wanted.get((tenant, run_id))) is None:
             return False
         if max(watchers.values()) > self._clock():
@@ -159,7 +159,7 @@ class Notices:
         return False
 
     def _want(self, notice: Notice, sender: str) -> None:
-        """Know that somebody watches; whoever drives the run is told, if that is news."""
+        """Note a watcher; a new one is reported to the driver of the run."""
         now, key = self._clock(), (notice.tenant, notice.run_id)
         if now >= self._forget_at:
             self._forget(now)
@@ -173,26 +173,26 @@ class Notices:
 
     def _forget(self, now: float) -> None:
         self._forget_at = now + WANTED
-        ended = [key for key, watchers in self._wanted.items() if max(watchers.values()) <= now]
-        for key in ended:
+        expired = [key for key, watchers in self._wanted.items() if max(watchers.values()) <= now]
+        for key in expired:
             del self._wanted[key]
 
 
 def letters_of(sender: str, notices: Iterable[Notice]) -> list[str]:
-    """Notices as they are sent: each once, as many in a letter as fit."""
-    letters: list[str] = []
-    held: list[Notice] = []
+    """Notices as payloads: each notice once, as many in one payload as fit."""
+    payloads: list[str] = []
+    batch: list[Notice] = []
     size = 0
     for notice in dict.fromkeys(notices):
         length = len(msgspec.json.encode(notice)) + 1
         if length > LARGEST:
-            continue  # of a run with such an id nobody is told; it is found by looking
+            continue  # the id of the run is too long; listeners find the change by polling
         if size + length > LARGEST:
-            letters.append(_letter(sender, held))
-            held, size = [], 0
-        held.append(notice)
+            payloads.append(_letter(sender, batch))
+            batch, size = [], 0
+        batch.append(notice)
         size += length
-    return [*letters, _letter(sender, held)] if held else letters
+    return [*payloads, _letter(sender, batch)] if batch else payloads
 
 
 def _letter(sender: str, notices: list[Notice]) -> str:
@@ -202,11 +202,11 @@ def _letter(sender: str, notices: list[Notice]) -> str:
 def progress(
     tenant: str, run_id: str, records: Sequence[Record], stop: StopReason | None
 ) -> Notice:
-    """What is told of records that are stored."""
+    """The notice for stored records."""
     begins = bool(records) and isinstance(records[0].event, RunStarted | RunResumed)
     return Notice(Kind.STANDS if begins or stop is not None else Kind.KEPT, tenant, run_id)
 
 
 def run_of(place: str) -> str:
-    """The run that a call belongs to, by the id of the call or of one attempt at it."""
+    """The run of a call, by the id of the call or of one of its attempts."""
     return place.partition(".")[0]

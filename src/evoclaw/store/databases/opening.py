@@ -1,4 +1,4 @@
-"""Opening a store's file: made whole or not at all, looked through, set aside if damaged."""
+"""Opens a SQLite file: creates it atomically, checks its integrity, moves a damaged one aside."""
 
 from __future__ import annotations
 
@@ -26,89 +26,89 @@ from evoclaw.store.databases.database import (
 )
 
 PATIENCE = 5.0
-"""Seconds another process may hold the file before we give up."""
+"""Seconds to wait for a locked file or an unreachable server before a request fails."""
 FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 THERE = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
 CLOSED_TO_US = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
 LARGEST_LOG = 4 << 20
-"""Bytes a log may keep once what is in it was moved to the file."""
+"""Bytes that the write-ahead log keeps after a checkpoint."""
 LOG_MAGIC = 0x377F0682
-"""The first word of a write-ahead log; one more if its sums are over big-endian words."""
+"""The first word of a write-ahead log; one more if its checksums are over big-endian words."""
 LOOKS = 5
 LOG_HEAD, FRAME_HEAD = 32, 24
 WORD = 0xFFFFFFFF
 
 
 class Form(Protocol):
-    """What a file is to hold, and how far it is there."""
+    """Which schemas a SQLite file holds, and how it is created and migrated."""
 
     @property
     def name(self) -> str:
-        """Of the kind of file; one of another kind is refused."""
+        """The kind of file; a file of another kind is refused."""
         ...
 
     @property
     def mark(self) -> int:
-        """Tells a file of this kind from any other."""
+        """The SQLite application id, which tells a file of this kind from any other."""
         ...
 
     @property
     def lasting(self) -> str:
-        """How SQLite waits for the disk if a write need not be on it: others may share the file."""
+        """The value of PRAGMA synchronous for a file that need not be durable."""
         ...
 
     def found(self, connection: sqlite3.Connection) -> None:
-        """Make the tables that a new file begins with."""
+        """Create the tables of a new file."""
         ...
 
     def held(self, connection: sqlite3.Connection) -> Held:
-        """What is in a file."""
+        """The schemas in a file and their versions."""
         ...
 
     def migrate(self, connection: sqlite3.Connection) -> None:
-        """Bring a file up to date."""
+        """Migrate a file to the newest version."""
         ...
 
 
 class Held(Struct, frozen=True):
-    """What a file holds."""
+    """The schemas that a file holds."""
 
     versions: tuple[tuple[Schema, int], ...]
-    """How far each kind of store in it is."""
+    """Each known schema, and its version."""
     strangers: bool = False
-    """Whether there is more in it than is known here."""
+    """Whether the file holds schemas that this process does not use."""
     beside: tuple[str, ...] = ()
-    """What makes the tables that are no store's."""
+    """The statements that create the tables that belong to no schema."""
 
 
 class Single(Struct, frozen=True):
-    """A file with one kind of store."""
+    """A file with one schema."""
 
     schema: Schema
     lasting: str = "OFF"
 
     @property
     def name(self) -> str:
-        """Of the kind."""
+        """The name of the schema."""
         return self.schema.name
 
     @property
     def mark(self) -> int:
-        """Of the kind."""
+        """The application id of the schema."""
         return self.schema.mark
 
     def found(self, connection: sqlite3.Connection) -> None:
-        """Make all of it."""
+        """Create all tables."""
         self.migrate(connection)
 
     def held(self, connection: sqlite3.Connection) -> Held:
-        """How far it is."""
+        """The version of the schema."""
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         return Held(((self.schema, version),))
 
     def migrate(self, connection: sqlite3.Connection) -> None:
-        """Take the steps that are missing, in one transaction."""
+        """Apply the missing migrations in one transaction."""
         steps = self.schema.steps
         connection.execute("BEGIN IMMEDIATE")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -121,7 +121,7 @@ class Single(Struct, frozen=True):
 
 
 def explained(problem: sqlite3.Error, path: Path) -> Exception:
-    """The same for a caller; a fault of our own statements stays what it is."""
+    """The error for the caller; a mistake in one of our statements is left as it is."""
     code = getattr(problem, "sqlite_errorcode", 0)
     found: Exception = problem
     if code in FULL:
@@ -132,7 +132,7 @@ def explained(problem: sqlite3.Error, path: Path) -> Exception:
         found = DamagedStore(path, str(problem))
     elif code & 0xFF in CLOSED_TO_US:
         found = ConfigError(
-            f"cannot use {path}: {problem}; check its rights or choose another place"
+            f"cannot use {path}: {problem}; check its permissions or choose another path"
         )
     elif isinstance(problem, sqlite3.OperationalError):
         found = StoreError(f"{path}: {problem}")
@@ -144,7 +144,7 @@ def explained(problem: sqlite3.Error, path: Path) -> Exception:
 def open_file(
     path: Path, form: Form, durable: bool, set_aside: bool
 ) -> tuple[sqlite3.Connection, Path | None]:
-    """A connection to a sound file, and where a damaged one was moved to."""
+    """A connection to an intact file, and where a damaged one was moved to."""
     aside: Path | None = None
     try:
         path = path.resolve()
@@ -160,7 +160,7 @@ def open_file(
         if problem.errno == errno.ENOSPC:
             raise StoreFull(path) from None
         raise ConfigError(
-            f"cannot use {path}: {problem.strerror}; check its rights or choose another place"
+            f"cannot use {path}: {problem.strerror}; check its permissions or choose another path"
         ) from None
     except sqlite3.Error as problem:
         raise explained(problem, path) from problem
@@ -172,7 +172,7 @@ def _connected(path: Path, form: Form, durable: bool) -> sqlite3.Connection:
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else form.lasting}")
         connection.execute(f"PRAGMA journal_size_limit={LARGEST_LOG}")
         form.migrate(connection)
-        # From now on nobody is waited for in the thread of those who ask.
+        # From now on requests run in the event loop: never block there for another process.
         connection.execute("PRAGMA busy_timeout=0")
     except BaseException:
         connection.close()
@@ -181,7 +181,7 @@ def _connected(path: Path, form: Form, durable: bool) -> sqlite3.Connection:
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection that commits when it is told to."""
+    """A connection without implicit transactions."""
     return sqlite3.connect(
         f"{path.as_uri()}?mode={mode}",
         uri=True,
@@ -192,57 +192,57 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _prepare(path: Path, form: Form) -> None:
-    """Make the file if there is none; look through it if there is."""
+    """Create the file if it is missing, then check it."""
     wal = beside(path, "-wal")
     if not path.exists():
         if wal.exists() and wal.stat().st_size:
-            raise DamagedStore(path, "only its log is left")
+            raise DamagedStore(path, "only its write-ahead log is left")
         path.parent.mkdir(parents=True, exist_ok=True)
         _create(path, form)
     inspect_file(path, form)
 
 
 def inspect_file(path: Path, form: Form) -> None:
-    """Look through a file, and leave it as it is."""
+    """Check the integrity of a file without changing it."""
     wal = beside(path, "-wal")
     if not path.is_file():
         raise IsADirectoryError(errno.EISDIR, "not a file")
-    # We never leave an empty one, and SQLite would quietly begin anew in it.
+    # We never create an empty file, and SQLite would silently start a new database in it.
     if not path.stat().st_size:
         raise DamagedStore(path, "it is empty")
     if wal.exists() and log_is_damaged(wal):
-        raise DamagedStore(path, "its log is broken in the middle")
+        raise DamagedStore(path, "its write-ahead log is damaged")
     try:
-        # A connection that only reads would not look at the rules of a table. One that may write
-        # empties the log when it is closed as the last one; so another one outlives it, and what
-        # is damaged stays as it was found, and is found again the next time.
+        # A read-only connection does not check the constraints of a table. A writing one empties
+        # the write-ahead log when it is the last to close. So a second connection stays open
+        # longer: a damaged file stays unchanged, and is found again the next time.
         with closing(connect(path, "ro")) as last:
             last.execute("SELECT 1 FROM sqlite_schema").fetchone()
             with closing(connect(path, "rw")) as connection:
                 _inspect(connection, path, form)
     except UnicodeDecodeError as problem:
-        raise DamagedStore(path, "a name is no text any more") from problem
+        raise DamagedStore(path, "a name is not valid UTF-8") from problem
     except sqlite3.Error as problem:
         raise explained(problem, path) from problem
 
 
 def _create(path: Path, form: Form) -> None:
-    """Make a file under another name first: it appears whole, or not at all."""
+    """Create the file under a temporary name first, so that it appears complete or not at all."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
-        # It holds whatever tools saw: for the owner's eyes alone.
+        # It holds whatever tools returned: readable by the owner only.
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with closing(connect(draft, "rw")) as connection:
             if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
-                raise ConfigError(f"{path} must be on a local disk; choose another place")
+                raise ConfigError(f"{path} must be on a local disk; choose another path")
             connection.execute(f"PRAGMA application_id={form.mark}")
             form.found(connection)
         try:
             os.link(draft, path)
         except FileExistsError:
-            return  # Another process was quicker; its file is as good.
+            return  # Another process created the same file first.
         except PermissionError:
-            draft.rename(path)  # No second names on this file system.
+            draft.rename(path)  # This file system has no hard links.
     finally:
         for name in (draft, beside(draft, "-wal"), beside(draft, "-shm")):
             name.unlink(missing_ok=True)
@@ -255,25 +255,25 @@ def _inspect(connection: sqlite3.Connection, path: Path, form: Form) -> None:
 
     connection.execute("PRAGMA query_only=ON")
     if pragma("journal_mode") != "wal":
-        raise DamagedStore(path, "it does not know of its log")
+        raise DamagedStore(path, "its journal mode is not WAL")
     if pragma("application_id") != form.mark:
-        raise ConfigError(f"{path} is not a {form.name}; choose another place")
-    # All that is compared is seen as of one moment: another process may be bringing it up to date.
+        raise ConfigError(f"{path} is not a file of kind {form.name!r}; choose another path")
+    # Compare within one transaction: another process may be migrating the file.
     connection.execute("BEGIN")
-    held = form.held(connection)
-    for schema, version in held.versions:
+    contents = form.held(connection)
+    for schema, version in contents.versions:
         refuse_newer(schema, version, path)
-    expected, found = _tables_of(held), _tables(connection)
-    if not set(expected) <= set(found) or not (held.strangers or len(expected) == len(found)):
-        raise DamagedStore(path, "its tables are not the ones that were made")
-    # Not the quick check: only this one compares tables with their indexes, which is what finds
-    # a flipped bit in an id. What is not ours is looked at by whoever uses it.
-    ours = [f"({name})" for kind, name, made in expected if _is_plain(kind, made)]
-    for which in ours if held.strangers else ["(1)"]:
+    expected, found = _tables_of(contents), _tables(connection)
+    if not set(expected) <= set(found) or not (contents.strangers or len(expected) == len(found)):
+        raise DamagedStore(path, "its tables are not those of its schemas")
+    # Not `quick_check`: only `integrity_check` compares tables with their indexes, which finds a
+    # flipped bit in an id. Tables of unknown schemas are checked by the processes that use them.
+    own_tables = [f"({name})" for kind, name, made in expected if _is_plain(kind, made)]
+    for which in own_tables if contents.strangers else ["(1)"]:
         problem = pragma(f"integrity_check{which}")
         if problem != "ok":
             raise DamagedStore(path, problem)
-    for schema, version in held.versions:
+    for schema, version in contents.versions:
         if version == len(schema.steps):
             _check_seals(connection, path, schema)
 
@@ -283,22 +283,22 @@ def _is_plain(kind: str, made: str | None) -> bool:
 
 
 def refuse_newer(schema: Schema, version: int, place: Path | str) -> None:
-    """Leave alone what a newer version has written."""
+    """Raise if a newer version of EvoClaw has migrated the schema."""
     if version > len(schema.steps):
         raise ConfigError(
             f"{place} was written by a newer version of evoclaw ({schema.name}, {version}); "
-            "update, or choose another place"
+            "update evoclaw, or choose another path or database"
         )
 
 
 def _check_seals(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
     for table, columns in schema.sealed:
         rows = connection.execute(f"SELECT * FROM {table}")
-        places = [place for place, (name, *_) in enumerate(rows.description) if name in columns]
+        indexes = [i for i, (name, *_) in enumerate(rows.description) if name in columns]
         for row in rows:
-            for place in places:
-                if row[place] is not None:
-                    unsealed(row[place], path)
+            for i in indexes:
+                if row[i] is not None:
+                    unsealed(row[i], path)
 
 
 def _tables(connection: sqlite3.Connection) -> list[tuple[str, str, str | None]]:
@@ -306,7 +306,7 @@ def _tables(connection: sqlite3.Connection) -> list[tuple[str, str, str | None]]
 
 
 def _tables_of(held: Held) -> list[tuple[str, str, str | None]]:
-    """The tables that there should be."""
+    """The tables that the file should have."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         steps = [step for schema, version in held.versions for step in schema.steps[:version]]
         for statement in (*held.beside, *chain.from_iterable(steps)):
@@ -315,17 +315,16 @@ def _tables_of(held: Held) -> list[tuple[str, str, str | None]]:
 
 
 def log_is_damaged(wal: Path) -> bool:
-    """Whether a write-ahead log is broken before its end.
+    """Whether a write-ahead log is damaged before its end.
 
-    SQLite reads a log up to the first frame whose sum is wrong and forgets the rest. That is right
-    for what a power cut tore: the transaction being written, never one that another followed.
-    Two ends of transactions after a broken frame are damage, and what SQLite would forget had
-    been acknowledged.
+    SQLite reads a log up to the first frame with a wrong checksum and drops the rest. That is right
+    after a power cut, which can tear only the last transaction. Two ends of transactions after a
+    broken frame are damage: SQLite would drop a transaction that had been acknowledged.
     """
     before: tuple[bytes, int] | None = None
     for _ in range(LOOKS):
         found = _broken_frame(wal)
-        # Another process may be writing: only what stays broken is damage.
+        # Another process may be writing: only a frame that stays broken is damage.
         if found is None or found == before:
             return found is not None
         before = found
@@ -333,7 +332,7 @@ def log_is_damaged(wal: Path) -> bool:
 
 
 def _broken_frame(wal: Path) -> tuple[bytes, int] | None:
-    """The log's head, and the number of the first broken frame if there is damage."""
+    """The header of the log and the number of its first broken frame, if it is damaged."""
     with wal.open("rb") as file:
         head = file.read(LOG_HEAD)
         if len(head) < LOG_HEAD:
@@ -365,12 +364,12 @@ def _sums(data: bytes, order: str, sums: tuple[int, int]) -> tuple[int, int]:
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """The name SQLite gives to a companion of a file."""
+    """The path of a file that SQLite keeps beside another, such as its write-ahead log."""
     return path.with_name(path.name + suffix)
 
 
 def move_aside(path: Path, why: str) -> Path:
-    """Rename a file and its companions; the name says why, and when."""
+    """Rename a file and its companions; the new name has the reason and the time."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     aside, count = beside(path, f".{why}-{stamp}"), 1
     while any(beside(aside, suffix).exists() for suffix in ("", "-wal", "-shm")):
@@ -384,7 +383,7 @@ def move_aside(path: Path, why: str) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, as `fsync` has a file's content."""
+    """Flush the directory entries of a folder to the disk, as `fsync` does for a file."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,7 @@
-"""Work that waits for a database, and how several of one transaction are kept apart."""
+"""Write requests and write scopes: the work that waits for a database, and what fails together.
+
+The requests of a batch share a transaction; one that fails is rolled back alone, with a savepoint.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,18 @@ from evoclaw.store.databases.notices import Notice
 from evoclaw.store.databases.strands import strand_here
 
 LARGEST_BATCH = 256
-"""Writes that share one commit; more of them would make the first wait for the last."""
+"""Requests that share one commit; with more, the first would wait too long for the last."""
 
 
 Answer: TypeAlias = tuple[asyncio.Future[Any], Any, BaseException | None]
-"""Who asked, and what it is told: a result, or what went wrong."""
+"""The future of a request, with its result or its error."""
 
 
 class Order:
-    """One thing to do, and who waits for it."""
+    """A function to run in a transaction, and the future of its caller.
 
-    __slots__ = (
-        "answer", "answered", "problem", "promised", "result", "strand", "tells", "wait", "work",
-        "writes",
-    )  # fmt: skip
+    Reads are requests too, with `writes` false.
+    """
 
     def __init__(
         self,
@@ -40,32 +41,32 @@ class Order:
         self.result: Any = None
         self.problem: BaseException | None = None
         self.promised = False
-        """Its result was returned before it was committed: it must be."""
+        """Its commit is deferred: the result was returned already, so the write must be kept."""
         self.answered = False
-        """There is nothing left to say to the one who asked."""
+        """The caller has its result."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether something was lost that it relies on."""
+        """Whether an earlier write of its scope was lost."""
         return self.strand is not None and self.strand.lost
 
     def attempt(self, connection: Connection) -> None:
-        """Do it; what goes wrong is for the one who asked, not for the others of its batch."""
+        """Run it; an error is for its caller, not for the other requests of the batch."""
         self.problem = None
         try:
             if self.is_lost:
-                raise StoreAway("what this was to go on from was lost with its connection")
+                raise StoreAway("an earlier write that this one depends on was lost")
             self.result = self.work(connection)
         except BaseException as problem:
             self.problem = problem
 
     def resolve(self, explain: Callable[[BaseException], BaseException]) -> None:
-        """Tell the one who asked."""
+        """Give the caller the result or the error."""
         resolve(self.answer, self.result, self.problem and explain(self.problem))
 
 
 def resolve(answer: asyncio.Future[Any], result: Any, problem: BaseException | None) -> None:
-    """Give a result, or say what went wrong, to whoever still waits."""
+    """Give a result or an error to a caller that still waits."""
     if answer.done():
         return
     if problem is None:
@@ -77,62 +78,66 @@ def resolve(answer: asyncio.Future[Any], result: Any, problem: BaseException | N
 
 
 def resolve_all(answers: Iterable[Answer]) -> None:
-    """Give each its result, in order."""
+    """Give each caller its result, in order."""
     for answer in answers:
         resolve(*answer)
 
 
 class Broken(StoreError):
-    """What was promised to be kept cannot be: nothing more is written by this process."""
+    """A deferred commit failed for good: this process writes nothing more to the database."""
 
     def __init__(self, name: str, problem: BaseException) -> None:
         super().__init__(
-            f"{name}: a write that was to be committed with a later one could not be done again "
-            f"({problem}); nothing more is written, begin anew to go on from what is stored"
+            f"{name}: a deferred commit failed and could not be repeated ({problem}); this process "
+            "writes nothing more. Restart it to continue from what is stored"
         )
 
 
 def attempt_all(
-    connection: Connection, orders: Iterable[Order], *, marks: bool, alive: Callable[[Order], None]
+    connection: Connection,
+    requests: Iterable[Order],
+    *,
+    marks: bool,
+    alive: Callable[[Order], None],
 ) -> bool:
-    """Do writes in an open transaction; False if one failed, and all are to be undone.
+    """Run requests in the open transaction; False if one failed and all must be rolled back.
 
     Args:
         connection: In a transaction.
-        orders: One after the other.
-        marks: Whether what fails is undone alone, and the rest kept.
-        alive: Raises if the transaction did not outlive an order.
+        requests: The requests, in order.
+        savepoints: Whether to use savepoints, so that only what fails is rolled back.
+        check_transaction: Raises if a request ended the transaction.
     """
-    orders = list(orders)
+    requests = list(requests)
     if not marks:
-        return _first_failed(connection, orders, alive) is None
-    _keep_sound(connection, orders, alive)
+        return _first_failed(connection, requests, alive) is None
+    _keep_sound(connection, requests, alive)
     return True
 
 
 def _keep_sound(
-    connection: Connection, orders: Sequence[Order], alive: Callable[[Order], None]
+    connection: Connection, requests: Sequence[Order], alive: Callable[[Order], None]
 ) -> None:
-    """Undo what fails. Few do: marked are not single ones, but all from one failure to the next."""
-    while orders:
+    """Roll back what fails. Failures are rare: one savepoint covers all up to the next failure."""
+    while requests:
         connection.execute("SAVEPOINT one")
-        failed = _first_failed(connection, orders, alive)
+        failed = _first_failed(connection, requests, alive)
         if failed is not None:
             connection.execute("ROLLBACK TO SAVEPOINT one")
         connection.execute("RELEASE SAVEPOINT one")
         if failed is None:
             return
-        # Those before it were sound, and were undone with it.
-        _keep_sound(connection, orders[:failed], alive)
-        orders = orders[failed + 1 :]
+        # Those before it were sound, and were rolled back with it.
+        _keep_sound(connection, requests[:failed], alive)
+        requests = requests[failed + 1 :]
 
 
 def _first_failed(
-    connection: Connection, orders: Sequence[Order], alive: Callable[[Order], None]
+    connection: Connection, requests: Sequence[Order], alive: Callable[[Order], None]
 ) -> int | None:
-    for number, order in enumerate(orders):
-        order.attempt(connection)
-        alive(order)
-        if order.problem is not None:
+    for number, request in enumerate(requests):
+        request.attempt(connection)
+        alive(request)
+        if request.problem is not None:
             return number
     return None

@@ -1,6 +1,6 @@
-"""Several kinds of store in one database: each knows how far it is, and goes on by itself.
+"""Opens a database with several schemas, and migrates each of them.
 
-One file, or one PostgreSQL, so that what belongs together is committed together.
+All stores share one file, or one PostgreSQL, so that related rows are committed together.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PUT = """
 INSERT INTO parts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET version = excluded.version
 """
 OLDEST = 130_000
-"""The first version of PostgreSQL that can say what became of a transaction."""
+"""The first version of PostgreSQL with `pg_xact_status`, the outcome of a transaction."""
 
 
 class Parts(Struct, frozen=True):
-    """A file with several kinds of store; there may be more in it than is asked for."""
+    """A file with several schemas; it may hold more than these."""
 
     schemas: tuple[Schema, ...]
     name: str = "evoclaw database"
@@ -40,17 +40,17 @@ class Parts(Struct, frozen=True):
     lasting: str = "NORMAL"
 
     def found(self, connection: sqlite3.Connection) -> None:
-        """Make what knows of the parts."""
+        """Create the table of schema versions."""
         connection.execute(TABLE)
 
     def held(self, connection: sqlite3.Connection) -> Held:
-        """How far each part is."""
+        """The version of each schema."""
         known = _versions(connection) if _is_founded(connection) else {}
-        versions = tuple((one, known[one.name]) for one in self.schemas if one.name in known)
+        versions = tuple((s, known[s.name]) for s in self.schemas if s.name in known)
         return Held(versions, strangers=len(known) > len(versions), beside=(TABLE,))
 
     def migrate(self, connection: sqlite3.Connection) -> None:
-        """Bring each part up to date, in a transaction of its own."""
+        """Migrate each schema in its own transaction."""
         known = _versions(connection)
         for schema in self.schemas:
             if known.get(schema.name) != len(schema.steps):
@@ -69,26 +69,26 @@ async def open_database(
     set_aside: bool = False,
     patience: float = PATIENCE,
 ) -> Database:
-    """Open or make a database for several kinds of store.
+    """Open or create a database for several schemas.
 
     Args:
-        place: Of a file, or the address of a PostgreSQL: `postgresql://user@host/database`.
-        schemas: What is used of it; it may hold more.
-        schema: The schema of the PostgreSQL that is ours.
-        password: For the PostgreSQL.
-        durable: Whether a write is on the disk when it returns, not just with the system.
-        set_aside: Whether a damaged file is moved away and a new one begun.
-        patience: Seconds that a PostgreSQL may be away before those who ask are told.
+        location: The path of a file, or a PostgreSQL URL: `postgresql://user@host/database`.
+        schemas: The schemas to use; the database may hold more.
+        schema: The PostgreSQL schema that holds all tables.
+        password: For PostgreSQL.
+        durable: Whether a write is on the disk when it returns, not just in the page cache.
+        set_aside: Whether a damaged file is moved aside and replaced by a new one.
+        reconnect_timeout_s: Seconds that PostgreSQL may be unreachable before requests fail.
     """
     if isinstance(place, Path):
-        form = Parts(tuple(schemas))
-        return await SqliteDatabase.open(place, form, durable=durable, set_aside=set_aside)
+        file_format = Parts(tuple(schemas))
+        return await SqliteDatabase.open(place, file_format, durable=durable, set_aside=set_aside)
     try:
         from evoclaw.store.databases.postgres import PostgresDatabase
         from evoclaw.store.databases.postgres_link import Server
     except ImportError:
         raise ConfigError(
-            "a store in PostgreSQL needs psycopg: pip install 'evoclaw[postgres]'"
+            "a PostgreSQL store needs psycopg; run: pip install 'evoclaw[postgres]'"
         ) from None
     server = Server(place, schema, password, durable)
     return await PostgresDatabase.open(
@@ -97,33 +97,35 @@ async def open_database(
 
 
 def _prepare(raw: psycopg.Connection, server: Server, schemas: Sequence[Schema]) -> None:
-    """Bring each part in a PostgreSQL up to date, in a transaction of its own."""
+    """Migrate each schema in PostgreSQL, in its own transaction."""
     from evoclaw.store.databases.postgres_link import Spoken, lock_key
 
     encoding = raw.info.parameter_status("server_encoding")
     if raw.info.server_version < OLDEST or encoding != "UTF8":
         raise ConfigError(
-            f"{server.name} cannot be used: it must be PostgreSQL 13 or newer, with UTF8 "
-            f"(it is {raw.info.server_version // 10_000}, with {encoding})"
+            f"cannot use {server.name}: it is PostgreSQL {raw.info.server_version // 10_000} with "
+            f"encoding {encoding}; use PostgreSQL 13 or newer with encoding UTF8"
         )
-    spoken, ours = Spoken(raw), (server.schema,)
+    connection, ours = Spoken(raw), (server.schema,)
     for schema in schemas:
-        if _known(spoken, server.schema).get(schema.name) == len(schema.steps):
+        if _known(connection, server.schema).get(schema.name) == len(schema.steps):
             continue
         with raw.transaction():
-            spoken.execute("SET LOCAL statement_timeout = 0")
-            spoken.execute("SET LOCAL lock_timeout = 0")
-            spoken.execute("SELECT pg_advisory_xact_lock(?)", (lock_key(server.schema),))
-            if not spoken.execute("SELECT 1 FROM pg_namespace WHERE nspname = ?", ours).fetchone():
-                spoken.execute(f"CREATE SCHEMA {server.schema}")
-            if not _is_there(spoken, server.schema):
-                spoken.execute(translated_table(TABLE))
-            refuse_newer(schema, _versions(spoken).get(schema.name, 0), server.name)
-            advance(spoken, schema, "postgres")
+            connection.execute("SET LOCAL statement_timeout = 0")
+            connection.execute("SET LOCAL lock_timeout = 0")
+            connection.execute("SELECT pg_advisory_xact_lock(?)", (lock_key(server.schema),))
+            if not connection.execute(
+                "SELECT 1 FROM pg_namespace WHERE nspname = ?", ours
+            ).fetchone():
+                connection.execute(f"CREATE SCHEMA {server.schema}")
+            if not _is_there(connection, server.schema):
+                connection.execute(translated_table(TABLE))
+            refuse_newer(schema, _versions(connection).get(schema.name, 0), server.name)
+            advance(connection, schema, "postgres")
 
 
 def advance(connection: Connection, schema: Schema, dialect: Dialect) -> None:
-    """Take the steps of one part that are missing, in the transaction that is open."""
+    """Apply the missing migrations of one schema in the open transaction."""
     version = _versions(connection).get(schema.name, 0)
     for step in steps_of(schema, dialect)[version:]:
         for statement in step:

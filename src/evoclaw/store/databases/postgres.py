@@ -1,9 +1,8 @@
-"""PostgreSQL over a connection that is a thread's: callers share commits, as with SQLite.
+"""A PostgreSQL database: worker threads with blocking connections; callers share commits.
 
-Work is plain functions over a connection, so the connection is a plain one, and a thread waits for
-it. Everything asked for while it waits goes into the next transaction. What only reads, and need
-not see what is not committed yet, has a thread and a connection beside it, so that neither waits
-for the other.
+The functions that run in transactions are synchronous, so the connection is, too, and a thread
+waits for the server. Requests that arrive meanwhile share the next transaction. Reads that may be
+stale have their own thread and connection, so that neither waits for the other.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from evoclaw.store.databases.threaded import Threaded
 
 
 class PostgresDatabase(Threaded):
-    """One schema of a database, and the threads that speak to its server.
+    """One schema of a PostgreSQL database, and the worker threads of its connections.
 
-    A write raises `Undecided` if nobody knows whether it was committed.
+    A write raises `CommitUnknown` if it is unknown whether it was committed.
     """
 
     def __init__(
@@ -39,8 +38,8 @@ class PostgresDatabase(Threaded):
         self._server, notices = server, Notices()
         loop = asyncio.get_running_loop()
         self._timed = writer = PostgresWriter(server, connection, loop, patience, notices.sender)
-        aside = PostgresWriter(server, None, loop, patience, notices.sender)
-        super().__init__(server.name, server.name, writer, notices, aside)
+        reader = PostgresWriter(server, None, loop, patience, notices.sender)
+        super().__init__(server.name, server.name, writer, notices, reader)
 
     @classmethod
     async def open(
@@ -50,12 +49,12 @@ class PostgresDatabase(Threaded):
         *,
         patience: float = PATIENCE,
     ) -> PostgresDatabase:
-        """Connect, and have what is there brought up to date.
+        """Connect to the server and migrate its schemas.
 
         Args:
-            server: Where it is.
-            prepare: Makes the tables that are missing.
-            patience: Seconds that a server may be away before those who ask are told.
+            server: The server.
+            migrate: Creates and migrates the tables.
+            reconnect_timeout_s: Seconds that the server may be unreachable before requests fail.
         """
         server.check()
         opening = asyncio.get_running_loop().run_in_executor(None, _connect, server, prepare)
@@ -67,21 +66,21 @@ class PostgresDatabase(Threaded):
         return cls(server, connection, patience)
 
     def time(self) -> float:
-        """Unix seconds by the server's clock, as the last transaction found it."""
+        """Unix seconds by the server's clock, as of the last transaction."""
         return self._timed.ahead + time.monotonic()
 
     @property
     def server(self) -> Server:
-        """Where it is, for those who need a connection of their own."""
+        """The server, for callers that need a connection of their own."""
         return self._server
 
     async def announce(self, tells: Sequence[Notice]) -> None:
-        """Tell those who should look; it goes out with the next commit, or a moment later."""
+        """Send notices with the next commit, or a moment later."""
         await self.write(lambda connection: None, wait=False, tells=tells)
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
-        """Hear what others write, as they commit it, until the block ends."""
+        """Receive the notices of other processes until the block ends."""
         task = asyncio.create_task(listen(self._server, self.notices), name="notices")
         try:
             yield
@@ -95,8 +94,8 @@ def _connect(server: Server, prepare: Callable[[psycopg.Connection], None]) -> p
         connection = server.connect()
     except psycopg.Error as problem:
         raise ConfigError(
-            f"cannot use {server.name}: {' '.join(str(problem).split())}; "
-            "start it, or check [store] in evoclaw.toml"
+            f"cannot connect to {server.name}: {' '.join(str(problem).split())}; "
+            "start the server, or check [store] in evoclaw.toml"
         ) from None
     try:
         prepare(connection)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server: how it is reached, and how it is spoken to in the SQL of the stores."""
+"""Connections to a PostgreSQL server that take the SQL of the stores, and its errors."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from evoclaw.store.databases.database import (
 from evoclaw.store.databases.dialect import of_rows, translated
 
 CONNECT = 10
-"""Seconds for a connection to be made."""
+"""Seconds to establish a connection."""
 STATEMENT = 60
-"""Seconds for a statement."""
+"""Seconds for one statement."""
 TURN = 15
-"""Seconds for another process to end its transaction."""
+"""Seconds to wait for the write lock, which another process holds during its transaction."""
 STALLED = 2
-"""Seconds after which a process that stopped in the middle of a transaction is in nobody's way.
+"""Seconds after which a process that stalled inside a transaction loses its connection and lock.
 
-Another one that stopped while it waited for its turn gets it then, and has as long."""
+Another stalled process that waited for the lock gets it then, and loses it after the same time."""
 ASKED = STALLED + 0.5
-"""Seconds of waiting for a turn after which it is looked at who has it."""
+"""Seconds of waiting for the write lock after which its holder is checked."""
 TOGETHER = 32
-"""Rows that are put by one statement."""
+"""Rows that one INSERT writes."""
 PREPARED = 500
-"""Statements that the server keeps ready."""
+"""Statements that the server keeps prepared."""
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _SETTINGS = SQL(
     "SET statement_timeout = {statement}; SET lock_timeout = {turn}; "
     "SET idle_in_transaction_session_timeout = {stalled}; SET search_path = {schema}; "
     "SET synchronous_commit = {durable}; SET default_transaction_isolation = 'read committed'"
 )
-"""Who waits for its turn must see what was written meanwhile, whatever the server's usual is."""
-# A pipeline leaves the server's own clock for `STALLED` standing until something more is asked. Who
-# is stopped just then would keep its turn until it is woken; so those who wait put it out.
+"""Read committed: a process that waited for the write lock must see what others committed."""
+# After a pipeline the server does not count the idle time until the next statement arrives. A
+# process that stalls just then would keep the lock; so the processes that wait terminate it.
 _PUT_OUT = b"""
 SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity AS holder USING (pid)
 WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid = 0 AND objid = $1::int8::oid
@@ -83,12 +83,12 @@ _GONE = (
 
 
 def lock_key(schema: str) -> int:
-    """The number of the lock that who writes to a schema holds."""
+    """The key of the advisory lock that a process holds while it writes to a schema."""
     return zlib.crc32(f"evoclaw {schema}".encode())
 
 
 class Server(Struct, frozen=True):
-    """Where a database is, and what is ours in it."""
+    """The address of a PostgreSQL database, and the schema to use."""
 
     url: str
     schema: str = "evoclaw"
@@ -97,7 +97,7 @@ class Server(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Which one it is; nothing secret is in it."""
+        """The address without credentials, for messages."""
         parts = self._parts
         host, port = parts.get("host") or "localhost", parts.get("port") or 5432
         return f"postgresql://{host}:{port}/{parts.get('dbname') or ''}#{self.schema}"
@@ -108,23 +108,21 @@ class Server(Struct, frozen=True):
             return dict(conninfo_to_dict(self.url))
         except psycopg.Error:
             raise ConfigError(
-                "the address of the store is none: write it as postgresql://user@host:5432/database"
+                "[store] url is not a PostgreSQL address; write postgresql://user@host:5432/database"
             ) from None
 
     def check(self) -> None:
-        """Refuse what cannot be used, before it is."""
+        """Raise `ConfigError` for a URL with a password, or a bad schema name."""
         if self._parts.get("password"):
             raise ConfigError(
-                "the address of the store may hold no password: set EVOCLAW_STORE_PASSWORD, or "
-                "name a file with password_file in [store]"
+                "[store] url must not contain a password; set EVOCLAW_STORE_PASSWORD, or "
+                "password_file in [store]"
             )
         if not _NAME.fullmatch(self.schema):
-            raise ConfigError(
-                f"{self.schema!r} cannot be the name of a schema; use small letters, digits and _"
-            )
+            raise ConfigError(f"{self.schema!r} cannot be the name of a schema; use a-z, 0-9 and _")
 
     def connect(self, *, reads_only: bool = False) -> psycopg.Connection:
-        """A connection, set up; a failure of psycopg's is given as it is."""
+        """A configured connection; errors of psycopg are raised unchanged."""
         connection = psycopg.connect(
             self.url,
             autocommit=True,
@@ -146,14 +144,14 @@ class Server(Struct, frozen=True):
         return connection
 
     async def connect_to_listen(self) -> psycopg.AsyncConnection:
-        """A connection that waits for notices, and for nothing else."""
+        """A connection that only receives notices."""
         return await psycopg.AsyncConnection.connect(
             self.url, autocommit=True, application_name="evoclaw notices", **self.arguments
         )
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """With what a connection is made, beside the address: when it counts as broken."""
+        """The connection arguments besides the URL: timeouts and keepalives."""
         return {
             "connect_timeout": CONNECT,
             "client_encoding": "utf8",
@@ -177,7 +175,7 @@ class Server(Struct, frozen=True):
 
 
 class _Whole(Dumper):
-    """A whole number, as wide as all columns for them; also what is true or false."""
+    """Dumps integers and booleans as `int8`, the type of all integer columns."""
 
     oid = 20
     format = Format.BINARY
@@ -186,11 +184,11 @@ class _Whole(Dumper):
         try:
             return struct.pack(">q", obj)
         except struct.error:
-            raise OverflowError("a whole number of more than 64 bits cannot be stored") from None
+            raise OverflowError("cannot store an integer of more than 64 bits") from None
 
 
 class _Number(NumericBinaryLoader):
-    """What a sum of whole numbers is, without the type that only money needs."""
+    """Loads `numeric`, the type of a sum of integers, as an int or a float."""
 
     def load(self, data: Any) -> Any:
         number: Decimal = super().load(data)
@@ -198,7 +196,7 @@ class _Number(NumericBinaryLoader):
 
 
 class Spoken:
-    """A connection that takes the SQL of the stores."""
+    """A connection that takes the SQL of the stores, in SQLite's dialect."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self.raw = connection
@@ -208,27 +206,27 @@ class Spoken:
         return self.raw.execute(_query(statement), values or None, binary=True)
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows:
-        """Run one statement for each of the rows; several rows are put by one, where it can."""
+        """Run one statement for each of the rows; as multi-row inserts where possible."""
         cursor, all_rows = self.raw.cursor(binary=True), list(rows)
         if of_rows(statement, 1):
             for start in range(0, len(all_rows), TOGETHER):
-                some = all_rows[start : start + TOGETHER]
-                cursor.execute(_query_of_rows(statement, len(some)), list(chain(*some)))
+                batch = all_rows[start : start + TOGETHER]
+                cursor.execute(_query_of_rows(statement, len(batch)), list(chain(*batch)))
             return cursor
         query = _query(statement)
         if len(all_rows) > 1:
             cursor.executemany(query, all_rows[:-1])
-        # That is a pipeline, and after one the server's clock for `STALLED` stands still until it
-        # is asked something more: who is stopped just here would have its turn for ever. So the
-        # last goes by itself.
+        # `executemany` is a pipeline, after which the server does not count the idle time until the
+        # next statement: a process that stalls here would keep the lock for ever. So the last
+        # statement is sent by itself.
         return cursor.execute(query, all_rows[-1]) if all_rows else cursor
 
     def begin(self, statement: bytes, lock: int) -> Sequence[Any]:
-        """Begin a transaction when it is our turn, by a statement that waits for it.
+        """Begin a transaction, with a statement that waits for the write lock.
 
         Args:
-            statement: What to begin with.
-            lock: The number of the lock that it waits for.
+            statement: The statement.
+            lock: The key of the lock.
         """
         end = time.monotonic() + TURN
         while True:
@@ -256,7 +254,7 @@ def _query_of_rows(statement: str, count: int) -> bytes:
 
 
 def explained(problem: BaseException, name: str) -> BaseException:
-    """The same for a caller; a fault of our own statements stays what it is."""
+    """The error for the caller; a mistake in one of our statements is left as it is."""
     found = problem
     match problem:
         case errors.DiskFull():
@@ -267,7 +265,7 @@ def explained(problem: BaseException, name: str) -> BaseException:
             found = DamagedStore(name, _words(problem))
         case psycopg.Error() if isinstance(problem, _OURS):
             found = ConfigError(
-                f"cannot use {name}: {_words(problem)}; check [store] and who may do what there"
+                f"cannot use {name}: {_words(problem)}; check [store] and the permissions there"
             )
         case psycopg.Error() if isinstance(problem, (psycopg.OperationalError, *_GONE)):
             found = StoreAway(f"{name}: {_words(problem)}")
@@ -281,7 +279,7 @@ def explained(problem: BaseException, name: str) -> BaseException:
 
 
 def is_gone(problem: BaseException, connection: psycopg.Connection) -> bool:
-    """Whether a connection cannot be used any more, rather than one statement."""
+    """Whether the connection was lost, rather than one statement failed."""
     return connection.closed or isinstance(problem, _GONE)
 
 
@@ -290,8 +288,10 @@ def _words(problem: BaseException) -> str:
 
 
 def read_password(file: str) -> str:
-    """What a file with a password holds."""
+    """The password in a file."""
     try:
         return Path(file).expanduser().read_text().strip()
     except OSError as problem:
-        raise ConfigError(f"cannot read the store's password: {problem}") from None
+        raise ConfigError(
+            f"cannot read [store] password_file: {problem}; check the path and its permissions"
+        ) from None

@@ -1,12 +1,11 @@
-"""SQLite whose commits are waited for in a thread: callers share them, and what returned is kept.
+"""A SQLite database: statements run in the event loop, commits in a thread; callers share commits.
 
-Statements run where they are asked for, in the event loop's thread: they touch memory, and take
-less time than handing them to another thread and back would. Only the commit waits for the disk,
-and only that is the thread's.
+Statements touch memory only, and take less time than a round trip to another thread would. Only the
+commit waits for the disk, so only the commit runs in the thread.
 
-What nobody waits for stays in the open transaction until somebody does, or for a moment. If that
-transaction fails, as on a full disk, it is done again before anything else is: what was promised
-is kept, or whoever writes next is told.
+A deferred write stays in the open transaction until the next commit, at most for a moment. If that
+transaction fails, as on a full disk, its writes are repeated before anything else: they are kept,
+or the next write raises an error.
 """
 
 from __future__ import annotations
@@ -53,16 +52,16 @@ Step = Callable[[], None]
 Then = Callable[[sqlite3.Error | None], None]
 
 LINGER = 0.02
-"""Seconds at most before a write is committed that nobody waits for."""
+"""Seconds at most before a deferred commit."""
 AGAIN = 1.0
-"""Seconds before a commit that failed, and that nobody waits for, is tried again."""
+"""Seconds before a failed deferred commit is tried again."""
 
 
 class SqliteDatabase(Threaded):
     """One file, and one thread that waits for its disk.
 
-    Everything asked for while a commit waits for the disk goes into the next one, so the disk is
-    waited for once per batch, not once per write.
+    All requests that arrive during a commit share the next one, so the disk is waited for once per
+    batch, not once per write.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class SqliteDatabase(Threaded):
         self.path = path
         self.dialect: Dialect = "sqlite"
         self.set_aside = set_aside
-        """Where a damaged file was moved to. Whoever opened it must tell."""
+        """Where a damaged file was moved to; the caller must report that."""
         loop = asyncio.get_running_loop()
         super().__init__(str(path), path.name, _Writer(path, connection, loop, durable))
 
@@ -85,13 +84,13 @@ class SqliteDatabase(Threaded):
     async def open(
         cls, path: Path, holds: Schema | Form, *, durable: bool = True, set_aside: bool = False
     ) -> SqliteDatabase:
-        """Open or create a file; look through all of it first.
+        """Open or create a file, after an integrity check.
 
         Args:
-            path: Of the file; its folder is made.
-            holds: What it holds.
-            durable: Whether a write is on the disk when it returns, not just with the system.
-            set_aside: Whether a damaged file is moved away and a new one begun, instead of
+            path: The file; missing folders are created.
+            contents: Its schema or format.
+            durable: Whether a write is on the disk when it returns, not just in the page cache.
+            set_aside: Whether a damaged file is moved aside and replaced by a new one, instead of
                 raising `DamagedStore`.
         """
         form = Single(holds) if isinstance(holds, Schema) else holds
@@ -107,7 +106,7 @@ class SqliteDatabase(Threaded):
 
 
 class _Writer:
-    """Does orders in batches; one step at a time is with the thread, which says when it is over."""
+    """Runs requests in batches; the thread runs one step at a time and reports its end."""
 
     def __init__(
         self,
@@ -118,48 +117,49 @@ class _Writer:
     ) -> None:
         self.commits, self.busy_s = 0, 0.0
         self.broken: BaseException | None = None
-        """Why nothing can be written any more."""
+        """Why no write is possible any more."""
         self._path, self._connection, self._loop = path, connection, loop
         self._durable = durable
         self._waiting: deque[Order] = deque()
         self._promised: list[Order] = []
-        """In the open transaction; if there is none, to be done again before anything else."""
+        """Deferred commits: in the open transaction; without one, to be repeated before the next
+        request."""
         self._problem: BaseException | None = None
         self._due: asyncio.TimerHandle | None = None
         self._away = self._closing = False
         self._left_at = 0.0
         self._steps: SimpleQueue[tuple[Step, Then] | None] = SimpleQueue()
 
-    def take(self, order: Order) -> None:
-        """Do something now, or when the disk is done with what was before."""
-        self._waiting.append(order)
+    def take(self, request: Order) -> None:
+        """Run a request now, or when the commit in progress is done."""
+        self._waiting.append(request)
         self._go_on()
 
     def close(self) -> None:
-        """Finish what was asked for, then end."""
+        """Finish all requests, then end."""
         self._closing = True
         self._go_on()
 
     def run(self, ended: asyncio.Event) -> None:
-        """Be the thread."""
-        while (asked := self._steps.get()) is not None:
-            step, then = asked
+        """The main function of the thread."""
+        while (queued := self._steps.get()) is not None:
+            step, then = queued
             if not self._tell(self._back, then, _problem_of(step)):
                 break
         self._connection.close()
         self._tell(ended.set)
 
     def _go_on(self) -> None:
-        began = time.monotonic()
+        started = time.monotonic()
         while self._waiting and not self._away:
-            some = range(min(len(self._waiting), LARGEST_BATCH))
-            orders = [self._waiting.popleft() for _ in some]
-            for order in orders:
-                if not order.writes:
-                    self._read(order)
-            if writes := [order for order in orders if order.writes]:
+            count = min(len(self._waiting), LARGEST_BATCH)
+            requests = [self._waiting.popleft() for _ in range(count)]
+            for request in requests:
+                if not request.writes:
+                    self._read(request)
+            if writes := [request for request in requests if request.writes]:
                 self._write(writes)
-        self.busy_s += time.monotonic() - began
+        self.busy_s += time.monotonic() - started
         if self._closing and not self._away:
             self._end()
 
@@ -171,29 +171,29 @@ class _Writer:
         if not self._away:
             self._steps.put(None)
 
-    def _read(self, order: Order) -> None:
+    def _read(self, request: Order) -> None:
         if self._promised and not self._connection.in_transaction:
-            order.problem = self._problem  # what it must see is not there
+            request.problem = self._problem  # it would miss deferred writes
         else:
-            order.attempt(self._connection)
-        order.resolve(self._explained)
+            request.attempt(self._connection)
+        request.resolve(self._explained)
 
-    def _write(self, orders: list[Order], *, marks: bool = False) -> None:
-        """Do writes; without any, commit what was promised."""
+    def _write(self, requests: list[Order], *, marks: bool = False) -> None:
+        """Run writes; without any, commit the deferred ones."""
         if self.broken is not None:
-            self._failed(orders, self.broken)
+            self._failed(requests, self.broken)
         elif self._connection.in_transaction:
-            # What was done in it before was promised, and is not undone for one that fails.
-            self._do(orders, marks=True)
+            # It has deferred writes, which must survive a request that fails.
+            self._do(requests, marks=True)
         else:
-            self._write_anew(orders, marks=marks)
+            self._write_anew(requests, marks=marks)
 
-    def _write_anew(self, orders: list[Order], *, marks: bool) -> None:
+    def _write_anew(self, requests: list[Order], *, marks: bool) -> None:
         def then(problem: sqlite3.Error | None) -> None:
             if problem is None:
-                self._do([*self._promised, *orders], marks=marks)
+                self._do([*self._promised, *requests], marks=marks)
             else:
-                self._failed(orders, problem)
+                self._failed(requests, problem)
 
         problem = _problem_of(self._begin)
         if problem is not None and problem.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
@@ -211,49 +211,53 @@ class _Writer:
         finally:
             self._connection.execute("PRAGMA busy_timeout=0")
 
-    def _do(self, orders: list[Order], *, marks: bool) -> None:
-        """Do everything of a batch in the open transaction."""
-        new = [order for order in orders if not order.promised]
+    def _do(self, requests: list[Order], *, marks: bool) -> None:
+        """Run a batch in the open transaction."""
+        new = [request for request in requests if not request.promised]
         try:
-            done = attempt_all(self._connection, orders, marks=marks, alive=self._check)
+            done = attempt_all(self._connection, requests, marks=marks, alive=self._check)
             if not done:
                 self._connection.execute("ROLLBACK")
         except sqlite3.Error as problem:
             self._failed(new, problem)
             return
         if done:
-            self._done(orders, new)
-        elif len(orders) > 1:
+            self._done(requests, new)
+        elif len(requests) > 1:
             self._write(new, marks=True)
         else:
             self._tell_all(new)
 
-    def _done(self, orders: list[Order], new: list[Order]) -> None:
-        lost = [order.problem for order in orders if order.promised and order.problem is not None]
+    def _done(self, requests: list[Order], new: list[Order]) -> None:
+        lost = [
+            request.problem
+            for request in requests
+            if request.promised and request.problem is not None
+        ]
         if lost:
             self.broken = Broken(str(self._path), lost[0])
             self._failed(new, self.broken)
             return
-        for order in new:
-            if not order.wait:
-                self._promise(order)
-        waiting = [order for order in new if order.wait]
+        for request in new:
+            if not request.wait:
+                self._promise(request)
+        waiting = [request for request in new if request.wait]
         if waiting or not new:
             self._finish(waiting)
 
-    def _check(self, order: Order) -> None:
+    def _check(self, request: Order) -> None:
         if not self._connection.in_transaction:
-            # Some failures, as a full disk, undo everything.
-            cause = order.problem
-            raise cause if isinstance(cause, sqlite3.Error) else sqlite3.Error("undone")
+            # Some errors, such as a full disk, roll back the whole transaction.
+            cause = request.problem
+            raise cause if isinstance(cause, sqlite3.Error) else sqlite3.Error("rolled back")
 
-    def _promise(self, order: Order) -> None:
-        """Give the result of what is committed later."""
-        if order.problem is None:
-            order.promised = True
-            self._promised.append(order)
+    def _promise(self, request: Order) -> None:
+        """Return the result now, and commit later."""
+        if request.problem is None:
+            request.promised = True
+            self._promised.append(request)
             self._later(LINGER)
-        order.resolve(self._explained)
+        request.resolve(self._explained)
 
     def _later(self, seconds: float) -> None:
         if self._due is None and not self._closing:
@@ -265,7 +269,7 @@ class _Writer:
             self._write([])
 
     def _finish(self, waiting: list[Order]) -> None:
-        """Have the transaction committed."""
+        """Commit the transaction."""
 
         def then(problem: sqlite3.Error | None) -> None:
             if problem is None:
@@ -284,32 +288,32 @@ class _Writer:
         self._connection.execute("COMMIT")
         self.commits += 1
 
-    def _failed(self, orders: list[Order], problem: BaseException) -> None:
-        """Undo a transaction; what it promised is done again in the next one."""
-        # If even this fails, the next batch cannot begin, fails, and tries it again.
+    def _failed(self, requests: list[Order], problem: BaseException) -> None:
+        """Roll back the transaction; its deferred writes are repeated in the next one."""
+        # If even this fails, the next batch cannot begin, fails, and rolls back again.
         with suppress(sqlite3.Error):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         self._problem = problem
-        for order in orders:
-            if order.problem is None:
-                order.problem = problem
-        self._tell_all(orders)
+        for request in requests:
+            if request.problem is None:
+                request.problem = problem
+        self._tell_all(requests)
         if self._promised and self.broken is None:
-            logger.warning("%s: not committed yet: %s", self._path, problem)
+            logger.warning("%s: deferred commit failed, retrying: %s", self._path, problem)
             if self._closing:
                 self.broken = self._explained(problem)
             self._later(AGAIN)
 
-    def _tell_all(self, orders: list[Order]) -> None:
-        for order in orders:
-            order.resolve(self._explained)
+    def _tell_all(self, requests: list[Order]) -> None:
+        for request in requests:
+            request.resolve(self._explained)
 
     def _explained(self, problem: BaseException) -> BaseException:
         return explained(problem, self._path) if isinstance(problem, sqlite3.Error) else problem
 
     def _hand_over(self, step: Step, then: Then) -> None:
-        """Have the thread do what may take its time; nothing else is done meanwhile."""
+        """Run a step that may block in the thread; no request runs meanwhile."""
         self._away, self._left_at = True, time.monotonic()
         self._steps.put((step, then))
 
@@ -320,7 +324,7 @@ class _Writer:
         self._go_on()
 
     def _tell(self, function: Callable[..., object], *arguments: object) -> bool:
-        # A loop that was closed has nobody left who waits.
+        # In a closed loop no caller waits any more.
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:

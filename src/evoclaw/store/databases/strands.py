@@ -1,9 +1,4 @@
-"""What belongs together: if something that was promised to it is lost, nothing more of it counts.
-
-A write that nobody waits for is promised before it is committed. Should its connection be lost and
-it cannot be done again, as when another took the last of a budget meanwhile, whoever relied on it
-must not go on. A run is one strand: it stands still, and is taken up again from what is stored.
-"""
+"""Write scopes: the writes that fail together when a deferred commit is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +8,12 @@ from contextvars import ContextVar
 
 
 class Strand:
-    """Everything that is written for one purpose, wherever it is asked for."""
+    """Writes that depend on each other; `lost` once one of them could not be committed.
+
+    A deferred write returns before it is committed. If its connection is lost and the write cannot
+    be repeated, as when another process used up a budget meanwhile, no later write of its scope may
+    succeed. A run is one write scope: it is suspended, and resumes from what is stored.
+    """
 
     __slots__ = ("lost",)
 
@@ -21,12 +21,12 @@ class Strand:
         self.lost = False
 
 
-_HERE: ContextVar[Strand | None] = ContextVar("evoclaw_strand", default=None)
+_HERE: ContextVar[Strand | None] = ContextVar("evoclaw_write_scope", default=None)
 
 
 @contextmanager
 def one_strand() -> Generator[Strand]:
-    """All that is written in the block, and by the tasks that it begins, belongs together."""
+    """Put all writes of the block, and of the tasks it starts, into one new scope."""
     strand = Strand()
     token = _HERE.set(strand)
     try:
@@ -36,5 +36,5 @@ def one_strand() -> Generator[Strand]:
 
 
 def strand_here() -> Strand | None:
-    """What a write belongs to that is asked for here."""
+    """The scope of a write that is requested here."""
     return _HERE.get()

@@ -1,4 +1,4 @@
-"""What both databases share towards those who ask: queues of orders, and threads that wait."""
+"""The part of a database that SQLite and PostgreSQL share: request queues and worker threads."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ T = TypeVar("T")
 
 
 class Writer(Protocol):
-    """Does orders, in batches."""
+    """Executes requests in batches, in a thread."""
 
     commits: int
     """How many batches were committed."""
     busy_s: float
-    """Seconds in which something was done."""
+    """Seconds spent executing."""
 
     @property
     def broken(self) -> BaseException | None:
         """Why nothing can be written any more."""
         ...
 
-    def take(self, order: Order) -> None:
-        """Do something when its turn comes."""
+    def take(self, request: Order) -> None:
+        """Queue a request."""
         ...
 
     def close(self) -> None:
-        """Finish what was asked for, then end."""
+        """Finish all requests, then end."""
         ...
 
     def run(self, ended: asyncio.Event) -> None:
-        """Be the thread."""
+        """The main function of the thread."""
         ...
 
 
 class Threaded:
-    """A database whose threads end when it is closed, or forgotten by all."""
+    """A database whose threads end when it is closed or garbage-collected."""
 
     def __init__(
         self,
@@ -53,22 +53,22 @@ class Threaded:
         notices: Notices | None = None,
         reader: Writer | None = None,
     ) -> None:
-        """Begin.
+        """Start the threads.
 
         Args:
-            name: Of the database, for people.
-            thread: Of the thread.
-            writer: Does what is asked for.
+            name: The name of the database, for messages.
+            thread: The name of the thread.
+            writer: Executes all requests but stale reads.
             notices: Those of the writer, if it sends any.
-            reader: Does what may go beside, in a thread of its own; else the writer does that too.
+            reader: Executes reads that may be stale, in its own thread; without, the writer does.
         """
         self.name, self.notices = name, notices or Notices()
         self._loop = asyncio.get_running_loop()
         self._writer, self._reader = writer, reader or writer
-        # A thread knows its part only, so that a database forgotten by all ends its threads.
+        # A thread refers only to its worker: the database can be garbage-collected and end it.
         self._threads = [_Thread(writer, f"store {thread}")]
         if reader is not None:
-            self._threads.append(_Thread(reader, f"store aside {thread}"))
+            self._threads.append(_Thread(reader, f"store reader {thread}"))
         self._stop = weakref.finalize(self, _end_all, self._threads)
 
     async def __aenter__(self) -> Self:
@@ -84,34 +84,34 @@ class Threaded:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which something was done; what went beside is not counted."""
+        """Seconds spent executing; stale reads are not counted."""
         return self._writer.busy_s
 
     async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
-        """Run something in a transaction; see `Database.write`."""
+        """Run a function in a transaction; see `Database.write`."""
         sent = self.notices.sent(tells) if tells else ()
         try:
-            order = Order(work, self._answer(), writes=True, wait=wait, tells=sent)
-            self._writer.take(order)
-            return await order.answer
+            request = Order(work, self._answer(), writes=True, wait=wait, tells=sent)
+            self._writer.take(request)
+            return await request.answer
         finally:
             if tells:
                 self.notices.tell(tells)
 
     async def announce(self, tells: Sequence[Notice]) -> None:
-        """Tell without writing anything; see `Database.announce`."""
+        """Send notices without writing anything; see `Database.announce`."""
         self.notices.tell(tells)
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
-        """Hear what others write; see `Database.listening`."""
+        """Receive the notices of other processes; see `Database.listening`."""
         yield
 
     async def read(self, work: Work[T], *, aside: bool = False) -> T:
-        """Run something that only reads; see `Database.read`."""
-        order = Order(work, self._answer(), writes=False)
-        (self._reader if aside else self._writer).take(order)
-        return await order.answer
+        """Run a function that only reads; see `Database.read`."""
+        request = Order(work, self._answer(), writes=False)
+        (self._reader if aside else self._writer).take(request)
+        return await request.answer
 
     def _answer(self) -> asyncio.Future[Any]:
         if not self._stop.alive:
@@ -119,7 +119,7 @@ class Threaded:
         return self._loop.create_future()
 
     async def close(self) -> None:
-        """Finish what was asked for, close the database, end the threads."""
+        """Finish all requests, close the database, end the threads."""
         first = self._stop.alive
         self._stop()
         for thread in self._threads:
@@ -129,7 +129,7 @@ class Threaded:
 
 
 class _Thread:
-    """The thread of a part."""
+    """The thread of a worker."""
 
     def __init__(self, part: Writer, name: str) -> None:
         self.close = part.close
@@ -138,7 +138,7 @@ class _Thread:
         self._thread.start()
 
     async def over(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the thread has ended."""
         await self._ended.wait()
         self._thread.join()
 

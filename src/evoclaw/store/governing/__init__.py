@@ -1,1 +1,1 @@
-"""Governing: what rules need to remember, for all who share a store."""
+"""Governance: approvals, the budget ledger, rates, stops, tokens and devices."""

@@ -1,4 +1,4 @@
-"""Calls that wait for a person, and the answers: each used once, or for a session, and in time."""
+"""Approval requests and their answers: each used once, or for a session, before it expires."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evoclaw.store.databases.notices import Kind, Notice, run_of
 from evoclaw.store.databases.sqlite import SqliteDatabase
 
 KEPT = 30 * 86_400.0
-"""Seconds that an asking is kept after it has expired."""
+"""Seconds that an approval request is kept after it has expired."""
 
 SCHEMA = Schema(
     "approval store",
@@ -55,25 +55,25 @@ _COLUMNS = (
 
 
 class Standing(StrEnum):
-    """How an asking stands."""
+    """The status of an approval request."""
 
     UNKNOWN = "unknown"
-    """There is none, and none was to be kept."""
+    """There is no request, and none was to be stored."""
     WAITING = "waiting"
     ONCE = "once"
     SESSION = "session"
     DENIED = "denied"
     EXPIRED = "expired"
     USED = "used"
-    """Somebody else has used it, or uses it."""
+    """Another process has used the approval, or uses it."""
     CLOSED = "closed"
-    """Nobody may answer it, or use the answer, any more."""
+    """It can no longer be answered, and its answer no longer be used."""
     FULL = "full"
-    """Too many wait already."""
+    """Too many requests of the tenant wait already."""
 
 
 class StoredApproval(Struct, frozen=True):
-    """One asking, and what became of it."""
+    """An approval request, and its answer."""
 
     id: str
     tenant: str
@@ -91,7 +91,7 @@ class StoredApproval(Struct, frozen=True):
     uses: int = 0
 
     def standing(self, now: float) -> Standing:
-        """How it stands for the people who are asked."""
+        """Its status for the people who answer it."""
         if self.closed_at is not None:
             return Standing.CLOSED
         if self.decision == "deny":
@@ -104,30 +104,30 @@ class StoredApproval(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True):
-    """Somebody is about to run a call, and wants to know whether it was approved."""
+    """A process is about to run a call and needs its approval."""
 
     row: StoredApproval
-    """The asking, as it is kept if there is none yet."""
+    """The request to store if there is none yet."""
     epoch: int
     holder: str
-    """Who would run it: another one with the same epoch is somebody else."""
+    """The process that would run it: another holder with the same epoch is a different one."""
     resumed: bool = False
-    """It was begun before; to go on is the same use."""
+    """The call was started before; to resume it is the same use."""
     keep: bool = True
-    """Whether to keep the asking for somebody to answer."""
+    """Whether to store the request for a person to answer."""
     most: int = 1_000
-    """Askings of a tenant that may wait."""
+    """Requests of a tenant that may wait at a time."""
 
 
 class ApprovalStore:
-    """Askings and answers, which several processes may use at the same time."""
+    """Approval requests and answers, shared by several processes."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self.database, self._clock = database, clock
 
     @classmethod
     async def open(cls, path: Path, *, clock: Callable[[], float] = time.time) -> ApprovalStore:
-        """Open or make the file, and forget what is long over."""
+        """Open or create the file, and prune it."""
         store = cls(await SqliteDatabase.open(path, SCHEMA), clock)
         await store.tidy()
         return store
@@ -139,56 +139,56 @@ class ApprovalStore:
         await self.database.close()
 
     async def tidy(self) -> None:
-        """Forget what is long over."""
+        """Delete the requests that expired long ago."""
         statement, before = "DELETE FROM approvals WHERE expires_at < ?", self._clock() - KEPT
         await self.database.write(lambda c: c.execute(statement, (before,)))
 
     def now(self) -> float:
-        """The time by which things expire."""
+        """The time by which requests expire."""
         return self._clock()
 
     async def claim(self, claim: Claim) -> tuple[Standing, StoredApproval | None]:
-        """Use an approval if there is one, or have somebody asked: all in one transaction."""
+        """Use an approval if there is one, else request one: in one transaction."""
         return await self.database.write(lambda c: self._claim(c, claim))
 
     async def answer(
         self, id_: str, tenant: str, decision: str, answer: bytes
     ) -> tuple[Standing, bool]:
-        """Keep the first answer; how it stood before, and whether this one counts."""
+        """Store the first answer; the status before, and whether this answer counts."""
 
         def work(connection: Connection) -> tuple[Standing, bool]:
             row = self._one(connection, "WHERE id = ? AND tenant = ?", id_, tenant)
             if row is None:
                 return Standing.UNKNOWN, False
-            standing = row.standing(self._clock())
-            if standing is not Standing.WAITING:
-                return standing, False
+            status = row.standing(self._clock())
+            if status is not Standing.WAITING:
+                return status, False
             statement = "UPDATE approvals SET decision = ?, answer = ? WHERE id = ?"
             connection.execute(statement, (decision, sealed(answer), id_))
-            return standing, True
+            return status, True
 
         return await self.database.write(work, tells=await self._answered(id_, tenant))
 
     async def _answered(self, id_: str, tenant: str) -> Sequence[Notice]:
-        """What is told when one was answered, or is closed."""
+        """The notices for a request that is answered or closed."""
         row = await self.get(id_, tenant)
         return () if row is None else (Notice(Kind.ANSWERED, tenant, run_of(row.request_id)),)
 
     async def close(self, id_: str, tenant: str) -> bool:
-        """Take an asking, or an approval that is not used up, back; False if it is too late."""
+        """Withdraw a request or an unused approval; False if it is too late."""
         statement = (
             "UPDATE approvals SET closed_at = ? WHERE id = ? AND tenant = ? "
             "AND closed_at IS NULL AND (decision IS NULL OR decision <> 'deny') "
             "AND (used_at IS NULL OR decision = 'session')"
         )
-        values, tells = (self._clock(), id_, tenant), await self._answered(id_, tenant)
+        values, notices = (self._clock(), id_, tenant), await self._answered(id_, tenant)
         count = await self.database.write(
-            lambda c: c.execute(statement, values).rowcount, tells=tells
+            lambda c: c.execute(statement, values).rowcount, tells=notices
         )
         return count > 0
 
     async def give_up(self, run_id: str, tenant: str) -> None:
-        """A run has ended: nobody waits for answers to what it asked any more."""
+        """Close the waiting requests of a run that has ended."""
         statement = (
             "UPDATE approvals SET closed_at = ? WHERE tenant = ? "
             "AND request_id >= ? AND request_id < ? AND decision IS NULL AND closed_at IS NULL"
@@ -197,18 +197,18 @@ class ApprovalStore:
         await self.database.write(lambda c: c.execute(statement, values))
 
     async def forget(self, run_ids: Sequence[str], tenant: str) -> None:
-        """Forget what these runs asked."""
+        """Delete the requests of these runs."""
         delete = "DELETE FROM approvals WHERE tenant = ? AND request_id >= ? AND request_id < ?"
         rows = [(tenant, f"{run_id}.", f"{run_id}/") for run_id in run_ids]
         await self.database.write(lambda c: c.executemany(delete, rows))
 
     async def get(self, id_: str, tenant: str) -> StoredApproval | None:
-        """One asking of a tenant."""
+        """A request of a tenant."""
         condition = "WHERE id = ? AND tenant = ?"
         return await self.database.read(lambda c: self._one(c, condition, id_, tenant))
 
     async def waiting(self, tenant: str) -> list[StoredApproval]:
-        """What waits for an answer, in the order asked."""
+        """The requests that wait for an answer, oldest first."""
         condition = (
             "WHERE tenant = ? AND decision IS NULL AND closed_at IS NULL AND expires_at > ? "
             "ORDER BY seq"
@@ -217,7 +217,7 @@ class ApprovalStore:
         return await self.database.read(lambda c: self._rows(c, condition, tenant, now))
 
     async def in_force(self, tenant: str) -> list[StoredApproval]:
-        """Approvals for a session that hold now."""
+        """The approvals for a session that are valid now."""
         condition = (
             "WHERE tenant = ? AND decision = 'session' AND closed_at IS NULL AND expires_at > ? "
             "ORDER BY seq"
@@ -232,9 +232,9 @@ class ApprovalStore:
         exact = "WHERE tenant = ? AND request_id = ? AND sha256 = ?"
         row = self._one(connection, exact, new.tenant, new.request_id, new.sha256)
         if row is None or row.standing(now) is Standing.WAITING:
-            wide = self._wide(connection, new, now)
-            if wide is not None:
-                return Standing.SESSION, wide
+            approval = self._wide(connection, new, now)
+            if approval is not None:
+                return Standing.SESSION, approval
         if row is None:
             return self._ask(connection, claim, now)
         if row.closed_at is not None or row.decision not in ("once", "session"):
@@ -245,7 +245,7 @@ class ApprovalStore:
         self, connection: Connection, claim: Claim, now: float
     ) -> tuple[Standing, StoredApproval | None]:
         new = claim.row
-        # The same call as something else than before: what was said of that is worth nothing.
+        # The same call with other arguments than before: its earlier requests are void.
         connection.execute(
             "UPDATE approvals SET closed_at = ? "
             "WHERE tenant = ? AND request_id = ? AND closed_at IS NULL",
@@ -277,31 +277,31 @@ class ApprovalStore:
     def _wide(
         self, connection: Connection, new: StoredApproval, now: float
     ) -> StoredApproval | None:
-        """An approval for the session that covers a call; the asking for it is done with."""
+        """Use an approval for the session that covers a call; close the request for it."""
         condition = (
             "WHERE scope = ? AND tenant = ? AND decision = 'session' AND closed_at IS NULL "
             "AND expires_at > ? ORDER BY seq LIMIT 1"
         )
-        wide = self._one(connection, condition, new.scope, new.tenant, now)
-        if wide is not None:
-            connection.execute("UPDATE approvals SET uses = uses + 1 WHERE id = ?", (wide.id,))
+        approval = self._one(connection, condition, new.scope, new.tenant, now)
+        if approval is not None:
+            connection.execute("UPDATE approvals SET uses = uses + 1 WHERE id = ?", (approval.id,))
             connection.execute(
                 "UPDATE approvals SET closed_at = ? WHERE tenant = ? AND request_id = ? "
                 "AND decision IS NULL AND closed_at IS NULL",
                 (now, new.tenant, new.request_id),
             )
-        return wide
+        return approval
 
     def _use(
         self, connection: Connection, claim: Claim, row: StoredApproval, now: float
     ) -> Standing:
-        """Use an approval for the call that it was given for: once, or as the same use again."""
+        """Use an approval for its call: once, or again by the same process or a resumed run."""
         if row.used_epoch is not None:
-            again = claim.epoch == row.used_epoch and claim.holder == row.used_by
-            if claim.epoch <= row.used_epoch and not again:
+            same_use = claim.epoch == row.used_epoch and claim.holder == row.used_by
+            if claim.epoch <= row.used_epoch and not same_use:
                 return Standing.USED
-        begun = row.used_at is not None and claim.resumed
-        if row.expires_at <= now and not begun:
+        resumed = row.used_at is not None and claim.resumed
+        if row.expires_at <= now and not resumed:
             return Standing.EXPIRED
         connection.execute(
             "UPDATE approvals SET used_at = coalesce(used_at, ?), used_epoch = ?, used_by = ?, "
@@ -319,11 +319,11 @@ class ApprovalStore:
         rows: list[StoredApproval] = []
         for row in connection.execute(f"SELECT {_COLUMNS} FROM approvals {condition}", values):
             id_, tenant, request, sha, scope, asked, expires, decision, answer, *rest = row
-            said = None if answer is None else unsealed(answer, name)
-            seen = unsealed(asked, name)
+            answer = None if answer is None else unsealed(answer, name)
+            asked = unsealed(asked, name)
             rows.append(
                 StoredApproval(
-                    id_, tenant, request, sha, scope, seen, expires, decision, said, *rest
+                    id_, tenant, request, sha, scope, asked, expires, decision, answer, *rest
                 )
             )
         return rows

@@ -1,4 +1,4 @@
-"""The rows of a ledger that one transaction touches."""
+"""One transaction on the tables of a ledger."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACK = msgspec.msgpack.Encoder()
 
 
 class Books:
-    """The rows that one transaction touches: each is read once, and written by `put`."""
+    """The accounts and holds of one transaction: each is read once, and written by `flush`."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection, self._name = connection, name
@@ -37,10 +37,10 @@ class Books:
         """The accounts and the holds that are not written yet."""
 
     def open(self, name: str, limits: Mapping[str, Limit], spent: Amounts, now: float) -> Account:
-        """An account with these limits; what was spent counts if it is new."""
+        """Open an account with these limits; `spent` counts if the account is new."""
         (account,) = self.on((name,))
         if account.touched and account.limits == limits and not account.closed:
-            return account  # as nearly always that of a tenant or a user is
+            return account  # as with nearly every account of a tenant or a user
         self._changing((name,))
         account.limits, account.closed = dict(limits), False
         if not account.touched:
@@ -49,7 +49,7 @@ class Books:
         return account
 
     def close(self, name: str, now: float) -> None:
-        """What an account still has set aside is spent; its reservations are forgotten."""
+        """Close an account: its open reservations count as spent, and are deleted."""
         self.put()
         rows = "SELECT id FROM holds WHERE owner = ? AND open = 1"
         for (id,) in self._connection.execute(rows, (name,)).fetchall():
@@ -63,7 +63,7 @@ class Books:
                 self._holds[id] = None
 
     def hold(self, id: str) -> Hold | None:
-        """What is set aside under an id."""
+        """The hold with an id."""
         if id not in self._holds:
             statement = "SELECT state FROM holds WHERE id = ?"
             row = self._connection.execute(statement, (id,)).fetchone()
@@ -94,7 +94,7 @@ class Books:
     def _reserve(
         self, path: Path, amounts: Amounts, id: str, leaving: Amounts, now: float
     ) -> Reservation | Refusal:
-        """Set aside an amount, or say what there is not enough of."""
+        """Reserve an amount on one path; `InsufficientFunds` names what is exhausted."""
         known = self.hold(id)
         if known is not None:
             return found_again(known, self.on(known.path), now)
@@ -118,24 +118,24 @@ class Books:
         also: Mapping[str, tuple[Path, Amounts]],
         now: float,
     ) -> Reservation | Refusal:
-        """Set aside everything, or nothing and say what there is not enough for."""
+        """Reserve all amounts, or none and return `InsufficientFunds`."""
         found = self._reserve(path, amounts, id, leaving, now)
         if isinstance(found, Refusal):
             return found
         fresh: list[str] = []
-        for other, (where, more) in also.items():
-            one = self._reserve(where, more, other, NOTHING, now)
-            if isinstance(one, Refusal):
-                for given in [*fresh, *([id] if found.fresh else [])]:
-                    self.release(given)
-                return one
-            fresh += [other] if one.fresh else []
+        for other, (other_path, more) in also.items():
+            result = self._reserve(other_path, more, other, NOTHING, now)
+            if isinstance(result, Refusal):
+                for reserved in [*fresh, *([id] if found.fresh else [])]:
+                    self.release(reserved)
+                return result
+            fresh += [other] if result.fresh else []
         return replace(found, also=tuple(fresh)) if fresh else found
 
     def settle(self, id: str, real: Amounts | None, now: float, path: Path = ()) -> None:
-        """Count what was really spent instead of what was set aside; None is all of that.
+        """Replace a reservation by the real amount; None is the reserved amount.
 
-        With a path, it is spent there if nothing was set aside.
+        With a path, the amount is spent there if there is no reservation.
         """
         hold = self.hold(id) or (Hold(id, path, {}, now) if path else None)
         if hold is None or hold.settled:
@@ -147,7 +147,7 @@ class Books:
         self._keep(hold)
 
     def release(self, id: str) -> None:
-        """Set aside no longer."""
+        """Release a reservation."""
         hold = self.hold(id)
         if hold is None or hold.settled:
             return
@@ -158,7 +158,7 @@ class Books:
         self._connection.execute("DELETE FROM holds WHERE id = ?", (id,))
 
     def put(self) -> None:
-        """Write what was changed since it was last written."""
+        """Write all changes since the last flush."""
         accounts, holds = self._changed
         put = (
             "INSERT INTO accounts (name, state, touched, closed) VALUES (?, ?, ?, ?) "

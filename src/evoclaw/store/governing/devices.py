@@ -1,4 +1,4 @@
-"""The edges that joined, for all orchestrators that share a database."""
+"""The paired devices, for all orchestrators that share a database."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ON CONFLICT (agent_id) DO UPDATE SET state = excluded.state, revision = excluded
 
 
 class DeviceStore:
-    """What is known of each edge; every change has a number, and only grows."""
+    """The state of each device; every change gets a new, higher revision."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def since(self, revision: int) -> tuple[int, Mapping[str, bytes]]:
-        """The last revision, and by name what changed after another one."""
+        """The last revision, and the devices that changed after a revision, by name."""
 
         def work(connection: Connection) -> tuple[int, dict[str, bytes]]:
             statement = "SELECT agent_id, state, revision FROM devices WHERE revision > ?"
@@ -45,7 +45,7 @@ class DeviceStore:
         return await self._database.read(work)
 
     async def change(self, agent_id: str, work: Callable[[bytes | None], bytes | None]) -> None:
-        """Have one as `work` makes it of what it is; None leaves it. Nobody comes between."""
+        """Replace the state of a device by the result of `work`, atomically; None leaves it."""
 
         def read(connection: Connection) -> bytes | None:
             statement = "SELECT state FROM devices WHERE agent_id = ?"
@@ -57,6 +57,6 @@ class DeviceStore:
             if after is not None:
                 connection.execute(_PUT, (agent_id, sealed(after)))
 
-        # Most edges are as they were: nobody has to wait for a turn to see that.
+        # Most devices are unchanged: a read is enough to see that.
         if work(await self._database.read(read)) is not None:
             await self._database.write(change)

@@ -1,9 +1,9 @@
-"""A ledger on disk, that several processes may share: what was set aside is never forgotten.
+"""A ledger in a database, which several processes may share: no reservation is ever lost.
 
-A reservation is committed before `reserve` returns, so before anything it pays for begins. What
-was really spent is written behind: a process that dies in between leaves the reservation, which
-counts in full until the run goes on or is closed. So a crash can make it count too much, never
-too little; only what a reply took beyond its reservation can be lost with the last moments.
+A reservation is committed before `reserve` returns, so before the work that it pays for starts. The
+real amount is written behind: a process that dies before leaves the reservation, which counts in
+full until the run is resumed or closed. So after a crash the ledger may count too much, never too
+little; only what a reply used beyond its reservation can be lost with the last moments.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ SCHEMA = Schema(
     sealed=(("accounts", ("state",)), ("holds", ("state",))),
 )
 KEPT = 7 * 86_400.0
-"""Seconds that an account is kept when it was closed."""
+"""Seconds that a closed account is kept."""
 FORGOTTEN = 86_400.0
-"""Seconds after which a reservation that nobody settled is taken for spent."""
+"""Seconds after which an unsettled reservation counts as spent."""
 BEHIND = 0.02
-"""Seconds at most before what was settled is written."""
+"""Seconds at most before a settlement is written."""
 
 
 class StoredLedger:
-    """Accounts that are kept."""
+    """A ledger whose accounts are stored in a database."""
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class StoredLedger:
         *,
         wait: bool = True,
     ) -> None:
-        """See `open_file`, and `begin` for a database that holds more than this.
+        """See `open_file`, and `start` for a database with more schemas.
 
         Args:
-            database: Where it is.
+            database: The database.
             clock: The wall clock; of the server, if several machines share the ledger.
-            wait: Whether what was opened or reserved is committed when that returns. If not, it is
-                with the next write to the database that waits, as that of a command: whoever begins
-                what it pays for must have waited for one.
+            wait: Whether `open` and `reserve` wait for the commit. If not, it is deferred to the
+                next write that waits, such as that of a command: the caller must have waited for
+                one before it starts the work that the reservation pays for.
         """
         self.database, self._owns, self._waits = database, False, wait
         self._name, self._wall = database.name, clock
@@ -109,14 +109,15 @@ class StoredLedger:
         """Open or create a ledger.
 
         Args:
-            path: Of the file.
-            durable: Whether a reservation outlives a power cut too, not just the process.
-            alone: No other process uses it: what is still set aside is a dead one's, and spent.
-            clock: The wall clock; time in a ledger never goes back, whatever it says.
+            path: The file.
+            durable: Whether a reservation survives a power cut too, not just the process.
+            exclusive: No other process uses it: open reservations belong to a dead process, and
+                count as spent.
+            clock: The wall clock; the time of a ledger never goes back.
         """
-        # Safe against everything but that a power cut takes the last moments back.
-        form = Single(SCHEMA, "NORMAL")
-        ledger = cls(await SqliteDatabase.open(path, form, durable=durable), clock)
+        # NORMAL: a power cut may lose the last commits, and nothing else is lost.
+        file_format = Single(SCHEMA, "NORMAL")
+        ledger = cls(await SqliteDatabase.open(path, file_format, durable=durable), clock)
         ledger._owns = True
         try:
             await ledger.begin(alone=alone)
@@ -135,48 +136,48 @@ class StoredLedger:
             if self._due is not None:
                 self._due.cancel()
             if self._writing:
-                # Begun by the timer just now: it must not outlive what it writes to.
+                # The timer has just started it: it must not outlive the database.
                 await asyncio.wait(self._writing)
             if self._owns:
                 await self.database.close()
 
     async def flush(self) -> None:
-        """Have everything written that was said so far."""
+        """Write all pending operations."""
         if self._behind:
             await self._write(lambda _: None)
 
     async def begin(self, *, alone: bool = False) -> None:
-        """Take up what is there; see `open_file` on who is alone."""
+        """Read the stored state and prune it; see `open_file` for `exclusive`."""
         latest = "SELECT max(latest) FROM (SELECT max(touched) AS latest FROM accounts UNION "
         latest += "SELECT max(at) FROM holds) AS times"
 
-        def look(connection: Connection) -> float:
+        def read_latest(connection: Connection) -> float:
             return connection.execute(latest).fetchone()[0] or 0.0
 
-        # In a transaction, as a server tells the time by it.
-        self._latest = await self.database.write(look)
+        # A write, because the clock of a server is read in a transaction.
+        self._latest = await self.database.write(read_latest)
         now = self._now()
 
-        def tidy(connection: Connection) -> None:
-            books = Books(connection, self._name)
+        def prune(connection: Connection) -> None:
+            transaction = Books(connection, self._name)
             rows = "SELECT id FROM holds WHERE open = 1 AND at <= ?"
             until = now if alone else now - FORGOTTEN
             for (id,) in connection.execute(rows, (until,)).fetchall():
-                books.settle(id, None, now)
-            books.put()
-            gone = now - KEPT
-            connection.execute("DELETE FROM accounts WHERE closed = 1 AND touched < ?", (gone,))
+                transaction.settle(id, None, now)
+            transaction.put()
+            oldest = now - KEPT
+            connection.execute("DELETE FROM accounts WHERE closed = 1 AND touched < ?", (oldest,))
 
-        await self.database.write(tidy)
+        await self.database.write(prune)
 
     async def open(self, account: str, limits: Mapping[str, Limit], spent: Amounts) -> None:
-        """Make sure an account is there, with these limits."""
+        """Open an account with these limits, or update the limits of an existing one."""
         now = self._now()
 
-        def deed(books: Books) -> Account:
-            return books.open(account, limits, spent, now)
+        def operation(transaction: Books) -> Account:
+            return transaction.open(account, limits, spent, now)
 
-        self._seen[account] = await self._write(deed, wait=self._waits)
+        self._seen[account] = await self._write(operation, wait=self._waits)
 
     async def reserve(
         self,
@@ -187,44 +188,44 @@ class StoredLedger:
         leaving: Amounts = NOTHING,
         also: Mapping[str, tuple[Path, Amounts]] = NO_MORE,
     ) -> Reservation | Refusal:
-        """Set an amount aside in every account of a path, or in none."""
+        """Reserve an amount on every account of a path, or on none."""
         now, passed = self._now(), False
 
-        def deed(books: Books) -> tuple[Reservation | Refusal, dict[str, Account]]:
+        def operation(transaction: Books) -> tuple[Reservation | Refusal, dict[str, Account]]:
             nonlocal passed
-            found = books.reserve(path, amounts, id, leaving, also, now)
+            found = transaction.reserve(path, amounts, id, leaving, also, now)
             if passed and isinstance(found, Refusal):
-                # Promised, lost with its connection, and taken by another since.
-                raise StoreError(f"{self._name}: what was set aside was lost")
+                # The deferred commit was lost, and another process has reserved the amount since.
+                raise StoreError(f"{self._name}: a reservation was lost with its connection; retry")
             passed = isinstance(found, Reservation)
-            return found, {account.name: account for account in books.on(path)}
+            return found, {account.name: account for account in transaction.on(path)}
 
-        answer, seen = await self._write(deed, wait=self._waits)
+        answer, seen = await self._write(operation, wait=self._waits)
         self._seen.update(seen)
         return answer
 
     def settle(self, id: str, real: Amounts, path: Path = ()) -> None:
-        """Say what was really spent; the first time counts."""
+        """Settle a reservation with the real amount; only the first time counts."""
         now, spent = self._now(), dict(real)
-        self._later(lambda books: books.settle(id, spent, now, path))
+        self._later(lambda transaction: transaction.settle(id, spent, now, path))
 
     def release(self, id: str) -> None:
-        """Set aside no longer."""
-        self._later(lambda books: books.release(id))
+        """Release a reservation."""
+        self._later(lambda transaction: transaction.release(id))
 
     def close(self, account: str) -> None:
-        """What it still has set aside is spent; its reservations are forgotten."""
+        """Close an account: its open reservations count as spent, and are deleted."""
         now = self._now()
         self._seen.pop(account, None)
-        self._later(lambda books: books.close(account, now))
+        self._later(lambda transaction: transaction.close(account, now))
 
     def left(self, path: Path) -> dict[str, Left]:
-        """What is left where there is least, as last seen from here."""
+        """The least that is left on a path, as last seen by this process."""
         found = [self._seen[name] for name in path if name in self._seen]
         return least(found, self._now())
 
     async def accounts(self, within: str = "") -> Sequence[Account]:
-        """All of them, or only one and those below it, by name."""
+        """All accounts, or one and those below it, sorted by name."""
         # '0' comes right after '/'
         only = "WHERE name = ? OR (name >= ? AND name < ?)" if within else ""
         values = (within, f"{within}/", f"{within}0") if within else ()
@@ -237,23 +238,23 @@ class StoredLedger:
         return await self.database.read(work)
 
     async def _write(self, deed: Callable[[Books], T], *, wait: bool = True) -> T:
-        """Do something after all that was said before it; both are kept, or neither."""
-        behind, self._behind = self._behind, []
+        """Run an operation after the pending ones, in one transaction."""
+        pending, self._behind = self._behind, []
 
-        def all_of_it(connection: Connection) -> T:
-            books = Books(connection, self._name)
-            for one in behind:
-                one(books)
-            result = deed(books)
-            books.put()
+        def work(connection: Connection) -> T:
+            transaction = Books(connection, self._name)
+            for earlier in pending:
+                earlier(transaction)
+            result = deed(transaction)
+            transaction.put()
             return result
 
         try:
-            return await self.database.write(all_of_it, wait=wait)
+            return await self.database.write(work, wait=wait)
         except asyncio.CancelledError:
-            raise  # it is done all the same
+            raise  # the write happens all the same
         except BaseException:
-            self._behind = [*behind, *self._behind]
+            self._behind = [*pending, *self._behind]
             raise
 
     def _later(self, deed: Callable[[Books], None]) -> None:
@@ -270,7 +271,7 @@ class StoredLedger:
     def _caught_up(self, writing: asyncio.Future[None]) -> None:
         self._writing.discard(writing)
         if not writing.cancelled():
-            # It is still to be written: the next one who wants to spend tries, and is told.
+            # The operations are pending again: the next reservation retries, and raises the error.
             writing.exception()
 
     def _now(self) -> float:

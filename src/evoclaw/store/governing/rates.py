@@ -1,8 +1,8 @@
-"""How often calls were made, counted by all who share a database: a row for each of them.
+"""Call rates, counted by all processes that share a database: one row per call.
 
-Who writes takes turns, and the time is the database's own: so it does not matter how many count,
-nor whose clock is wrong. A row is looked at by its number, never a whole minute of them, and is
-gone when it is older than that.
+Transactions are serialised and use the clock of the database, so neither the number of processes
+nor a wrong clock matters. A row is looked up by its number, never a whole minute of rows, and is
+deleted after a minute.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evoclaw.store.databases.database import Connection, Database, Schema, Store
 
 MINUTE, SECOND = 60.0, 1.0
 OFTEN = 64
-"""Calls after which those that count no more are deleted."""
+"""Calls after which old rows are deleted."""
 SCHEMA = Schema(
     "rates",
     (
@@ -28,7 +28,7 @@ SCHEMA = Schema(
             "CREATE INDEX rate_calls_at ON rate_calls (at)",
         ),
     ),
-    # Of use for a minute: not worth taking along.
+    # Of use for a minute only: not exported.
     derived=(("rate_calls", ()),),
 )
 SERVER = "extract(epoch FROM clock_timestamp())::double precision"
@@ -42,11 +42,11 @@ LEFT JOIN rate_calls AS second ON second.who = ?1 AND second.number = last.numbe
 """
 
 Limit: TypeAlias = tuple[str, int, int]
-"""Who is counted, how often a minute, and how often a second; 0 is without that limit."""
+"""The key that is counted, calls per minute, and calls per second; 0 is no limit."""
 
 
 class RateCounts:
-    """The calls of all who use one database."""
+    """The call rates of all processes that share a database."""
 
     def __init__(
         self,
@@ -55,24 +55,24 @@ class RateCounts:
         wait: bool = True,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Count there.
+        """Count in a database.
 
         Args:
-            database: Where.
-            wait: Whether a call is committed when `take` returns. If not, it is with the next
-                write to the database that waits: whoever makes the call must have waited for one.
-            clock: Unix seconds; None is the server's clock, which a file has not.
+            database: The database.
+            wait: Whether `take` waits for the commit. If not, it is deferred to the next write that
+                waits: the caller must have waited for one before it makes the call.
+            clock: Unix seconds; None is the clock of the server, which SQLite does not have.
         """
         self._database, self._wait, self._clock = database, wait, clock
         self._look = _LOOK.format(now=SERVER if clock is None else "?4")
         self._taken = 0
 
     async def take(self, limits: Sequence[Limit]) -> tuple[float, int] | None:
-        """Count a call for each of these limits; or for none, if one of them is met.
+        """Count a call for each of these limits, or for none if one of them is reached.
 
-        Then the seconds until it may be made are given, and the number of that limit.
+        Then the result is the seconds until the call may be made, and the index of that limit.
         """
-        tidy, self._taken = self._taken % OFTEN == 0, self._taken + 1
+        prune, self._taken = self._taken % OFTEN == 0, self._taken + 1
         passed = False
 
         def work(connection: Connection) -> tuple[float, int] | None:
@@ -82,31 +82,31 @@ class RateCounts:
                 now, last, wait = self._wait_for(connection, limit)
                 if wait > 0:
                     if passed:
-                        # Said to be free, lost with its connection, and taken by another since.
-                        raise StoreError(f"{self._database.name}: a call could not be counted")
+                        # The deferred commit was lost, and another process made calls since.
+                        raise StoreError(f"{self._database.name}: a counted call was lost; retry")
                     return wait, number
                 rows.append((limit[0], last + 1, now))
             passed = True
             connection.executemany("INSERT INTO rate_calls VALUES (?, ?, ?)", rows)
-            if tidy and rows:
-                gone = rows[0][2] - MINUTE
-                connection.execute("DELETE FROM rate_calls WHERE at <= ?", (gone,))
+            if prune and rows:
+                oldest = rows[0][2] - MINUTE
+                connection.execute("DELETE FROM rate_calls WHERE at <= ?", (oldest,))
             return None
 
         return await self._database.write(work, wait=self._wait)
 
     def _wait_for(self, connection: Connection, limit: Limit) -> tuple[float, int, float]:
-        """What time it is, the number of the last call, and the seconds until the next one."""
+        """The time, the number of the last call, and the seconds until the next one."""
         who, per_minute, burst = limit
-        # Without a limit the one after the last is looked for, which is not there.
+        # Without a limit this looks for the call after the last, which does not exist.
         values: list[str | float] = [who, per_minute - 1, burst - 1]
         if self._clock is not None:
             values.append(self._clock())
         now, last, at, minute, second = connection.execute(self._look, values).fetchone()
         if last is not None and at > now:
-            # The clock was set back: what is ahead of it counts as made now.
+            # The clock was set back: calls in the future count as made now.
             statement = "UPDATE rate_calls SET at = ? WHERE who = ? AND at > ?"
             connection.execute(statement, (now, who, now))
-            minute, second = (one and min(one, now) for one in (minute, second))
+            minute, second = (made and min(made, now) for made in (minute, second))
         wait = 0.0 if minute is None else minute + MINUTE - now
         return now, last or 0, wait if second is None else max(wait, second + SECOND - now)

@@ -1,4 +1,4 @@
-"""What people stopped, for all orchestrators that share a database."""
+"""The stops that people set, for all orchestrators that share a database."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ON CONFLICT (kind, name) DO UPDATE SET state = excluded.state
 
 
 class StopStore:
-    """What is stopped, as others write it down."""
+    """The encoded stops."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def all(self) -> Sequence[bytes]:
-        """All of it, in a fixed order."""
+        """All stops, in a fixed order."""
 
         def work(connection: Connection) -> list[bytes]:
             rows = connection.execute("SELECT state FROM stops ORDER BY kind, name")
@@ -42,10 +42,10 @@ class StopStore:
         return await self._database.read(work)
 
     async def put(self, kind: str, name: str, state: bytes) -> None:
-        """Stop something; what was said before about the same thing is replaced."""
+        """Store a stop; an earlier one for the same kind and name is replaced."""
         await self._database.write(lambda c: c.execute(_PUT, (kind, name, sealed(state))))
 
     async def release(self, kind: str, name: str) -> None:
-        """Stop it no longer."""
+        """Delete a stop."""
         statement = "DELETE FROM stops WHERE kind = ? AND name = ?"
         await self._database.write(lambda c: c.execute(statement, (kind, name)))

@@ -1,4 +1,4 @@
-"""The tokens that programs and people show: who they are for, never the secret itself."""
+"""API tokens: their owner, scopes and hash, never the secret itself."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _SELECT = f"SELECT {_COLUMNS} FROM tokens"
 
 
 class StoredToken(Struct, frozen=True):
-    """One token, as far as it is kept."""
+    """A stored token."""
 
     id: str
     tenant: str
     name: str
-    """For people: what it is for."""
+    """Describes what it is for."""
     user: str
     scopes: frozenset[str]
     hash: str
@@ -49,16 +49,16 @@ class StoredToken(Struct, frozen=True):
     made_at: float
     expires_at: float | None = None
     used_at: float | None = None
-    """About when it was last shown."""
+    """About when it was last used."""
     revoked_at: float | None = None
 
     def is_good(self, now: float) -> bool:
-        """Whether it still lets anybody in."""
+        """Whether it is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 class TokenStore:
-    """All tokens of all tenants."""
+    """The tokens of all tenants."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database, self._clock = database, clock
@@ -68,7 +68,7 @@ class TokenStore:
         return self._clock()
 
     async def put(self, token: StoredToken) -> None:
-        """Keep a new token."""
+        """Store a new token."""
         scopes = msgspec.json.encode(sorted(token.scopes)).decode()
         values = (
             token.id, token.tenant, token.name, token.user, scopes, token.hash, token.made_at,
@@ -78,7 +78,7 @@ class TokenStore:
         await self._database.write(lambda c: c.execute(statement, values))
 
     async def get(self, id_: str) -> StoredToken | None:
-        """One token, whoever's it is."""
+        """A token of any tenant."""
 
         def work(connection: Connection) -> Any:
             return connection.execute(f"{_SELECT} WHERE id = ?", (id_,)).fetchone()
@@ -87,7 +87,7 @@ class TokenStore:
         return None if row is None else _token(row)
 
     async def list(self, tenant: str) -> Sequence[StoredToken]:
-        """The tokens of a tenant, also those that are revoked, the newest first."""
+        """The tokens of a tenant, revoked ones too, newest first."""
 
         def work(connection: Connection) -> list[Any]:
             statement = f"{_SELECT} WHERE tenant = ? ORDER BY made_at DESC, id"
@@ -96,7 +96,7 @@ class TokenStore:
         return [_token(row) for row in await self._database.read(work, aside=True)]
 
     async def revoke(self, id_: str, tenant: str) -> bool:
-        """Let nobody in with it any more; False if the tenant has none of that id."""
+        """Revoke a token; False if the tenant has none with that id."""
         statement = (
             "UPDATE tokens SET revoked_at = coalesce(revoked_at, ?) WHERE id = ? AND tenant = ?"
         )
@@ -104,7 +104,7 @@ class TokenStore:
         return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
     async def used(self, id_: str) -> None:
-        """Note that it was shown now."""
+        """Record that it was used now."""
         values = (self._clock(), id_)
         statement = "UPDATE tokens SET used_at = ? WHERE id = ?"
         await self._database.write(lambda c: c.execute(statement, values))
@@ -112,7 +112,7 @@ class TokenStore:
 
 def _token(row: Sequence[Any]) -> StoredToken:
     id_, tenant, name, user, scopes, hash_, made_at, expires_at, used_at, revoked_at = row
-    held = msgspec.json.decode(scopes, type=frozenset[str])
+    scopes = msgspec.json.decode(scopes, type=frozenset[str])
     return StoredToken(
-        id_, tenant, name, user, held, hash_, made_at, expires_at, used_at, revoked_at
+        id_, tenant, name, user, scopes, hash_, made_at, expires_at, used_at, revoked_at
     )

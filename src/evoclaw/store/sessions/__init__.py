@@ -1,1 +1,1 @@
-"""Sessions: conversations, their runs and records, and how they are forgotten."""
+"""Sessions: conversations, their runs, records and questions, and their deletion."""

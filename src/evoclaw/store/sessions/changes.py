@@ -1,4 +1,4 @@
-"""Sessions given another title, branched, forgotten: each all at once, or not at all."""
+"""Renames, branches and deletes sessions, each in one transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from evoclaw.core.messages import Message
 from evoclaw.store.databases.database import Connection, sealed
-from evoclaw.store.sessions import forgetting, statements
+from evoclaw.store.sessions import statements
+from evoclaw.store.sessions.forgetting import forget as delete_rows
 from evoclaw.store.sessions.sessions import Session, SessionStore
 
 BELOW = """
@@ -25,7 +26,7 @@ STOPS = "SELECT stop FROM runs WHERE tenant = ? AND session_id = ?"
 
 
 async def rename(store: SessionStore, session_id: str, title: str) -> Session | None:
-    """Give a session another title; None if there is no such session."""
+    """Change the title of a session; None if it does not exist."""
     put = "UPDATE sessions SET session = ? WHERE tenant = ? AND id = ?"
 
     def work(connection: Connection) -> Session | None:
@@ -40,7 +41,7 @@ async def rename(store: SessionStore, session_id: str, title: str) -> Session | 
 
 
 async def branch(store: SessionStore, session: Session, messages: Sequence[Message]) -> Session:
-    """Keep a new session in which this was said."""
+    """Store a new session with these messages."""
     create = store.creating(session)
     rows = [
         (store.tenant, session.id, number, sealed(msgspec.json.encode(message)))
@@ -48,25 +49,25 @@ async def branch(store: SessionStore, session: Session, messages: Sequence[Messa
     ]
 
     def work(connection: Connection) -> Session:
-        made = create(connection)
+        created = create(connection)
         connection.executemany(statements.SAY, rows)
-        return made
+        return created
 
     return await store.database.write(work)
 
 
 class Forgotten(Struct, frozen=True):
-    """What is gone, by id."""
+    """The ids of what was deleted."""
 
     sessions: tuple[str, ...]
     runs: tuple[str, ...]
 
 
 async def forget(store: SessionStore, session_id: str) -> Forgotten | None:
-    """Forget a session, those below it, and all that was said and done there.
+    """Delete a session and its descendants, with their runs, records and messages.
 
     Returns:
-        What is forgotten; None if one of the runs has not ended, and so nothing was.
+        What was deleted; None if one of the runs has not ended, and so nothing was.
     """
     ours = store.tenant
 
@@ -75,7 +76,7 @@ async def forget(store: SessionStore, session_id: str) -> Forgotten | None:
         stops = [row for id_ in ids for row in connection.execute(STOPS, (ours, id_)).fetchall()]
         if any(stop in (None, "waiting") for (stop,) in stops):
             return None
-        runs = forgetting.forget(connection, store.database.dialect, [(ours, id_) for id_ in ids])
+        runs = delete_rows(connection, store.database.dialect, [(ours, id_) for id_ in ids])
         return Forgotten(tuple(ids), tuple(runs))
 
     return await store.database.write(work)

@@ -1,4 +1,4 @@
-"""What is deleted with a session: the one place that knows all tables with something of one."""
+"""Deletes sessions; the only code that knows all tables with rows of a session."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ OF_RUNS = (
     "figures_calls",
     "figures_hops",
 )
-"""What is kept by the id of a run."""
+"""Tables with the id of a run."""
 OF_SESSIONS = ("messages", "todos", "questions", "runs")
-"""What is kept by the id of a session."""
+"""Tables with the id of a session."""
 _RUNS = "SELECT id FROM runs WHERE tenant = ? AND session_id = ?"
 _TABLES = {
     "sqlite": "SELECT name FROM sqlite_schema WHERE type = 'table'",
@@ -29,22 +29,22 @@ _TABLES = {
 def forget(
     connection: Connection, dialect: Dialect, sessions: Sequence[tuple[str, str]]
 ) -> list[str]:
-    """Delete sessions with all that was said and done there; the ids of their runs.
+    """Delete sessions with their runs, records and messages; the ids of the runs.
 
     Args:
-        connection: Within a transaction.
-        dialect: Of its database.
-        sessions: Each a tenant and an id.
+        connection: In a transaction.
+        dialect: The dialect of its database.
+        sessions: Tenant and id of each session.
     """
-    # Not every process uses, and so has made, every kind of store.
-    there = {name for (name,) in connection.execute(_TABLES[dialect]).fetchall()}
+    # Not every process uses, and so has created, every schema.
+    existing = {name for (name,) in connection.execute(_TABLES[dialect]).fetchall()}
     runs = [
         (tenant, run_id)
         for tenant, id_ in sessions
         for (run_id,) in connection.execute(_RUNS, (tenant, id_)).fetchall()
     ]
     for table in OF_RUNS:
-        if table in there:
+        if table in existing:
             connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND run_id = ?", runs)
     for table in OF_SESSIONS:
         delete = f"DELETE FROM {table} WHERE tenant = ? AND session_id = ?"

@@ -1,4 +1,4 @@
-"""What people are asked in sessions, and what they answered; a part of the session store."""
+"""Questions to people in sessions, and their answers; a part of the session store."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ QUESTIONS = (
     "CREATE INDEX questions_open ON questions (tenant, session_id, seq) "
     "WHERE answer IS NULL AND closed_at IS NULL",
 )
-"""The table, a part of the session store's schema."""
+"""The table of questions, a part of the schema of the session store."""
 
 
 class StoredQuestion(Struct, frozen=True):
-    """Something a person is asked, and the answer if there is one."""
+    """A question to a person, and its answer if there is one."""
 
     id: str
     session_id: str
@@ -40,7 +40,7 @@ class StoredQuestion(Struct, frozen=True):
 
 
 class QuestionStore:
-    """A tenant's questions, by the call that asks: each asked once, and its first answer counts."""
+    """The questions of a tenant, by call: each is asked once, and its first answer counts."""
 
     def __init__(
         self, database: Database, clock: Callable[[], float], tenant: str = LOCAL.tenant
@@ -53,7 +53,7 @@ class QuestionStore:
         return QuestionStore(self._database, self._clock, tenant)
 
     async def ask(self, question_id: str, session_id: str, question: bytes) -> StoredQuestion:
-        """Keep a question; one of that id that is there already stays as it is, and is given."""
+        """Store a question; an existing one with that id is returned unchanged."""
         put = (
             "INSERT INTO questions (tenant, id, session_id, question, asked_at) "
             "VALUES (?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
@@ -68,20 +68,20 @@ class QuestionStore:
         return await self._database.write(work)
 
     async def answer(self, question_id: str, answer: bytes) -> bool:
-        """Keep an answer; False if there is no such question, or it has one, or was given up."""
+        """Store an answer; False if the question is unknown, answered, or closed."""
         statement = (
             "UPDATE questions SET answer = ?, answered_at = ? "
             "WHERE tenant = ? AND id = ? AND answer IS NULL AND closed_at IS NULL"
         )
         values = (sealed(answer), self._clock(), self.tenant, question_id)
-        tells = (Notice(Kind.ANSWERED, self.tenant, run_of(question_id)),)
+        notices = (Notice(Kind.ANSWERED, self.tenant, run_of(question_id)),)
         count = await self._database.write(
-            lambda c: c.execute(statement, values).rowcount, tells=tells
+            lambda c: c.execute(statement, values).rowcount, tells=notices
         )
         return count > 0
 
     async def give_up(self, run_id: str) -> None:
-        """A run has ended: nobody waits for answers to its questions any more."""
+        """Close the waiting questions of a run that has ended."""
         statement = (
             "UPDATE questions SET closed_at = ? "
             "WHERE tenant = ? AND id >= ? AND id < ? AND answer IS NULL AND closed_at IS NULL"
@@ -91,12 +91,12 @@ class QuestionStore:
         await self._database.write(lambda c: c.execute(statement, values))
 
     async def get(self, question_id: str) -> StoredQuestion | None:
-        """One question."""
+        """A question."""
         found = await self._database.read(lambda c: self._questions(c, "AND id = ?", question_id))
         return found[0] if found else None
 
     async def waiting(self, session_id: str = "") -> list[StoredQuestion]:
-        """What people are asked and have not answered, of one session or of all, in order."""
+        """The unanswered questions of one session or of all, oldest first."""
         condition = (
             "AND answer IS NULL AND closed_at IS NULL AND (?2 = '' OR session_id = ?2) ORDER BY seq"
         )

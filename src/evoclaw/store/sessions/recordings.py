@@ -1,4 +1,4 @@
-"""A run as a file: one record a line, in order. It can be replayed, and gone on with."""
+"""Recordings: a run as a file, one record per line, in order. It can be replayed and resumed."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def encode_record(record: Record) -> bytes:
 
 
 class Recording:
-    """A sink that appends to a file; each record is in the hands of the system when it returns."""
+    """A sink that appends to a file; a record is with the operating system when it returns."""
 
     def __init__(self, path: Path, seq: int = 0) -> None:
         self.path = path
         self.seq = seq
-        """How many records it held when it was opened."""
+        """How many records the file had when it was opened."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A run's records hold whatever its tools saw: for the owner's eyes alone.
+            # Records hold whatever tools returned: readable by the owner only.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(
-                f"cannot record to {path}: {error.strerror}; choose another place with --record"
+                f"cannot record to {path}: {error.strerror}; choose another file with --record"
             ) from None
         self._file: BinaryIO = os.fdopen(descriptor, "ab", buffering=0)
         if seq == 0 and os.fstat(descriptor).st_size:
             self._file.close()
             raise ConfigError(
-                f"{path} is not empty; choose another place, or go on with its run by --resume"
+                f"{path} is not empty; choose another file, or resume its run with --resume"
             )
 
     def receive(self, record: Record) -> None:
@@ -49,18 +49,18 @@ class Recording:
 
 
 def reopen_recording(path: Path) -> tuple[list[Record], Recording]:
-    """Read a recording to go on with it; what a crash left of a last line is cut away."""
+    """Read a recording to resume its run; an incomplete last line is truncated."""
     records = read_recording(path)
     data = path.read_bytes()
-    # By its own lines: an older file's records may be written otherwise today.
-    whole = data.rfind(b"\n") + 1
-    if len(data) > whole:
-        os.truncate(path, whole)
+    # By its own lines: the records of an older file may be encoded differently today.
+    complete = data.rfind(b"\n") + 1
+    if len(data) > complete:
+        os.truncate(path, complete)
     return records, Recording(path, len(records))
 
 
 def read_recording(path: Path) -> list[Record]:
-    """Read a recording; a last line cut off by a crash is left out, other damage is an error."""
+    """Read a recording; an incomplete last line is ignored, other damage is an error."""
     try:
         data = path.read_bytes()
     except OSError as error:

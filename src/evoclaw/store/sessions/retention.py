@@ -1,4 +1,4 @@
-"""Forgetting sessions that are long over, a few at a time; what goes on is never touched."""
+"""Deletes sessions that ended long ago, in batches; sessions with an open run are kept."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from evoclaw.store.sessions.forgetting import forget
 from evoclaw.store.sessions.sessions import Session
 
 AT_ONCE = 50
-"""Sessions that are looked at in one transaction: others write in between."""
-# Nothing of it goes on, and nothing that its runs began, or that began them.
+"""Sessions that are checked in one transaction, so that others can write in between."""
+# Neither its runs, nor their ancestors and descendants, are open.
 OVER = """
 SELECT s.seq, s.tenant, s.id, s.session,
     (SELECT max(r.ended_at) FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id)
@@ -24,7 +24,7 @@ AND NOT EXISTS (
 ORDER BY s.seq LIMIT ?
 """
 Whose: TypeAlias = tuple[str, str]
-"""A session: its tenant and its id."""
+"""The tenant and the id of a session."""
 
 
 async def forget_sessions(
@@ -32,14 +32,14 @@ async def forget_sessions(
     before: float,
     forgotten: Callable[[str, str], Awaitable[None]] | None = None,
 ) -> int:
-    """Forget the sessions that ended before a time, with their runs and records; how many.
+    """Delete the sessions that ended before a time, with their runs and records; how many.
 
-    It may be ended at any moment, and begun again. A session without runs is as old as it is.
+    It may be interrupted at any time, and repeated. A session without runs ends when it is created.
 
     Args:
-        database: Where they are.
+        database: The database.
         before: Unix seconds.
-        forgotten: Told the tenant and the id of each: what is kept elsewhere goes, too.
+        on_deleted: Called with the tenant and the id of each, to delete what is stored elsewhere.
     """
     seq, count = 0, 0
     while True:
@@ -48,10 +48,10 @@ async def forget_sessions(
         def work(connection: Connection, after: int = after) -> tuple[int, list[Whose]]:
             return _forget(connection, after, before, database)
 
-        seq, some = await database.write(work)
-        count += len(some)
+        seq, deleted = await database.write(work)
+        count += len(deleted)
         if forgotten is not None:
-            for tenant, id_ in some:
+            for tenant, id_ in deleted:
                 await forgotten(tenant, id_)
         if seq == after:
             return count
@@ -61,13 +61,13 @@ def _forget(
     connection: Connection, after: int, before: float, database: Database
 ) -> tuple[int, list[Whose]]:
     found = connection.execute(OVER, (after, AT_ONCE)).fetchall()
-    gone = [
+    expired = [
         (tenant, id_)
         for _, tenant, id_, blob, ended in found
         if (_made_at(blob, database.name) if ended is None else ended) < before
     ]
-    forget(connection, database.dialect, gone)
-    return (found[-1][0] if found else after), gone
+    forget(connection, database.dialect, expired)
+    return (found[-1][0] if found else after), expired
 
 
 def _made_at(blob: bytes, name: str) -> float:

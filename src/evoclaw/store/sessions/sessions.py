@@ -1,7 +1,7 @@
-"""Conversations that outlive a process: sessions, their runs and records, todos and questions.
+"""Stores sessions: their runs, records, messages, todos and questions.
 
-A store is one tenant's: whatever it is asked for, an id of another tenant is as one that nobody
-has. So nobody can forget to say whose something is.
+A store belongs to one tenant: it treats the ids of other tenants as unknown. So no caller can
+forget to name the tenant.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evoclaw.store.sessions.values import Fenced, Listed, Session, Spent, Stored
 
 
 class SessionStore:
-    """What was said, done and asked in the conversations of one tenant."""
+    """The sessions of one tenant, with their runs, records, messages and questions."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class SessionStore:
         self.database, self.tenant = database, tenant
         self._name, self._clock = database.name, clock
         self.questions = QuestionStore(database, clock, tenant)
-        """What people are asked."""
+        """The questions to people."""
         self._session = msgspec.json.Decoder(Session)
         self._record = msgspec.json.Decoder(Record)
         self._message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
@@ -56,7 +56,7 @@ class SessionStore:
         return cls(opened, clock)
 
     def of(self, tenant: str) -> SessionStore:
-        """The same file for another tenant; it is closed with the one that was opened."""
+        """The store of another tenant in the same database, which is closed with this one."""
         return SessionStore(self.database, self._clock, tenant)
 
     async def __aenter__(self) -> SessionStore:
@@ -66,11 +66,11 @@ class SessionStore:
         await self.database.close()
 
     async def create(self, session: Session) -> Session:
-        """Keep a session; one of that id that is there already stays as it is, and is given."""
+        """Store a session; an existing one with that id is returned unchanged."""
         return await self.database.write(self.creating(session))
 
     def creating(self, session: Session) -> Work[Session]:
-        """Keep a session, together with something else."""
+        """The work of `create`, to run it in a transaction with other work."""
         new = msgspec.structs.replace(session, created_at=self._clock(), tenant=self.tenant)
         blob = sealed(msgspec.json.encode(new))
         values = (self.tenant, new.id, new.owner, new.parent, new.agent, blob)
@@ -86,7 +86,7 @@ class SessionStore:
         return work
 
     async def session(self, session_id: str) -> Session | None:
-        """One session."""
+        """A session."""
         return await self.database.read(
             lambda connection: self.find_session(connection, session_id), aside=True
         )
@@ -100,18 +100,18 @@ class SessionStore:
         before: str = "",
         limit: int = EVERY,
     ) -> list[Listed]:
-        """The sessions of somebody, newest first.
+        """The sessions of a user, newest first.
 
         Args:
-            owner: Whose.
-            within: Only this one and those below it.
+            owner: The user.
+            within: Only this session and its descendants.
             agent: Only those with this agent.
-            before: Only those begun before this one.
+            before: Only those created before this session.
             limit: How many at most.
         """
         statement = statements.sessions(below=bool(within), agent=bool(agent), before=bool(before))
         above = (within,) if within else ()
-        values = (self.tenant, *above, owner, *(one for one in (agent, before) if one), limit)
+        values = (self.tenant, *above, owner, *(value for value in (agent, before) if value), limit)
 
         def work(connection: Connection) -> list[Listed]:
             rows = connection.execute(statement, values).fetchall()
@@ -120,7 +120,7 @@ class SessionStore:
         return await self.database.read(work, aside=True)
 
     async def look(self, session_id: str) -> Listed | None:
-        """One session, with the last of its runs."""
+        """A session with its last run."""
 
         def work(connection: Connection) -> Listed | None:
             session = self.find_session(connection, session_id)
@@ -140,7 +140,7 @@ class SessionStore:
         label: Label = CLEAN,
         errand: bytes | None = None,
     ) -> StoredRun:
-        """Keep a run; one of that id that is there already stays as it is, and is given."""
+        """Store a run; an existing one with that id is returned unchanged."""
         new = self.beginning(
             run_id, session_id, asked, parent_run=parent_run, root_run=root_run,
             background=background, label=label, errand=errand,
@@ -159,7 +159,7 @@ class SessionStore:
         label: Label = CLEAN,
         errand: bytes | None = None,
     ) -> Work[StoredRun]:
-        """Keep a run, together with something else."""
+        """The work of `create_run`, to run it in a transaction with other work."""
         put = (
             "INSERT INTO runs "
             "(tenant, id, session_id, asked, parent_run, root_run, background, began_at, label, "
@@ -182,11 +182,11 @@ class SessionStore:
         return work
 
     async def run(self, run_id: str) -> StoredRun | None:
-        """One run."""
+        """A run."""
         return await self.database.read(lambda connection: self.find_run(connection, run_id))
 
     def find_run(self, connection: Connection, run_id: str) -> StoredRun | None:
-        """One run, while something else is done."""
+        """A run, read in the transaction of the caller."""
         found = self._runs(connection, "AND id = ?", run_id)
         return found[0] if found else None
 
@@ -204,16 +204,16 @@ class SessionStore:
 
         Args:
             session_id: Only those of one session.
-            state: Only those that go on, wait for a person, or came to an end.
-            owner: Only those of somebody's sessions.
-            parent_run: Only those that this run began.
-            before: Only those begun before this run.
+            state: Only those that are open, wait for a person, or have ended.
+            owner: Only those of the sessions of a user.
+            parent_run: Only those that this run started.
+            before: Only those created before this run.
             limit: How many at most.
         """
         chosen = [
             *([session_id] if session_id else []),
             *([owner] if owner is not None else []),
-            *(one for one in (parent_run, before) if one),
+            *(value for value in (parent_run, before) if value),
         ]
         statement = statements.runs(
             state,
@@ -229,7 +229,7 @@ class SessionStore:
         return [self._run(row) for row in rows]
 
     async def errand(self, run_id: str) -> bytes | None:
-        """What a run was begun with, if that was kept."""
+        """The run request of a run, if it was stored."""
         return await self.database.read(lambda c: self._errand(c, run_id))
 
     def _errand(self, connection: Connection, run_id: str) -> bytes | None:
@@ -240,32 +240,31 @@ class SessionStore:
     async def whole(
         self, run: StoredRun
     ) -> tuple[bytes | None, Spent, list[tuple[int, Message]], list[Record]]:
-        """What is needed to begin a run or to go on with it, in one look.
+        """All that is needed to start or resume a run, in one read.
 
-        What it was begun with, what it and all below it have used up, what was said in its
-        session, and what happened in it.
+        Its run request, the usage of its root run, the messages of its session, and its records.
         """
 
         def work(connection: Connection) -> tuple[bytes | None, Spent, list[Any], list[Any]]:
-            said = (self.tenant, run.session_id, 0, EVERY)
-            happened = (self.tenant, run.id, 0, EVERY)
+            of_session = (self.tenant, run.session_id, 0, EVERY)
+            of_run = (self.tenant, run.id, 0, EVERY)
             return (
                 self._errand(connection, run.id),
                 self._spent(connection, run.root_run),
-                connection.execute(statements.MESSAGES, said).fetchall(),
-                connection.execute(statements.RECORDS, happened).fetchall(),
+                connection.execute(statements.MESSAGES, of_session).fetchall(),
+                connection.execute(statements.RECORDS, of_run).fetchall(),
             )
 
-        errand, spent, messages, records = await self.database.read(work)
-        return errand, spent, self._messages(messages), self._records(records)
+        run_request, spent, messages, records = await self.database.read(work)
+        return run_request, spent, self._messages(messages), self._records(records)
 
     async def left_behind(self, parent_run: str) -> list[StoredRun]:
-        """The runs nobody waited for that this one began and that did not come to an end."""
+        """The background runs that a run started and that have not ended."""
         condition = "AND parent_run = ? AND background = 1 AND stop IS NULL ORDER BY seq"
         return await self.database.read(lambda c: self._runs(c, condition, parent_run))
 
     async def spent(self, root_run: str) -> Spent:
-        """What a run and all below it have used up."""
+        """The usage of a root run and all its descendants."""
         return await self.database.read(lambda c: self._spent(c, root_run))
 
     def _spent(self, connection: Connection, root_run: str) -> Spent:
@@ -282,37 +281,46 @@ class SessionStore:
         epoch: int | None = None,
         wait: bool = True,
     ) -> None:
-        """Keep what happened in a run, all of it or nothing.
+        """Store the progress of a run in one transaction.
 
         Args:
-            run: Which.
-            records: What happened.
-            messages: What was said, and the places it has in the session.
-            spent: All that the run has used up.
+            run: The run.
+            records: Its new records.
+            messages: New messages, and their numbers in the session.
+            usage: The total usage of the run.
             stop: Why it ended, if it did.
-            epoch: That we drive it under; `Fenced` if there is a higher one.
-            wait: Whether for the commit; see `Database.write`.
+            epoch: The epoch of the caller; `Fenced` if the run has a higher one.
+            wait: Whether to wait for the commit; see `Database.write`.
         """
         encode, ours = msgspec.json.encode, self.tenant
-        kept = [(ours, run.id, record.seq, sealed(encode(record))) for record in records]
-        said = [(ours, run.session_id, number, sealed(encode(one))) for number, one in messages]
+        record_rows = [(ours, run.id, record.seq, sealed(encode(record))) for record in records]
+        message_rows = [
+            (ours, run.session_id, number, sealed(encode(message))) for number, message in messages
+        ]
         now = self._clock()
-        figures = (stop, spent.turns, spent.calls, spent.tokens_in, spent.tokens_out, spent.cost)
+        progress_values = (
+            stop,
+            spent.turns,
+            spent.calls,
+            spent.tokens_in,
+            spent.tokens_out,
+            spent.cost,
+        )
 
         def work(connection: Connection) -> None:
             limit = EVERY if epoch is None else epoch
-            goes_on = (*figures, now, ours, run.id, limit)
-            if not connection.execute(statements.PROGRESS, goes_on).rowcount and epoch is not None:
+            values = (*progress_values, now, ours, run.id, limit)
+            if not connection.execute(statements.PROGRESS, values).rowcount and epoch is not None:
                 self._fence(connection, run.id, epoch)
-            connection.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", kept)
-            if said:
-                connection.executemany(statements.SAY, said)
+            connection.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", record_rows)
+            if message_rows:
+                connection.executemany(statements.SAY, message_rows)
 
-        tells = (progress(ours, run.id, records, stop),)
-        await self.database.write(work, wait=wait, tells=tells)
+        notices = (progress(ours, run.id, records, stop),)
+        await self.database.write(work, wait=wait, tells=notices)
 
     async def records(self, run_id: str, after: int = 0, limit: int = EVERY) -> list[Record]:
-        """What happened in a run after one record, in order."""
+        """The records of a run after a number, in order."""
         values = (self.tenant, run_id, after, limit)
         rows = await self.database.read(lambda c: c.execute(statements.RECORDS, values).fetchall())
         return self._records(rows)
@@ -321,7 +329,7 @@ class SessionStore:
         return [self._record.decode(unsealed(row[0], self._name)) for row in rows]
 
     async def last_record(self, run_id: str) -> Record | None:
-        """What happened last in a run."""
+        """The last record of a run."""
         statement = (
             "SELECT record FROM records WHERE tenant = ? AND run_id = ? ORDER BY seq DESC LIMIT 1"
         )
@@ -332,7 +340,7 @@ class SessionStore:
     async def messages(
         self, session_id: str, start: int = 0, limit: int = EVERY
     ) -> list[tuple[int, Message]]:
-        """The messages of a session from one number on."""
+        """The messages of a session from a number on."""
         values = (self.tenant, session_id, start, limit)
         rows = await self.database.read(lambda c: c.execute(statements.MESSAGES, values).fetchall())
         return self._messages(rows)
@@ -341,7 +349,7 @@ class SessionStore:
         return [(number, self._message.decode(unsealed(b, self._name))) for number, b in rows]
 
     async def todos(self, session_id: str) -> bytes | None:
-        """The todos of a session, as they were put."""
+        """The encoded todos of a session."""
         statement = "SELECT todos FROM todos WHERE tenant = ? AND session_id = ?"
         values = (self.tenant, session_id)
         row = await self.database.read(
@@ -350,7 +358,7 @@ class SessionStore:
         return None if row is None else unsealed(row[0], self._name)
 
     async def put_todos(self, session_id: str, todos: bytes) -> None:
-        """Keep these todos instead of what was there."""
+        """Replace the todos of a session."""
         values = (self.tenant, session_id, sealed(todos))
         put = (
             "INSERT INTO todos VALUES (?, ?, ?) "
@@ -365,7 +373,7 @@ class SessionStore:
             raise Fenced(run_id, epoch, row[0])
 
     def find_session(self, connection: Connection, session_id: str) -> Session | None:
-        """One session, while something else is done."""
+        """A session, read in the transaction of the caller."""
         statement = "SELECT session FROM sessions WHERE tenant = ? AND id = ?"
         row = connection.execute(statement, (self.tenant, session_id)).fetchone()
         return None if row is None else self._decoded(row[0])
@@ -385,11 +393,11 @@ class SessionStore:
 
     def _run(self, row: tuple[Any, ...]) -> StoredRun:
         id_, session, asked, parent, root, background, stop, *spent = row[:12]
-        began, ended, seen, *held = row[12:]
-        said = unsealed(asked, self._name).decode()
+        began, ended, label_json, *lease = row[12:]
+        message = unsealed(asked, self._name).decode()
         reason = None if stop is None else StopReason(stop)
-        label = msgspec.json.decode(seen, type=Label)
+        label = msgspec.json.decode(label_json, type=Label)
         return StoredRun(
-            id_, session, said, parent, root, bool(background), reason, Spent(*spent), began, ended,
-            label if label != CLEAN else CLEAN, *held,
+            id_, session, message, parent, root, bool(background), reason, Spent(*spent), began,
+            ended, label if label != CLEAN else CLEAN, *lease,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What sessions show beside what they say, where several orchestrators share a database."""
+"""Stored canvases of sessions, where several orchestrators share a database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAME = "tenant = ? AND session_id = ?"
 
 
 class _Sheet(Struct, frozen=True):
-    """What a tool shows; the same shape as the tool's own."""
+    """The content of a canvas; the same fields as that of the tool."""
 
     content: str
     format: str
@@ -41,7 +41,7 @@ class _Sheet(Struct, frozen=True):
 
 
 class StoredCanvas:
-    """What one session shows: seen through whichever orchestrator asks."""
+    """The canvas of one session, the same on every orchestrator."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class StoredCanvas:
         self._clock = clock
 
     async def show(self, sheet: _Sheet) -> str:
-        """Show this instead of what was there; where it is to be seen."""
+        """Replace the content; returns where to see it."""
         blob = msgspec.json.encode(_Sheet(sheet.content, sheet.format, sheet.title))
         values = (*self._key, sealed(blob), self._clock())
         await self._database.write(lambda c: c.execute(PUT, values))
         return self._seen_at
 
     async def shown(self) -> _Sheet | None:
-        """What is shown now."""
+        """The current content."""
         find = f"SELECT sheet FROM sheets WHERE {SAME}"
         row = await self._database.read(lambda c: c.execute(find, self._key).fetchone())
         if row is None:
@@ -70,26 +70,26 @@ class StoredCanvas:
         return msgspec.json.decode(unsealed(row[0], self._database.name), type=_Sheet)
 
     async def changed_at(self) -> float:
-        """When that was put there; Unix seconds, 0 for nothing."""
+        """When the content changed, in Unix seconds; 0 without content."""
         find = f"SELECT changed_at FROM sheets WHERE {SAME}"
         row = await self._database.read(lambda c: c.execute(find, self._key).fetchone())
         return 0.0 if row is None else row[0]
 
     async def clear(self) -> None:
-        """Show nothing."""
+        """Delete the content."""
         delete = f"DELETE FROM sheets WHERE {SAME}"
         await self._database.write(lambda c: c.execute(delete, self._key))
 
 
 class StoredCanvases:
-    """What sessions show: a sheet each, which no other session may see or change."""
+    """The canvases of sessions: one each, which no other session may see or change."""
 
     def __init__(
         self, database: Database, seen_at: str, clock: Callable[[], float] = time.time
     ) -> None:
-        """Keep them in a database; `seen_at` says where to look."""
+        """Store them in a database; `view_url` is where to see them."""
         self._database, self._seen_at, self._clock = database, seen_at, clock
 
     def of(self, tenant: str, session_id: str) -> StoredCanvas:
-        """A session's own."""
+        """The canvas of a session."""
         return StoredCanvas(self._database, tenant, session_id, self._seen_at, self._clock)

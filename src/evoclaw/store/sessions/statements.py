@@ -1,4 +1,4 @@
-"""What the session store asks its database; `tenant` is in every condition."""
+"""The SQL of the session store; every statement is limited to one tenant."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ STATES = {
     "ended": "AND stop <> 'waiting'",
 }
 FEW = ("open", "waiting")
-"""Of all runs there were, few are so: they are found by that, and put in order then. A `+`, and
-an empty text behind another one, keep a database from going through all the others in order."""
+"""States that few runs have: such runs are found by state, and sorted afterwards. A unary `+`, and
+an empty text appended to a column, keep the database from scanning another index instead."""
 
 
 def runs(state: str, *, session: bool, owner: bool, parent: bool, before: bool) -> str:
-    """Runs of a tenant, newest first: those in a state, and what else they are chosen by.
+    """The SELECT of the runs of a tenant, newest first, in a state and with these filters.
 
-    It is given the tenant, then the values of what they are chosen by, then how many at most.
+    Its values are the tenant, those of the filters, and the limit.
     """
     few = state in FEW
     seq, owned = ("+seq", "owner || ''") if few else ("seq", "owner")
@@ -52,10 +52,10 @@ _SESSIONS = "SELECT s.session FROM sessions s"
 
 
 def sessions(*, below: bool, agent: bool, before: bool) -> str:
-    """The sessions of somebody, newest first: all, or those below one, and how they are chosen.
+    """The SELECT of the sessions of a user, newest first: all, or the descendants of one.
 
-    It is given the tenant, the one that they are below, the owner, the values of what they are
-    chosen by, then how many at most.
+    Its values are the tenant, the ancestor if `below`, the owner, those of the filters, and the
+    limit.
     """
     seq = "+s.seq" if below else "s.seq"
     chosen = (

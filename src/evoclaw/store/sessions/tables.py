@@ -1,4 +1,4 @@
-"""The tables of the session store: a tenant is a part of every key and every index."""
+"""The tables of the session store: the tenant is a part of every key and index."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SESSIONS = (
     "CREATE INDEX sessions_below ON sessions (tenant, parent)",
     "CREATE INDEX sessions_of ON sessions (tenant, owner, seq)",
     "CREATE INDEX sessions_asked ON sessions (tenant, owner, agent, seq)",
-    # To find what is below a session: most are below none.
+    # For the descendants of a session: most sessions have no parent.
     "CREATE INDEX sessions_under ON sessions (tenant, parent) WHERE parent <> ''",
 )
 RUNS = (
-    # `holder`, `epoch` and `lease_until`: which process drives it now. `errand`: what it was begun
-    # with. `owner`: its session's, which never changes.
+    # `holder`, `epoch` and `lease_until`: the process that drives it. `errand`: the run request.
+    # `owner`: that of its session, which never changes.
     """CREATE TABLE runs (
         seq INTEGER PRIMARY KEY,
         tenant TEXT NOT NULL,
@@ -54,18 +54,18 @@ RUNS = (
     "CREATE INDEX runs_below ON runs (tenant, parent_run)",
     "CREATE INDEX runs_under ON runs (tenant, root_run)",
     "CREATE INDEX runs_listed ON runs (tenant, seq)",
-    # To find what may go on, and what is held, among all the runs that have ended.
+    # For open and held runs, among all that have ended.
     "CREATE INDEX runs_open ON runs (tenant, session_id, seq) "
     "WHERE stop IS NULL OR stop = 'waiting'",
     "CREATE INDEX runs_held ON runs (holder) WHERE holder <> ''",
-    # To find what ended within a time; a run that goes on is not in it.
+    # For runs that ended in a period; open runs are not in it.
     "CREATE INDEX runs_ended ON runs (tenant, ended_at) WHERE ended_at IS NOT NULL",
-    # To list an owner's newest ones.
+    # For the newest runs of a user.
     "CREATE INDEX runs_owned ON runs (tenant, owner, seq)",
-    # To count what is queued without a look at what was.
+    # To count queued runs without scanning the others.
     "CREATE INDEX runs_queued ON runs (tenant, session_id) "
     "WHERE stop IS NULL AND epoch = 0 AND parent_run = ''",
-    # To find the first that may go on, of each tenant, among all the runs that have ended.
+    # For the first open run of each tenant, among all that have ended.
     "CREATE INDEX runs_next ON runs (tenant, seq) WHERE stop IS NULL",
 )
 THE_REST = (

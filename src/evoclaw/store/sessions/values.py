@@ -1,4 +1,4 @@
-"""What is kept of conversations: a session, its runs, and what they used up."""
+"""The stored values of sessions: a session, its runs, and their usage."""
 
 from __future__ import annotations
 
@@ -15,65 +15,65 @@ class Session(Struct, frozen=True):
     id: str
     agent: str
     owner: str = ""
-    """Whose it is."""
+    """The user."""
     title: str = ""
     parent: str = ""
-    """The session that began it, if one did."""
+    """The session that started it, if one did."""
     depth: int = 0
-    """How many sessions are above it."""
+    """How many ancestors it has."""
     capabilities: frozenset[str] = frozenset()
-    """The most its runs may hold."""
+    """The most capabilities that its runs may hold."""
     tools: frozenset[str] | None = None
-    """The most its runs may use by name; None is all that the capabilities allow."""
+    """The tools that its runs may use at most; None is all that the capabilities allow."""
     created_at: float = 0.0
     tenant: str = LOCAL.tenant
-    """Whose its owner is. The store that keeps it says so, not the caller."""
+    """The tenant of its owner; set by the store, not by the caller."""
 
 
 class Spent(Struct, frozen=True):
-    """What runs have used up."""
+    """The usage of runs."""
 
     turns: int = 0
     calls: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     cost: float | None = 0.0
-    """None when a part of it has no known price."""
+    """In US dollars; None if the price of a part is unknown."""
 
 
 class StoredRun(Struct, frozen=True):
-    """One message answered, or being answered."""
+    """A run: one message, and the state of its answer."""
 
     id: str
     session_id: str
     asked: str
-    """What the user, or the session above, said."""
+    """The message of the user, or of the parent session."""
     parent_run: str
     root_run: str
-    """The run that all of them spend for."""
+    """The run at the top, whose budget all descendants share."""
     background: bool
-    """Nobody waits for it."""
+    """No parent run waits for it."""
     stop: StopReason | None
     spent: Spent
     began_at: float
     ended_at: float | None
     label: Label = CLEAN
-    """Of what whoever asked had seen."""
+    """The label of what the caller had seen."""
     epoch: int = 0
-    """How often somebody took it up."""
+    """How often a process started or resumed it."""
     holder: str = ""
-    """Who drives it, or did last."""
+    """The process that drives it, or did last."""
     lease_until: float | None = None
-    """Until when it is the holder's; None is nobody's, or for as long as an engine says."""
+    """When the lease of the holder ends; None without a lease, or if a job queue manages it."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it is to be gone on with."""
+        """Whether it has not ended."""
         return self.stop is None or self.stop is StopReason.WAITING
 
 
 class Fenced(StoreError):
-    """Somebody else drives the run by now, under a higher epoch: nothing was stored."""
+    """Another process drives the run under a higher epoch; nothing was stored."""
 
     def __init__(self, run_id: str, epoch: int, now: int) -> None:
         super().__init__(
@@ -84,7 +84,7 @@ class Fenced(StoreError):
 
 
 class Listed(Struct, frozen=True):
-    """A session and the last of its runs."""
+    """A session with its last run and the number of its messages."""
 
     session: Session
     last: StoredRun | None

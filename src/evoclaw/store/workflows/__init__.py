@@ -1,1 +1,1 @@
-"""Workflows: what happened in each, and when each starts next."""
+"""Workflows: their runs, events and schedules."""

@@ -1,4 +1,4 @@
-"""The tables of the workflow store, and what is put into them and read from them."""
+"""The tables of the workflow store, and their rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SCHEMA = Schema(
 
 
 class StoredWorkflow(Struct, frozen=True):
-    """One workflow, as far as it is kept apart from its events."""
+    """A run of a workflow, without its events."""
 
     tenant: str
     id: str
@@ -59,34 +59,34 @@ class StoredWorkflow(Struct, frozen=True):
     parent: str
     state: str
     digest: str
-    """Of what it was started with."""
+    """The hash of its request."""
     plan: bytes
     outcome: bytes | None
     head: int
     """The number of its last event."""
     wakes: int
-    """How often it was woken from outside."""
+    """How often another process or a user woke it."""
     due: float | None
-    """When to go on; None is when somebody says something."""
+    """When to continue; None is when it is woken."""
     started_at: float
     ended_at: float | None
 
 
 class NewWorkflow(Struct, frozen=True):
-    """One that is to be started."""
+    """A workflow run to start."""
 
     id: str
     name: str
     digest: str
     plan: bytes
     event: bytes
-    """Its first."""
+    """Its first event."""
     parent: str = ""
     key: str | None = None
 
 
 class StoredEvent(Struct, frozen=True):
-    """Something that happened in one."""
+    """An event of a workflow run."""
 
     seq: int
     at: float
@@ -94,11 +94,11 @@ class StoredEvent(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True):
-    """What is kept together with new events."""
+    """The state that is stored with new events."""
 
     state: str
     outcome: bytes | None = None
-    """Of a workflow that ends with them."""
+    """The outcome of a workflow that ends with them."""
 
 
 class StoredSchedule(Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""Workflows under way and ended: what happened in each, who drives it, and when each starts next.
+"""Stores workflow runs: their events, leases and schedules.
 
-One process drives a workflow at a time: it holds it until `lease_until`, and whatever it keeps is
-refused once another one holds it.
+One process drives a workflow at a time: it has a lease until `lease_until`, and its writes are
+rejected once another process has the lease.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _COLUMNS = (
     "tenant, id, name, parent, state, digest, plan, outcome, head, wakes, due, started_at, ended_at"
 )
 BY_SCHEDULE = "schedule:"
-"""What the key of a workflow that started by itself begins with."""
+"""The prefix of the key of a scheduled workflow run."""
 
 
 class LostHold(EvoClawError):
-    """Another process drives the workflow now, or nobody does."""
+    """The caller no longer has the lease of the workflow."""
 
 
 class WorkflowStore:
-    """The workflows of a tenant; what concerns all tenants says so."""
+    """The workflow runs of a tenant; methods for all tenants say so."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class WorkflowStore:
         self._database, self._clock, self.tenant = database, clock, tenant
 
     def of(self, tenant: str) -> WorkflowStore:
-        """The workflows of another tenant."""
+        """The workflow runs of another tenant."""
         return WorkflowStore(self._database, self._clock, tenant)
 
     async def begin(self, new: NewWorkflow) -> tuple[StoredWorkflow, bool]:
-        """Keep a new one; one that has its id or key already stays as it is, and is given."""
+        """Store a workflow run; an existing one with its id or key is returned unchanged."""
         return await self._database.write(lambda c: self._begin(c, new))
 
     def _begin(self, connection: Connection, new: NewWorkflow) -> tuple[StoredWorkflow, bool]:
@@ -80,14 +80,14 @@ class WorkflowStore:
         return found, fresh
 
     async def get(self, workflow_id: str) -> StoredWorkflow | None:
-        """One of them."""
+        """A workflow run."""
         rows = await self._database.read(lambda c: self._one(c, workflow_id))
         return rows[0] if rows else None
 
     async def list(
         self, *, name: str = "", state: str = "", before: str = "", limit: int = 50
     ) -> Sequence[StoredWorkflow]:
-        """The newest first; those before another one, of a name, in a state."""
+        """Workflow runs, newest first: with a name, in a state, created before another one."""
         condition = (
             "tenant = ?1 AND (?2 = '' OR name = ?2) AND (?3 = '' OR state = ?3) AND (?4 = '' OR "
             "seq < (SELECT seq FROM workflow_runs WHERE tenant = ?1 AND id = ?4)) "
@@ -97,11 +97,11 @@ class WorkflowStore:
         return await self._database.read(lambda c: self._rows(c, condition, values))
 
     async def events(self, workflow_id: str, after: int = 0) -> Sequence[StoredEvent]:
-        """What happened in one since then, in order."""
+        """The events of a workflow run after a number, in order."""
         return await self._database.read(lambda c: self._events(c, workflow_id, after))
 
     async def load(self, workflow_id: str) -> tuple[StoredWorkflow, Sequence[StoredEvent]] | None:
-        """One of them and all that happened in it, as they are at one moment."""
+        """A workflow run and all its events, in one read."""
 
         def work(connection: Connection) -> tuple[StoredWorkflow, Sequence[StoredEvent]] | None:
             rows = self._one(connection, workflow_id)
@@ -110,7 +110,7 @@ class WorkflowStore:
         return await self._database.read(work)
 
     async def add(self, workflow_id: str, head: int, event: bytes) -> bool:
-        """Have something from outside happen in one, and wake it; False if it has moved on."""
+        """Add an event from outside and wake the workflow; False if `head` is outdated."""
 
         def work(connection: Connection) -> bool:
             change = (
@@ -125,17 +125,17 @@ class WorkflowStore:
         return await self._database.write(work)
 
     async def wake(self, workflow_id: str) -> bool:
-        """Have one looked at again; False if there is none, or it has ended."""
+        """Make a workflow run due now; False if it is unknown or has ended."""
         return await self._database.write(lambda c: self._wake(c, workflow_id)) > 0
 
     async def append(
         self, workflow_id: str, holder: str, head: int, events: Sequence[bytes], kept: Kept
     ) -> float | None:
-        """Keep what happened, and say when; None if something else did meanwhile.
+        """Store new events; their time, or None if another event was stored meanwhile.
 
-        The parent of one that ends hears of it.
+        The parent of a workflow that ends is woken.
 
-        Raises `LostHold` if somebody else drives it.
+        Raises `LeaseLost` if the caller no longer has the lease.
         """
         now = self._clock()
         ended = kept.outcome is not None
@@ -148,8 +148,8 @@ class WorkflowStore:
                 "WHERE tenant = ? AND id = ? AND holder = ? AND head = ? AND ended_at IS NULL"
             )
             values = (len(events), kept.state, outcome, now if ended else None, int(ended))
-            place = (self.tenant, workflow_id, holder, head)
-            if not connection.execute(change, (*values, *place)).rowcount:
+            key = (self.tenant, workflow_id, holder, head)
+            if not connection.execute(change, (*values, *key)).rowcount:
                 self._check_hold(connection, workflow_id, holder)
                 return None
             self._put_events(connection, workflow_id, head + 1, now, events)
@@ -163,14 +163,14 @@ class WorkflowStore:
     async def release(
         self, workflow_id: str, holder: str, seen: tuple[int, int], kept: Kept, due: float | None
     ) -> bool:
-        """Let go of one until it is due; False if something happened that was not seen.
+        """Release the lease until the workflow is due; False if the caller missed an event.
 
         Args:
-            workflow_id: Which.
-            holder: Who lets go.
-            seen: The number of its last event, and how often it was woken, as far as is known.
-            kept: How it stands.
-            due: When to take it up again; None is when somebody says something.
+            workflow_id: The workflow run.
+            holder: The process that has the lease.
+            seen: The last event and the number of wakes that the caller knows.
+            update: The state to store.
+            due: When to continue; None is when it is woken.
         """
         change = (
             "UPDATE workflow_runs SET holder = NULL, state = ?, due = ? "
@@ -187,13 +187,13 @@ class WorkflowStore:
         return await self._database.write(work)
 
     async def claim(self, holder: str, seconds: float, limit: int) -> Sequence[StoredWorkflow]:
-        """Of all tenants: hold some that are due and that nobody holds."""
+        """Of all tenants: lease workflow runs that are due and free."""
 
         def work(connection: Connection) -> Sequence[StoredWorkflow]:
             now = self._clock()
             free = "due <= ?1 AND ended_at IS NULL AND (holder IS NULL OR lease_until <= ?1)"
             found = f"SELECT tenant, id FROM workflow_runs WHERE {free} ORDER BY due, seq LIMIT ?2"
-            # What another process took meanwhile is not free any more when its row is changed.
+            # The condition is checked again: another process may have leased it meanwhile.
             take = (
                 "UPDATE workflow_runs SET holder = ?2, lease_until = ?3 "
                 f"WHERE {free} AND tenant = ?4 AND id = ?5"
@@ -209,7 +209,7 @@ class WorkflowStore:
     async def renew(
         self, holder: str, seconds: float, keys: Sequence[tuple[str, str]]
     ) -> dict[tuple[str, str], tuple[int, int]]:
-        """Of all tenants: hold on to some; the last event and the wakes of those still held."""
+        """Of all tenants: renew leases; the last event and the wakes of those still held."""
 
         def work(connection: Connection) -> dict[tuple[str, str], tuple[int, int]]:
             change = (
@@ -225,18 +225,18 @@ class WorkflowStore:
         return await self._database.write(work) if keys else {}
 
     async def let_go(self, holder: str) -> None:
-        """Of all tenants: let others take up what is held."""
+        """Of all tenants: release all leases of a process."""
         change = "UPDATE workflow_runs SET holder = NULL WHERE holder = ?"
         await self._database.write(lambda c: c.execute(change, (holder,)))
 
     async def free_all(self) -> None:
-        """Of all tenants: let go in the name of those who are dead; only if nobody else lives."""
+        """Of all tenants: release the leases of dead processes; only if no other is alive."""
         change = "UPDATE workflow_runs SET holder = NULL WHERE holder IS NOT NULL"
         await self._database.write(lambda c: c.execute(change))
 
     async def next_due(self) -> float | None:
-        """Of all tenants: when something can be taken up next; None if nothing has a time."""
-        # What is held can be taken up once it is not held any more.
+        """Of all tenants: when the next workflow run can be leased; None if none is due."""
+        # A leased one can be leased again when its lease ends.
         find = (
             "SELECT min(CASE WHEN holder IS NOT NULL AND lease_until > due THEN lease_until "
             "ELSE due END) FROM workflow_runs WHERE due IS NOT NULL AND ended_at IS NULL"
@@ -249,7 +249,7 @@ class WorkflowStore:
         return await self._database.read(lambda c: self._schedule(c, name))
 
     async def plan_schedule(self, name: str, rule: str, next_at: float) -> StoredSchedule:
-        """Keep when a workflow starts next, unless that is known under the same rule."""
+        """Store when a workflow starts next, unless it has a schedule with the same rule."""
 
         def work(connection: Connection) -> StoredSchedule:
             put = (
@@ -265,20 +265,20 @@ class WorkflowStore:
         return await self._database.write(work)
 
     async def forget_schedule(self, name: str) -> None:
-        """A workflow starts no more by itself."""
-        gone = "DELETE FROM workflow_schedules WHERE tenant = ? AND name = ?"
-        await self._database.write(lambda c: c.execute(gone, (self.tenant, name)))
+        """Delete the schedule of a workflow."""
+        delete = "DELETE FROM workflow_schedules WHERE tenant = ? AND name = ?"
+        await self._database.write(lambda c: c.execute(delete, (self.tenant, name)))
 
     async def fire(
         self, was: StoredSchedule, next_at: float, new: NewWorkflow, *, overlap: bool
     ) -> bool:
-        """Start what is due and keep when the next is, both or neither; False if nothing began.
+        """Start a scheduled run and store the next time, in one transaction; False if not started.
 
         Args:
-            was: The schedule as it was seen; another process may have been quicker.
-            next_at: When the next one is.
-            new: What to start.
-            overlap: Whether to start it though the one before has not ended.
+            was: The schedule as the caller read it; another process may have started the run.
+            next_at: The next time.
+            new: The run to start.
+            overlap: Whether to start it while the previous one has not ended.
         """
 
         def work(connection: Connection) -> bool:
@@ -289,12 +289,12 @@ class WorkflowStore:
             values = (next_at, was.next_at, self.tenant, was.name, was.rule, was.next_at)
             if not connection.execute(move, values).rowcount:
                 return False
-            going = (
+            running = (
                 "SELECT 1 FROM workflow_runs WHERE tenant = ? AND name = ? AND ended_at IS NULL "
                 "AND asked_key LIKE ? LIMIT 1"
             )
-            mine = (self.tenant, was.name, f"{BY_SCHEDULE}%")
-            if not overlap and connection.execute(going, mine).fetchone():
+            scheduled = (self.tenant, was.name, f"{BY_SCHEDULE}%")
+            if not overlap and connection.execute(running, scheduled).fetchone():
                 return False
             return self._begin(connection, new)[1]
 
@@ -310,7 +310,7 @@ class WorkflowStore:
     def _check_hold(self, connection: Connection, workflow_id: str, holder: str) -> None:
         find = "SELECT 1 FROM workflow_runs WHERE tenant = ? AND id = ? AND holder = ?"
         if not connection.execute(find, (self.tenant, workflow_id, holder)).fetchone():
-            raise LostHold(f"workflow {workflow_id!r} is driven by another process")
+            raise LostHold(f"workflow {workflow_id!r} is now driven by another process")
 
     def _put_events(
         self,
