@@ -250,7 +250,7 @@ async def test_a_sub_run_that_had_ended_before_the_cut_is_not_run_again(tmp_path
         records = [record async for record in home.talks.resume("main")]
         assert results(records)[0].text.startswith("done once\n")
         assert ended(records).text == "second" and help_.requests == []
-        with pytest.raises(Busy, match="nothing to go on with"):
+        with pytest.raises(Busy, match="no unfinished run to resume"):
             _ = [record async for record in home.talks.resume("main")]
 
 
