@@ -389,7 +389,7 @@ async def test_a_run_resumed_after_an_answer_goes_on_in_its_own_session(tmp_path
     query = calls(("question", {"question": "Sure?", "options": ["yes", "no"]}))
     async with house(tmp_path, lead=Scripted(query)) as home:
         assert ended(await home.say("go")).stop == "waiting"
-        with pytest.raises(Busy, match="has not ended"):
+        with pytest.raises(Busy, match="has an unfinished run"):
             await home.say("hello?")
     async with house(tmp_path, lead=Scripted(says("then I do it"))) as home:
         ((session_id, asked),) = await home.questions.waiting()
