@@ -167,7 +167,7 @@ async def test_fault_26_a_full_disk_refuses_new_runs_and_everything_goes_on_when
         assert (ready.status, ready.json["parts"]["store"]) == (503, "failed")
         assert ok(await owner.get(f"/v1/runs/{kept}"))["text"] == "kept", "what is kept can be read"
         up.models.gates["full"].set()
-        await up.told(f"run {held} stands still")
+        await up.told(f"run {held} suspended")
         assert (await owner.get("/health/live")).status == 200
         filler.unlink()
 

@@ -355,5 +355,5 @@ def test_the_same_trouble_is_said_at_once_and_then_once_a_minute() -> None:
     assert seldom.count("other") == 1
     now = 60.0
     assert seldom.count("full") == 11
-    assert times(11) == " (11 times since this was last said)"
+    assert times(11) == " (11 times since this was last logged)"
     assert times(1) == ""

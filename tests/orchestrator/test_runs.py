@@ -121,10 +121,10 @@ async def test_more_than_may_be_queued_are_refused(place: Place) -> None:
         with pytest.raises(TooMany, match="2 runs of this session"):
             await house.begin("3", session=first.session_id)
         await house.begin("4")
-        with pytest.raises(TooMany, match="3 runs of yours"):
+        with pytest.raises(TooMany, match="3 runs of your tenant"):
             await house.begin("5")
         await house.begin("6", who=OTHERS)
-        with pytest.raises(TooMany, match="4 runs of all"):
+        with pytest.raises(TooMany, match="4 runs of all tenants"):
             await house.begin("7", who=OTHERS)
 
 

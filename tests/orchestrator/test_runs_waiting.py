@@ -349,7 +349,7 @@ async def test_what_cannot_be_read_of_one_run_keeps_no_other_from_being_tended(
         row = ("local", broken.run_id, 0, sealed(b"no message"))
         put = "INSERT INTO queue_inbox VALUES (?, ?, ?, ?)"
         await house.store.database.write(lambda c: c.execute(put, row))
-    told = Told("a fault")
+    told = Told("an internal error")
     monkeypatch.setattr(logging.getLogger("evoclaw.orchestrator.runs.tending"), "handlers", [told])
     async with service(place) as house:
         async with asyncio.timeout(30):

@@ -250,7 +250,7 @@ async def test_a_sub_run_that_had_ended_before_the_cut_is_not_run_again(tmp_path
         records = [record async for record in home.talks.resume("main")]
         assert results(records)[0].text.startswith("done once\n")
         assert ended(records).text == "second" and help_.requests == []
-        with pytest.raises(Busy, match="nothing to go on with"):
+        with pytest.raises(Busy, match="no unfinished run to resume"):
             _ = [record async for record in home.talks.resume("main")]
 
 
@@ -389,7 +389,7 @@ async def test_a_run_resumed_after_an_answer_goes_on_in_its_own_session(tmp_path
     query = calls(("question", {"question": "Sure?", "options": ["yes", "no"]}))
     async with house(tmp_path, lead=Scripted(query)) as home:
         assert ended(await home.say("go")).stop == "waiting"
-        with pytest.raises(Busy, match="has not ended"):
+        with pytest.raises(Busy, match="has an unfinished run"):
             await home.say("hello?")
     async with house(tmp_path, lead=Scripted(says("then I do it"))) as home:
         ((session_id, asked),) = await home.questions.waiting()

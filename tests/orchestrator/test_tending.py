@@ -62,5 +62,5 @@ async def test_a_full_disk_is_said_once_however_often_it_is_tried(
         async with asyncio.timeout(30), Runs(talks, settings=QUICK).serving():
             await disk.tried.wait()
     assert [one.getMessage() for one in caplog.records] == [
-        f"runs are not tended: {StoreFull('here')}"
+        f"run supervision failed: {StoreFull('here')}"
     ]

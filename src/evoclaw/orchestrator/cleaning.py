@@ -1,4 +1,4 @@
-"""Text from a device, made fit to be shown: to a model as data, to a person as one plain line."""
+"""Sanitizes text from a device before it is shown to a model or printed for a person."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import re
 import unicodedata
 
 LONGEST = 200
-"""Characters of a line that a device says of itself."""
+"""Longest line that a device may say about itself."""
 LONGEST_TEXT = 4_000
-"""Characters of what it says of a tool."""
+"""Longest text that a device may say about a tool."""
 _SPACES = re.compile(r"\s+")
 _ODD = re.compile(r"[^ -~]")
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def one_line(text: str, limit: int = LONGEST) -> str:
-    """The text without control characters, on one line, cut."""
+    """Return the text on one line, without control characters, cut to the limit."""
     line = _SPACES.sub(" ", _printable(text[: 4 * limit])).strip()
     return _cut(line, limit)
 
 
 def plain(text: str, limit: int = LONGEST_TEXT) -> str:
-    """The text without control characters but for the ends of its lines, cut; decent text as is."""
+    """Return the text without control characters except line ends, cut to the limit."""
     return _cut("\n".join(map(_printable, text[: 4 * limit].split("\n"))), limit)
 
 
 def quoted(text: str) -> str:
-    """One line as a quotation that its own words cannot end."""
+    """Return one quoted line; quotes inside the text cannot end the quotation."""
     return '"' + one_line(text).replace('"', "'") + '"'
 
 
 def _printable(text: str) -> str:
-    """Blanks instead of what controls a terminal, hides, or turns the direction of writing."""
+    """Replace terminal controls, invisible characters and direction overrides by blanks."""
     return _ODD.sub(_shown, text)
 
 

@@ -1,4 +1,4 @@
-"""What a run is begun with, how it is shown, and why one is not begun: the words of `Runs`."""
+"""Run requests, run views, run settings, and the errors that a run request can raise."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ LONGEST_TITLE = 80
 
 
 class Errand(Struct, frozen=True, omit_defaults=True):
-    """What a run is begun with; kept with the run, so that a restart goes on with the same."""
+    """What a run is started with; stored with the run, so that a restart continues with it."""
 
     message: str = ""
-    """What is said; may be empty where `messages` end with it."""
+    """The user's message; may be empty if `messages` ends with it."""
     session_id: str = ""
-    """Where; a new session if empty."""
+    """The session; a new one if empty."""
     agent: str = ""
-    """Who answers in a new session; the default agent if empty."""
+    """The agent of a new session; the default agent if empty."""
     title: str = ""
-    """Of a new session; the first words of what is said if empty."""
+    """The title of a new session; the first words of the message if empty."""
     settings: LoopSettings | None = None
-    """Instead of the agent's."""
+    """Loop settings that replace the agent's."""
     model: str = ""
-    """Instead of the agent's."""
+    """A model that replaces the agent's."""
     messages: tuple[Message, ...] = ()
-    """A whole history, instead of a session's; only in a session where nothing was said yet."""
+    """A complete history; allowed only in a session without messages."""
     tools: tuple[Tool, ...] = ()
-    """The caller's own, run by the caller."""
+    """The caller's tools; the caller runs them."""
     single: bool = False
-    """One reply, no tools."""
+    """One reply without tools."""
     label: Label = CLEAN
-    """Of what the message was made from, where that is not only what the user himself said."""
+    """The label of what the message was made from, if not only from the user's own words."""
     traceparent: str = ""
-    """Where in a caller's trace it was begun, as W3C says it."""
+    """The caller's position in its trace, as a W3C `traceparent`."""
 
     @property
     def asked(self) -> str:
-        """What is said, wherever it stands."""
+        """The user's message: `message`, or the last of `messages`."""
         if self.message:
             return self.message
         last = self.messages[-1] if self.messages else None
@@ -57,96 +57,96 @@ class Errand(Struct, frozen=True, omit_defaults=True):
 
     @property
     def heading(self) -> str:
-        """The title that its session gets if it has none."""
+        """The title for a session that has none."""
         return one_line(self.title or self.asked, LONGEST_TITLE)
 
     def digest(self) -> str:
-        """The same for the same errand, and for no other, whichever attempt traces it."""
+        """A hash of the request without its trace; equal requests have equal digests."""
         asked = msgspec.structs.replace(self, traceparent="")
         return sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 
 def errand_of(blob: bytes | None) -> Errand:
-    """An errand as it was kept; that of a run which was begun without one says nothing."""
+    """Decode a stored run request; an empty request for a run that was stored without one."""
     return Errand() if blob is None else msgspec.json.decode(blob, type=Errand)
 
 
 class State(StrEnum):
-    """How a run stands."""
+    """The status of a run."""
 
     QUEUED = "queued"
-    """It is kept, and begins when there is room and what was before it in its session ended."""
+    """Stored; starts when a slot is free and the earlier runs of its session ended."""
     RUNNING = "running"
     WAITING = "waiting"
-    """For a person, or for its caller; it goes on by itself when the answer is there."""
+    """Waits for a person or for its caller; continues by itself once the answer is stored."""
     ENDED = "ended"
 
 
 class RunView(Struct, frozen=True, omit_defaults=True):
-    """A run as it is shown."""
+    """A run as the API shows it."""
 
     run_id: str
     session_id: str
     agent: str
     state: State
     stop: StopReason | None = None
-    """Why it ended, or that it waits."""
+    """Why the run ended, or that it waits."""
     asked: str = ""
     text: str = ""
-    """The answer, once it ended."""
+    """The answer, once the run ended."""
     reason: str = ""
-    """For people: what exactly ended it, or what it waits for."""
+    """For people: what ended the run, or what it waits for."""
     turns: int = 0
     calls: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     cost: float | None = 0.0
-    """None when a part of it has no known price."""
+    """In dollars; None if a reply has no known price."""
     began_at: float = 0.0
     ended_at: float | None = None
     parent_run: str = ""
     owner: str = ""
-    """Whose session it is in."""
+    """The user who owns the session."""
 
 
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many runs go on, and how they are held."""
+    """How many runs may be active or queued, and how long claims and keys last."""
 
     at_once: _Count = 256
-    """Runs that go on in this process; the others are queued."""
+    """Runs that are active in this process; the others are queued."""
     per_tenant: _Count = 192
-    """Of them, those of one tenant: so that there is always room for another."""
+    """Active runs of one tenant, so that other tenants always find a free slot."""
     queued: _Count = 10_000
-    """Runs that may be queued in all; more are refused."""
+    """Runs of all tenants that may be queued; more are rejected."""
     queued_per_tenant: _Count = 5_000
-    """Of them, those of one tenant."""
+    """Runs of one tenant that may be queued."""
     queued_per_session: _Count = 100
-    """Of them, those of one session."""
+    """Runs of one session that may be queued."""
     slow_watcher: _Count = 1_000
-    """Records that a watcher may be behind before it is dropped."""
+    """Records that a watcher may lag behind before it is dropped."""
     lease_s: Annotated[float, Meta(gt=0, le=3_600)] = 10.0
-    """Seconds after which a run is taken over whose orchestrator gives no sign of life."""
+    """Seconds without a heartbeat after which another orchestrator takes over a run."""
     look_s: Annotated[float, Meta(gt=0, le=3_600)] = 1.0
-    """Seconds between two looks at what other processes did."""
+    """Seconds between two polls of the store for changes by other processes."""
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
-    """Seconds that runs have to end when the service ends."""
+    """Seconds that active runs have to end when the service shuts down."""
     keys_kept_s: Annotated[float, Meta(gt=0)] = 7 * 86_400.0
-    """Seconds for which an idempotency key is remembered."""
+    """Seconds for which an idempotency key is stored."""
 
 
 class NoSession(EvoClawError):
-    """There is no session of that id."""
+    """No session has that id."""
 
     def __init__(self, session_id: str) -> None:
-        super().__init__(f"there is no session {session_id!r}")
+        super().__init__(f"there is no session {session_id!r}; list the sessions to see their ids")
         self.session_id = session_id
 
 
 class Busy(EvoClawError):
-    """A session is answering something else, or has not ended what it was doing."""
+    """A session has another open run, or none that the request could apply to."""
 
     def __init__(self, session_id: str, why: str) -> None:
         super().__init__(f"session {session_id!r} {why}")
@@ -154,50 +154,54 @@ class Busy(EvoClawError):
 
 
 class NoRun(EvoClawError):
-    """There is no run of that id."""
+    """No run has that id."""
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"there is no run {one_line(run_id)!r}")
+        super().__init__(f"there is no run {one_line(run_id)!r}; list the runs to see their ids")
         self.run_id = run_id
 
 
 class KeyReused(EvoClawError):
-    """An idempotency key was used before, for something else."""
+    """An idempotency key was used before, for another request."""
 
     def __init__(self, key: str, run_id: str) -> None:
         shown = one_line(key, LONGEST_TITLE)
-        super().__init__(f"the key {shown!r} was used for another run already; take a new key")
+        super().__init__(
+            f"the idempotency key {shown!r} was already used for another run; use a new key"
+        )
         self.key, self.run_id = key, run_id
 
 
 class OtherHistory(EvoClawError):
-    """A whole history was given for a session in which something was said already."""
+    """A complete history was given for a session that already has messages."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
-            f"session {session_id!r} has a history of its own; "
-            "say a message in it, or give a history without a session"
+            f"session {session_id!r} already has messages; "
+            "send one message to it, or send the history without a session id"
         )
         self.session_id = session_id
 
 
 class NothingAsked(EvoClawError):
-    """An errand says nothing."""
+    """A run request has no message."""
 
     def __init__(self) -> None:
-        super().__init__("say something: the message is empty")
+        super().__init__("the message is empty; send some text")
 
 
 class Draining(EvoClawError):
-    """No run is begun any more: the process is about to end."""
+    """The process is shutting down and starts no more runs."""
 
     def __init__(self) -> None:
         super().__init__("the orchestrator is shutting down; try again in a moment")
 
 
 class TooMany(EvoClawError):
-    """Too many runs are queued already."""
+    """Too many runs are queued."""
 
     def __init__(self, what: str, limit: int) -> None:
-        super().__init__(f"{limit} runs of {what} are queued already; try again later")
+        super().__init__(
+            f"the run queue is full: {limit} runs of {what} are queued; try again later"
+        )
         self.what, self.limit = what, limit

@@ -1,4 +1,4 @@
-"""The orchestrator's side of the fleet: connected, listening, and having things done elsewhere."""
+"""The orchestrator's connection to its edges: presence, commands, jobs and remote tools."""
 
 from __future__ import annotations
 
@@ -36,31 +36,29 @@ from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import DEFAULT_JOB_TIMEOUT_S, Command, Outcome
 
 QUIET = 1.2
-"""Seconds without news after which everybody who is there has said hello."""
-
-
+"""Seconds without a change after which all online edges are taken to have said hello."""
 GATHERING = 0.02
-"""Seconds between two looks at who is missing: a large fleet changes much more often."""
+"""Seconds between two checks for missing edges: a large fleet changes much more often."""
 
 
 class NotThere(EvoClawError):
-    """An edge that was asked for is not online."""
+    """The requested edge is not online."""
 
     def __init__(self, agent_id: str, online: Sequence[str]) -> None:
-        there = ", ".join(online) or "none"
-        super().__init__(f"agent {agent_id!r} is not online; online: {there}")
+        names = ", ".join(online) or "none"
+        super().__init__(f"agent {agent_id!r} is not online; online: {names}")
 
 
 class Store(Outbox, Ledger, Shelf, Protocol):
-    """Where commands are kept."""
+    """The store for commands to edges."""
 
     def of(self, tenant: str) -> Asked:
-        """What one tenant asked for."""
+        """The commands of one tenant."""
         ...
 
 
 class Orchestrator:
-    """The fleet, and the ways to have it do something."""
+    """The fleet of edges, and how to run tools, commands and jobs on them."""
 
     def __init__(
         self,
@@ -76,13 +74,14 @@ class Orchestrator:
         """Choose the parts.
 
         Args:
-            link: The way to the broker.
-            store: Where commands are kept.
-            grants: Who signs what edges are asked to do.
-            heartbeat: Seconds between two signs of life of an edge.
+            link: The connection to the broker.
+            store: Stores the commands.
+            grants: Signs the commands.
+            heartbeat: Seconds between two heartbeats of an edge.
             permit: Which of an edge's tools may be used.
-            retry_delays: Seconds until what nobody accepted is published again.
-            progress_timeout: Seconds without a word after which what was accepted counts as lost.
+            retry_delays: Seconds until a command that no edge accepted is published again.
+            progress_timeout: Seconds without a report after which an accepted command counts as
+                lost.
         """
         self.fleet = Fleet(heartbeat=heartbeat, changed=self._tell, permit=permit)
         self._grants, self._store = grants, store
@@ -101,7 +100,7 @@ class Orchestrator:
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[None]:
-        """Be connected while the block runs; a broker that is away is tried again and again."""
+        """Stay connected while the block runs; retry while the broker is unreachable."""
         serving = asyncio.create_task(self._serve())
         try:
             yield
@@ -117,18 +116,18 @@ class Orchestrator:
             group.create_task(self._tidying.run())
 
     def listen(self, listener: Callable[[Presence], None]) -> None:
-        """Have somebody told who comes and goes."""
+        """Call a listener whenever an edge comes online or goes offline."""
         self._listeners.append(listener)
 
     async def wait_for(self, agent_id: str, seconds: float, *, tools: bool = True) -> Member:
-        """An edge, when it is online and its tools are known; `NotThere` if that takes too long."""
+        """Wait until an edge is online and its tools are known; `EdgeOffline` after the timeout."""
 
-        def there() -> bool:
+        def ready() -> bool:
             return self._is_there(agent_id) if tools else self.fleet.is_online(agent_id)
 
         try:
             async with asyncio.timeout(seconds):
-                while not there():
+                while not ready():
                     await self.fleet.change()
         except TimeoutError:
             names = [member.agent_id for member in self.fleet.online()]
@@ -136,7 +135,7 @@ class Orchestrator:
         return self.fleet.member(agent_id)
 
     async def settle(self, seconds: float) -> None:
-        """Wait until those who are there have said so: until somebody is, and no more come."""
+        """Wait until at least one edge is online and no more come, but at most so many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.fleet.online():
@@ -146,11 +145,11 @@ class Orchestrator:
                         await self.fleet.change()
 
     async def gather(self, agents: Collection[str], seconds: float) -> None:
-        """Wait until all of some edges are there and their tools are known, but only so long."""
+        """Wait until all named edges are online with known tools, but at most so many seconds."""
         missing = set(agents)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while missing := {one for one in missing if not self._is_there(one)}:
+                while missing := {agent for agent in missing if not self._is_there(agent)}:
                     await self.fleet.change()
                     await asyncio.sleep(GATHERING)
 
@@ -159,7 +158,7 @@ class Orchestrator:
         return member is not None and member.online and member.is_known
 
     def edge(self, agent_id: str, *, queue: float = 60.0) -> EdgeExecutor:
-        """The tools of one edge, run there."""
+        """The executor that runs tools on one edge."""
 
         def tools() -> Sequence[Tool]:
             member = self.fleet.find(agent_id)
@@ -168,11 +167,11 @@ class Orchestrator:
         return EdgeExecutor(agent_id, tools, self.requests, grants=self._grants, queue=queue)
 
     def edge_call(self, held: frozenset[str]) -> EdgeCall:
-        """The tool that asks any edge, in the name of an agent with these capabilities."""
+        """The tool that calls any edge on behalf of an agent with these capabilities."""
         return EdgeCall(self.fleet, self.requests, held=held, grants=self._grants)
 
     def delegated(self, besides: Collection[str] = ()) -> Delegated:
-        """The tools of all edges, but for those with these names, each run on one that has it."""
+        """The tools of all edges except these names; a call runs on an edge that has the tool."""
         return Delegated(self.fleet, self.edge, self.requests.agent_of, besides=besides)
 
     async def start_job(
@@ -185,15 +184,15 @@ class Orchestrator:
         idle: float | None = None,
         principal: Principal = LOCAL,
     ) -> ToolResult:
-        """Have an edge begin something that goes on by itself; the result's details name it.
+        """Start a job on an edge; the details of the result have its id.
 
         Args:
             agent_id: The edge.
             tool: One of its tools.
-            arguments: What it is given.
-            seconds: How long it may take, a day at most.
-            idle: How long it may say nothing.
-            principal: On whose behalf; its tenant alone is told of it.
+            arguments: The arguments of the tool.
+            seconds: How long the job may take, a day at most.
+            idle: How long the job may go without output.
+            principal: On whose behalf; only its tenant can see the job.
         """
         edge = self.edge(agent_id)
         asked = ToolCall("job", tool, msgspec.json.encode(arguments).decode())
@@ -206,21 +205,21 @@ class Orchestrator:
         return await edge.start(call, seconds=seconds, idle=idle)
 
     async def job(self, agent_id: str, job_id: str, *, tenant: str = LOCAL.tenant) -> Job:
-        """How a job stands: its result if it has ended, else what its edge says of it."""
+        """The status of a job: its result if it has ended, else what its edge reports."""
         return await look_up(self._store.of(tenant), self.requests, agent_id, job_id)
 
     def jobs(self) -> FleetJobs:
-        """The jobs of the fleet, as a tool sees them."""
+        """The jobs of the fleet, as the tool `jobs` sees them."""
         return FleetJobs(self._store.of, self.requests)
 
     async def fetch(self, agent_id: str, handle: str, path: Path) -> int:
-        """Copy a big output from an edge to a file; how many bytes it has."""
+        """Copy a big output from an edge to a file; returns its size in bytes."""
         return await fetch(self.edge(agent_id), handle, path, self.requests.max_payload)
 
     async def say(
         self, agent_id: str, name: str, payload: dict[str, JSON] | None = None, seconds: float = 10
     ) -> Outcome:
-        """Send a command that may be sent twice, and await its answer."""
+        """Send an idempotent command and wait for its answer."""
         command = Command(name, payload or {}, f"{name}-{secrets.token_hex(8)}")
         return await self.requests.query(agent_id, command, seconds)
 

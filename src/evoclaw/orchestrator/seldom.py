@@ -1,4 +1,4 @@
-"""Trouble that lasts: said at once, then at most once a minute, with how often it happened."""
+"""Log throttle: logs a repeated problem at once, then once a minute with a count."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 
 EVERY = 60.0
-"""Seconds between two sayings of the same."""
+"""Seconds between two log lines about the same kind of problem."""
 
 
 class Seldom:
-    """Keeps a log readable, and the disk it is on from filling, while something goes on failing."""
+    """Keeps the log readable, and its disk from filling up, while something keeps failing."""
 
     def __init__(self, every: float = EVERY, clock: Callable[[], float] = time.monotonic) -> None:
         self._every, self._clock = every, clock
@@ -19,7 +19,7 @@ class Seldom:
         self._said: dict[str, float] = {}
 
     def count(self, kind: str) -> int:
-        """Note that it happened; if it is to be said, how often it did since it was, else 0."""
+        """Count one occurrence; returns how many to log now, or 0 to log nothing."""
         self._unsaid[kind] += 1
         now, before = self._clock(), self._said.get(kind)
         if before is not None and now - before < self._every:
@@ -29,5 +29,5 @@ class Seldom:
 
 
 def times(count: int) -> str:
-    """How often, as the end of a line in a log; nothing for once."""
-    return "" if count == 1 else f" ({count} times since this was last said)"
+    """How often it happened, as the end of a log line; empty for once."""
+    return "" if count == 1 else f" ({count} times since this was last logged)"

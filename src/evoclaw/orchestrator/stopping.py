@@ -1,4 +1,4 @@
-"""The emergency stop and the fleet: nothing more is sent to who is stopped, and its work ends."""
+"""The emergency stop for edges: a stopped edge is sent no more work, and its work is cancelled."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.wire import Command
 
 WORK = frozenset({"tool", "execute", "prompt"})
-"""What does something; whatever else is said to a device, as `cancel`, still reaches it."""
+"""Commands that start work; others, such as `cancel`, still reach a stopped edge."""
 ROUNDS = 3
-"""How often the work of a stopped device is ended: another process may just have sent some."""
+"""How often the work of a stopped edge is cancelled: another process may just have sent some."""
 
 
 class Stopping:
-    """Grants nothing to who is stopped, whichever way a call came to its device."""
+    """Signs no work for a stopped edge, tool or agent, whichever way the call came."""
 
     def __init__(self, stops: Stops, grants: Grants = ungranted) -> None:
         self._stops, self._grants = stops, grants
 
     def __call__(self, agent_id: str, command: Command, call: Call | None) -> str:
-        """The grant; `ToolFailure` if the device, the tool or everything is stopped."""
+        """Return the grant; `ToolFailure` if the edge, the tool or everything is stopped."""
         if command.command in WORK:
             stop = self._stops.keeps_from(agent_id, call)
             if stop is not None:
@@ -47,25 +47,25 @@ async def following(
     every: float = EVERY,
     clock: Callable[[], float] = time.time,
 ) -> AsyncGenerator[None]:
-    """While the block runs, end the work of every device as soon as it is stopped.
+    """While the block runs, cancel the work of every edge as soon as it is stopped.
 
-    That is all that the store still wants of it: calls, prompts and jobs, of whichever process.
-    What was not sent yet never is; a device that is away is told when it is back.
+    This covers all open calls, prompts and jobs in the store, of any process. Unsent commands are
+    never sent; an edge that is offline gets the cancellation when it is back online.
     """
     done: dict[str, int] = {}
 
     async def watch() -> None:
         while True:
             known = {member.agent_id for member in orchestrator.fleet.members()}
-            stopped = {one for one in known | set(stops.agents()) if stops.keeps_from(one)}
-            for gone in done.keys() - stopped:
-                del done[gone]
+            stopped = {name for name in known | set(stops.agents()) if stops.keeps_from(name)}
+            for released in done.keys() - stopped:
+                del done[released]
             for agent_id in sorted(stopped):
                 if done.setdefault(agent_id, 0) < ROUNDS:
                     done[agent_id] += await _end_work(orchestrator, store, agent_id, clock())
             await asyncio.sleep(every)
 
-    watching = asyncio.create_task(watch(), name="stops of the fleet")
+    watching = asyncio.create_task(watch(), name="emergency stops")
     try:
         yield
     finally:
@@ -76,7 +76,7 @@ async def following(
 async def _end_work(
     orchestrator: Orchestrator, store: CommandStore, agent_id: str, now: float
 ) -> int:
-    """End it; 0 if the store could not say what there is, so that it is tried again."""
+    """Cancel the work of an edge; 0 if the store failed, so that it is tried again."""
     try:
         wanted = await store.wanted(agent_id, now)
     except EvoClawError:

@@ -1,1 +1,1 @@
-"""Runs: begun, driven by one process at a time, watched, ended."""
+"""Runs: started, scheduled, driven by one process at a time, watched, ended."""

@@ -1,4 +1,4 @@
-"""The end of a run that nobody drives: cancelled while it waited, or ended by a fault of ours."""
+"""Closes a run that no process drives: cancelled while waiting, or failed internally."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.orchestrator.sessions.subruns import seq_after
 from evoclaw.store.sessions.sessions import Spent, StoredRun
 
-ABOVE = "the run above has ended"
-"""Why a sub-run ends that nobody drives."""
-UNKNOWN = "Error: It was started, and the run ended before anybody knew how it went."
+ABOVE = "the parent run has ended"
+"""Why a sub-run without a driver is closed."""
+UNKNOWN = "Error: The call was started, and the run ended before its outcome was known."
 
 
 async def close_run(
@@ -39,16 +39,16 @@ async def close_run(
     *,
     epoch: int | None = None,
 ) -> Sequence[Record]:
-    """Leave no call unanswered, say how the run ended, and give up what it asked.
+    """Answer all open calls, record how the run ended, and close its questions and approvals.
 
-    Neither the model nor a tool is asked for anything. What is kept is given back.
+    No model and no tool is called. Returns the stored records.
 
     Args:
-        talks: The sessions of its tenant.
-        stored: The run; it must not have ended, and nobody may drive it.
-        stop: As what it ends.
-        reason: For people.
-        epoch: Of the lease, if there are several who may drive it.
+        conversations: The sessions of its tenant.
+        stored: The run; it must be open, and no process may drive it.
+        stop: The stop reason.
+        reason: The explanation for people.
+        epoch: The epoch of the claim, if several processes may drive the run.
     """
     store = talks.store
     before = await store.records(stored.id)
@@ -81,7 +81,7 @@ def _events(
     if isinstance(opening, RunStarted):
         fields = opening.settings.output_fields
         events.append(RunResumed(opening.model, opening.settings, opening.profile))
-        offered = [one.event for one in before if isinstance(one.event, ToolsChanged)]
+        offered = [record.event for record in before if isinstance(record.event, ToolsChanged)]
         events.extend(offered[-1:])  # as the loop would, so that it replays
     for _, call in state.unanswered:
         kind, why = ErrorKind.CANCELLED, wording.not_executed("the run has ended")

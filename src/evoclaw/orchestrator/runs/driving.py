@@ -1,4 +1,7 @@
-"""Drives the runs that this process holds; whatever happens to one of them, the others go on."""
+"""Run driver: drives the claimed runs of this process, closes runs, handles control requests.
+
+A fault in one run does not affect the others.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +32,24 @@ from evoclaw.store.sessions.sessions import Fenced, Session, StoredRun
 
 logger = logging.getLogger(__name__)
 LONGEST_REASON = 1_000
-"""Characters of what is told of a fault of ours."""
+"""Longest reason stored for a run that ended by an internal error."""
 
 
 class Steering:
-    """What people said to a run: each message is given to it once, in the order said."""
+    """Steering messages for a run: each is delivered once, in the order sent."""
 
     def __init__(self) -> None:
         self.known = 0
-        """How many were given to it, or wait here."""
+        """How many messages were delivered or wait here."""
         self._waiting: list[UserMessage] = []
 
     def __call__(self) -> Sequence[UserMessage]:
-        """What was said since the last time."""
-        said, self._waiting = self._waiting, []
-        return said
+        """Return the messages that came since the last call."""
+        messages, self._waiting = self._waiting, []
+        return messages
 
     def hear(self, start: int, messages: Sequence[UserMessage]) -> None:
-        """Take in messages from a number on; those that are known stay as they are."""
+        """Add the messages that start at a number; skip those received before."""
         fresh = messages[max(0, self.known - start) :]
         self._waiting.extend(fresh)
         self.known += len(fresh)
@@ -54,17 +57,17 @@ class Steering:
 
 @dataclass(eq=False, slots=True)
 class Driven:
-    """A run that goes on in this process."""
+    """A run that this process drives."""
 
     claim: Claim
     cancelled: bool = False
-    """It is to end."""
+    """The run is to be cancelled."""
     woken: bool = False
-    """Somebody said that what it waits for is there, while it went on."""
+    """The answer that the run waits for was stored while the run was still active."""
     released: bool = False
-    """It is let go of, or about to be."""
+    """The claim is released, or about to be."""
     cut: bool = False
-    """It is driven here no longer, wherever it was."""
+    """This process stopped driving the run before it ended."""
     deadline: Deadline | None = None
     steering: Steering | None = None
     task: asyncio.Task[None] = field(init=False)
@@ -75,14 +78,14 @@ class Driven:
         return self.claim.tenant, self.claim.run_id
 
     def cancel(self) -> None:
-        """Have it end, and say so in its records."""
+        """Cancel the run; its records say so."""
         self.cancelled = True
         if self.deadline is not None:
             self.deadline.cancel()
 
 
 class Driving:
-    """The runs that go on in this process."""
+    """The active runs of this process."""
 
     def __init__(
         self,
@@ -92,28 +95,28 @@ class Driving:
         hub: Hub,
         changed: Callable[[], None],
     ) -> None:
-        """Choose the parts; `changed` is called whenever there is room for another run."""
+        """Choose the parts; `on_capacity` is called whenever a slot for another run may be free."""
         self._talks, self._queue, self._inbox, self._hub = talks, queue, inbox, hub
         self._changed = changed
         self.live: dict[Key, Driven] = {}
         self.stalled: dict[Key, Claim] = {}
-        """Runs that cannot be driven, nor let go of, while the store cannot be written."""
+        """Runs that can be neither driven nor released while the store is unavailable."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many runs of each tenant go on."""
+        """The number of active runs of each tenant."""
         return Counter(tenant for tenant, _ in self.live)
 
     def take(self, claim: Claim, *, cancelled: bool = False) -> Driven | None:
-        """Begin to drive a run that is held; it is known as going on when this returns.
+        """Start to drive a claimed run; it is in `active` when this returns.
 
-        None if it goes on already.
+        None if the run is active already.
         """
-        driven = Driven(claim, cancelled)
-        if driven.key in self.live:
+        active = Driven(claim, cancelled)
+        if active.key in self.live:
             return None
         stack = ExitStack()
-        topic = stack.enter_context(self._hub.topic(driven.key))
+        topic = stack.enter_context(self._hub.topic(active.key))
         topic.live = True
         topic.stir()
 
@@ -122,126 +125,126 @@ class Driving:
             topic.tail.clear()
             topic.stir()
             stack.close()
-            del self.live[driven.key]
+            del self.live[active.key]
             self._changed()
 
-        self.live[driven.key] = driven
-        driven.task = asyncio.create_task(self._drive(driven), name=claim.run_id)
-        driven.task.add_done_callback(ended)
-        return driven
+        self.live[active.key] = active
+        active.task = asyncio.create_task(self._drive(active), name=claim.run_id)
+        active.task.add_done_callback(ended)
+        return active
 
     async def cut_off(self, some: Iterable[Driven], *, release: bool = True) -> None:
-        """Stop driving where they are; whoever holds them next goes on from there."""
-        driven = list(some)
-        for one in driven:
-            one.cut = True
-            one.task.cancel()
-        if driven:
-            await asyncio.wait([one.task for one in driven])
-        if driven and release:
+        """Stop driving runs where they are; the next process to claim them continues there."""
+        stopped = list(some)
+        for active in stopped:
+            active.cut = True
+            active.task.cancel()
+        if stopped:
+            await asyncio.wait([active.task for active in stopped])
+        if stopped and release:
             try:
-                await self._queue.release([one.claim for one in driven])
+                await self._queue.release([active.claim for active in stopped])
             except StoreError as error:
-                logger.warning(
-                    "runs that were cut off are held until this process is gone: %s", error
-                )
+                logger.warning("interrupted runs stay claimed until this process ends: %s", error)
 
     async def let_go(self) -> None:
-        """Try again to let go of runs that could not be driven."""
+        """Try again to release the claims of suspended runs."""
         if stalled := dict(self.stalled):
             await self._queue.release(list(stalled.values()))
             for key in stalled:
                 del self.stalled[key]
             self._changed()
 
-    async def hear(self, driven: Driven) -> None:
-        """Have a run hear what was said to it; one that has not begun yet will."""
-        if (steering := driven.steering) is not None:
+    async def hear(self, active: Driven) -> None:
+        """Deliver steering messages to a run; one that has not started reads them at its start."""
+        if (steering := active.steering) is not None:
             start = steering.known
-            blobs = await self._inbox.said(*driven.key, start)
+            blobs = await self._inbox.said(*active.key, start)
             steering.hear(start, [msgspec.json.decode(blob, type=UserMessage) for blob in blobs])
 
-    async def _drive(self, driven: Driven) -> None:
+    async def _drive(self, active: Driven) -> None:
         try:
             with one_strand():
-                await self._go_on(driven)
+                await self._go_on(active)
         except Fenced:
-            logger.info("run %s was taken over by another process", driven.claim.run_id)
+            logger.info("run %s was taken over by another process", active.claim.run_id)
         except StoreError as error:
-            logger.warning("run %s stands still: %s", driven.claim.run_id, error)
-            self.stalled[driven.key] = driven.claim
+            logger.warning("run %s suspended: store unavailable: %s", active.claim.run_id, error)
+            self.stalled[active.key] = active.claim
         except Exception as error:
-            # A fault in one run's parts must not end the others, and its people must be told.
-            logger.exception("run %s ended by a fault", driven.claim.run_id)
-            await self._fail(driven, error)
+            # A fault in one run must not end the others, and its user must learn of it.
+            logger.exception("run %s failed with an internal error", active.claim.run_id)
+            await self._fail(active, error)
 
-    async def _fail(self, driven: Driven, error: Exception) -> None:
+    async def _fail(self, active: Driven, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
         try:
-            stored = await self._stored(driven)
+            stored = await self._stored(active)
             if stored is not None and stored.is_open:
-                await self._close(driven, stored, StopReason.ERROR, reason)
+                await self._close(active, stored, StopReason.ERROR, reason)
         except Fenced:
-            logger.info("run %s was taken over by another process", driven.claim.run_id)
+            logger.info("run %s was taken over by another process", active.claim.run_id)
         except StoreError as problem:
-            logger.warning("run %s stands still: %s", driven.claim.run_id, problem)
-            self.stalled[driven.key] = driven.claim
+            logger.warning("run %s suspended: store unavailable: %s", active.claim.run_id, problem)
+            self.stalled[active.key] = active.claim
 
-    async def _stored(self, driven: Driven) -> StoredRun | None:
-        return await self._talks.store.of(driven.claim.tenant).run(driven.claim.run_id)
+    async def _stored(self, active: Driven) -> StoredRun | None:
+        return await self._talks.store.of(active.claim.tenant).run(active.claim.run_id)
 
-    async def _go_on(self, driven: Driven) -> None:
-        talks, stored = self._talks.of(driven.claim.tenant), await self._stored(driven)
+    async def _go_on(self, active: Driven) -> None:
+        conversations, stored = self._talks.of(active.claim.tenant), await self._stored(active)
         if stored is None or not stored.is_open:
-            return await self._queue.done(driven.claim)
-        if driven.cancelled or await self._inbox.is_cancelled(*driven.key):
-            return await self._close(driven, stored, StopReason.CANCELLED)
-        run = await self._prepare(talks, driven, stored)
-        with self._hub.topic(driven.key) as topic:
-            async with aclosing(talks.drive(run)) as records:
+            return await self._queue.done(active.claim)
+        if active.cancelled or await self._inbox.is_cancelled(*active.key):
+            return await self._close(active, stored, StopReason.CANCELLED)
+        run = await self._prepare(conversations, active, stored)
+        with self._hub.topic(active.key) as topic:
+            async with aclosing(conversations.drive(run)) as records:
                 async for record in records:
                     topic.publish(record)
-        return await self._after(driven, run)
+        return await self._after(active, run)
 
-    async def _prepare(self, talks: Conversations, driven: Driven, stored: StoredRun) -> LiveRun:
-        session = await talks.store.session(stored.session_id)
+    async def _prepare(
+        self, conversations: Conversations, active: Driven, stored: StoredRun
+    ) -> LiveRun:
+        session = await conversations.store.session(stored.session_id)
         if session is None:
             raise NoSession(stored.session_id)
         steering = Steering()
-        hold = Hold(driven.claim.epoch, steering)
-        run = await talks.prepare(session, stored, None, None, None, hold)
+        driver = Hold(active.claim.epoch, steering)
+        run = await conversations.prepare(session, stored, None, None, None, driver)
         steering.known = run.heard
-        driven.steering, driven.deadline = steering, run.deadline
-        await self.hear(driven)
-        if driven.cancelled:
+        active.steering, active.deadline = steering, run.deadline
+        await self.hear(active)
+        if active.cancelled:
             run.deadline.cancel()
         return run
 
-    async def _after(self, driven: Driven, run: LiveRun) -> None:
-        state, claim = run.state, driven.claim
+    async def _after(self, active: Driven, run: LiveRun) -> None:
+        state, claim = run.state, active.claim
         if state.stop is not StopReason.WAITING:
-            return await self._ended(driven, run.stored, state.stop)
-        if driven.woken:
-            driven.woken = False
-            return await self._go_on(driven)
+            return await self._ended(active, run.stored, state.stop)
+        if active.woken:
+            active.woken = False
+            return await self._go_on(active)
         pending = [index for index, call in state.unanswered if call.id in state.pending]
-        driven.released = True
+        active.released = True
         places = [f"{claim.run_id}.{state.turn}.{index}" for index in pending]
         return await self._queue.park(claim, places)
 
-    async def _ended(self, driven: Driven, stored: StoredRun, stop: StopReason | None) -> None:
-        driven.released = True
-        await self._queue.done(driven.claim)
-        await self.follow(driven.claim.tenant, stored, stop)
+    async def _ended(self, active: Driven, stored: StoredRun, stop: StopReason | None) -> None:
+        active.released = True
+        await self._queue.done(active.claim)
+        await self.follow(active.claim.tenant, stored, stop)
 
     async def follow(self, tenant: str, stored: StoredRun, stop: StopReason | None) -> None:
-        """What was said too late for a run becomes the next one, unless it was cancelled."""
+        """Queue a run that answers messages which came too late, unless the run was cancelled."""
         store, entry = self._talks.store.of(tenant), None
-        said = await self._inbox.said(tenant, stored.id)
-        if not said:
+        messages = await self._inbox.said(tenant, stored.id)
+        if not messages:
             return
         if stop is not StopReason.CANCELLED:
-            late = said[heard_in(await store.records(stored.id)) :]
+            late = messages[heard_in(await store.records(stored.id)) :]
             session = await store.session(stored.session_id)
             if late and session is not None:
                 before = errand_of(await store.errand(stored.id))
@@ -250,27 +253,29 @@ class Driving:
         self._changed()
 
     async def _close(
-        self, driven: Driven, stored: StoredRun, stop: StopReason, reason: str = ""
+        self, active: Driven, stored: StoredRun, stop: StopReason, reason: str = ""
     ) -> None:
-        talks, epoch = self._talks.of(driven.claim.tenant), driven.claim.epoch
-        await self._close_below(talks, stored, epoch)
-        with self._hub.topic(driven.key) as topic:
-            for record in await close_run(talks, stored, stop, reason, epoch=epoch):
+        conversations, epoch = self._talks.of(active.claim.tenant), active.claim.epoch
+        await self._close_below(conversations, stored, epoch)
+        with self._hub.topic(active.key) as topic:
+            for record in await close_run(conversations, stored, stop, reason, epoch=epoch):
                 topic.publish(record)
-        await self._ended(driven, stored, stop)
+        await self._ended(active, stored, stop)
 
-    async def _close_below(self, talks: Conversations, above: StoredRun, epoch: int) -> None:
-        """End the sub-runs of a run that ends."""
-        for run_id in await self._queue.below(talks.store.tenant, above.id):
-            stored = await talks.store.run(run_id)
+    async def _close_below(
+        self, conversations: Conversations, parent: StoredRun, epoch: int
+    ) -> None:
+        """Close the sub-runs of a run that ends."""
+        for run_id in await self._queue.below(conversations.store.tenant, parent.id):
+            stored = await conversations.store.run(run_id)
             if stored is not None and stored.is_open:
-                own = await adopt(talks.store, run_id, above.id, epoch)
-                await self._close_below(talks, stored, own)
-                await close_run(talks, stored, StopReason.CANCELLED, ABOVE, epoch=own)
+                own = await adopt(conversations.store, run_id, parent.id, epoch)
+                await self._close_below(conversations, stored, own)
+                await close_run(conversations, stored, StopReason.CANCELLED, ABOVE, epoch=own)
 
 
 def said(message: str) -> bytes:
-    """A message as it is kept until a run takes it in."""
+    """Encode a message as it is stored until a run reads it."""
     return msgspec.json.encode(UserMessage((TextBlock(message),)))
 
 
@@ -279,9 +284,9 @@ def _text(blob: bytes) -> str:
 
 
 def _next(session: Session, before: Errand, late: Sequence[str]) -> Entry:
-    """The run of a session that answers what one before it did not hear, made as that one was."""
-    errand = replace(
+    """The next run of a session: answers what the run before did not read, with its settings."""
+    request = replace(
         before, message="\n\n".join(late), session_id=session.id, messages=(), title="", agent=""
     )
     run_id = run_id_of(session.tenant, secrets.token_hex(16))
-    return Entry(run_id, session, False, errand.message, msgspec.json.encode(errand))
+    return Entry(run_id, session, False, request.message, msgspec.json.encode(request))

@@ -1,9 +1,10 @@
-"""Who watches the runs that go on: every record once, in order, and nobody holds a run up.
+"""Event hub: every watcher of a run gets each record once, in order; no watcher slows the run down.
 
-What was said of a run is kept once for all who watch it, and bounded: a watcher is a place in it.
+The recent records of a run are kept once for all its watchers, in a bounded buffer; a watcher is a
+position in that buffer.
 
-A run that another process drives is read from the store. Whoever drives it is told that somebody
-watches, and tells of each commit; where no such notices come, the store is looked at often.
+A run that another process drives is read from the store. That process is notified that the run is
+watched, and sends a notice with each commit; without notices, the hub polls the store.
 """
 
 from __future__ import annotations
@@ -23,68 +24,68 @@ from evoclaw.orchestrator.sessions.subruns import HELD, PASSING, Key
 from evoclaw.store.databases.notices import Kind, Notice, Notices
 
 PAGE = 500
-"""Stored records that are read at once."""
+"""Stored records that one read returns."""
 POLL = 1.0
-"""Seconds between two looks at a run that another process drives, or that has not begun."""
+"""Seconds between two polls of a run that another process drives, or that has not started."""
 ASSURED = 5.0
-"""Seconds between two looks at such a run, more or less, while notices come: one may be lost."""
+"""About how many seconds between two polls of such a run while notices come: one may be lost."""
 SELDOM = 10.0
-"""Seconds between two looks, at most, at a run that waits for somebody: there may be thousands of
-them, for days. Whatever goes on in this process is told at once."""
+"""Most seconds between two polls of a run that waits for a person: there may be thousands of them,
+for days. Records of runs in this process are delivered at once."""
 AGAIN = 15.0
-"""Seconds before it is said again that somebody watches a run; well before it is forgotten."""
+"""Seconds between two notices that a run is watched; well before such a notice expires."""
 
 
 Announce: TypeAlias = Callable[[Sequence[Notice]], Awaitable[None]]
-"""Tells those who share the store where to look."""
+"""Sends notices to the other processes that share the store."""
 Page: TypeAlias = tuple[StopReason | None, Sequence[Record]]
-"""How a run stood, and the next of its records."""
+"""The stop reason of a run, and its next records."""
 
 
 class TooSlow(EvoClawError):
-    """A watcher reads more slowly than its run speaks."""
+    """A watcher reads more slowly than its run produces records."""
 
     def __init__(self, after: int) -> None:
-        super().__init__(f"you read too slowly; go on after record {after}")
+        super().__init__(f"the watcher is too slow and was dropped; reconnect after record {after}")
         self.after = after
-        """The last record that it was given: who goes on from there misses nothing."""
+        """The last record delivered: a watcher that continues from there misses nothing."""
 
 
 class Stored(Protocol):
-    """Where the records of a run are kept."""
+    """The stored records of a run."""
 
     async def stop(self) -> StopReason | None:
-        """Why it ended, or that it waits; None while it goes on."""
+        """Why the run ended, or that it waits; None while it is active."""
         ...
 
     async def records(self, after: int, limit: int) -> Sequence[Record]:
-        """The next ones."""
+        """The records after a number, at most `limit`."""
         ...
 
 
 class Topic:
-    """One run: what was said lately, and what is not kept yet."""
+    """One run: its recent records, and those not stored yet."""
 
     def __init__(self, room: int, note: Callable[[], None] = lambda: None) -> None:
-        """Remember so many records; `note` is called whenever the run may be shown otherwise."""
+        """Keep `capacity` records; `on_change` is called when the view of the run may change."""
         self._recent: deque[Record] = deque(maxlen=room)
         self._note = note
         self._said = asyncio.Event()
         self.count = 0
-        """Records that were said since there is somebody here."""
+        """Records published since the topic exists."""
         self.stirs = 0
-        """How often everybody was to look."""
+        """How often all watchers were told to check."""
         self.asked_at: float | None = None
-        """When it was said last that somebody watches."""
+        """When other processes were last notified that the run is watched."""
         self.tail: deque[Record] = deque(maxlen=HELD)
-        """Those that the store may not have yet: pieces of a reply or an output."""
+        """Records that may not be stored yet: deltas of a reply or an output."""
         self.live = False
-        """It goes on in this process."""
+        """This process drives the run."""
         self.readers = 0
         self.together: Together[Page] = Together()
 
     def publish(self, record: Record) -> None:
-        """Tell everybody; whatever is not in passing must be kept already."""
+        """Deliver a record to all watchers; it must be stored already unless it is transient."""
         self.tail.append(record)
         if not isinstance(record.event, PASSING):
             self.tail.clear()
@@ -95,7 +96,7 @@ class Topic:
             self._note()
 
     def stir(self) -> None:
-        """Have everybody look."""
+        """Have all watchers check the run."""
         self.stirs += 1
         self._wake()
         self._note()
@@ -105,7 +106,7 @@ class Topic:
         self._said.clear()
 
     def since(self, place: int) -> Sequence[Record] | None:
-        """What was said after so many records; None if that is no longer remembered."""
+        """The records after a position; None if they are no longer in the buffer."""
         missed = self.count - place
         if missed > len(self._recent):
             return None
@@ -113,11 +114,11 @@ class Topic:
         return [self._recent[number] for number in range(start, len(self._recent))]
 
     def is_due(self, now: float) -> bool:
-        """Whether it can be said again, with others, that somebody watches."""
+        """Whether the watch notice of this run can be repeated together with others."""
         return not self.live and self.asked_at is not None and now > self.asked_at + AGAIN / 2
 
     async def stirred(self, seconds: float | None = None) -> None:
-        """Wait until something was said, or so long."""
+        """Wait until something is published, or for so many seconds."""
         if seconds is None:
             await self._said.wait()
             return
@@ -127,7 +128,7 @@ class Topic:
 
 
 class Hub:
-    """The topics that somebody speaks or listens in."""
+    """The topics of the runs that are active or watched."""
 
     def __init__(
         self,
@@ -137,13 +138,13 @@ class Hub:
         notices: Notices | None = None,
         announce: Announce | None = None,
     ) -> None:
-        """Know nobody yet.
+        """Start without topics.
 
         Args:
-            slow: Records that a watcher may be behind.
-            poll: Seconds between two looks at a run that goes on elsewhere, without notices.
-            notices: What is heard of what others do; see `told`.
-            announce: Tells others that somebody watches.
+            max_lag: Records that a watcher may lag behind.
+            poll_interval_s: Seconds between two polls of a run of another process, without notices.
+            notices: The notices from other processes; see `on_notice`.
+            announce: Notifies other processes that a run is watched.
         """
         self._slow, self._poll = slow, poll
         self._notices, self._announce = notices or Notices(), announce
@@ -151,7 +152,7 @@ class Hub:
         self._next_change: asyncio.Future[None] | None = None
 
     async def change(self) -> None:
-        """Wait until any run that goes on here may be shown otherwise."""
+        """Wait until the view of any run of this process may have changed."""
         if self._next_change is None:
             self._next_change = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next_change)
@@ -163,7 +164,7 @@ class Hub:
 
     @contextmanager
     def topic(self, key: Key) -> Generator[Topic]:
-        """The topic of a run, for as long as the block lasts."""
+        """The topic of a run, while the block lasts."""
         topic = self._topics.get(key)
         if topic is None:
             topic = self._topics[key] = Topic(self._slow, self._note)
@@ -176,14 +177,14 @@ class Hub:
                 del self._topics[key]
 
     def stir(self, key: Key) -> None:
-        """Have those who watch a run look at it."""
+        """Have the watchers of a run check it."""
         if (topic := self._topics.get(key)) is not None:
             topic.stir()
 
     def told(self, notice: Notice | None) -> None:
-        """Have those look whom a notice is for; everybody, if some may have been missed.
+        """Have the watchers of a run check it; all watchers if notices may have been missed.
 
-        Who has just come may drive any run, and is told again which are watched.
+        A new process may drive any run, so it is notified again which runs are watched.
         """
         kind = Kind.NEWCOMER if notice is None else notice.kind
         if notice is None or kind == Kind.NEWCOMER:
@@ -198,98 +199,98 @@ class Hub:
             self._note()
 
     def _rest(self, before: float, *, waits: bool) -> float:
-        """Seconds until the next look at a run of which nothing is heard."""
+        """Seconds until the next poll of a run without notices."""
         least = ASSURED if self._notices.reach else self._poll
         if waits and before:
             return min(2 * before, SELDOM)
-        # Thousands may watch: not all of them look at once.
+        # Thousands may watch: spread their polls.
         return least * random.uniform(0.8, 1.2) if self._notices.reach else least
 
     async def _ask(self, key: Key, topic: Topic) -> None:
-        """Have whoever drives a run tell of it; who is asked for the first time says so."""
+        """Notify the other processes that a run is watched."""
         if self._announce is None or topic.live:
             return
         now, keys = asyncio.get_running_loop().time(), [key]
         if topic.asked_at is not None:
             if now < topic.asked_at + AGAIN:
                 return
-            # Said again for many at once, so that it costs next to nothing.
-            keys = [one for one, other in self._topics.items() if other.is_due(now)]
-        for one in keys:
-            self._topics[one].asked_at = now
-        await self._announce([Notice(Kind.WATCHED, *one) for one in keys])
+            # Repeated for many runs at once, so that it costs next to nothing.
+            keys = [due for due, other in self._topics.items() if other.is_due(now)]
+        for due in keys:
+            self._topics[due].asked_at = now
+        await self._announce([Notice(Kind.WATCHED, *due) for due in keys])
 
     async def watch(
         self, key: Key, stored: Stored, after: int = 0, *, follow: bool = False
     ) -> AsyncGenerator[Record, None]:
-        """Every record after one, each once: those that are kept, then the rest as it happens.
+        """Every record after a number, each once: first the stored ones, then live.
 
         Args:
-            key: Whose run.
-            stored: Where its records are kept.
-            after: The number of the last record that is not wanted.
-            follow: Whether to go on while the run waits for somebody.
+            key: Tenant and id of the run.
+            source: The stored records of the run.
+            after: The number of the last record that the watcher has.
+            follow: Whether to continue while the run waits for a person.
         """
-        reader, pause = _Reader(stored, after, follow), 0.0
+        reader, delay = _Reader(stored, after, follow), 0.0
         with self.topic(key) as topic:
             while not reader.over:
-                # Whatever was said up to now is kept, or in the tail; the rest is still to come.
-                place, stirs, tail = topic.count, topic.stirs, tuple(topic.tail)
+                # Records published up to now are stored or in `unstored`; the others come later.
+                position, notified, unstored = topic.count, topic.stirs, tuple(topic.tail)
                 for record in await reader.page(topic):
                     yield record
-                if reader.over or reader.behind or (said := topic.since(place)) is None:
+                if reader.over or reader.behind or (recent := topic.since(position)) is None:
                     continue
-                if not (topic.live or said):
-                    pause = self._rest(pause, waits=reader.waits)
+                if not (topic.live or recent):
+                    delay = self._rest(delay, waits=reader.waits)
                     if not reader.waits:
                         await self._ask(key, topic)
-                    if topic.stirs == stirs:
-                        await topic.stirred(pause)
+                    if topic.stirs == notified:
+                        await topic.stirred(delay)
                     continue
-                pause = 0.0
-                for record in reader.new(tail):
+                delay = 0.0
+                for record in reader.new(unstored):
                     yield record
-                async with aclosing(reader.listen(topic, place)) as records:
+                async with aclosing(reader.listen(topic, position)) as records:
                     async for record in records:
                         yield record
 
     async def until(
         self, key: Key, there: Callable[[], Awaitable[bool]], *, told: bool = False
     ) -> None:
-        """Wait until something holds of a run, looked at whenever something happened there.
+        """Wait until a condition of a run holds; it is checked whenever the run changes.
 
         Args:
-            key: Whose run.
-            there: Whether it holds.
-            told: Whether there are notices of it.
+            key: Tenant and id of the run.
+            condition: Whether it holds.
+            notified: Whether notices tell of changes to it.
         """
         with self.topic(key) as topic:
             while True:
-                place, stirs = topic.count, topic.stirs
+                before = topic.count, topic.stirs
                 if await there():
                     return
-                if (topic.count, topic.stirs) == (place, stirs):
+                if (topic.count, topic.stirs) == before:
                     await topic.stirred(self._rest(0.0, waits=False) if told else self._poll)
 
 
 class _Reader:
-    """How far a watcher has come."""
+    """The position of a watcher in the records of a run."""
 
     def __init__(self, stored: Stored, after: int, follow: bool) -> None:
         self._stored, self._after, self._follow = stored, after, follow
         self.over = False
         self.behind = False
-        """The store has more."""
+        """The store has more records."""
         self.waits = False
-        """The run waits for somebody, as far as the store knows."""
+        """The run waits for a person, as far as the store knows."""
 
     async def page(self, topic: Topic) -> Sequence[Record]:
-        """What the store has; it is over if the run was when this began, and that was all."""
+        """Read stored records; finished if the run had ended before and no more are stored."""
         after, live = self._after, topic.live
         if live:
             stop, page = await self._read(after, live=True)
         else:
-            # All who watch a run elsewhere are stirred at once, and most have come equally far.
+            # All watchers of a remote run are notified at once, and most are at the same position.
             read = partial(self._read, after, live=False)
             stop, page = await topic.together.read(after, read)
         if page:
@@ -303,7 +304,7 @@ class _Reader:
         return stop, await self._stored.records(after, PAGE)
 
     def new(self, records: Sequence[Record]) -> Sequence[Record]:
-        """Those that were not given yet."""
+        """The records that this watcher has not got yet."""
         fresh = [record for record in records if record.seq > self._after]
         if fresh:
             self._after = fresh[-1].seq
@@ -312,7 +313,7 @@ class _Reader:
         return fresh
 
     async def listen(self, topic: Topic, place: int) -> AsyncGenerator[Record, None]:
-        """What is said from a place on, while the run goes on here."""
+        """The records from a position on, while this process drives the run."""
         while not self.over and (topic.live or place < topic.count):
             records = topic.since(place)
             if records is None:

@@ -1,4 +1,4 @@
-"""Asking an agent: one shot as before tools existed, or the whole loop. The answer is an object."""
+"""Invokes an agent with inputs: one reply without tools, or the loop; returns an object."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from evoclaw.orchestrator.errands import Errand, RunView
 
 
 class InvokeResponse(Struct, frozen=True):
-    """What a single shot gives back."""
+    """The answer of one reply without tools."""
 
     agent: str
     output: dict[str, JSON]
@@ -42,7 +42,7 @@ class InvokeResponse(Struct, frozen=True):
 
 
 class IterativeResponse(Struct, frozen=True):
-    """What the loop gives back."""
+    """The answer of the loop."""
 
     agent: str
     output: dict[str, JSON]
@@ -57,7 +57,7 @@ class IterativeResponse(Struct, frozen=True):
 
 
 class NoAnswer(EvoClawError):
-    """A run ended, or waits, without the answer that was asked for."""
+    """A run ended, or waits, without an answer."""
 
     def __init__(self, result: RunResult) -> None:
         super().__init__(result.text)
@@ -65,9 +65,9 @@ class NoAnswer(EvoClawError):
 
 
 class Invoker:
-    """The agents there are, and what their runs are given: for use as a library.
+    """Invokes agents in this process, for use as a library.
 
-    Nothing is kept. `Invocations` asks the same of runs that outlive the process.
+    Nothing is stored. `Invocations` does the same by runs that survive the process.
     """
 
     def __init__(self, agents: Mapping[str, Agent], ports: Ports) -> None:
@@ -75,11 +75,11 @@ class Invoker:
         self._ports = ports
 
     def has_tools(self, name: str) -> bool:
-        """Whether an agent may use any tool at all."""
+        """Whether an agent has any tool."""
         return bool(self._narrowed(self._agent(name)).executor.tools())
 
     async def invoke(self, name: str, inputs: dict[str, JSON]) -> InvokeResponse:
-        """Ask once, without tools."""
+        """Get one reply without tools."""
         agent = self._agent(name)
         without = Ports(self._ports.provider, Pipeline([]), self._ports.policy)
         result = await run(_messages(agent, inputs), without, agent.settings)
@@ -88,10 +88,10 @@ class Invoker:
     async def invoke_iterative(
         self, name: str, inputs: dict[str, JSON], settings: LoopSettings = ITERATIVE
     ) -> IterativeResponse:
-        """Ask with the tools the agent may use, and double confirmation unless told otherwise."""
+        """Run the loop with the agent's tools; with double confirmation by default."""
         agent = self._agent(name)
-        held = structs.replace(settings, output_fields=agent.settings.output_fields)
-        result = await run(_messages(agent, inputs), self._narrowed(agent), held)
+        adapted = structs.replace(settings, output_fields=agent.settings.output_fields)
+        result = await run(_messages(agent, inputs), self._narrowed(agent), adapted)
         return _iterative_response(name, self._ports.provider.model, result)
 
     def _agent(self, name: str) -> Agent:
@@ -101,14 +101,14 @@ class Invoker:
         return agent
 
     def _narrowed(self, agent: Agent) -> Ports:
-        """Offer only what the agent's capabilities hold."""
+        """Offer only the tools that the agent's capabilities permit."""
         offered = PermittedTools(agent.capabilities)
         executor = Pipeline([self._ports.executor], [offered])
         return Ports(self._ports.provider, executor, self._ports.policy, self._ports.approver)
 
 
 class Outcome(Struct, frozen=True):
-    """What became of a run: its result, who answered, and why there was no reply, if so."""
+    """How a run ended: its result, the model, and why there was no reply, if so."""
 
     agent: str
     result: RunResult
@@ -116,14 +116,14 @@ class Outcome(Struct, frozen=True):
     failed: ReplyFailed | None = None
 
     def single(self) -> InvokeResponse:
-        """The answer of a single shot; `ProviderError` or `NoAnswer` if there is none."""
+        """The answer of one reply; raises `ProviderError` or `NoAnswer` if there is none."""
         self._require_reply()
         if self.result.stop is not StopReason.COMPLETED:
             raise NoAnswer(self.result)
         return InvokeResponse(self.agent, self.result.output, _tokens(self.result), self.model)
 
     def looped(self) -> IterativeResponse:
-        """The answer of the loop, which says how it ended; `ProviderError` without a reply."""
+        """The answer of the loop, with its stop reason; raises `ProviderError` without a reply."""
         self._require_reply()
         return _iterative_response(self.agent, self.model, self.result)
 
@@ -135,27 +135,27 @@ class Outcome(Struct, frozen=True):
 
 
 class Begins(Protocol):
-    """Begins runs that are kept; `Runs` does."""
+    """Starts stored runs: `Runs`."""
 
     async def start(
         self, who: Principal, errand: Errand, *, key: str = "", run_id: str = ""
     ) -> tuple[RunView, bool]:
-        """Begin one, or give the one that the key began; kept when this returns."""
+        """Start a run, or return the one that the key started; stored when this returns."""
         ...
 
     def whole(self, tenant: str, run_id: str) -> AsyncGenerator[Record, None]:
-        """All its records, until it ended or waits."""
+        """All records of a run, until it ends or waits."""
         ...
 
 
 class Invocations:
-    """Asks agents by runs that are kept: what was begun is answered, also after a restart."""
+    """Invokes agents by stored runs: a started run is answered, also after a restart."""
 
     def __init__(self, runs: Begins, agents: Mapping[str, Agent]) -> None:
         self._runs, self._agents = runs, agents
 
     def agent(self, name: str) -> Agent:
-        """One of the agents."""
+        """The agent of that name; `AgentNotFound` if there is none."""
         found = self._agents.get(name)
         if found is None:
             raise AgentNotFound(name, tuple(self._agents))
@@ -172,72 +172,72 @@ class Invocations:
         model: str = "",
         key: str = "",
     ) -> RunView:
-        """Begin to ask; `BadInputs` if the agent cannot be asked so.
+        """Start a run; raises if the inputs do not fit the agent.
 
         Args:
-            who: On whose behalf.
-            name: Of the agent.
-            inputs: What it is asked with.
+            principal: On whose behalf.
+            name: The agent.
+            inputs: The inputs of the agent.
             single: One reply without tools; else the loop, with double confirmation.
             settings: Limits that differ from the agent's, by the names of `LoopSettings`.
-            model: Another one than the agent's.
-            key: The same again gives the run that was begun with it.
+            model: A model that replaces the agent's.
+            key: An idempotency key: the same key returns the run that it started.
         """
         agent = self.agent(name)
         require_inputs(agent, inputs)
-        usual = agent.settings if single else iterative(agent)
-        errand = Errand(
+        defaults = agent.settings if single else iterative(agent)
+        request = Errand(
             message=json.encode(inputs).decode(),
             agent=name,
             title=f"invoke {name}",
-            settings=structs.replace(usual, **(settings or {})),
+            settings=structs.replace(defaults, **(settings or {})),
             model=model,
             single=single,
         )
-        view, _ = await self._runs.start(who, errand, key=key)
+        view, _ = await self._runs.start(who, request, key=key)
         return view
 
     async def outcome(self, tenant: str, view: RunView) -> Outcome:
-        """Wait until a run ended, or waits for a person."""
-        reading = Reading(view.agent)
+        """Wait until a run ends, or waits for a person."""
+        reader = Reading(view.agent)
         async with aclosing(self.watch(tenant, view)) as records:
             async for record in records:
-                reading.see(record)
-        return reading.outcome()
+                reader.see(record)
+        return reader.outcome()
 
     def watch(self, tenant: str, view: RunView) -> AsyncGenerator[Record, None]:
-        """The records of a run, all of them, until it ended or waits for a person."""
+        """All records of a run, until it ends or waits for a person."""
         return self._runs.whole(tenant, view.run_id)
 
     def of(self, who: Principal) -> InvokedFor:
-        """The same for one principal: what workflows ask."""
+        """The invocations of one principal, as workflows use them."""
         return InvokedFor(self, who)
 
 
 @dataclass(frozen=True, slots=True)
 class InvokedFor:
-    """Agents, asked on behalf of one principal."""
+    """Invokes agents on behalf of one principal."""
 
     invocations: Invocations
     who: Principal
 
     def has_tools(self, name: str) -> bool:
-        """Whether an agent may use any tool at all; if there is none, the loop is one reply."""
+        """Whether an agent may use any tool; without one, the loop is one reply."""
         return bool(self.invocations.agent(name).capabilities)
 
     async def invoke(self, name: str, inputs: dict[str, JSON]) -> InvokeResponse:
-        """Ask once, without tools."""
+        """Get one reply without tools."""
         view = await self.invocations.begin(self.who, name, inputs, single=True)
         return (await self.invocations.outcome(self.who.tenant, view)).single()
 
     async def invoke_iterative(self, name: str, inputs: dict[str, JSON]) -> IterativeResponse:
-        """Ask in the loop."""
+        """Run the loop."""
         view = await self.invocations.begin(self.who, name, inputs)
         return (await self.invocations.outcome(self.who.tenant, view)).looped()
 
 
 class Reading:
-    """What became of a run, from its records."""
+    """Builds the outcome of a run from its records."""
 
     def __init__(self, agent: str) -> None:
         self._agent, self._meter = agent, RunMeter()
@@ -246,7 +246,7 @@ class Reading:
         self._failed: ReplyFailed | None = None
 
     def see(self, record: Record) -> None:
-        """Take one record in."""
+        """Read one record."""
         self._meter.receive(record)
         self._run_id = record.run_id
         match record.event:
@@ -262,7 +262,7 @@ class Reading:
                 pass
 
     def outcome(self) -> Outcome:
-        """What it was, when the records are over."""
+        """The outcome, after the last record."""
         if self._end is None:
             raise RuntimeError("the records of a run end with RunFinished")
         result = result_of(self._run_id, self._end, self._meter.metrics())

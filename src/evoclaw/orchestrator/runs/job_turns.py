@@ -1,8 +1,4 @@
-"""Which runs this process drives on PostgreSQL, where others may be at work: it is given jobs.
-
-A job is a session with something to do. It is driven run by run until nothing is left there, so
-that the runs of a session need no place of their own in anybody's queue.
-"""
+"""The scheduler for PostgreSQL, where several orchestrators share the runs as jobs."""
 
 from __future__ import annotations
 
@@ -20,11 +16,11 @@ from evoclaw.store.databases.database import Database, StoreError
 from evoclaw.store.runs.job_queue import Job, JobQueue
 
 PAUSE = 1.0
-"""Seconds before the store is asked again that could not be used."""
+"""Seconds before another try while the store is unavailable."""
 
 
 class JobTurns:
-    """Drives what procrastinate gives out; see `Turns`."""
+    """Drives the sessions that procrastinate hands out as jobs; see `Scheduler`."""
 
     def __init__(
         self, driving: Driving, queue: JobQueue, settings: RunSettings, database: Database
@@ -34,18 +30,19 @@ class JobTurns:
         self._open = False
 
     async def begin(self) -> None:
-        """Have the tables of the engine there."""
+        """Create the tables of procrastinate if needed."""
         try:
             from evoclaw.store.runs.job_engine import found
         except ImportError:
             raise ConfigError(
-                "runs on PostgreSQL need procrastinate: pip install 'evoclaw[postgres]'"
+                "runs on PostgreSQL need the package procrastinate; "
+                "install it with: pip install 'evoclaw[postgres]'"
             ) from None
         await found(self._database)
         self._open = True
 
     async def serve(self, trying: Trying) -> None:
-        """Do jobs until this is cancelled."""
+        """Run jobs until this is cancelled."""
         from evoclaw.store.databases.postgres import PostgresDatabase
         from evoclaw.store.runs.job_engine import JobEngine
 
@@ -59,7 +56,7 @@ class JobTurns:
         return await self._queue.waiting(live, self._settings.per_tenant)
 
     async def _do(self, job: Job) -> None:
-        """Drive a session until it has nothing more to do, or others are to."""
+        """Drive a session until it has nothing more to do, or the job is returned."""
         while True:
             try:
                 if not self._open:
@@ -68,36 +65,36 @@ class JobTurns:
             except StoreError:
                 await asyncio.sleep(PAUSE)
                 continue
-            driven = None if claim is None else self._driving.take(claim)
-            if driven is None or not await self._is_done(driven):
+            active = None if claim is None else self._driving.take(claim)
+            if active is None or not await self._is_done(active):
                 return None
 
-    async def _is_done(self, driven: Driven) -> bool:
-        """Wait for a run; whether it went to its end, or to where it waits."""
+    async def _is_done(self, active: Driven) -> bool:
+        """Wait for a run; whether it ended or waits, rather than being interrupted."""
         try:
-            await asyncio.wait([driven.task])
+            await asyncio.wait([active.task])
         except asyncio.CancelledError:
-            # The engine has given this process up for lost.
-            await self._driving.cut_off([driven], release=False)
+            # The worker takes this process for dead.
+            await self._driving.cut_off([active], release=False)
             raise
-        return not driven.cut and driven.key not in self._driving.stalled
+        return not active.cut and active.key not in self._driving.stalled
 
     def close(self) -> None:
-        """Begin no more; what has not begun is given back."""
+        """Start no more runs; jobs that have not started are returned."""
         self._open = False
 
     def poke(self) -> None:
-        """The engine hears of everything itself."""
+        """Do nothing: the worker is notified of new jobs itself."""
 
     @contextmanager
     def room_for(self, tenant: str) -> Generator[bool]:
-        """No run is begun by whoever asks: its turn is the engine's to say."""
+        """No slot for the caller: procrastinate decides which process starts a run."""
         yield False
 
     async def wake(self, tenant: str, run_id: str) -> None:
-        """Have a run that waits gone on with, here or elsewhere."""
+        """Resume a waiting run, in this process or another one."""
         await self._queue.wake(tenant, run_id)
 
     async def look(self) -> None:
-        """Put back what was left, and offer what was missed."""
+        """Return the jobs of dead processes, and create missing jobs."""
         await self._queue.tend(is_gone)

@@ -1,7 +1,7 @@
-"""Runs as a service: kept before they begin, driven in turn, watched, steered, cancelled, resumed.
+"""The run service: starts, lists, watches, steers, cancels and resumes runs.
 
-Whatever a caller is told is on the disk. A process that dies leaves runs that the next one takes
-up; two that share a database never drive the same one.
+Everything is stored before the caller gets an answer. A process that dies leaves runs that the next
+process resumes; two processes that share a database never drive the same run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ __all__ = [
 
 
 class Runs:
-    """All runs of all tenants, as this process begins, drives and shows them."""
+    """All runs of all tenants, as this process starts, drives and shows them."""
 
     def __init__(
         self,
@@ -81,29 +81,32 @@ class Runs:
         """Choose the parts.
 
         Args:
-            talks: The sessions, of any tenant; their database also has the schema of the run
-                queue, and that of approvals.
-            agent: Who answers when nobody is asked for by name; the first one if not given.
-            settings: How many go on at once, and how they are held.
-            holder: What this process is called; by its number and start if not given.
-            clock: What time it is.
+            conversations: The sessions, of any tenant; their database also has the schema of the
+                run queue, and that of approvals.
+            agent: The default agent; the first one if not given.
+            settings: How many runs may be active or queued, and how claims are renewed.
+            process_identity: The unique name of this process; made from its PID and start time if
+                not given.
+            clock: The time in seconds since 1970.
         """
         self.settings = settings or RunSettings()
         self._talks, self._agent = talks, agent
-        several = talks.store.database.dialect == "postgres"
-        self._queue = (JobQueue if several else RunQueue)(
+        is_shared = talks.store.database.dialect == "postgres"
+        self._queue = (JobQueue if is_shared else RunQueue)(
             talks.store, holder or this_process(), lease_s=self.settings.lease_s, clock=clock
         )
         self._inbox = Inbox(talks.store, clock)
-        told = talks.store.database
-        self.hub = Hub(self.settings.slow_watcher, notices=told.notices, announce=told.announce)
+        database = talks.store.database
+        self.hub = Hub(
+            self.settings.slow_watcher, notices=database.notices, announce=database.announce
+        )
         self._driving = Driving(talks, self._queue, self._inbox, self.hub, self._poke)
         self._turns = self._chosen_turns()
         self._tending = Tending(
             self._driving, self._queue, self._inbox, talks, self._turns, self.settings
         )
         self.draining = False
-        """No run is begun any more."""
+        """The process is shutting down and starts no more runs."""
 
     def _chosen_turns(self) -> Turns:
         database, queue = self._talks.store.database, self._queue
@@ -113,31 +116,32 @@ class Runs:
 
     @property
     def default(self) -> str:
-        """Who answers when nobody is asked for by name."""
+        """The agent of a run request that names none."""
         return self._agent or next(iter(self._talks.agents), "")
 
     @property
     def live(self) -> int:
-        """How many runs go on in this process."""
+        """The number of runs that this process drives."""
         return len(self._driving.live)
 
     async def start(
         self, who: Principal, errand: Errand, *, key: str = "", run_id: str = ""
     ) -> tuple[RunView, bool]:
-        """Begin a run, or find the one that was begun so; it is kept when this returns.
+        """Start a run, or find the one that the same key or id started; stored when this returns.
 
-        Raises `Draining`, `TooMany`, `AgentNotFound`, `NoSession`, `OtherHistory`, `NothingAsked`,
-        or `KeyReused` if the key was used for another errand; `StoreFull` if there is no room.
+        Raises `Draining`, `RunQueueFull`, `AgentNotFound`, `SessionNotFound`, `SessionHasHistory`,
+        `EmptyMessage`, `KeyReused` if the key was used for another request, or `StoreFull` if the
+        disk is full.
 
         Args:
-            who: On whose behalf; the owner of a session that is made for it.
-            errand: What it is begun with.
-            key: An idempotency key of the caller: the same one with the same errand is one run,
-                also when asked for twice at once, or again after a restart.
-            run_id: One of the caller's own; given again, it is that run.
+            principal: On whose behalf; the owner of a new session.
+            request: What the run is started with.
+            key: An idempotency key: the same key with the same request is one run, also when sent
+                twice at once, or again after a restart.
+            run_id: An id chosen by the caller; the same id again is the same run.
 
         Returns:
-            The run, and whether it was begun just now.
+            The run, and whether this call started it.
         """
         if self.draining:
             raise Draining
@@ -158,7 +162,7 @@ class Runs:
             errand.label,
             bool(errand.messages),
         )
-        # A caller who goes away must not leave a run that is held and not driven.
+        # A caller that disconnects must not leave a run that is claimed and not driven.
         placed = await asyncio.shield(asyncio.ensure_future(self._put(who.tenant, entry)))
         self._refuse(placed, entry)
         assert placed.run is not None
@@ -166,7 +170,7 @@ class Runs:
         return await views.of(placed.run), placed.outcome is Outcome.NEW
 
     async def _where(self, who: Principal, errand: Errand) -> tuple[Session, bool]:
-        """The session of an errand, and whether it is to be made."""
+        """The session of a request, and whether it is to be created."""
         if errand.session_id:
             found = await self._talks.store.of(who.tenant).session(errand.session_id)
             if found is None:
@@ -199,16 +203,16 @@ class Runs:
             case Outcome.NOT_EMPTY:
                 raise OtherHistory(entry.session.id)
             case Outcome.FULL:
-                raise TooMany("all", limits.queued)
+                raise TooMany("all tenants", limits.queued)
             case Outcome.FULL_TENANT:
-                raise TooMany("yours", limits.queued_per_tenant)
+                raise TooMany("your tenant", limits.queued_per_tenant)
             case Outcome.FULL_SESSION:
                 raise TooMany("this session", limits.queued_per_session)
             case Outcome.NEW | Outcome.SAME:
                 pass
 
     async def look(self, tenant: str, run_id: str) -> RunView | None:
-        """One run as it stands; None if the tenant has none of that id."""
+        """The view of one run; None if the tenant has no run of that id."""
         store = self._talks.store.of(tenant)
         stored = await store.run(run_id)
         return None if stored is None else await Views(store).of(stored)
@@ -227,13 +231,13 @@ class Runs:
         """Runs of a tenant, newest first.
 
         Args:
-            tenant: Whose.
-            session_id: Only those of one session.
-            state: Only those that stand so.
-            owner: Only those of somebody's sessions.
-            parent_run: Only those that this run began.
-            before: Only those begun before this run: the last one of the page before.
-            limit: How many at most.
+            tenant: The tenant.
+            session_id: Only runs of this session.
+            state: Only runs with this status.
+            owner: Only runs in sessions of this user.
+            parent_run: Only sub-runs of this run.
+            before: Only runs older than this one: the last run of the previous page.
+            limit: The largest number of runs.
         """
         views = Views(self._talks.store.of(tenant))
         return await views.list(session_id, state, owner, before, limit, parent_run)
@@ -241,16 +245,16 @@ class Runs:
     async def watch(
         self, tenant: str, run_id: str, after: int = 0, *, follow: bool = False
     ) -> AsyncGenerator[Record, None]:
-        """Every record of a run after one number: those that are kept, then as it happens.
+        """Every record of a run after a number: first the stored ones, then live.
 
-        It ends when the run has ended, or waits for somebody. Raises `NoRun`; and `TooSlow` for a
-        watcher that does not keep up, whose `after` says where to go on.
+        The stream ends when the run ends or waits. Raises `RunNotFound`; and `WatcherTooSlow` for a
+        watcher that does not keep up, whose `after` says where to continue.
 
         Args:
-            tenant: Whose.
-            run_id: Of the run.
-            after: The number of the last record that is known.
-            follow: Whether to go on while it waits.
+            tenant: The tenant.
+            run_id: The run.
+            after: The number of the last record that the watcher has.
+            follow: Whether to continue while the run waits.
         """
         store = self._talks.store.of(tenant)
         if await store.run(run_id) is None:
@@ -263,14 +267,14 @@ class Runs:
     async def whole(
         self, tenant: str, run_id: str, *, follow: bool = False
     ) -> AsyncGenerator[Record, None]:
-        """Every record from the first on, for whoever cannot be dropped.
+        """Every record of a run from the first on, for a reader that must not be dropped.
 
-        Who does not keep up is given the rest from the store: the answer is at the end of it.
+        A reader that does not keep up gets the rest from the store.
 
         Args:
-            tenant: Whose.
-            run_id: Which.
-            follow: Whether to go on while the run waits for somebody.
+            tenant: The tenant.
+            run_id: The run.
+            follow: Whether to continue while the run waits.
         """
         after = 0
         while True:
@@ -284,17 +288,17 @@ class Runs:
                 after = slow.after
 
     async def result(self, tenant: str, run_id: str) -> RunResult:
-        """Wait until a run has ended or waits for somebody; what came of it. Raises `NoRun`."""
+        """Wait until a run ends or waits, and return its result. Raises `RunNotFound`."""
         store = self._talks.store.of(tenant)
 
-        async def stands() -> bool:
+        async def has_stopped() -> bool:
             stored = await store.run(run_id)
             if stored is None:
                 raise NoRun(run_id)
             return standing(stored) is not None and (tenant, run_id) not in self._driving.live
 
         while True:
-            await self.hub.until((tenant, run_id), stands, told=True)
+            await self.hub.until((tenant, run_id), has_stopped, told=True)
             meter, records = RunMeter(), await store.records(run_id)
             for record in records:
                 meter.receive(record)
@@ -302,10 +306,10 @@ class Runs:
                 return result_of(run_id, end, meter.metrics())
 
     async def cancel(self, tenant: str, run_id: str) -> bool:
-        """Have a run end, wherever it goes on; False if there is none, or it has ended.
+        """Cancel a run, in whichever process; False if there is none, or it has ended.
 
-        It is certain when this returns, also if the process dies: a run that goes on ends as soon
-        as its calls let go, one that is queued or waits right away. Its sub-runs end with it.
+        The cancellation is stored when this returns, so it survives a crash. An active run ends as
+        soon as its calls return, a queued or waiting one at once. Its sub-runs end with it.
         """
         if not await self._inbox.cancel(tenant, run_id):
             return False
@@ -313,10 +317,11 @@ class Runs:
         return True
 
     async def steer(self, tenant: str, run_id: str, message: str) -> None:
-        """Say something to a run that goes on: it hears it before it decides whether it is done.
+        """Send another message to an open run: the model reads it before the run ends.
 
-        It is kept when this returns. What comes too late for the run becomes the next one of its
-        session, unless the run is cancelled. Raises `NoRun`, or `Busy` if the run has ended.
+        The message is stored when this returns. A message that comes too late becomes the next run
+        of the session, unless the run is cancelled. Raises `RunNotFound`, or `SessionBusy` if the
+        run has ended.
         """
         if not message.strip():
             raise NothingAsked
@@ -324,45 +329,45 @@ class Runs:
         if stored is None:
             raise NoRun(run_id)
         if not stored.is_open:
-            raise Busy(stored.session_id, "has ended that run; say it as a new message")
-        if (driven := self._driving.live.get((tenant, run_id))) is not None:
-            await self._driving.hear(driven)
+            raise Busy(stored.session_id, "has ended that run; send the text as a new message")
+        if (active := self._driving.live.get((tenant, run_id))) is not None:
+            await self._driving.hear(active)
 
     async def wake(self, tenant: str, run_id: str) -> None:
-        """What a run waited for is there: it goes on. Harmless for one that does not wait."""
+        """Resume a run whose answer is stored; does nothing for a run that does not wait."""
         if await self._talks.store.of(tenant).run(run_id) is None:
             raise NoRun(run_id)
         if not self.draining:
             await self._tending.wake(tenant, run_id)
 
     async def drain(self, seconds: float | None = None) -> int:
-        """Begin no more runs, and let those that go on end; how many were cut off in the end.
+        """Start no more runs, and let active ones end; returns how many were interrupted.
 
-        What was cut off, and what was queued, goes on in the next process, or in another one that
-        shares the database, at once.
+        Interrupted and queued runs continue in the next process, or at once in another process
+        that shares the database.
 
         Args:
-            seconds: How long they may take; as the settings say if not given.
+            seconds: How long active runs may take; `drain_s` of the settings if not given.
         """
         self.draining = True
         self._turns.close()
         limit = self.settings.drain_s if seconds is None else seconds
-        tasks = [driven.task for driven in self._driving.live.values()]
+        tasks = [active.task for active in self._driving.live.values()]
         if tasks and limit > 0:
             await asyncio.wait(tasks, timeout=limit)
-        left = list(self._driving.live.values())
-        await self._driving.cut_off(left)
-        return len(left)
+        remaining = list(self._driving.live.values())
+        await self._driving.cut_off(remaining)
+        return len(remaining)
 
     async def left_any(self) -> bool:
-        """Whether there are runs that were begun and have not ended, here or elsewhere."""
+        """Whether any process has started runs that have not ended."""
         return await self._queue.is_any_begun()
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
-        """Take up what was left unfinished, and drive what is queued, until the block ends.
+        """Resume unfinished runs, and drive queued ones, until the block ends.
 
-        Then whatever still goes on is cut off: `drain` first to let it end.
+        Then active runs are interrupted: call `drain` first to let them end.
         """
         database = self._talks.store.database
         with database.notices.heard_by(self.hub.told):

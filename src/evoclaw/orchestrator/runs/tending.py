@@ -1,7 +1,7 @@
-"""Sees to the runs: has them begun in turn, looks what other processes did and want.
+"""Run supervisor: runs the scheduler, renews claims, and applies control requests from the store.
 
-All of it is by looking at the store: nothing is lost if a process dies, and nothing is kept in
-memory for runs that are queued or wait.
+It works by polling the store: nothing is lost if a process dies, and queued or waiting runs take no
+memory.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from evoclaw.store.sessions.sessions import Fenced
 
 logger = logging.getLogger(__name__)
 SELDOM = 60.0
-"""Seconds between two tidyings."""
+"""Seconds between two cleanups of the store."""
 
 
 class Tending:
-    """What goes on beside the runs themselves."""
+    """Background work for the runs of this process."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Tending:
         self._seldom = Seldom()
 
     async def wake(self, tenant: str, run_id: str) -> None:
-        """Go on with a run that waits, as soon as there is room."""
-        driven = self._driving.live.get((tenant, run_id))
-        if driven is not None:
-            driven.woken = True
+        """Resume a waiting run as soon as a slot is free."""
+        active = self._driving.live.get((tenant, run_id))
+        if active is not None:
+            active.woken = True
             return
         stored = await self._talks.store.of(tenant).run(run_id)
         if stored is None or stored.stop is not StopReason.WAITING:
@@ -63,17 +63,17 @@ class Tending:
             await self._turns.wake(tenant, run_id)
 
     async def _is_free(self, tenant: str, root_run: str, run_id: str) -> bool:
-        """A sub-run is its parent's affair until that has ended."""
+        """Whether a run may be driven by itself: a sub-run only after its root run has ended."""
         if root_run == run_id:
             return True
         root = await self._talks.store.of(tenant).run(root_run)
         return root is None or not root.is_open
 
     async def end(self, tenant: str, run_id: str) -> None:
-        """Have a run end that is to be cancelled, if it goes on here or nowhere."""
+        """Cancel a run that this process drives, or that no process drives."""
         key = tenant, run_id
-        if (driven := self._driving.live.get(key)) is not None:
-            driven.cancel()
+        if (active := self._driving.live.get(key)) is not None:
+            active.cancel()
             return
         if (child := self._talks.children.get(key)) is not None:
             child.deadline.cancel()
@@ -88,13 +88,13 @@ class Tending:
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
-        """Tend the runs until the block ends."""
+        """Supervise the runs until the block ends."""
         await self._turns.begin()
         await self._trying(self._turns.look)
-        wishes = self._wishes.serve(self._trying)
-        turns = self._turns.serve(self._trying)
-        loops = (turns, self._put_back(), self._look(), self._renew(), wishes)
-        tasks = [asyncio.create_task(one) for one in loops]
+        requests = self._wishes.serve(self._trying)
+        scheduling = self._turns.serve(self._trying)
+        loops = (scheduling, self._put_back(), self._look(), self._renew(), requests)
+        tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             with self._talks.store.database.notices.heard_by(self._wishes.told, own=False):
                 yield
@@ -113,30 +113,30 @@ class Tending:
         before = list(self._driving.live.values())
         held = await self._queue.renew()
         live = self._driving.live
-        lost = [one for one in before if one.claim not in held and live.get(one.key) is one]
-        await self._driving.cut_off([one for one in lost if not one.released], release=False)
-        # A claim that nobody drives, twice in a row: whoever asked for it was interrupted.
-        idle = held - {one.claim for one in (*before, *live.values())}
-        if left := idle & self._idle:
-            await self._queue.release(list(left))
-        self._idle = idle
+        lost = [run for run in before if run.claim not in held and live.get(run.key) is run]
+        await self._driving.cut_off([run for run in lost if not run.released], release=False)
+        # A claim without a driver, twice in a row: the request that claimed it was interrupted.
+        undriven = held - {run.claim for run in (*before, *live.values())}
+        if abandoned := undriven & self._idle:
+            await self._queue.release(list(abandoned))
+        self._idle = undriven
 
     async def _put_back(self) -> None:
-        """Have gone on with what others left; how soon that is seen, people notice."""
+        """Reclaim runs of dead processes; users notice how soon."""
         while True:
             await self._trying(self._turns.look)
             self._turns.poke()
             await asyncio.sleep(self._settings.look_s / 2)
 
     async def _look(self) -> None:
-        seldom = 0.0
+        until_cleanup = 0.0
         while True:
-            for look in (self._driving.let_go, self._cancels, self._hear, self._answered):
-                await self._trying(look)
-            if seldom <= 0.0:
-                seldom = SELDOM
+            for step in (self._driving.let_go, self._cancels, self._hear, self._answered):
+                await self._trying(step)
+            if until_cleanup <= 0.0:
+                until_cleanup = SELDOM
                 await self._trying(self._tidy)
-            seldom -= self._settings.look_s
+            until_cleanup -= self._settings.look_s
             await asyncio.sleep(self._settings.look_s)
 
     async def _cancels(self) -> None:
@@ -145,10 +145,10 @@ class Tending:
 
     async def _hear(self) -> None:
         for key, count in (await self._inbox.spoken_to(self._queue.holder)).items():
-            driven = self._driving.live.get(key)
-            steering = None if driven is None else driven.steering
-            if driven is not None and steering is not None and steering.known < count:
-                await self._driving.hear(driven)
+            active = self._driving.live.get(key)
+            steering = None if active is None else active.steering
+            if active is not None and steering is not None and steering.known < count:
+                await self._driving.hear(active)
 
     async def _answered(self) -> None:
         for tenant, run_id in await self._inbox.answered():
@@ -170,15 +170,16 @@ class Tending:
 
     async def _close_orphan(self, key: Key) -> None:
         tenant, run_id = key
-        talks = self._talks.of(tenant)
-        stored = await talks.store.run(run_id)
-        if stored is not None and stored.is_open and key not in talks.children:
-            await close_run(talks, stored, StopReason.CANCELLED, ABOVE)
+        conversations = self._talks.of(tenant)
+        stored = await conversations.store.run(run_id)
+        if stored is not None and stored.is_open and key not in conversations.children:
+            await close_run(conversations, stored, StopReason.CANCELLED, ABOVE)
 
     async def _trying(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something that may fail while the store cannot be used; it is done again later.
+        """Run work that may fail while the store is unavailable; it is repeated later.
 
-        A fault of ours, or in what is stored of one run, is told; all others are tended still.
+        An internal error, or a fault in what is stored of one run, is logged; the other runs are
+        still supervised.
         """
         (problem,) = await asyncio.gather(work(), return_exceptions=True)
         match problem:
@@ -187,9 +188,9 @@ class Tending:
             case Fenced():
                 logger.info("%s", problem)
             case _ if not (count := self._seldom.count(type(problem).__name__)):
-                pass  # it was said a moment ago: a disk that is full is not filled by telling so
+                pass  # logged a moment ago: a full disk is not to be filled by its own error
             case StoreError():
-                logger.warning("runs are not tended: %s%s", problem, times(count))
+                logger.warning("run supervision failed: %s%s", problem, times(count))
             case _:
-                text = "runs are not tended: a fault%s"
+                text = "run supervision failed with an internal error%s"
                 logger.error(text, times(count), exc_info=problem)

@@ -1,4 +1,4 @@
-"""What many ask at the same moment is read once: a thousand may watch the same run."""
+"""Single flight: concurrent identical reads share one result, as a thousand may watch one run."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ class _Reading(Generic[T]):
 
 
 class Together(Generic[T]):
-    """Readings that are about to begin. Who comes when one has begun needs the next one."""
+    """Shares a read among callers that ask before it starts; later callers start the next read."""
 
     def __init__(self) -> None:
         self._coming: dict[Hashable, _Reading[T]] = {}
 
     async def read(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
-        """Read something, together with all who ask for the same before it begins."""
-        reading = self._coming.get(key)
-        if reading is None:
+        """Run the work once for all callers with the same key that ask before it starts."""
+        flight = self._coming.get(key)
+        if flight is None:
             task = asyncio.create_task(self._begin(key, work))
-            reading = self._coming[key] = _Reading(task)
-        reading.readers += 1
+            flight = self._coming[key] = _Reading(task)
+        flight.readers += 1
         try:
-            return await asyncio.shield(reading.task)
+            return await asyncio.shield(flight.task)
         finally:
-            reading.readers -= 1
-            if not (reading.readers or reading.task.done()):
-                await self._end(key, reading)
+            flight.readers -= 1
+            if not (flight.readers or flight.task.done()):
+                await self._end(key, flight)
 
     async def _begin(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
         del self._coming[key]
         return await work()
 
-    async def _end(self, key: Hashable, reading: _Reading[T]) -> None:
-        """Nobody is left who wants it."""
-        if self._coming.get(key) is reading:
+    async def _end(self, key: Hashable, flight: _Reading[T]) -> None:
+        """Cancel work that no caller waits for any more."""
+        if self._coming.get(key) is flight:
             del self._coming[key]
-        reading.task.cancel()
-        await asyncio.wait([reading.task])
+        flight.task.cancel()
+        await asyncio.wait([flight.task])

@@ -1,6 +1,9 @@
-"""Which runs this process begins, and when: told by the table itself where one process is alone.
+"""Schedulers: decide which queued runs this process starts, and when.
 
-On PostgreSQL, where there may be several, an engine gives them out: see `jobs.py`.
+`LocalScheduler` reads the run table itself, where one process uses the database (SQLite).
+`QueueScheduler` gets jobs from procrastinate, where several orchestrators share a PostgreSQL. A job
+is a session with something to do; it is driven run by run until nothing is left there, so that the
+runs of a session need no queue positions of their own.
 """
 
 from __future__ import annotations
@@ -17,74 +20,74 @@ from evoclaw.orchestrator.runs.holders import is_gone
 from evoclaw.store.runs.queue import RunQueue
 
 Trying: TypeAlias = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
-"""Does something that may fail while the store cannot be used."""
+"""Runs something that may fail while the store is unavailable."""
 
 
 class Turns(Protocol):
-    """Who says which runs this process is to drive."""
+    """Decides which runs this process drives."""
 
     async def begin(self) -> None:
-        """Make ready to serve; raises if that cannot be."""
+        """Get ready to serve; raises if that is not possible."""
         ...
 
     async def serve(self, trying: Trying) -> None:
-        """Have runs driven whose turn it is, until this is cancelled."""
+        """Start the next runs, until this is cancelled."""
         ...
 
     def close(self) -> None:
-        """Begin no more."""
+        """Start no more runs."""
         ...
 
     def poke(self) -> None:
-        """Something may be begun."""
+        """Check for runs to start."""
         ...
 
     def room_for(self, tenant: str) -> AbstractContextManager[bool]:
-        """Whether a run may be begun by whoever asks; its place is kept while the block lasts."""
+        """Whether the caller may start a run; its slot is reserved while the block lasts."""
         ...
 
     async def wake(self, tenant: str, run_id: str) -> None:
-        """Go on with a run that waits."""
+        """Resume a waiting run."""
         ...
 
     async def look(self) -> None:
-        """See who is gone, and what he has left."""
+        """Find dead processes and reclaim their runs."""
         ...
 
 
 class OwnTurns:
-    """Begins what the table says, whenever there is room."""
+    """Starts queued runs from the run table whenever a slot is free."""
 
     def __init__(self, driving: Driving, queue: RunQueue, settings: RunSettings) -> None:
         self._driving, self._queue, self._settings = driving, queue, settings
         self._poked = asyncio.Event()
         self._reserved: Counter[str] = Counter()
-        """Places that are being taken, by tenant."""
+        """Slots reserved for runs that are being stored, by tenant."""
         self._open = False
 
     async def begin(self) -> None:
-        """Be ready."""
+        """Accept runs."""
         self._open = True
         self.poke()
 
     async def serve(self, trying: Trying) -> None:
-        """Begin what is queued, whenever there may be room."""
+        """Start queued runs whenever a slot may be free."""
         while True:
             await self._poked.wait()
             self._poked.clear()
             await trying(self._begin_some)
 
     def close(self) -> None:
-        """Begin no more."""
+        """Start no more runs."""
         self._open = False
 
     def poke(self) -> None:
-        """Something may be begun."""
+        """Check for runs to start."""
         self._poked.set()
 
     @contextmanager
     def room_for(self, tenant: str) -> Generator[bool]:
-        """Whether another run of a tenant may go on; its place is kept while the block lasts."""
+        """Whether a tenant may start another run; its slot is reserved while the block lasts."""
         counts = self._counts()
         room = self._open and counts.total() < self._settings.at_once
         room = room and counts[tenant] < self._settings.per_tenant
@@ -106,14 +109,14 @@ class OwnTurns:
             self._driving.take(claim)
 
     async def wake(self, tenant: str, run_id: str) -> None:
-        """Go on with a run that waits, if there is room; else the next look does."""
+        """Resume a waiting run if a slot is free; else the next poll does."""
         with self.room_for(tenant) as room:
             claim = await self._queue.claim(tenant, run_id) if room else None
             if claim is not None:
                 self._driving.take(claim)
 
     async def look(self) -> None:
-        """What is held by a process that is gone need not be waited for."""
-        gone = [holder for holder in await self._queue.holders() if is_gone(holder)]
-        if gone:
-            await self._queue.outlived(gone)
+        """Expire the claims of dead processes, so that their leases need not be waited for."""
+        dead = [holder for holder in await self._queue.holders() if is_gone(holder)]
+        if dead:
+            await self._queue.outlived(dead)

@@ -1,4 +1,4 @@
-"""Runs as they are shown: what the store has of them."""
+"""Run views: builds what the API shows of a run from the store."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _IN_STORE: dict[State | None, Literal["", "open", "waiting", "ended"]] = {
 
 
 def state_of(stored: StoredRun) -> State:
-    """How a run stands. One that was cut off still counts as running: somebody goes on with it."""
+    """The status of a run. An interrupted run counts as running: a process will resume it."""
     if stored.stop is None:
         return State.RUNNING if stored.epoch else State.QUEUED
     return State.WAITING if stored.stop is StopReason.WAITING else State.ENDED
 
 
 def standing(stored: StoredRun) -> StopReason | None:
-    """Why a run ended, or that it waits; None if it goes on, or is about to."""
+    """Why a run ended, or that it waits; None if it is active or about to be resumed."""
     is_held = stored.stop is StopReason.WAITING and stored.holder != ""
     return None if is_held else stored.stop
 
 
 class Views:
-    """The runs of one tenant."""
+    """Views of the runs of one tenant."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
         self._sessions: dict[str, Session | None] = {}
 
     async def of(self, stored: StoredRun) -> RunView:
-        """One of them."""
+        """The view of one run."""
         session, state = await self._session(stored.session_id), state_of(stored)
         text = reason = ""
         if state in (State.WAITING, State.ENDED):
@@ -76,7 +76,7 @@ class Views:
         limit: int,
         parent_run: str = "",
     ) -> Sequence[RunView]:
-        """Some of them, newest first."""
+        """Views of some runs, newest first."""
         found: list[RunView] = []
         while len(found) < limit:
             page = await self._store.runs(
@@ -102,16 +102,16 @@ class Views:
 
 
 class Kept:
-    """The records of one run, as they are kept."""
+    """The stored records of one run."""
 
     def __init__(self, store: SessionStore, run_id: str) -> None:
         self._store, self._run_id = store, run_id
 
     async def stop(self) -> StopReason | None:
-        """Why it ended, or that it waits. One that was deleted says nothing more."""
+        """Why the run ended, or that it waits; `CANCELLED` for a run that was deleted."""
         stored = await self._store.run(self._run_id)
         return StopReason.CANCELLED if stored is None else standing(stored)
 
     async def records(self, after: int, limit: int) -> Sequence[Record]:
-        """The next ones."""
+        """The records after a number, at most `limit`."""
         return await self._store.records(self._run_id, after, limit)

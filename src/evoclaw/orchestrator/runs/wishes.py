@@ -1,6 +1,6 @@
-"""What people want of runs, said through another orchestrator: done as soon as it is heard.
+"""Control requests that came in through another orchestrator: cancel, steer, resume.
 
-Whatever is missed here is found by looking, a little later: see `Tending`.
+A request that is missed here is found a little later by polling: see `RunSupervisor`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from evoclaw.store.databases.notices import Kind, Notice
 from evoclaw.store.runs.inbox import Inbox
 
 MOST = 10_000
-"""Wishes that wait to be done; more are found by looking."""
+"""Control requests that may be pending; further ones are found by polling."""
 
 
 class Wishes:
-    """What was heard and is not done yet."""
+    """Control requests that were received and are not performed yet."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class Wishes:
         """Choose the parts.
 
         Args:
-            driving: The runs that go on in this process.
-            talks: The sub-runs that do.
-            inbox: What is wanted.
-            end: Has a run end.
-            wake: Goes on with a run that waits.
+            driver: The active runs of this process.
+            conversations: The active sub-runs of this process.
+            inbox: The stored control requests.
+            cancel: Cancels a run.
+            resume: Resumes a waiting run.
         """
         self._driving, self._talks, self._inbox = driving, talks, inbox
         self._end, self._wake = end, wake
@@ -46,7 +46,7 @@ class Wishes:
         self._some = asyncio.Event()
 
     def told(self, notice: Notice | None) -> None:
-        """Take in one, in the order heard; each once."""
+        """Enqueue the control request of a notice: in order, each once."""
         if notice is not None and notice.kind in (Kind.CANCELLED, Kind.SAID, Kind.ANSWERED):
             self._put(notice.kind, (notice.tenant, notice.run_id))
 
@@ -58,25 +58,25 @@ class Wishes:
     async def serve(
         self, trying: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
     ) -> None:
-        """Do what is heard, until cancelled; `trying` does one thing that may fail."""
+        """Perform requests until cancelled; `attempt` runs one that may fail."""
         while True:
             await self._some.wait()
             self._some.clear()
-            heard, self._heard = self._heard, {}
-            for kind, key in heard:
+            pending, self._heard = self._heard, {}
+            for kind, key in pending:
                 await trying(partial(self._do, kind, key))
 
     async def _do(self, kind: str, key: Key) -> None:
-        driven = self._driving.live.get(key)
+        active = self._driving.live.get(key)
         if kind == Kind.CANCELLED:
-            # One that goes on nowhere is ended by whoever was asked.
-            if driven is not None or key in self._talks.children:
+            # A run that no process drives is closed by the orchestrator that got the request.
+            if active is not None or key in self._talks.children:
                 await self._end(*key)
         elif kind == Kind.SAID:
-            if driven is not None:
-                await self._driving.hear(driven)
-        elif driven is not None:
-            # It may be about to wait for just that: to be looked at when it does.
-            driven.task.add_done_callback(lambda _: self._put(kind, key))
+            if active is not None:
+                await self._driving.hear(active)
+        elif active is not None:
+            # The run may be about to wait for this answer: check again when it stops.
+            active.task.add_done_callback(lambda _: self._put(kind, key))
         elif await self._inbox.is_answered(*key):
             await self._wake(*key)

@@ -1,1 +1,1 @@
-"""Conversations, and what runs do in each other's."""
+"""Sessions: conversations of several runs, their sub-runs, and the tools of their callers."""

@@ -1,7 +1,7 @@
-"""Tools that the caller of a run brings and runs himself: the run waits until the result is there.
+"""Caller's tools: a run calls a tool that its caller runs, and waits for the result.
 
-A call of such a tool parks the run as `waiting`. It is kept where questions are, under the id of
-the call, so that the run goes on from there also after a restart, and nothing is asked twice.
+A call of such a tool parks the run as `waiting`. The call is stored beside the questions, under the
+id of the call, so that the run continues from there after a restart, and no call is made twice.
 """
 
 from __future__ import annotations
@@ -34,38 +34,42 @@ from evoclaw.orchestrator.sessions.subruns import run_id_of
 from evoclaw.store.sessions.questions import QuestionStore, StoredQuestion
 
 CODE = "caller"
-"""Of the verdict that stops a run until its caller has run a tool."""
+"""The code of the verdict that parks a run until its caller has run a tool."""
 MOST_TOOLS = 128
 NO_PARAMETERS: dict[str, JSON] = {"type": "object", "properties": {}}
 _PLACE = re.compile(r"call_([A-Za-z0-9-]{1,100})_([0-9]{1,6})_([0-9]{1,6})")
 
 
 class NameTaken(EvoClawError):
-    """A tool of the caller is named like one that the agent has."""
+    """A tool of the caller has the name of a tool of the agent."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the agent has a tool {name!r} of its own; name yours differently")
+        super().__init__(f"the agent already has a tool named {name!r}; rename yours")
         self.name = name
 
 
 class ResultsMissing(EvoClawError):
-    """Results were given for some of the calls that a run waits for, and not for others."""
+    """The caller sent results for only some of the calls that a run waits for."""
 
     def __init__(self, ids: Sequence[str]) -> None:
-        super().__init__(f"the run waits for the results of these calls, too: {', '.join(ids)}")
+        super().__init__(
+            f"the run also waits for the results of these calls: {', '.join(ids)}; send them all"
+        )
         self.ids = tuple(ids)
 
 
 class ResultsUnknown(EvoClawError):
-    """Results belong to no call of the run that the others belong to."""
+    """Some results belong to no call of the run that the other results belong to."""
 
     def __init__(self, ids: Sequence[str]) -> None:
-        super().__init__(f"the run of the other results asked for none of: {', '.join(ids)}")
+        super().__init__(
+            f"these calls do not belong to the run of the other results: {', '.join(ids)}"
+        )
         self.ids = tuple(ids)
 
 
 class Place(Struct, frozen=True):
-    """Which call it is: the same after a restart, and different from every other one."""
+    """The position of a call: its run, turn and index; unique, and the same after a restart."""
 
     run_id: str
     turn: int
@@ -73,16 +77,16 @@ class Place(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Under which it is kept."""
+        """The key under which the call is stored."""
         return f"{self.run_id}.{self.turn}.{self.index}"
 
     def shown(self) -> str:
-        """The id that the caller is given; as hard to guess as the run's."""
+        """The id of the call that the caller gets; as hard to guess as the run's."""
         return f"call_{self.run_id}_{self.turn}_{self.index}"
 
 
 def place_of(tenant: str, shown: str) -> Place | None:
-    """The call that a caller names, if the id can be one of ours; always one of his tenant."""
+    """Parse the id of a call; None if it is malformed. The run is always one of the tenant."""
     found = _PLACE.fullmatch(shown)
     if found is None:
         return None
@@ -91,29 +95,29 @@ def place_of(tenant: str, shown: str) -> Place | None:
 
 
 class Handed(Struct, frozen=True):
-    """A call as it is kept; whoever lists questions reads the first two fields as one."""
+    """A stored call; a reader that lists questions reads the first two fields as a question."""
 
     id: str
     text: str
     tool: str
     arguments: dict[str, JSON] = {}
     caller: bool = False
-    """Always true; a question has no such field."""
+    """Always true; a question does not have this field."""
 
 
 class Given(Struct, frozen=True, omit_defaults=True):
-    """What the caller's program gave back; a person's answer in its stead reads the same."""
+    """The result that the caller sent; a person's answer in its place reads the same."""
 
     blocks: tuple[Block, ...] = ()
     text: str = ""
 
     def content(self) -> tuple[Block, ...]:
-        """For the model."""
+        """The blocks for the model."""
         return self.blocks or (TextBlock(self.text),)
 
 
 class Parked(Struct, frozen=True):
-    """The calls of one run, whose results are all kept now."""
+    """The calls of one run whose results are now all stored."""
 
     run_id: str
     session_id: str
@@ -121,17 +125,17 @@ class Parked(Struct, frozen=True):
 
 
 class Callers:
-    """What the callers of a tenant are to run, and what they gave back."""
+    """The calls that callers of a tenant are to run, and their results."""
 
     def __init__(self, store: QuestionStore) -> None:
         self._store = store
 
     def of(self, tenant: str) -> Callers:
-        """Those of another tenant."""
+        """The calls of another tenant."""
         return Callers(self._store.of(tenant))
 
     async def given(self, session_id: str, call: Call) -> Given | None:
-        """The result of a call if it is there; the call is kept in any case."""
+        """The result of a call, or None; stores the call in any case."""
         key = call.request_id.rpartition(".")[0] or call.request_id
         text = f"The caller's own program is to run {call.name!r}."
         handed = Handed(key, text, call.name, call.arguments, caller=True)
@@ -143,73 +147,73 @@ class Callers:
         results: Mapping[str, tuple[Block, ...]],
         may: Callable[[str], Awaitable[bool]],
     ) -> Parked | None:
-        """Keep the results of all calls that a run waits for; the same again are harmless.
+        """Store the results of all calls that a run waits for; sending them again does no harm.
 
-        None if no run waits for them, nor once waited and got just these: nothing was kept then.
+        None, with nothing stored, if no run waits for these calls or got other results before.
 
         Args:
-            results: By the id that the caller was given.
-            may: Whether whoever gives them may do so for a session, by its id.
+            results: The results by the id of the call.
+            is_allowed: Whether the caller may send results to a session, by its id.
         """
         found = await self._asked(results)
         if not found or not await may(next(iter(found.values()))[1].session_id):
             return None
-        if strangers := [shown for shown in results if shown not in found]:
-            raise ResultsUnknown(strangers)
+        if unknown := [call_id for call_id in results if call_id not in found]:
+            raise ResultsUnknown(unknown)
         run_id = next(iter(found.values()))[0].run_id
         session_id = next(iter(found.values()))[1].session_id
         if missing := await self._missing(session_id, found):
             raise ResultsMissing(missing)
-        blobs = {shown: msgspec.json.encode(Given(blocks)) for shown, blocks in results.items()}
-        if any(row.answer not in (None, blobs[shown]) for shown, (_, row) in found.items()):
+        blobs = {id_: msgspec.json.encode(Given(blocks)) for id_, blocks in results.items()}
+        if any(row.answer not in (None, blobs[id_]) for id_, (_, row) in found.items()):
             return None
-        for shown, (place, row) in found.items():
-            if row.answer is None and not await self._keep(place, blobs[shown]):
+        for id_, (position, row) in found.items():
+            if row.answer is None and not await self._keep(position, blobs[id_]):
                 return None
-        return Parked(run_id, session_id, frozenset(place for place, _ in found.values()))
+        return Parked(run_id, session_id, frozenset(position for position, _ in found.values()))
 
     async def left(self, shown: Iterable[str], may: Callable[[str], Awaitable[bool]]) -> str:
-        """The run that still waits for the results of these calls; empty if none does.
+        """The id of the run that still waits for the results of these calls; empty if none does.
 
         Args:
-            shown: The ids of the calls.
-            may: Whether whoever asks may do so for a session, by its id.
+            call_ids: The ids of the calls.
+            is_allowed: Whether the caller may ask about a session, by its id.
         """
         found = await self._asked(shown)
-        for place, row in found.values():
-            waiting = [one.id for one in await self._store.waiting(row.session_id)]
-            return place.run_id if row.id in waiting and await may(row.session_id) else ""
+        for position, row in found.values():
+            waiting = [open_.id for open_ in await self._store.waiting(row.session_id)]
+            return position.run_id if row.id in waiting and await may(row.session_id) else ""
         return ""
 
     async def _asked(self, shown: Iterable[str]) -> dict[str, tuple[Place, StoredQuestion]]:
-        """Those of the ids that name calls of one run; of the first one's."""
+        """The stored calls of these ids that belong to the run of the first one found."""
         found: dict[str, tuple[Place, StoredQuestion]] = {}
         run_id = ""
-        for one in shown:
-            place = place_of(self._store.tenant, one)
-            row = None if place is None else await self._store.get(place.key)
-            if place is None or row is None or not _handed(row).caller:
+        for id_ in shown:
+            position = place_of(self._store.tenant, id_)
+            row = None if position is None else await self._store.get(position.key)
+            if position is None or row is None or not _handed(row).caller:
                 continue
-            run_id = run_id or place.run_id
-            if place.run_id == run_id:
-                found[one] = (place, row)
+            run_id = run_id or position.run_id
+            if position.run_id == run_id:
+                found[id_] = (position, row)
         return found
 
     async def _missing(
         self, session_id: str, found: Mapping[str, tuple[Place, StoredQuestion]]
     ) -> list[str]:
-        """The other calls of the same turn that wait; a later turn's are another affair."""
-        have = {place.key for place, _ in found.values()}
-        turns = tuple({f"{place.run_id}.{place.turn}." for place, _ in found.values()})
+        """The other open calls of the same turn; calls of a later turn do not count."""
+        have = {position.key for position, _ in found.values()}
+        turns = tuple({f"{position.run_id}.{position.turn}." for position, _ in found.values()})
         waiting = [row for row in await self._store.waiting(session_id) if row.id not in have]
         found_open = [row.id for row in waiting if row.id.startswith(turns) and _handed(row).caller]
         return [f"call_{id_.replace('.', '_')}" for id_ in found_open]
 
-    async def _keep(self, place: Place, blob: bytes) -> bool:
-        """Whether it is kept now: by us, or by one who was quicker with the same."""
-        if await self._store.answer(place.key, blob):
+    async def _keep(self, position: Place, blob: bytes) -> bool:
+        """Whether this result is stored now, by this request or by an equal earlier one."""
+        if await self._store.answer(position.key, blob):
             return True
-        row = await self._store.get(place.key)
+        row = await self._store.get(position.key)
         return row is not None and row.answer == blob
 
 
@@ -222,8 +226,8 @@ def caller_tool(
 ) -> Tool:
     """A tool that the caller runs.
 
-    Asking for it does nothing here and tells nobody but the caller, whose run it is: so it needs
-    no permission. What he does with it is his affair; what comes back is from the outside.
+    A call does nothing here and is shown only to the caller, who owns the run: it needs no
+    permission. The result counts as coming from the outside.
     """
     return Tool(
         name, description, NO_PARAMETERS if parameters is None else parameters,
@@ -232,7 +236,7 @@ def caller_tool(
 
 
 def check_tools(tools: Sequence[Tool], ours: Iterable[str] = ()) -> None:
-    """Refuse tools of a caller that are unsound, stand twice, or are named like ours."""
+    """Reject tools of a caller that are invalid, duplicate, or named like a tool of the agent."""
     Toolset(tools)
     taken = frozenset(ours)
     for tool in tools:
@@ -243,15 +247,15 @@ def check_tools(tools: Sequence[Tool], ours: Iterable[str] = ()) -> None:
 def with_callers(
     ports: Ports, tools: Sequence[Tool], callers: Callers, session_id: str, counted: Policy
 ) -> Ports:
-    """The parts of a run, with the caller's own tools beside the agent's.
+    """Add the caller's tools to the ports of a run.
 
     Args:
-        ports: What the run has without.
-        tools: Of the caller; none changes nothing.
-        callers: Where calls and results are kept, of the run's tenant.
-        session_id: Of the run.
-        counted: What still judges a call of the caller's: its budget. The agent's own rules do
-            not: nothing runs here.
+        ports: The ports of the run.
+        tools: The caller's tools; without any, the ports are unchanged.
+        calls: The store for calls and results, of the run's tenant.
+        session_id: The session of the run.
+        budget: The policy that still judges such a call. The agent's other rules do not, as nothing
+            runs here.
     """
     if not tools:
         return ports
@@ -262,9 +266,9 @@ def with_callers(
 
 
 class CallerTools(Policy):
-    """The caller's tools: a call waits until the caller gave its result, which answers it.
+    """The caller's tools: a call waits until the caller sent its result.
 
-    An executor, the policy that stops the run, and the approver that says what it waits for.
+    Executor of the tools, policy that parks the run, and approver that says what the run waits for.
     """
 
     def __init__(
@@ -284,21 +288,21 @@ class CallerTools(Policy):
         return self._tools
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Answer with what the caller gave."""
-        given = await self._callers.given(self._session_id, call)
-        if given is None:
-            # Unreachable: a call is allowed only when its result is there.
+        """Answer with the caller's result."""
+        result = await self._callers.given(self._session_id, call)
+        if result is None:
+            # Unreachable: a call is allowed only when its result is stored.
             raise RuntimeError(f"the caller has not run {call.name!r} yet")
-        return ToolResult(call.id, call.name, given.content())
+        return ToolResult(call.id, call.name, result.content())
 
     async def judge(self, call: Call) -> Verdict:
-        """Allow a call when its result is there; a resumed run asks the same again."""
+        """Allow a call once its result is stored; a resumed run asks again."""
         if await self._callers.given(self._session_id, call) is None:
             return Ask(CODE, f"{call.name} is to be run by the caller")
         return await self._counted.judge(call)
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
-        """Say that the result is still to come; leave the rest to the run's approver."""
+        """Answer that the result is pending; leave other questions to the run's approver."""
         if ask.code == CODE and call.name in self._tools.names:
             return Approval(Decision.PENDING, ask.reason)
         return await self._approver.approve(call, ask)

@@ -1,4 +1,4 @@
-"""What a run may do with sessions: see them, begin some below its own, and talk to those."""
+"""What the tools of a run can do with sessions: list, read, start and message them."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from evoclaw.orchestrator.sessions.subruns import (
 )
 from evoclaw.store.runs.queue import adopt
 from evoclaw.store.sessions.sessions import Listed, Session, SessionStore, Spent, StoredRun
-from evoclaw.tools import sessions as told
+from evoclaw.tools import sessions as session_tools
 from evoclaw.tools.sessions import Brief, Said, State, Told
 
-STARTERS = frozenset({told.task.name, told.sessions_spawn.name})
-"""The tools that begin sub-runs."""
+STARTERS = frozenset({session_tools.task.name, session_tools.sessions_spawn.name})
+"""The tools that start sub-runs."""
 ABOUT_SESSIONS = STARTERS | {
-    told.sessions_send.name,
-    told.sessions_history.name,
-    told.session_status.name,
+    session_tools.sessions_send.name,
+    session_tools.sessions_history.name,
+    session_tools.session_status.name,
 }
-"""The tools that tell what was said in a session."""
+"""The tools whose results contain messages of a session."""
 SHARE = 0.95
-"""Of the time there is: so that a sub-run's own end comes first, and the asker can tell of it."""
+"""The part of its parent's time that a sub-run gets: it ends first, so the parent can report."""
 ABOUT = 120
-"""Characters of what is said of an agent."""
+"""Longest description of an agent in a list."""
 
 
 class Host(Protocol):
-    """Where the runs of a tenant are put together and go on: `Conversations`."""
+    """Prepares and drives the runs of a tenant: `Conversations`."""
 
     store: SessionStore
     agents: Mapping[str, Agent]
@@ -59,7 +59,7 @@ class Host(Protocol):
     running: dict[Key, LiveRun]
 
     def agent(self, session: Session) -> Agent:
-        """Who answers in a session."""
+        """The agent of a session."""
         ...
 
     async def prepare(
@@ -71,24 +71,24 @@ class Host(Protocol):
         brief: Brief | None,
         hold: Hold = ALONE,
     ) -> LiveRun:
-        """Put a run together."""
+        """Prepare a run."""
         ...
 
     def drive(self, run: LiveRun) -> AsyncGenerator[Record, None]:
-        """Run it."""
+        """Drive a run and yield its records."""
         ...
 
 
 class Delegates:
-    """The sessions as one run sees them: those of its tenant, and of its owner among them."""
+    """The sessions as one run sees them: those of its tenant and owner."""
 
     def __init__(self, host: Host, run: LiveRun) -> None:
         self._host, self._run, self._store = host, run, host.store
 
     async def start(self, call: Call, brief: Brief, *, wait: bool) -> Told:
-        """Begin a session, and wait for its answer if told so."""
-        above, agent = self._run, self._agent(brief.agent)
-        if above.session.depth >= self._host.limits.depth:
+        """Start a session with a sub-run, and wait for its answer if `wait` is set."""
+        parent, agent = self._run, self._agent(brief.agent)
+        if parent.session.depth >= self._host.limits.depth:
             text = "Error: Sub-agents may not go any deeper here. Do it yourself."
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
         await self._refuse_circle(agent.name)
@@ -96,18 +96,18 @@ class Delegates:
             Session(
                 _derived("session", call)[:16],
                 agent.name,
-                above.session.owner,
+                parent.session.owner,
                 brief.title,
-                above.session.id,
-                above.session.depth + 1,
-                narrowed(agent.capabilities, above.capabilities),
+                parent.session.id,
+                parent.session.depth + 1,
+                narrowed(agent.capabilities, parent.capabilities),
                 self._narrowed_tools(brief.tools),
             )
         )
         return await self._go(call, session, brief, wait=wait)
 
     async def send(self, call: Call, session_id: str, message: str) -> Told:
-        """Say something in a session that was begun from here, and wait for the answer."""
+        """Send a message to a session that this run started, and wait for the answer."""
         listed = await self._visible(session_id)
         if session_id == self._run.session.id or not await self._is_below(listed.session):
             text = f"Error: You did not begin session {session_id!r}; you may only read it."
@@ -124,22 +124,22 @@ class Delegates:
         return await self._go(call, listed.session, Brief(message), wait=True)
 
     async def list(self, *, agent: str, state: State | None) -> Sequence[Told]:
-        """The sessions, newest first: a sub-run sees those below its own, the others all."""
+        """The sessions, newest first; a sub-run sees only those below its own."""
         own = self._run.session
         within = own.id if own.depth else ""
         found = await self._store.sessions(own.owner, within=within, agent=agent)
-        all_ = [self._figures(listed) for listed in found]
-        return [one for one in all_ if state in (None, one.state)]
+        summaries = [self._figures(listed) for listed in found]
+        return [summary for summary in summaries if state in (None, summary.state)]
 
     async def history(self, session_id: str, start: int | None, limit: int) -> Sequence[Said]:
-        """Messages from number `start` on, or the last ones."""
+        """Messages from number `start` on, or the last `limit` ones."""
         listed = await self._visible(session_id)
         first = max(0, listed.messages - limit) if start is None else start
         found = await self._store.messages(session_id, first, limit)
         return [Said(number, *_spoken(message)) for number, message in found]
 
     async def status(self, session_id: str, seconds: float) -> Told:
-        """How a session stands; while it runs, wait so long for its end. Empty is this one."""
+        """The status of a session, after waiting up to `seconds` for its run; empty is this one."""
         listed = await self._visible(session_id or self._run.session.id)
         child = self._child_of(listed.session.id)
         if child is not None and seconds:
@@ -147,14 +147,16 @@ class Delegates:
             listed = await self._visible(listed.session.id)
         return await self._told(listed)
 
-    async def agents(self) -> Sequence[told.Listed]:
-        """Who can be asked: the agents that are defined here, and the edges of the fleet."""
+    async def agents(self) -> Sequence[session_tools.Listed]:
+        """The agents that can be asked: those defined here, and the edges of the fleet."""
         local = [
-            told.Listed(name, "local", told.task.name, about=one_line(agent.prompt, ABOUT))
+            session_tools.Listed(
+                name, "local", session_tools.task.name, about=one_line(agent.prompt, ABOUT)
+            )
             for name, agent in sorted(self._host.agents.items())
         ]
         edges = [
-            told.Listed(
+            session_tools.Listed(
                 member.agent_id,
                 "edge",
                 "edge_call",
@@ -167,14 +169,14 @@ class Delegates:
         return [*local, *edges]
 
     async def take_up(self) -> None:
-        """Go on with the sub-runs nobody waited for, as a run that was cut off is resumed."""
+        """Resume the background sub-runs of an interrupted run that is resumed."""
         for stored in await self._store.left_behind(self._run.stored.id):
             session = await self._store.session(stored.session_id)
             if session is not None and self._key(stored.id) not in self._host.children:
                 self._launch(None, session, stored, None, wait=False)
 
     async def _go(self, call: Call, session: Session, brief: Brief, *, wait: bool) -> Told:
-        """Begin a run, or find the one that this call began before."""
+        """Start a sub-run, or join the one that this call started before."""
         run_id = self._run_id(call)
         stored = await self._store.run(run_id)
         stored = stored or await self._begin(run_id, session, brief, wait, call.context.label)
@@ -189,15 +191,15 @@ class Delegates:
         self, run_id: str, session: Session, brief: Brief, wait: bool, label: Label
     ) -> StoredRun:
         self._make_room()
-        above = self._run.stored
-        self._run.family.under_way += 1  # nobody takes the place while this is written
+        parent = self._run.stored
+        self._run.family.under_way += 1  # reserve the slot while the run is being stored
         try:
             return await self._store.begin(
                 run_id,
                 session.id,
                 brief.prompt,
-                parent_run=above.id,
-                root_run=above.root_run,
+                parent_run=parent.id,
+                root_run=parent.root_run,
                 background=not wait,
                 label=label,
             )
@@ -225,8 +227,8 @@ class Delegates:
         *,
         wait: bool,
     ) -> Child:
-        above, host = self._run, self._host
-        limits = [above.deadline.left * SHARE, host.agent(session).settings.max_seconds]
+        parent, host = self._run, self._host
+        limits = [parent.deadline.left * SHARE, host.agent(session).settings.max_seconds]
         if call is not None and wait:
             limits.append(call.timeout * SHARE)
         if brief is not None and brief.seconds is not None:
@@ -235,27 +237,27 @@ class Delegates:
         deadline.start()
 
         async def drive() -> None:
-            async with above.places:
-                hold = await self._hold(stored)
-                run = await host.prepare(session, stored, deadline, above, brief, hold)
+            async with parent.places:
+                driver = await self._hold(stored)
+                run = await host.prepare(session, stored, deadline, parent, brief, driver)
                 async with aclosing(host.drive(run)) as records:
                     async for _ in records:
                         pass
 
         def ended(_: object) -> None:
             deadline.release()
-            above.family.under_way -= 1
+            parent.family.under_way -= 1
             del host.children[self._key(stored.id)]
 
         child = Child(stored.id, session.id, deadline, asyncio.create_task(drive(), name=stored.id))
-        above.family.under_way += 1
-        above.children.append(child)
+        parent.family.under_way += 1
+        parent.children.append(child)
         host.children[self._key(stored.id)] = child
         child.task.add_done_callback(ended)
         return child
 
     async def _hold(self, stored: StoredRun) -> Hold:
-        """Drive a sub-run by the right of this one, if it still has that."""
+        """The driver context of a sub-run: it needs the claim of this run to be still valid."""
         own, epoch = self._run.stored.id, self._run.hold.epoch
         return ALONE if epoch is None else Hold(await adopt(self._store, stored.id, own, epoch))
 
@@ -276,7 +278,7 @@ class Delegates:
         return found
 
     async def _refuse_circle(self, name: str) -> None:
-        """An agent may hand work to another of its own kind, but not back to one that waits."""
+        """An agent may delegate to its own kind, but not back to an agent that waits for it."""
         session: Session | None = self._run.session
         if name == self._run.session.agent:
             return
@@ -317,7 +319,7 @@ class Delegates:
         raise ToolFailure(ErrorKind.NOT_FOUND, text)
 
     async def _is_below(self, session: Session | None) -> bool:
-        """Whether a session is this run's own or was begun from it, directly or not."""
+        """Whether a session is this run's own, or was started from it, directly or indirectly."""
         while session is not None:
             if session.id == self._run.session.id:
                 return True
@@ -325,12 +327,12 @@ class Delegates:
         return False
 
     async def _told(self, listed: Listed) -> Told:
-        """How a session stands, with what it said last."""
-        figures, last = self._figures(listed), listed.last
+        """The status of a session, with its last answer."""
+        summary, last = self._figures(listed), listed.last
         record = None if last is None else await self._store.last_record(last.id)
         if record is None or not isinstance(end := record.event, RunFinished):
-            return figures
-        return replace(figures, text=end.text, reason=end.reason)
+            return summary
+        return replace(summary, text=end.text, reason=end.reason)
 
     def _figures(self, listed: Listed) -> Told:
         session, last = listed.session, listed.last
@@ -368,7 +370,7 @@ class Delegates:
 
 
 def _derived(kind: str, call: Call) -> str:
-    """An id that this call always gives, whichever attempt it is: what it began is found again."""
+    """An id derived from a call, equal for each of its attempts: finds what the call started."""
     stem = call.request_id.rpartition(".")[0] or call.request_id
     return hashlib.sha256(f"{kind} {stem}".encode()).hexdigest()
 

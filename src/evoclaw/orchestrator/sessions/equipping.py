@@ -1,4 +1,4 @@
-"""What a session's runs are given by whoever puts the house together, and what a session holds."""
+"""Dependencies of the runs of a session: the factory of their ports, recall, stored todos."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ from evoclaw.tools.notes import Todo
 
 
 class Equip(Protocol):
-    """Gives a session's runs their parts."""
+    """Builds the ports of a session's runs."""
 
     def __call__(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
-        """The provider, tools, rules and approver of a run.
+        """Return the provider, tools, rules and approver of a run.
 
-        On whose behalf it runs is what the session says; of the principal given here only the
+        The session decides on whose behalf the run acts: of the principal of these ports only the
         agent counts, and the user where the session has no owner.
 
         Args:
-            agent: Who answers, and with which model: a run may be begun with another one.
-            session: Where, and whose it is.
-            given: What the tools of this session are handed, by Protocol: `Todos`, `Person`,
-                `Sessions`; and under `History` what was said before this run goes on.
+            agent: The agent, with the model of this run.
+            session: The session and its owner.
+            given: The dependencies of the session's tools, by Protocol: `Todos`, `Person`,
+                `Sessions`; and under `History` the messages before this run.
         """
         ...
 
 
 class Recall(Protocol):
-    """Finds what is remembered that may matter for a run."""
+    """Finds notes in the memory that may matter for a run."""
 
     async def __call__(self, agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
-        """What to put right before what the user says; nothing, most of the time.
+        """Return messages to put before the user's message; mostly none.
 
-        It is recorded with the run's beginning, so a run that is resumed does not ask again.
+        They are recorded at the start of the run, so a resumed run does not recall again.
         """
         ...
 
 
 async def nothing_recalled(agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
-    """The house remembers nothing."""
+    """Recall nothing: there is no memory."""
     return ()
 
 
 class StoredTodos:
-    """The todos of a session, on the disk."""
+    """The stored todos of a session."""
 
     def __init__(self, store: SessionStore, session_id: str) -> None:
         self._store, self._session_id = store, session_id
 
     async def read(self) -> Sequence[Todo]:
-        """All of them, in order."""
+        """All todos, in order."""
         blob = await self._store.todos(self._session_id)
         return () if blob is None else msgspec.json.decode(blob, type=tuple[Todo, ...])
 
     async def replace(self, todos: Sequence[Todo]) -> None:
-        """Keep these instead of what was there."""
+        """Replace all todos."""
         await self._store.put_todos(self._session_id, msgspec.json.encode(todos))

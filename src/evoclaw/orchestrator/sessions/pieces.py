@@ -1,7 +1,7 @@
-"""Pieces of a reply or an output on their way to the store: soon, if somebody elsewhere watches.
+"""Record buffer: holds transient records until they are stored with the next durable one.
 
-They are kept together with the next record that matters, as nobody needs them before. But who
-watches the run through another process sees only what is kept.
+Transient records are deltas of a reply or an output. A watcher in another process sees only stored
+records, so while there is one, the buffer is flushed after a short delay.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Any
 from evoclaw.core.events import Record
 
 SOON = 0.05
-"""Seconds in which pieces are gathered for those who watch elsewhere."""
+"""Seconds between two flushes for watchers in other processes."""
 LATEST = 1.0
-"""And at most, where the store has much to do."""
+"""Most seconds between two flushes, when the store is busy."""
 SHARE = 5
-"""They are gathered for so many times as long as it took to keep the last ones."""
+"""The flush delay is this many times the duration of the last flush."""
 
 
 class Pieces:
-    """The records of a run that are not kept yet, in order."""
+    """The records of a run that are not stored yet, in order."""
 
     def __init__(
         self,
         keep: Callable[[Sequence[Record]], Coroutine[Any, Any, None]],
         wanted: Callable[[], bool],
     ) -> None:
-        """Choose where they go.
+        """Choose where the records go.
 
         Args:
-            keep: Keeps some; given none, it tells those who watch that there are none.
-            wanted: Whether somebody elsewhere watches.
+            store: Stores records; without records, it notifies watchers that there are none.
+            is_watched: Whether another process watches the run.
         """
         self._keep, self._wanted = keep, wanted
         self._held: list[Record] = []
@@ -46,33 +46,33 @@ class Pieces:
         return len(self._held)
 
     def add(self, record: Record) -> None:
-        """Hold one more."""
+        """Add a record."""
         self._held.append(record)
         if self._timer is None and self._wanted():
             self.hurry(self._soon)
 
     def hurry(self, seconds: float = 0.0) -> None:
-        """Keep what is held in so many seconds."""
+        """Flush in so many seconds."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._save)
 
     async def settled(self) -> None:
-        """Wait for those that are being kept; raise what went wrong with them."""
+        """Wait for a flush that is under way; raise its error."""
         while self._saving is not None:
             await asyncio.wait([self._saving])
         if self._problem is not None:
             raise self._problem
 
     def take(self) -> list[Record]:
-        """All that are held, for somebody else to keep; `settled` comes first."""
+        """Return and remove all records, for the caller to store; call `wait_flushed` first."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        held, self._held = self._held, []
-        return held
+        records, self._held = self._held, []
+        return records
 
     async def close(self) -> None:
-        """Keep no more, and wait for nothing."""
+        """Drop the records and cancel a flush that is under way."""
         self.take()
         if self._saving is not None:
             self._saving.cancel()
@@ -81,18 +81,18 @@ class Pieces:
     def _save(self) -> None:
         self._timer = None
         if self._saving is not None or self._problem is not None:
-            return  # when that is done, the rest follows
-        held, self._held = self._held, []
-        began = asyncio.get_running_loop().time()
-        self._saving = asyncio.create_task(self._keep(held))
-        self._saving.add_done_callback(partial(self._saved, began))
+            return  # `_flushed` flushes the rest
+        records, self._held = self._held, []
+        started = asyncio.get_running_loop().time()
+        self._saving = asyncio.create_task(self._keep(records))
+        self._saving.add_done_callback(partial(self._saved, started))
 
-    def _saved(self, began: float, saving: asyncio.Task[None]) -> None:
+    def _saved(self, started: float, saving: asyncio.Task[None]) -> None:
         self._saving = None
-        took = asyncio.get_running_loop().time() - began
+        took = asyncio.get_running_loop().time() - started
         self._soon = min(max(SOON, SHARE * took), LATEST)
         if not saving.cancelled():
-            # Whoever keeps the next record that matters is told.
+            # Raised when the next durable record is stored.
             self._problem = saving.exception()
         if self._held and self._problem is None:
             self.hurry(self._soon)

@@ -1,4 +1,4 @@
-"""Conversations with agents, and what a session's own tools may do with other sessions."""
+"""The sessions of a tenant: opens, continues, branches and deletes them, and drives their runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from evoclaw.tools.sessions import Brief, Sessions
 
 
 class Conversations:
-    """All sessions of a tenant in a process: opened, gone on with, resumed."""
+    """All sessions of a tenant in this process, and how their runs are prepared and driven."""
 
     def __init__(
         self,
@@ -85,21 +85,22 @@ class Conversations:
         """Choose the parts.
 
         Args:
-            store: Where everything is kept; its tenant is the one these are the sessions of.
-            agents: Who can be asked, by name.
-            equip: What their runs are given.
-            questions: How people are reached; nobody is if not given.
-            limits: What a run and its sub-runs may use together; the usual ones if not given.
-            ledger: Where that is counted; in memory if not given.
-            price: What a model's tokens cost; needed where money is bounded.
-            cheaper: Who answers when little of a budget is left.
-            attended: Whether the approver reaches somebody, to be asked when a limit is near.
-            listening: Who listens to a run of a session; told what happened in it before.
+            store: The session store, of one tenant.
+            agents: The agents, by name.
+            make_ports: Builds the ports of a run.
+            questions: How people are asked; the stored questions if not given.
+            limits: What a run and its sub-runs may spend together; the defaults if not given.
+            ledger: Where spending is counted; in memory if not given.
+            price: The price of a model's tokens; needed where money is limited.
+            cheaper: Providers that answer when little of a budget is left.
+            attended: Whether the approver reaches a person, to be asked when a limit is near.
+            sinks_for: The sinks of a run, given its session and its records so far.
             edges: The members of the fleet.
-            prompt: The instructions that a session of an agent starts with.
-            recall: What is remembered for a run.
-            approvals: Where its calls wait for approval: given up when it has ended.
-            together: Commit a reply with what follows; models and tools then wait for the store.
+            prompt: The system prompt of a new session of an agent.
+            recall: Finds notes in the memory for a run.
+            approvals: Where calls wait for approval; closed when the run ends.
+            defer_commits: Commit a reply together with what follows; models and tools then wait for
+                the store.
         """
         self.store, self.agents, self.edges = store, agents, edges
         self.limits = limits or Limits()
@@ -110,20 +111,20 @@ class Conversations:
         self._recall, self.approvals, self._together = recall, approvals, together
         self.cheaper = tuple(cheaper)
         self.children: dict[Key, Child] = {}
-        """Sub-runs of all tenants that go on in this process, by tenant and run id."""
+        """Active sub-runs of all tenants in this process, by tenant and run id."""
         self.running: dict[Key, LiveRun] = {}
-        """Runs of all tenants that go on in this process, by tenant and session id."""
+        """Active runs of all tenants in this process, by tenant and session id."""
 
     def of(self, tenant: str) -> Conversations:
-        """The sessions of another tenant: the same agents, and nothing that was said here."""
-        others = copy.copy(self)
-        others.store, others.questions = self.store.of(tenant), self.questions.of(tenant)
-        return others
+        """The sessions of another tenant, with the same agents."""
+        other = copy.copy(self)
+        other.store, other.questions = self.store.of(tenant), self.questions.of(tenant)
+        return other
 
     async def open(
         self, agent: str, *, session_id: str = "", owner: str = "", title: str = ""
     ) -> Session:
-        """Begin a conversation; the id of one that is there gives that one."""
+        """Open a session; the id of an existing session returns that one."""
         found = self.agents.get(agent)
         if found is None:
             raise AgentNotFound(agent, tuple(self.agents))
@@ -138,38 +139,38 @@ class Conversations:
         )
 
     async def rename(self, session_id: str, title: str) -> Session:
-        """Give a session another title: one line, cut."""
+        """Change the title of a session: one line, cut to its limit."""
         found = await session_changes.rename(self.store, session_id, one_line(title, LONGEST_TITLE))
         if found is None:
             raise NoSession(session_id)
         return found
 
     async def branch(self, session_id: str, at_message: int) -> Session:
-        """A new session with what was said in one up to a message, that one included.
+        """Create a session with the messages of another one up to and including a number.
 
-        A reply whose calls have not all their answers by then is left out.
+        A last reply whose calls are not all answered by then is left out.
         """
         session = await self.store.session(session_id)
         if session is None:
             raise NoSession(session_id)
-        said = await self.store.messages(session_id, 0, max(0, at_message + 1))
-        messages = whole_turns([message for _, message in said])
+        numbered = await self.store.messages(session_id, 0, max(0, at_message + 1))
+        messages = whole_turns([message for _, message in numbered])
         new = replace(session, id=secrets.token_hex(8))
         return await session_changes.branch(self.store, new, messages)
 
     async def forget(self, session_id: str) -> Sequence[str]:
-        """Forget a session, those that were begun from it, and all that happened there.
+        """Delete a session, the sessions started from it, and all their runs and records.
 
-        The ids of all of them are given: what others noted of them is theirs to forget.
+        Returns the ids of the deleted sessions, so that other stores can delete their data.
         """
         if await self.store.session(session_id) is None:
             raise NoSession(session_id)
-        gone = await session_changes.forget(self.store, session_id)
-        if gone is None:
-            raise Busy(session_id, "has not ended what it was doing; cancel that first")
+        deleted = await session_changes.forget(self.store, session_id)
+        if deleted is None:
+            raise Busy(session_id, "has an unfinished run; cancel it first")
         if self.approvals is not None:
-            await self.approvals.forget(gone.runs, self.store.tenant)
-        return gone.sessions
+            await self.approvals.forget(deleted.runs, self.store.tenant)
+        return deleted.sessions
 
     async def say(
         self,
@@ -180,41 +181,41 @@ class Conversations:
         sinks: Sequence[Sink] = (),
         deadline: Deadline | None = None,
     ) -> AsyncGenerator[Record, None]:
-        """Say something in a session and watch the answer being made.
+        """Send a message to a session and yield the records of its run.
 
         Args:
-            session_id: Of a session that was opened.
-            message: What to say.
-            run_id: One of your own; given again, it goes on with that run instead of a second.
-                The records say what became of it: that of a tenant is made one of its own.
-            sinks: Who else is told.
-            deadline: To cancel it by.
+            session_id: An open session.
+            message: The user's message.
+            run_id: An id chosen by the caller; the same id again continues that run instead of
+                starting another. The records have the id in use: that of a tenant gets a prefix.
+            sinks: Further sinks.
+            deadline: The deadline, to cancel the run by.
         """
         listed = await self.store.look(session_id)
         if listed is None:
             raise NoSession(session_id)
         run_id = run_id_of(self.store.tenant, run_id or secrets.token_hex(16))
         if listed.last is not None and listed.last.is_open and listed.last.id != run_id:
-            raise Busy(session_id, "has not ended what it was doing; resume or cancel that first")
+            raise Busy(session_id, "has an unfinished run; resume or cancel it first")
         stored = await self.store.begin(run_id, session_id, message)
         async with aclosing(self._watch(listed.session, stored, sinks, deadline)) as records:
             async for record in records:
                 yield record
 
     async def unfinished(self, session_id: str) -> bool:
-        """Whether the last run of a session was cut off, or waits for a person."""
+        """Whether the last run of a session was interrupted, or waits for a person."""
         listed = await self.store.look(session_id)
         return listed is not None and listed.last is not None and listed.last.is_open
 
     async def resume(
         self, session_id: str, *, sinks: Sequence[Sink] = (), deadline: Deadline | None = None
     ) -> AsyncGenerator[Record, None]:
-        """Go on with the last run of a session that waited for a person or was cut off."""
+        """Resume the last run of a session that waited for a person or was interrupted."""
         listed = await self.store.look(session_id)
         if listed is None:
             raise NoSession(session_id)
         if listed.last is None or not listed.last.is_open:
-            raise Busy(session_id, "has nothing to go on with; say something")
+            raise Busy(session_id, "has no unfinished run to resume; send a message")
         async with aclosing(self._watch(listed.session, listed.last, sinks, deadline)) as records:
             async for record in records:
                 yield record
@@ -235,12 +236,14 @@ class Conversations:
                 yield record
 
     async def drive(self, run: LiveRun, sinks: Sequence[Sink] = ()) -> AsyncGenerator[Record, None]:
-        """Run it, known as going on here while it does."""
+        """Drive a run; it is in `running` while this lasts."""
         key = (run.session.tenant, run.session.id)
         while (other := self.running.get(key)) is not None:
             if other.state.stop is None:
-                raise Busy(run.session.id, "is answering something else")
-            await other.left.wait()  # it has ended, and is only tidying up
+                raise Busy(
+                    run.session.id, "is answering another message; wait for it, or cancel it"
+                )
+            await other.left.wait()  # its loop has ended; only cleanup is left
         self.running[key] = run
         try:
             if run.state.started:
@@ -253,7 +256,7 @@ class Conversations:
             run.left.set()
 
     def agent(self, session: Session) -> Agent:
-        """Who answers in a session."""
+        """The agent of a session."""
         found = self.agents.get(session.agent)
         if found is None:
             raise AgentNotFound(session.agent, tuple(self.agents))
@@ -268,34 +271,34 @@ class Conversations:
         brief: Brief | None,
         hold: Hold = ALONE,
     ) -> LiveRun:
-        """Put a run together: what it is made of, and how far it came.
+        """Prepare a run to be driven: its ports, its budget, and its state so far.
 
         Args:
-            session: Whose it is.
-            stored: What is known of it.
-            deadline: When it is over; as it was begun, or its agent says, if not given.
-            above: The run it is a part of; it never may more than that.
-            brief: What it was begun with, if it is the first of its session.
-            hold: By what right it is driven, and what is said to it meanwhile.
+            session: The session of the run.
+            stored: The stored run.
+            deadline: Its deadline; as its request or its agent says if not given.
+            parent: The parent run of a sub-run, which may never do more than that.
+            brief: What a sub-run was started with, if it is the first of its session.
+            driver: The epoch and the steering messages of its driver.
         """
-        whose = {session.tenant} if above is None else {session.tenant, above.session.tenant}
-        if whose != {self.store.tenant}:
-            raise NoSession(session.id)  # nobody drives a run of another tenant
-        begun, before, earlier, records = await self.store.whole(stored)
-        errand = errand_of(begun)
-        agent = _asked_for(self.agent(session), errand)
+        tenants = {session.tenant} if above is None else {session.tenant, above.session.tenant}
+        if tenants != {self.store.tenant}:
+            raise NoSession(session.id)  # a run of another tenant is never driven
+        blob, before, earlier, records = await self.store.whole(stored)
+        request = errand_of(blob)
+        agent = _asked_for(self.agent(session), request)
         capabilities = narrowed(agent.capabilities, session.capabilities)
         family, spent = Family(self.limits), dict[str, int]()
         if above is None:
-            enter(stored.root_run, errand.traceparent)
+            enter(stored.root_run, request.traceparent)
             spent = spent_before(before, self.limits.budget)
         else:
             capabilities, family = narrowed(capabilities, above.capabilities), above.family
         if records and isinstance(opening := records[0].event, RunStarted):
             state, settings = fold(records), opening.settings
         else:
-            said = [message for _, message in earlier]
-            messages = await self._opening(agent, session, said, stored, errand)
+            history = [message for _, message in earlier]
+            messages = await self._opening(agent, session, history, stored, request)
             state, settings = new_run(messages, stored.id), _settings(agent, brief)
         run = LiveRun(
             self.store, session, stored, state, settings,
@@ -304,13 +307,13 @@ class Conversations:
             hold=hold, together=self._together, approvals=self.approvals,
             places=asyncio.Semaphore(self.limits.side_by_side),
         )  # fmt: skip
-        run.ports = self._ports(agent, run, above, spent, errand)
+        run.ports = self._ports(agent, run, above, spent, request)
         run.budget.recall(records)
         run.sinks = self.listeners(session, records)
         return run
 
     def listeners(self, session: Session, records: Sequence[Record]) -> tuple[Sink, ...]:
-        """Who listens to a run of a session, in which this happened before."""
+        """The sinks of a run of a session, given its records so far."""
         return tuple(self._listening(session, records))
 
     async def _opening(
@@ -368,9 +371,9 @@ class Conversations:
     def _pipeline(
         self, run: LiveRun, above: LiveRun | None, ports: Ports, errand: Errand
     ) -> Pipeline:
-        """What the agent's calls pass through, narrowed to this run."""
+        """The call pipeline of the agent, narrowed to this run."""
         session = run.session
-        deepest = session.depth >= self.limits.depth
+        is_deepest = session.depth >= self.limits.depth
         pipeline = Pipeline.of(ports.executor, ports.policy).with_steps(
             PermittedTools(run.capabilities),
             Permissions(run.capabilities),
@@ -378,7 +381,7 @@ class Conversations:
             RunTools(
                 None if above is None else above.pipeline,
                 frozenset() if errand.single else session.tools,
-                STARTERS if deepest else frozenset(),
+                STARTERS if is_deepest else frozenset(),
             ),
         )
         inherited = () if above is None else _inherited(above.pipeline, pipeline)
@@ -386,10 +389,10 @@ class Conversations:
 
 
 def _inherited(above: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
-    """The rules of the runs above that are not this run's own already, each of them once.
+    """The policies of the parent runs that this run does not have already, each once.
 
-    Permissions are narrowed from run to run, and questions, budgets and the caller's tools are each
-    run's own.
+    Permissions are narrowed from run to run; questions, budgets and the caller's tools belong to
+    each run itself.
     """
     found: list[Policy] = []
     for policy in above.before:
@@ -397,12 +400,12 @@ def _inherited(above: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
             found += policy.chain.policies
         elif not isinstance(policy, Permissions | PendingQuestions | Budget):
             found.append(policy.policy if isinstance(policy, GivenRules) else policy)
-    mine = [rule.policy if isinstance(rule, GivenRules) else rule for rule in own.before]
-    return tuple(rule for rule in found if not any(rule is other for other in mine))
+    present = [rule.policy if isinstance(rule, GivenRules) else rule for rule in own.before]
+    return tuple(rule for rule in found if not any(rule is other for other in present))
 
 
 def _asked_for(agent: Agent, errand: Errand) -> Agent:
-    """An agent as a run was begun with it."""
+    """The agent with the model and settings of a run request."""
     settings = errand.settings or agent.settings
     if errand.single:
         settings = replace(settings, confirm=False)

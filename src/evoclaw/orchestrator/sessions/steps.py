@@ -25,7 +25,7 @@ class RunTools(OfferStep):
         names: frozenset[str] | None,
         besides: frozenset[str] = frozenset(),
     ) -> None:
-        """`besides` are never offered: a run at the deepest level starts no others."""
+        """`excluded` are never offered: a run at the deepest level starts no sub-runs."""
         self._above, self._names, self._besides = above, names, besides
 
     def version(self) -> object:
@@ -33,7 +33,7 @@ class RunTools(OfferStep):
         return None if self._above is None else self._above.tools()
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """What remains."""
+        """Return the tools that this run may use."""
         held = None if self._above is None else {tool.name for tool in self._above.tools()}
         return [tool for tool in tools if self._may(tool.name, held)]
 
@@ -43,7 +43,7 @@ class RunTools(OfferStep):
 
 
 class SessionLabels(ResultStep):
-    """Labels a result about another session with the labels of all that was said there."""
+    """Labels a result about another session with the labels of all its messages."""
 
     def __init__(self, store: SessionStore, names: frozenset[str]) -> None:
         """`names` are the tools whose results name the session in their details."""
@@ -63,7 +63,7 @@ class SessionLabels(ResultStep):
 
 @dataclass(frozen=True, slots=True)
 class ParentRules(Policy):
-    """Denies a sub-run what the rules of the runs above it deny."""
+    """Denies a sub-run what the rules of its parent runs deny."""
 
     chain: Chain
 

@@ -1,4 +1,4 @@
-"""A session's run: kept as it happens, never wider than the run above, out of one budget."""
+"""Sub-runs: their limits, how many are active, and how one is stopped with its parent."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ from evoclaw.store.governing.approvals import ApprovalStore
 from evoclaw.store.sessions.sessions import Session, SessionStore, Spent, StoredRun
 
 GRACE = 5.0
-"""Seconds that a sub-run has to say how far it came when it is cancelled."""
+"""Seconds that a cancelled sub-run has to record how far it came."""
 PASSING = TextDelta | ReasoningDelta | CallOutput | ToolsChanged | TurnStarted | CallJudged
-"""Records that are kept together with the next one that matters: if they are lost in a crash,
+"""Events whose records are stored together with the next durable one: if a crash loses them,
 nothing was done that they tell of."""
 HELD = 1_000
-"""Records in passing that are kept at the latest, though nothing that matters came."""
+"""Transient records that are buffered; more are stored without waiting for a durable one."""
 SKIPPED = 2 * HELD
-"""Numbers that a run leaves out when it goes on after it was cut off: somebody may have seen
-records that were not kept yet, and must not take others of the same numbers for those."""
+"""Record numbers that a resumed run skips: a watcher may have seen records that were not stored,
+and must not take new records with the same numbers for those."""
 
 
 Key: TypeAlias = tuple[str, str]
-"""A tenant, and an id that means something within it."""
+"""A tenant, and an id that is unique within it."""
 TAGGED = re.compile(r"t[0-9a-f]{16}-")
-"""How the ids of runs of tenants begin."""
+"""The prefix of run ids of tenants other than `local`."""
 
 
 def run_id_of(tenant: str, run_id: str) -> str:
-    """The id of a tenant's run: no run of another tenant can have it, whatever its user chooses.
+    """The id of a tenant's run: no run of another tenant can have it, whatever id a user chooses.
 
-    Devices, ledgers and approvals know a run and its calls by the id alone. Runs of `local` have
-    the ids that they were given.
+    Edges, ledgers and approvals know a run and its calls by the id alone. Runs of `local` keep the
+    ids that were chosen for them.
     """
     if tenant == LOCAL.tenant and not TAGGED.match(run_id):
         return run_id
@@ -82,40 +82,40 @@ def run_id_of(tenant: str, run_id: str) -> str:
 
 
 class Limits(Struct, frozen=True):
-    """What a run and all its sub-runs may use together, and how they may stand."""
+    """What a run and all its sub-runs may spend together, and how many there may be."""
 
     budget: BudgetSettings = BudgetSettings()
     depth: int = 3
-    """How many sub-runs may stand one above the other."""
+    """Levels of sub-runs below a run."""
     side_by_side: int = 4
-    """Sub-runs of one run that go on at once; the others wait for their turn."""
+    """Concurrent sub-runs of one run; the others wait for a slot."""
     at_once: int = 16
-    """Sub-runs of all together; more are refused."""
+    """Active sub-runs of the whole tree; more are rejected."""
 
 
 @dataclass(eq=False, slots=True)
 class Family:
-    """The sub-runs of a run and of those below it."""
+    """All sub-runs below a root run."""
 
     limits: Limits
     under_way: int = 0
-    """Sub-runs that were begun and have not ended."""
+    """Sub-runs that were started and have not ended."""
 
 
 def spent_before(spent: Spent, settings: BudgetSettings) -> dict[str, int]:
-    """What a run used before a restart, for a ledger that does not know it."""
+    """What a run spent before a restart, for a ledger that does not know it."""
     found = {TURNS: spent.turns, CALLS: spent.calls, TOKENS: spent.tokens_in + spent.tokens_out}
     if spent.cost is not None:
         found[DOLLARS] = micros(spent.cost)
     elif settings.dollars is not None and settings.unpriced == "refuse":
-        # A reply had no known price: nobody can say that anything is left.
+        # A reply had no known price: the whole budget counts as spent.
         found[DOLLARS] = micros(settings.dollars)
     return found
 
 
 @dataclass(eq=False, slots=True)
 class Child:
-    """A sub-run that goes on beside the run that began it."""
+    """A sub-run that is active beside its parent run."""
 
     run_id: str
     session_id: str
@@ -123,11 +123,11 @@ class Child:
     task: asyncio.Task[None]
 
     async def end(self, *, clean: bool) -> None:
-        """Leave nothing running.
+        """Stop the sub-run and wait for its task.
 
         Args:
-            clean: It is cancelled, and its records say so; else it is cut off where it is, to be
-                gone on with by whoever resumes the run above.
+            clean: Cancel it, so that its records say so; else interrupt it where it is, to be
+                continued when the parent run is resumed.
         """
         if clean:
             self.deadline.cancel()
@@ -139,11 +139,11 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """By what right a run is driven, and what is said to it meanwhile."""
+    """What the driver of a run brings: its epoch, and its steering messages."""
 
     epoch: int | None = None
-    """Of its lease: what it does is refused once somebody has a higher one. None is for a process
-    that has the store for itself."""
+    """The epoch of the claim: writes are rejected once another process has a higher one. None for a
+    process that has the store for itself."""
     steering: Callable[[], Sequence[UserMessage]] = nothing_said
 
 
@@ -151,7 +151,7 @@ ALONE = Hold()
 
 
 def seq_after(records: Sequence[Record]) -> int:
-    """The last number that a run has used, also for records that may have been seen and lost."""
+    """The last record number that a run has used, also for records seen by watchers and lost."""
     if not records:
         return 0
     last = records[-1]
@@ -159,18 +159,18 @@ def seq_after(records: Sequence[Record]) -> int:
 
 
 def _leads_on(event: Event) -> bool:
-    """Whether something follows at once that is committed with it, before anything is done."""
+    """Whether another record follows at once and is committed with it, before anything is done."""
     return isinstance(event, CallStarted) or (isinstance(event, Replied) and event.reply.has_calls)
 
 
 def heard_in(records: Sequence[Record]) -> int:
-    """How many messages a run has taken in that were said to it while it went on."""
+    """How many steering messages a run has read."""
     events = [record.event for record in records]
     return sum(isinstance(event, Prompted) and event.why == "steer" for event in events)
 
 
 def whole_turns(messages: Sequence[Message]) -> Sequence[Message]:
-    """Messages without a last reply that has calls which are not all answered."""
+    """The messages without a last reply whose calls are not all answered."""
     end = len(messages)
     while end and isinstance(messages[end - 1], ToolResult):
         end -= 1
@@ -193,60 +193,60 @@ class LiveRun:
     capabilities: frozenset[str]
     places: asyncio.Semaphore
     seq: int = 0
-    """The last number of a record that was used."""
+    """The last record number used."""
     known: int = 0
-    """Messages that are kept already."""
+    """How many messages are stored."""
     heard: int = 0
-    """Messages that it took in while it went on."""
+    """How many steering messages the run has read."""
     hold: Hold = ALONE
     together: bool = False
-    """A reply, what is set aside for its calls, and its commands are committed together."""
+    """Commit a reply, the budget reserved for its calls, and its commands together."""
     approvals: ApprovalStore | None = None
-    """Where its calls wait for people."""
+    """Where its calls wait for approval."""
     children: list[Child] = field(default_factory=list[Child])
     ports: Ports = field(init=False)
-    """Given last: its tools are handed this run."""
+    """Set last: the tools get this run as a dependency."""
     budget: Budget = field(init=False)
-    """Out of which it is paid, as is everything that it begins."""
+    """The budget of the run and its sub-runs."""
     pipeline: Pipeline = field(init=False)
-    """What its calls pass through; its policies judge its sub-runs too."""
+    """The call pipeline; its policies also judge the sub-runs."""
     sinks: tuple[Sink, ...] = ()
-    """Who listens to it, whoever runs it."""
+    """Sinks of the run, whichever process drives it."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
-    """It is no longer driven here."""
+    """Set when this process no longer drives the run."""
 
     async def records(self, sinks: Sequence[Sink] = ()) -> AsyncGenerator[Record, None]:
-        """Run, or go on; each record that matters is on the disk before the next thing happens."""
+        """Start or resume the loop; each durable record is stored before the next step."""
         bus = Bus(self.stored.id, (self.budget, *self.sinks, *sinks), seq=self.seq)
         events = run_loop(self.state, self.ports, self.settings, self.deadline)
         notices, key = self.store.database.notices, (self.store.tenant, self.stored.id)
-        pieces = Pieces(self._keep_pieces, partial(notices.is_wanted, *key))
+        buffer = Pieces(self._keep_pieces, partial(notices.is_wanted, *key))
         stop: StopReason | None = None
         try:
-            with notices.driven(*key, pieces.hurry):
+            with notices.driven(*key, buffer.hurry):
                 async with aclosing(events):
                     async for event in events:
                         record = bus.publish(event)
                         if isinstance(event, RunFinished):
                             stop = event.stop
-                        if isinstance(event, PASSING) and len(pieces) < HELD - 1:
-                            pieces.add(record)
+                        if isinstance(event, PASSING) and len(buffer) < HELD - 1:
+                            buffer.add(record)
                         else:
-                            await pieces.settled()
-                            await self._keep([*pieces.take(), record], stop)
+                            await buffer.settled()
+                            await self._keep([*buffer.take(), record], stop)
                         yield record
         finally:
-            await pieces.close()
+            await buffer.close()
             clean = stop is not None and stop is not StopReason.WAITING
             await self._end_children(clean=clean)
 
     async def _keep_pieces(self, records: Sequence[Record]) -> None:
-        """Keep what somebody elsewhere wants to see; without any, have him look once more."""
+        """Store records for watchers in other processes; without records, have them check again."""
         store, stored = self.store, self.stored
         if not records:
             await store.database.announce((Notice(Kind.KEPT, store.tenant, stored.id),))
             return
-        # No message is kept by this: they are kept with the records that tell of them.
+        # No message is stored here: messages are stored with their durable records.
         await store.append(stored, records, (), self._spent(), None, epoch=self.hold.epoch)
 
     async def _keep(self, records: Sequence[Record], stop: StopReason | None) -> None:
@@ -254,9 +254,9 @@ class LiveRun:
         history = state.history
         messages = [(number, history[number]) for number in range(self.known, len(history))]
         spent = self._spent()
-        waits = not (self.together and _leads_on(records[-1].event))
+        wait = not (self.together and _leads_on(records[-1].event))
         await self.store.append(
-            self.stored, records, messages, spent, stop, epoch=self.hold.epoch, wait=waits
+            self.stored, records, messages, spent, stop, epoch=self.hold.epoch, wait=wait
         )
         self.known = len(history)
         if stop is not None and stop is not StopReason.WAITING:
@@ -267,11 +267,11 @@ class LiveRun:
         return Spent(state.turn, state.calls, state.usage.input, state.usage.output, state.cost)
 
     async def give_up(self) -> None:
-        """Nobody waits any more for answers to what it asked."""
-        both = [self.store.questions.give_up(self.stored.id)]
+        """Close the open questions and approvals of the run."""
+        closing = [self.store.questions.give_up(self.stored.id)]
         if self.approvals is not None:
-            both.append(self.approvals.give_up(self.stored.id, self.store.tenant))
-        await asyncio.gather(*both)  # in one commit
+            closing.append(self.approvals.give_up(self.stored.id, self.store.tenant))
+        await asyncio.gather(*closing)  # in one commit
 
     async def _end_children(self, *, clean: bool) -> None:
         running = [child for child in self.children if not child.task.done()]

@@ -1,1 +1,1 @@
-"""Runs: who waits for a turn, who drives what, and what is wanted of it."""
+"""Stored runs: the queue, the claims of processes, and control requests."""

@@ -1,7 +1,7 @@
-"""Who holds a run, as its row says it: an epoch that only grows, a holder, and until when.
+"""Claims on runs: each has an epoch that only grows, a holder process, and a lease.
 
-The epoch is the safety of it: whoever has a lower one cannot write. The lease is how SQLite finds
-out that a holder is gone; on PostgreSQL an engine does (`store/runs/job_queue.py`).
+The epoch is the fence: a process with a lower epoch cannot write. On SQLite an expired lease shows
+that a holder is dead; on PostgreSQL procrastinate does (`store/runs/job_queue.py`).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ OPEN = "(stop IS NULL OR stop = 'waiting')"
 FREE = "(holder = '' OR lease_until <= ?)"
 SAME = "tenant = ? AND run_id = ?"
 
-# Only the first open run of a session may go on.
+# Only the first open run of a session may be driven.
 FIRST = """
 NOT EXISTS (
     SELECT 1 FROM runs e WHERE e.tenant = r.tenant AND e.session_id = r.session_id
         AND e.seq < r.seq AND (e.stop IS NULL OR e.stop = 'waiting')
 )
 """
-# A sub-run is its parent's affair, unless it went on by itself after that had ended.
+# A sub-run is driven by its parent, unless it was claimed by itself after the parent had ended.
 READY = f"""
 SELECT id FROM runs r
 WHERE tenant = ? AND stop IS NULL AND {FREE} AND holder <> ?
     AND (parent_run = '' OR holder <> '') AND {FIRST}
 ORDER BY seq LIMIT ?
 """
-# From one tenant to the next, not through all that each has.
+# A skip scan: from one tenant to the next, not through all their runs.
 TENANTS = """
 WITH RECURSIVE with_runs (tenant) AS (
     SELECT min(tenant) FROM runs WHERE stop IS NULL
@@ -42,7 +42,7 @@ WITH RECURSIVE with_runs (tenant) AS (
 )
 SELECT tenant FROM with_runs WHERE tenant IS NOT NULL
 """
-# Whoever held these died before they were parked, or before they went on.
+# Their holder died before it parked or resumed them.
 LEFT = """
 SELECT tenant, id FROM runs
 WHERE holder <> '' AND stop = 'waiting' AND lease_until <= ? AND holder <> ?
@@ -51,7 +51,7 @@ LET_GO = """
 UPDATE runs SET holder = '', lease_until = NULL WHERE tenant = ? AND id = ? AND epoch = ?
 """
 NOBODY = "-"
-"""Holds runs that wait, and are to go on until they are parked."""
+"""The holder of waiting runs that any process may resume."""
 CLAIM = f"""
 UPDATE runs SET epoch = epoch + 1, holder = ?, lease_until = ?
 WHERE tenant = ? AND id = ? AND {FREE} AND {OPEN} RETURNING epoch
@@ -60,7 +60,7 @@ RELEASE = f"""
 UPDATE runs SET holder = CASE WHEN stop IS NULL THEN '' ELSE '{NOBODY}' END, lease_until = 0
 WHERE tenant = ? AND id = ? AND epoch = ? AND holder = ?
 """
-# A sub-run is its parent's, and only as long as nobody has taken that over.
+# A sub-run belongs to its parent, as long as no other process has taken over the parent.
 ADOPT = f"""
 UPDATE runs SET epoch = epoch + 1
 WHERE tenant = ? AND id = ? AND {FREE} AND EXISTS (
@@ -70,7 +70,7 @@ WHERE tenant = ? AND id = ? AND {FREE} AND EXISTS (
 
 
 class Claim(Struct, frozen=True):
-    """A run that may be driven, until it is taken over: then somebody has a higher epoch."""
+    """The right to drive a run, until another process claims it with a higher epoch."""
 
     tenant: str
     run_id: str
@@ -78,7 +78,7 @@ class Claim(Struct, frozen=True):
 
 
 class Claims:
-    """The runs of all tenants, as one process holds them."""
+    """The claims of one process on runs of all tenants."""
 
     def __init__(
         self,
@@ -88,40 +88,40 @@ class Claims:
         lease_s: float = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Hold runs under a name.
+        """Claim runs under a name.
 
         Args:
-            sessions: Where runs are kept; of any tenant.
-            holder: What this process is called; no other one is called so.
-            lease_s: How long a claim holds unless it is renewed.
-            clock: What time it is.
+            sessions: The session store, of any tenant.
+            process_identity: The unique name of this process.
+            lease_s: Seconds until a claim expires unless it is renewed.
+            clock: The time in seconds since 1970.
         """
         self._sessions, self._database = sessions, sessions.database
         self._holder, self._lease, self._clock = holder, lease_s, clock
 
     @property
     def holder(self) -> str:
-        """What this process is called as a holder."""
+        """The name of this process as a holder of runs."""
         return self._holder
 
     def _until(self, now: float) -> float | None:
-        """When a claim of this moment is over by itself."""
+        """When a claim made now expires."""
         return now + self._lease
 
     def _claim(self, connection: Connection, tenant: str, run_id: str) -> int:
-        """Hold a run; 0 if it cannot be had."""
+        """Claim a run; returns its epoch, or 0 if it cannot be claimed."""
         now = self._clock()
         values = (self.holder, self._until(now), tenant, run_id, now)
         row = connection.execute(CLAIM, values).fetchone()
         return 0 if row is None else row[0]
 
     async def next(self, live: Mapping[str, int], most: int, per_tenant: int) -> Sequence[Claim]:
-        """Hold some of the runs whose turn it is: of those tenants first that have the fewest.
+        """Claim the next runs, of the tenants with the fewest active runs first.
 
         Args:
-            live: How many of each tenant go on.
-            most: How many to take at most.
-            per_tenant: How many of one tenant may go on.
+            active: The number of active runs of each tenant.
+            limit: The largest number of runs to claim.
+            per_tenant: The largest number of active runs of one tenant.
         """
         chosen = await self._database.read(lambda c: self._choose(c, live, most, per_tenant))
         if not chosen:
@@ -141,26 +141,26 @@ class Claims:
     ) -> Sequence[tuple[str, str]]:
         now, counts, ready = self._clock(), dict(live), dict[str, list[str]]()
         for (tenant,) in connection.execute(TENANTS).fetchall():
-            room = min(most, per_tenant - counts.get(tenant, 0))
-            if room > 0:
-                # What is ours is driven already, also when the lease was not renewed in time.
-                rows = connection.execute(READY, (tenant, now, self.holder, room)).fetchall()
+            slots = min(most, per_tenant - counts.get(tenant, 0))
+            if slots > 0:
+                # Runs of this process are driven already, also when a lease was renewed too late.
+                rows = connection.execute(READY, (tenant, now, self.holder, slots)).fetchall()
                 ready[tenant] = [row[0] for row in reversed(rows)]
-        left = connection.execute(LEFT, (now, self.holder)).fetchall()
-        chosen: list[tuple[str, str]] = [(tenant, run_id) for tenant, run_id in left[:most]]
+        abandoned = connection.execute(LEFT, (now, self.holder)).fetchall()
+        chosen: list[tuple[str, str]] = [(tenant, run_id) for tenant, run_id in abandoned[:most]]
         while len(chosen) < most and (more := [tenant for tenant in ready if ready[tenant]]):
-            tenant = min(more, key=lambda one: counts.get(one, 0))
+            tenant = min(more, key=lambda name: counts.get(name, 0))
             counts[tenant] = counts.get(tenant, 0) + 1
             chosen.append((tenant, ready[tenant].pop()))
         return chosen
 
     async def claim(self, tenant: str, run_id: str) -> Claim | None:
-        """Hold this very run, out of turn; None if it has ended, or somebody holds it."""
+        """Claim a certain run; None if it has ended, or another process holds it."""
         epoch = await self._database.write(lambda c: self._claim(c, tenant, run_id))
         return Claim(tenant, run_id, epoch) if epoch else None
 
     async def renew(self) -> frozenset[Claim]:
-        """Go on holding; what is still held."""
+        """Renew the leases of all claims; returns the claims still held."""
         now = self._clock()
 
         def work(connection: Connection) -> frozenset[Claim]:
@@ -176,18 +176,18 @@ class Claims:
         return frozenset(Claim(*row) for row in rows)
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        """Hold no longer; whoever comes next may have them at once.
+        """Release claims, so that another process can claim the runs at once.
 
-        One that waits is not parked by this: it is gone on with, and parked then.
+        A waiting run is not parked by this: the next process resumes it and parks it.
         """
         await self._database.write(lambda c: self._release(c, claims))
 
     def _release(self, connection: Connection, claims: Sequence[Claim]) -> None:
-        rows = [(one.tenant, one.run_id, one.epoch, self.holder) for one in claims]
+        rows = [(claim.tenant, claim.run_id, claim.epoch, self.holder) for claim in claims]
         connection.executemany(RELEASE, rows)
 
     async def park(self, claim: Claim, places: Sequence[str]) -> None:
-        """Let go of a run that waits, and know what for."""
+        """Release a waiting run, and store which calls it waits for."""
         update = f"{LET_GO} AND holder = ?"
         values = (claim.tenant, claim.run_id, claim.epoch, self.holder)
         rows = [(claim.tenant, claim.run_id, place) for place in places]
@@ -201,7 +201,7 @@ class Claims:
         await self._database.write(work)
 
     async def done(self, claim: Claim) -> None:
-        """Let go of a run that has ended, and of what was kept to drive it."""
+        """Release a run that has ended, and delete its pending calls and cancellation."""
         await self._database.write(lambda c: self._done(c, claim))
 
     def _done(self, connection: Connection, claim: Claim) -> None:
@@ -211,13 +211,13 @@ class Claims:
         connection.execute(f"DELETE FROM queue_cancels WHERE {SAME}", same)
 
     async def holders(self) -> Sequence[str]:
-        """Who else holds runs, by name."""
+        """The names of the other processes that hold runs."""
         find = "SELECT DISTINCT holder FROM runs WHERE holder <> '' AND holder <> ?"
         rows = await self._database.read(lambda c: c.execute(find, (self.holder,)).fetchall())
         return [row[0] for row in rows]
 
     async def outlived(self, holders: Sequence[str]) -> None:
-        """These are gone: what they held may be taken over at once."""
+        """Expire the leases of dead processes, so that their runs can be claimed at once."""
         await self._database.write(lambda c: self._outlived(c, holders))
 
     def _outlived(self, connection: Connection, holders: Sequence[str]) -> None:
@@ -232,7 +232,7 @@ async def adopt(
     epoch: int,
     clock: Callable[[], float] = time.time,
 ) -> int:
-    """Drive a sub-run by the right of the run above: its epoch. `Fenced` if that is lost."""
+    """Raise the epoch of a sub-run under its parent's claim; `Fenced` if that claim is lost."""
     values = (store.tenant, run_id, clock(), parent, epoch)
     row = await store.database.write(lambda c: c.execute(ADOPT, values).fetchone())
     if row is None:

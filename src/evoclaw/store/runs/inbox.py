@@ -1,6 +1,6 @@
-"""What is wanted of runs that go on or wait: said to them, answered, cancelled.
+"""Control requests for open runs: steering messages, answers and cancellations.
 
-It is kept where the runs are, so that whichever process holds a run hears of it.
+They are stored beside the runs, so that the process that drives a run finds them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from evoclaw.store.runs.queue import OPEN, SAME, Entry
 from evoclaw.store.sessions.sessions import SessionStore, StoredRun
 
 AT_ONCE = 1_000
-"""Calls that are waited for which one look goes through."""
-# What was answered, withdrawn, or has expired since a run was parked. A question has the id of
-# its call; an approval that of the attempt, which is always the first.
+"""Pending calls that one poll reads."""
+# Answered, withdrawn or expired since the run was parked. A question has the id of its call; an
+# approval that of the attempt, which is always the first.
 THERE = """(
     EXISTS (
         SELECT 1 FROM questions q WHERE q.tenant = p.tenant AND q.id = p.place
@@ -43,16 +43,16 @@ WHERE r.stop IS NOT NULL AND r.stop <> 'waiting'
 
 
 class Inbox:
-    """What people want of the runs of all tenants."""
+    """The control requests for the runs of all tenants."""
 
     def __init__(self, sessions: SessionStore, clock: Callable[[], float] = time.time) -> None:
-        """`sessions` is where the runs are kept; of any tenant."""
+        """`sessions` is the store of the runs, of any tenant."""
         self._sessions, self._database, self._clock = sessions, sessions.database, clock
         self._place = ("", "", "")
-        """How far the looks at what runs wait for have come."""
+        """The last pending call that a poll has read."""
 
     async def answered(self) -> Sequence[tuple[str, str]]:
-        """Runs that were parked and can go on; each look goes through some of those that wait."""
+        """Parked runs that can be resumed; each poll reads a batch of the pending calls."""
 
         def work(connection: Connection) -> list[Any]:
             values = (self._clock(), *self._place, AT_ONCE)
@@ -60,16 +60,18 @@ class Inbox:
 
         rows = await self._database.read(work)
         self._place = tuple(rows[-1][:3]) if len(rows) == AT_ONCE else ("", "", "")
-        return list(dict.fromkeys((tenant, run_id) for tenant, run_id, _, there in rows if there))
+        return list(
+            dict.fromkeys((tenant, run_id) for tenant, run_id, _, answered in rows if answered)
+        )
 
     async def is_answered(self, tenant: str, run_id: str) -> bool:
-        """Whether a run that was parked can go on."""
+        """Whether a parked run can be resumed."""
         values = (self._clock(), tenant, run_id)
         row = await self._database.read(lambda c: c.execute(OF_ONE, values).fetchone())
         return row is not None
 
     async def cancel(self, tenant: str, run_id: str) -> bool:
-        """Keep that a run is to be cancelled; False if there is none, or it has ended."""
+        """Store the cancellation of a run; False if there is none, or it has ended."""
         find = f"SELECT 1 FROM runs WHERE tenant = ? AND id = ? AND {OPEN}"
         put = "INSERT INTO queue_cancels VALUES (?, ?) ON CONFLICT (tenant, run_id) DO NOTHING"
 
@@ -79,24 +81,24 @@ class Inbox:
             connection.execute(put, (tenant, run_id))
             return True
 
-        tells = (Notice(Kind.CANCELLED, tenant, run_id),)
-        return await self._database.write(work, tells=tells)
+        notices = (Notice(Kind.CANCELLED, tenant, run_id),)
+        return await self._database.write(work, tells=notices)
 
     async def is_cancelled(self, tenant: str, run_id: str) -> bool:
-        """Whether a run is to be cancelled."""
+        """Whether a cancellation of the run is stored."""
         find = f"SELECT 1 FROM queue_cancels WHERE {SAME}"
         values = (tenant, run_id)
         row = await self._database.read(lambda c: c.execute(find, values).fetchone(), aside=True)
         return row is not None
 
     async def cancels(self) -> Sequence[tuple[str, str]]:
-        """The runs that are to be cancelled and have not ended."""
+        """The runs with a stored cancellation."""
         find = "SELECT tenant, run_id FROM queue_cancels"
         rows = await self._database.read(lambda c: c.execute(find).fetchall(), aside=True)
         return [(tenant, run_id) for tenant, run_id in rows]
 
     async def tidy(self) -> None:
-        """Forget cancellations of what has ended."""
+        """Delete cancellations of runs that have ended."""
         delete = f"""DELETE FROM queue_cancels WHERE NOT EXISTS (
             SELECT 1 FROM runs WHERE runs.tenant = queue_cancels.tenant
                 AND runs.id = queue_cancels.run_id AND {OPEN}
@@ -104,7 +106,7 @@ class Inbox:
         await self._database.write(lambda c: c.execute(delete))
 
     async def say(self, tenant: str, run_id: str, message: bytes) -> StoredRun | None:
-        """Keep what is said to a run; the run as it is, or None. One that ended hears nothing."""
+        """Store a steering message; returns the run or None. For an ended run nothing is stored."""
         store, same = self._sessions.of(tenant), (tenant, run_id)
         number = f"SELECT coalesce(max(number) + 1, 0) FROM queue_inbox WHERE {SAME}"
 
@@ -119,14 +121,14 @@ class Inbox:
         return await self._database.write(work, tells=(Notice(Kind.SAID, tenant, run_id),))
 
     async def said(self, tenant: str, run_id: str, start: int = 0) -> Sequence[bytes]:
-        """What was said to a run, from one number on."""
+        """The steering messages of a run, from a number on."""
         find = f"SELECT message FROM queue_inbox WHERE {SAME} AND number >= ? ORDER BY number"
         values = (tenant, run_id, start)
         rows = await self._database.read(lambda c: c.execute(find, values).fetchall(), aside=True)
         return [unsealed(row[0], self._database.name) for row in rows]
 
     async def spoken_to(self, holder: str) -> Mapping[tuple[str, str], int]:
-        """The runs of a holder to which something was said, and how many messages."""
+        """The number of steering messages of each run that a process holds."""
         find = (
             "SELECT i.tenant, i.run_id, count(*) FROM queue_inbox i JOIN runs r "
             "ON r.tenant = i.tenant AND r.id = i.run_id WHERE r.holder = ? "
@@ -136,23 +138,23 @@ class Inbox:
         return {(tenant, run_id): count for tenant, run_id, count in rows}
 
     async def late(self) -> Sequence[tuple[str, str]]:
-        """Runs that have ended and did not hear everything."""
+        """Runs that have ended and still have steering messages."""
         rows = await self._database.read(lambda c: c.execute(LATE).fetchall())
         return [(tenant, run_id) for tenant, run_id in rows]
 
     async def follow(self, tenant: str, run_id: str, entry: Entry | None) -> None:
-        """Forget what was said to a run, or keep it as the run that comes next: one or the other.
+        """Delete the steering messages of a run, and store the next run in the same transaction.
 
         Args:
-            tenant: Whose.
-            run_id: Of the run that has ended.
-            entry: The run that comes next, if there is to be one.
+            tenant: The tenant.
+            run_id: The run that has ended.
+            entry: The next run, if there is to be one.
         """
         store, same = self._sessions.of(tenant), (tenant, run_id)
 
         def work(connection: Connection) -> None:
-            gone = connection.execute(f"DELETE FROM queue_inbox WHERE {SAME}", same).rowcount
-            if gone and entry is not None:
+            deleted = connection.execute(f"DELETE FROM queue_inbox WHERE {SAME}", same).rowcount
+            if deleted and entry is not None:
                 entry.beginning(store)(connection)
 
         await self._database.write(work)

@@ -1,7 +1,7 @@
-"""The worker of procrastinate: it fetches jobs, says that we live, and hears of new ones.
+"""The procrastinate worker: fetches jobs, sends heartbeats, and listens for new jobs.
 
-The one file that imports it. What it must not do by itself is taken from it: a worker that slept
-does not end jobs that are others' by now, and a server that is away for a moment ends no worker.
+The only module that imports procrastinate. It overrides two behaviours: a stalled worker does not
+finish jobs that other workers have by now, and a short server outage does not end the worker.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from evoclaw.store.runs.job_queue import TASK, Job, JobQueue
 
 logger = logging.getLogger(__name__)
 POLL = 5.0
-"""Seconds between two looks for jobs that nobody told of."""
+"""Seconds between two polls for jobs without a notification."""
 PAUSE = 1.0
-"""Seconds before what failed is tried again."""
+"""Seconds before another try after a failure."""
 PATIENCE = 5.0
-"""Seconds for a connection to be had."""
+"""Seconds to wait for a connection."""
 STUCK = 10
-"""Seconds after which a connection is given up that nothing comes over."""
+"""Seconds after which a connection without acknowledgements is closed."""
 IDLE = 8.0
-"""Seconds after which a second connection that is not needed any more is closed."""
+"""Seconds after which an unused second connection is closed."""
 NEVER = 86_400.0
 ALIVE = """
 SELECT procrastinate_update_heartbeat_v1(%(worker_id)s)::text,
@@ -53,11 +53,11 @@ SELECT procrastinate_finish_job_v1(id, 'failed', true)::text FROM (
 ) AS ours
 """
 Choose = Callable[[Counter[str]], Awaitable[Sequence[Sequence[str]]]]
-"""Whose jobs may be fetched, in which order, given how many of each tenant are done here."""
+"""The tenants whose jobs may be fetched, in order, given the running jobs of each tenant."""
 
 
 async def found(database: Database) -> None:
-    """Make the tables of procrastinate beside ours, or bring them up to date."""
+    """Create or migrate the tables of procrastinate in our schema."""
     files = _migrations()
     steps = Schema("procrastinate", tuple((file.name,) for file in files))
 
@@ -86,7 +86,7 @@ def _migrations() -> list[Path]:
 
 
 class Jobs(JobManager):
-    """Speaks to the tables of procrastinate for its worker, more carefully than by itself."""
+    """A job manager that tolerates server outages and fetches fairly between tenants."""
 
     def __init__(self, connector: PsycopgConnector, queue: JobQueue, choose: Choose) -> None:
         super().__init__(connector)
@@ -94,27 +94,27 @@ class Jobs(JobManager):
         self._doing: Counter[str] = Counter()
         self._tell: NotificationCallback | None = None
         self.forgotten = asyncio.Event()
-        """This process was silent for so long that others took it for dead."""
+        """Set when this process missed its heartbeats and others took it for dead."""
 
     async def poke(self) -> None:
-        """Have the worker look for jobs."""
+        """Have the worker fetch jobs now."""
         if self._tell is not None:
             await self._tell(channel="", notification={"type": "job_inserted", "job_id": 0})
 
     async def register_worker(self) -> int:
-        """Be known, as a holder too."""
+        """Register the worker; its id becomes part of the holder name."""
         self._queue.worker = await super().register_worker()
         return self._queue.worker
 
     async def unregister_worker(self, worker_id: int) -> None:
-        """Be known no longer; if that cannot be said now, silence says it."""
+        """Unregister the worker; if that fails, its missing heartbeats do the same."""
         try:
             await super().unregister_worker(worker_id)
         except ConnectorException as problem:
-            logger.info("the worker was not signed off: %s", _words(problem))
+            logger.info("worker could not be unregistered: %s", _words(problem))
 
     async def fetch_job(self, queues: Iterable[str] | None, worker_id: int) -> Fetched | None:
-        """The next job, of a tenant that has few here."""
+        """Fetch the next job, of the tenants with the fewest running jobs first."""
         try:
             for tenants in await self._choose(self._doing):
                 found = await super().fetch_job(tenants, worker_id)
@@ -122,11 +122,11 @@ class Jobs(JobManager):
                     self._doing[found.queue] += 1
                     return found
         except (ConnectorException, StoreError) as problem:
-            logger.debug("no job could be fetched: %s", _words(problem))
+            logger.debug("fetching a job failed: %s", _words(problem))
         return None
 
     async def finish_job(self, job: Fetched, status: Status, delete_job: bool) -> None:
-        """Nothing, as the end of a job is written with what ended it; but a fault must be told."""
+        """Mark only failed jobs: the end of the others is stored with the end of their runs."""
         self._doing[job.queue] -= 1
         if status is Status.FAILED:
             try:
@@ -134,15 +134,19 @@ class Jobs(JobManager):
                     FAILED, id=job.id, worker=job.worker_id, attempt=job.attempts
                 )
             except ConnectorException as problem:
-                logger.warning("job %s is left to be put back: %s", job.id, _words(problem))
+                logger.warning(
+                    "job %s could not be marked as failed; it will be retried: %s",
+                    job.id,
+                    _words(problem),
+                )
         await self.poke()
 
     async def update_heartbeat(self, worker_id: int) -> None:
-        """Say that we live, and see whether we count as dead."""
+        """Send a heartbeat, and notice if other processes took this one for dead."""
         try:
             row = await self.connector.execute_query_one_async(ALIVE, worker_id=worker_id)
         except ConnectorException as problem:
-            logger.debug("it could not be said that we live: %s", _words(problem))
+            logger.debug("heartbeat failed: %s", _words(problem))
             return
         if not row["known"]:
             self.forgotten.set()
@@ -150,19 +154,19 @@ class Jobs(JobManager):
     async def listen_for_jobs(
         self, *, on_notification: NotificationCallback, queues: Iterable[str] | None = None
     ) -> None:
-        """Hear of new jobs, again and again if the server goes away."""
+        """Listen for new jobs; reconnect while the server is unreachable."""
         self._tell = on_notification
         while True:
-            await self.poke()  # something may have been missed
+            await self.poke()  # a notification may have been missed
             try:
                 await super().listen_for_jobs(on_notification=on_notification, queues=queues)
             except ConnectorException as problem:
-                logger.debug("new jobs are not heard of: %s", _words(problem))
+                logger.debug("listening for new jobs failed: %s", _words(problem))
             await asyncio.sleep(PAUSE)
 
 
 class JobEngine:
-    """Has sessions driven by this process, as procrastinate gives them out."""
+    """Runs the procrastinate worker: this process drives the sessions that it fetches as jobs."""
 
     def __init__(
         self, server: Server, queue: JobQueue, drive: Callable[[Job], Awaitable[None]]
@@ -170,26 +174,26 @@ class JobEngine:
         """Choose the parts.
 
         Args:
-            server: Where the jobs are.
-            queue: Writes what becomes of them.
-            drive: Does one; when it returns, what became of it is written.
+            server: The PostgreSQL server of the jobs.
+            queue: Stores the outcome of jobs.
+            drive: Runs one job; its outcome is stored when this returns.
         """
         self._server, self._queue, self._drive = server, queue, drive
 
     async def serve(self, choose: Choose, at_once: int, stall_s: float) -> None:
-        """Do jobs until this is cancelled.
+        """Run jobs until this is cancelled.
 
         Args:
-            choose: Whose jobs may be fetched.
-            at_once: How many are done at the same time.
-            stall_s: Seconds of silence after which a process counts as dead.
+            choose: The tenants whose jobs may be fetched.
+            concurrency: How many jobs run at the same time.
+            stall_s: Seconds without a heartbeat after which a process counts as dead.
         """
         task = asyncio.current_task()
         while task is not None and not task.cancelling():
             try:
                 await self._work(choose, at_once, stall_s)
             except (ConnectorException, psycopg.Error) as problem:
-                logger.warning("jobs are not done: %s", _words(problem))
+                logger.warning("job worker failed, restarting: %s", _words(problem))
             await asyncio.sleep(PAUSE)
 
     async def _work(self, choose: Choose, at_once: int, stall_s: float) -> None:
@@ -220,21 +224,21 @@ class JobEngine:
                 await self._until_forgotten(worker, jobs)
 
     async def _until_forgotten(self, worker: Coroutine[Any, Any, None], jobs: Jobs) -> None:
-        works = asyncio.create_task(worker, name="jobs")
-        forgotten = asyncio.create_task(jobs.forgotten.wait())
+        working = asyncio.create_task(worker, name="jobs")
+        dead = asyncio.create_task(jobs.forgotten.wait())
         try:
-            await asyncio.wait([works, forgotten], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([working, dead], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (works, forgotten):
+            for task in (working, dead):
                 task.cancel()
-            await asyncio.wait([works, forgotten])
+            await asyncio.wait([working, dead])
             self._queue.worker = 0
-        if not works.cancelled():
-            works.result()
-        logger.warning("this orchestrator was silent for too long; it begins anew")
+        if not working.cancelled():
+            working.result()
+        logger.warning("this orchestrator missed its heartbeats; its job worker restarts")
 
     def _pool(self) -> AsyncConnectionPool[Any]:
-        # It would tell of each try while the server is away; that is told by those who use it.
+        # The pool would log each try while the server is unreachable; its users log that already.
         logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
         return AsyncConnectionPool(
             self._server.url,
@@ -249,7 +253,7 @@ class JobEngine:
             max_size=2,
             max_idle=IDLE,
             timeout=PATIENCE,
-            # Whoever asks next tries anew: a pool by itself would wait longer each time.
+            # The next request tries again: the pool by itself would wait longer each time.
             reconnect_timeout=PAUSE,
             open=False,
         )

@@ -1,11 +1,11 @@
-"""The queue of runs on PostgreSQL: procrastinate says who should drive what, we who may write.
+"""The run queue on PostgreSQL: procrastinate assigns sessions to processes, epochs fence writes.
 
-A job is a session that has something to do; there is at most one of each. It is offered in the
-transaction that makes the session ready, and ended in the one that finds nothing left to do there.
-All of these wait for the same lock, so no session is ever without a job that needs one; a look
-offers what was missed in any other way. Jobs of a process that is silent are put back.
+A job is a session that has something to do; a session has at most one job. The job is deferred in
+the transaction that makes the session ready, and finished in the one that finds nothing left to do.
+All of these take the same lock, so a session that needs a job always has one; polling defers jobs
+that are missing for any other reason. Jobs of a process without heartbeats are retried.
 
-The functions of procrastinate have their version in their names, so they mean the same tomorrow.
+The SQL functions of procrastinate have a version in their names, so their meaning does not change.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from evoclaw.store.runs.queue import Entry, RunQueue
 
 TASK = "drive"
 LONGEST_NAME = 128
-"""Letters of the name of a queue: it is the tenant's."""
+"""Longest name of a queue; a queue is named after its tenant."""
 NEVER = 1e9
-"""Seconds of silence that nobody waits for."""
+"""Seconds without a heartbeat that never pass."""
 SWEPT = 1_000
-"""Sessions that one look offers."""
-# What waits goes on when somebody has answered, or when its holder is gone. A sub-run is its
-# parent's affair, unless it went on by itself.
+"""Sessions for which one poll defers jobs."""
+# A waiting run continues when it is answered, or when its holder is dead. A sub-run is driven by
+# its parent, unless it was claimed by itself.
 GOES_ON = "(holder <> '' OR (stop IS NULL AND parent_run = ''))"
 NEXT = f"""
 SELECT id FROM (
@@ -59,7 +59,7 @@ PUT_BACK = "SELECT procrastinate_retry_job_v2(?, NULL, NULL, NULL, NULL)::text"
 NOTIFY = """
 SELECT pg_notify('procrastinate_any_queue_v1', '{"type": "job_inserted", "job_id": 0}')::text
 """
-# From one tenant to the next, not through all that each has.
+# A skip scan: from one tenant to the next, not through all their jobs.
 WAITING = """
 WITH RECURSIVE names (name) AS (
     SELECT min(queue_name) FROM procrastinate_jobs
@@ -71,7 +71,7 @@ SELECT name FROM names WHERE name IS NOT NULL
     AND EXISTS (SELECT 1 FROM procrastinate_jobs WHERE queue_name = name AND status = 'todo')
 """
 SILENT = "w.last_heartbeat < clock_timestamp() - ?1 * interval '1 second'"
-# All that a look is for, in one question: an idle process asks nothing else of the server.
+# All that a poll needs, in one statement: an idle process sends no other.
 LEFT_BEHIND = f"""
 SELECT 'holder', h.holder, '' FROM (
     SELECT DISTINCT holder FROM runs WHERE holder <> '' AND lease_until IS NULL
@@ -98,44 +98,44 @@ WHERE tenant = ? AND id = ? AND stop = 'waiting' AND holder = '' RETURNING sessi
 
 
 class Job(Struct, frozen=True):
-    """A session that this process is to drive, until it has nothing more to do."""
+    """A session that this process drives until it has nothing more to do."""
 
     number: int
     worker: int
-    """As whom it was taken."""
+    """The worker that fetched the job."""
     attempt: int
     tenant: str
     session_id: str
 
 
 class Left(Struct, frozen=True):
-    """What nobody sees to."""
+    """Runs, jobs and sessions that no live process handles."""
 
     holders: Sequence[str]
-    """Who is gone, and holds runs."""
+    """Dead processes that hold runs."""
     jobs: Sequence[int]
-    """That one who is gone was doing."""
+    """Jobs of dead processes."""
     sessions: Sequence[tuple[str, str]]
-    """That have something to do, and no job."""
+    """Sessions that have something to do, and no job."""
 
 
 class JobQueue(RunQueue):
-    """The runs of all tenants, as one of several processes on a PostgreSQL holds them."""
+    """The run queue of all tenants, shared by several processes over one PostgreSQL."""
 
     worker = 0
-    """As whom procrastinate knows this process; 0 while it does not."""
+    """The id of this process as a procrastinate worker; 0 while it is not registered."""
     founded = False
-    """Whether the tables of procrastinate are known to be there."""
+    """Whether the tables of procrastinate are known to exist."""
     _heard: float | None = 0.0
-    """Since when the server is there, by a clock that only runs; None while it may be away."""
+    """Since when the server is reachable, by the monotonic clock; None while that is unknown."""
 
     @property
     def holder(self) -> str:
-        """What this process is called as a holder: whether it lives is seen by the worker."""
+        """The name of this process as a holder, with the id of its worker, which has heartbeats."""
         return f"{self._holder}#{self.worker}" if self.worker else self._holder
 
     def _until(self, now: float) -> float | None:
-        # Who is silent is found out by procrastinate; one that it does not know has a lease.
+        # Procrastinate finds dead workers; a process that is not registered has a lease.
         return None if self.worker else super()._until(now)
 
     def _placed(self, connection: Connection, tenant: str, entry: Entry, claim: bool) -> int:
@@ -143,13 +143,13 @@ class JobQueue(RunQueue):
         return 0
 
     def _offer(self, connection: Connection, tenant: str, session_id: str) -> None:
-        """Have a session driven, if it has something to do and nobody was asked for it yet."""
+        """Defer a job for a session that has something to do and no job."""
         if not self._is_founded(connection):
-            return  # nobody has served here yet; whoever does first looks for itself
+            return  # no worker was ever started here; the first one polls for itself
         if self._next(connection, tenant, session_id) is not None:
             arguments = {"tenant": tenant, "session_id": session_id}
-            told = msgspec.json.encode(arguments).decode()
-            values = (tenant[:LONGEST_NAME], f"{tenant}/{session_id}", told)
+            encoded = msgspec.json.encode(arguments).decode()
+            values = (tenant[:LONGEST_NAME], f"{tenant}/{session_id}", encoded)
             connection.execute(OFFER, values)
 
     def _is_founded(self, connection: Connection) -> bool:
@@ -164,9 +164,9 @@ class JobQueue(RunQueue):
         return None if row is None else row[0]
 
     async def take(self, job: Job) -> Claim | None:
-        """Hold the run of a session whose turn it is.
+        """Claim the next run of a session.
 
-        If there is none, the job has ended. Nothing is taken by one who has lost the job.
+        If there is none, the job is finished. A process that has lost the job claims nothing.
         """
 
         def work(connection: Connection) -> Claim | None:
@@ -186,7 +186,7 @@ class JobQueue(RunQueue):
         return connection.execute(OURS, values).fetchone() is not None
 
     async def give_back(self, job: Job) -> None:
-        """Let others have a job at once."""
+        """Return a job, so that another process can fetch it at once."""
 
         def work(connection: Connection) -> None:
             if self._is_ours(connection, job):
@@ -201,13 +201,13 @@ class JobQueue(RunQueue):
             connection.execute(NOTIFY)
 
     async def waiting(self, live: Mapping[str, int], per_tenant: int) -> Sequence[Sequence[str]]:
-        """The tenants with jobs that nobody has taken, those first that have the fewest here.
+        """The tenants with unfetched jobs, in groups, those with the fewest active runs here first.
 
         Args:
-            live: How many of each go on here.
-            per_tenant: How many of one may.
+            active: The number of active runs of each tenant in this process.
+            per_tenant: The largest number of active runs of one tenant.
         """
-        # Beside: jobs are fetched one by one, so each would wait for whatever is written just then.
+        # `aside`: jobs are fetched one by one, so each would wait for the write under way.
         rows = await self._database.read(lambda c: c.execute(WAITING).fetchall(), aside=True)
         groups: dict[int, list[str]] = {}
         for (tenant,) in rows:
@@ -215,7 +215,7 @@ class JobQueue(RunQueue):
         return [groups[count] for count in sorted(groups) if count < per_tenant]
 
     async def wake(self, tenant: str, run_id: str) -> None:
-        """Have a run that waits gone on with."""
+        """Mark a waiting run as resumable, and defer a job for its session."""
 
         def work(connection: Connection) -> None:
             row = connection.execute(WAKE, (tenant, run_id)).fetchone()
@@ -225,18 +225,19 @@ class JobQueue(RunQueue):
         await self._database.write(work)
 
     async def renew(self) -> frozenset[Claim]:
-        """What is still held; procrastinate is told by its worker that we live."""
+        """Return the claims still held; the heartbeat is sent by the procrastinate worker."""
         find = "SELECT tenant, id, epoch, lease_until FROM runs WHERE holder = ?"
         rows = await self._database.read(lambda c: c.execute(find, (self.holder,)).fetchall())
         if any(lease is not None for *_, lease in rows):
-            # Given up for lost, and nobody has taken it: it is ours again.
+            # The claim was expired, and no process took the run: renew it.
             return await super().renew()
         return frozenset(Claim(tenant, run_id, epoch) for tenant, run_id, epoch, _ in rows)
 
     def _release(self, connection: Connection, claims: Sequence[Claim]) -> None:
         super()._release(connection, claims)
-        for one in claims:
-            rows = connection.execute(JOB_OF, (one.tenant, one.run_id, self.worker)).fetchall()
+        for claim in claims:
+            values = (claim.tenant, claim.run_id, self.worker)
+            rows = connection.execute(JOB_OF, values).fetchall()
             self._put_back(connection, [number for (number,) in rows])
 
     def _done(self, connection: Connection, claim: Claim) -> None:
@@ -254,31 +255,34 @@ class JobQueue(RunQueue):
             self._put_back(connection, [job for (job,) in rows])
 
     async def tend(self, is_gone: Callable[[str], bool]) -> None:
-        """Put back what silent processes do, and offer what nobody was asked for.
+        """Retry the jobs of dead processes, and defer missing jobs.
 
         Args:
-            is_gone: Whether a holder is certainly gone, so that it need not be waited for.
+            is_dead: Whether a holder is certainly dead, so that its timeout need not be awaited.
         """
-        began, heard = time.monotonic(), self._heard
+        started, up_since = time.monotonic(), self._heard
         self._heard = None
-        # While the server was away nobody could say that it lives: they are given time to.
-        knows = heard is not None and began >= heard + self._lease / 2
-        patience = self._lease if knows else NEVER
-        left = await self._database.read(lambda c: self._left(c, is_gone, patience), aside=True)
+        # While the server was unreachable no process could send heartbeats: give them time.
+        is_settled = up_since is not None and started >= up_since + self._lease / 2
+        timeout_s = self._lease if is_settled else NEVER
+        abandoned = await self._database.read(
+            lambda c: self._left(c, is_gone, timeout_s), aside=True
+        )
         now = time.monotonic()
-        self._heard = heard if heard is not None and now < began + self._lease / 2 else now
+        is_quick = up_since is not None and now < started + self._lease / 2
+        self._heard = up_since if is_quick else now
         if self._heard == now:
-            return  # it was away, or slow: what was seen may be long past
-        if left.holders or left.jobs or left.sessions:
-            await self._database.write(lambda c: self._mend(c, is_gone, patience))
+            return  # the server was unreachable or slow: the result may be outdated
+        if abandoned.holders or abandoned.jobs or abandoned.sessions:
+            await self._database.write(lambda c: self._mend(c, is_gone, timeout_s))
 
     def _mend(
         self, connection: Connection, is_gone: Callable[[str], bool], patience: float
     ) -> None:
-        left = self._left(connection, is_gone, patience)
-        self._put_back(connection, left.jobs)
-        self._outlived(connection, left.holders)
-        # What they held may be without a job.
+        abandoned = self._left(connection, is_gone, patience)
+        self._put_back(connection, abandoned.jobs)
+        self._outlived(connection, abandoned.holders)
+        # The runs that they held may be without a job.
         for tenant, session_id in self._left(connection, is_gone, patience).sessions:
             self._offer(connection, tenant, session_id)
 
@@ -288,20 +292,20 @@ class JobQueue(RunQueue):
         values = (patience, self.worker, self._clock(), self.holder)
         rows = connection.execute(LEFT_BEHIND, values).fetchall()
 
-        def told(kind: str) -> list[str]:
-            return [first for about, first, _ in rows if about == kind]
+        def of_kind(kind: str) -> list[str]:
+            return [first for row_kind, first, _ in rows if row_kind == kind]
 
-        alive = set(map(int, told("worker"))) - set(map(int, told("silent")))
-        gone = [
+        alive = set(map(int, of_kind("worker"))) - set(map(int, of_kind("silent")))
+        dead = [
             holder
-            for holder in told("holder")
+            for holder in of_kind("holder")
             if holder != self.holder and (_worker_of(holder) not in alive or is_gone(holder))
         ]
-        sessions = [(tenant, id_) for about, tenant, id_ in rows if about == "session"]
-        return Left(gone, list(map(int, told("job"))), sessions)
+        sessions = [(tenant, id_) for row_kind, tenant, id_ in rows if row_kind == "session"]
+        return Left(dead, list(map(int, of_kind("job"))), sessions)
 
 
 def _worker_of(holder: str) -> int:
-    """The number that a holder has with procrastinate; 0 if none."""
+    """The procrastinate worker id in a holder's name; 0 if none."""
     number = holder.rpartition("#")[2]
     return int(number) if "#" in holder and number.isdigit() else 0

@@ -1,8 +1,7 @@
-"""Runs that wait for their turn.
+"""The run queue: idempotency keys, queue limits, pending calls and control requests of runs.
 
-A run is kept in the session store; here is what its driving needs: keys that make a start happen
-once, what people said to it meanwhile, what it waits for, and that it is to be cancelled.
-It shares the session store's database, so that a start is kept whole or not at all.
+Runs themselves are in the session store. Both share one database, so that a run, its session and
+its key are stored in one transaction.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ SCHEMA = Schema(
     ),
     sealed=(("queue_inbox", ("message",)),),
 )
-# The run that a key was used for may have been forgotten since.
+# The run that a key was used for may have been deleted since.
 KEEP_KEY = """
 INSERT INTO queue_keys VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (tenant, owner, key) DO UPDATE SET run_id = excluded.run_id, at = excluded.at
@@ -70,47 +69,47 @@ WHERE r.stop IS NULL AND r.parent_run <> '' AND r.holder = ''
 
 
 class Outcome(StrEnum):
-    """What became of a run that was to be kept."""
+    """What happened to a run that was to be stored."""
 
     NEW = "new"
     SAME = "same"
-    """It was there already."""
+    """The same run is stored already."""
     OTHER = "other"
-    """The key was used for another errand."""
+    """The key was used for another request."""
     NO_SESSION = "no_session"
     NOT_EMPTY = "not_empty"
-    """Something was said in the session before."""
+    """The session already has runs."""
     FULL = "full"
     FULL_TENANT = "full_tenant"
     FULL_SESSION = "full_session"
 
 
 class Entry(Struct, frozen=True):
-    """A run to be kept."""
+    """A run to be stored."""
 
     run_id: str
     session: Session
-    """Where; made if `opens`."""
+    """Its session; created if `creates_session`."""
     opens: bool
     asked: str
     errand: bytes
     owner: str = ""
-    """Whose key it is."""
+    """The user who owns the key."""
     key: str = ""
     digest: str = ""
     label: Label = CLEAN
     empty: bool = False
-    """Only in a session where nothing was said yet."""
+    """Only allowed in a session without runs."""
 
     def beginning(self, store: SessionStore) -> Work[StoredRun]:
-        """Keep the run itself."""
+        """The statement that stores the run."""
         return store.beginning(
             self.run_id, self.session.id, self.asked, label=self.label, errand=self.errand
         )
 
 
 class Bounds(Struct, frozen=True):
-    """How many runs may be queued."""
+    """How many runs may be queued in all, of a tenant, and in a session."""
 
     all: int
     tenant: int
@@ -118,25 +117,25 @@ class Bounds(Struct, frozen=True):
 
 
 class Placed(Struct, frozen=True):
-    """A run that was kept, or why it was not."""
+    """A stored run, or why it was not stored."""
 
     outcome: Outcome
     run: StoredRun | None = None
     epoch: int = 0
-    """Above 0 if it may be driven right away."""
+    """Above 0 if this process has claimed the run and may drive it at once."""
 
 
 class RunQueue(Claims):
-    """The runs of all tenants, as one process begins and holds them."""
+    """The run queue of all tenants, as one process stores and claims runs."""
 
     async def put(self, tenant: str, entry: Entry, bounds: Bounds, *, claim: bool) -> Placed:
-        """Keep a run, its session and its key: all of it, or nothing.
+        """Store a run, its session and its key in one transaction.
 
         Args:
-            tenant: Whose.
-            entry: What is to be kept.
-            bounds: How many may be queued.
-            claim: Whether to hold it at once, if it is its session's turn.
+            tenant: The tenant.
+            entry: The run.
+            limits: How many runs may be queued.
+            claim: Whether to claim the run at once, if it is the first open run of its session.
         """
         store = self._sessions.of(tenant)
 
@@ -175,8 +174,8 @@ class RunQueue(Claims):
         if store.find_session(connection, entry.session.id) is None:
             return Placed(Outcome.NO_SESSION)
         values = (store.tenant, entry.session.id)
-        spoken = "SELECT 1 FROM runs WHERE tenant = ? AND session_id = ? LIMIT 1"
-        if entry.empty and connection.execute(spoken, values).fetchone():
+        has_runs = "SELECT 1 FROM runs WHERE tenant = ? AND session_id = ? LIMIT 1"
+        if entry.empty and connection.execute(has_runs, values).fetchone():
             return Placed(Outcome.NOT_EMPTY)
         return None
 
@@ -184,12 +183,12 @@ class RunQueue(Claims):
         self, connection: Connection, store: SessionStore, entry: Entry, bounds: Bounds
     ) -> Placed | None:
         queued = "SELECT count(*) FROM runs WHERE stop IS NULL AND epoch = 0 AND parent_run = ''"
-        # Not `=`: SQLite would then go through all runs that the tenant ever had.
-        whose = " AND tenant BETWEEN ?1 AND ?1"
+        # Not `=`: SQLite would then scan all runs that the tenant ever had.
+        of_tenant = " AND tenant BETWEEN ?1 AND ?1"
         ours, here = (store.tenant,), (store.tenant, entry.session.id)
         for limit, condition, values, outcome in (
             (bounds.all, "", (), Outcome.FULL),
-            (bounds.tenant, whose, ours, Outcome.FULL_TENANT),
+            (bounds.tenant, of_tenant, ours, Outcome.FULL_TENANT),
             (bounds.session, " AND tenant = ? AND session_id = ?", here, Outcome.FULL_SESSION),
         ):
             if connection.execute(queued + condition, values).fetchone()[0] >= limit:
@@ -197,7 +196,7 @@ class RunQueue(Claims):
         return None
 
     def _placed(self, connection: Connection, tenant: str, entry: Entry, claim: bool) -> int:
-        """See to a run that was just kept; its epoch if it is held."""
+        """Claim a run that was just stored, if allowed; returns its epoch, or 0."""
         first = claim and self._is_first(connection, tenant, entry)
         return self._claim(connection, tenant, entry.run_id) if first else 0
 
@@ -207,24 +206,24 @@ class RunQueue(Claims):
         return connection.execute(before, values).fetchone() is None
 
     async def orphans(self) -> Sequence[tuple[str, str]]:
-        """Sub-runs that were cut off and whose run has ended: nobody takes them up."""
+        """Interrupted sub-runs whose root run has ended, so that no process resumes them."""
         rows = await self._database.read(lambda c: c.execute(ORPHANS).fetchall())
         return [(tenant, run_id) for tenant, run_id in rows]
 
     async def below(self, tenant: str, run_id: str) -> Sequence[str]:
-        """The sub-runs of a run that have not ended."""
+        """The ids of the open sub-runs of a run."""
         find = f"SELECT id FROM runs WHERE tenant = ? AND parent_run = ? AND {OPEN}"
         values = (tenant, run_id)
         rows = await self._database.read(lambda c: c.execute(find, values).fetchall())
         return [row[0] for row in rows]
 
     async def is_any_begun(self) -> bool:
-        """Whether there is a run that was begun and goes on, or was cut off."""
+        """Whether any run was started and is active or interrupted."""
         find = "SELECT 1 FROM runs WHERE stop IS NULL AND epoch > 0 LIMIT 1"
         return await self._database.read(lambda c: c.execute(find).fetchone()) is not None
 
     async def forget_keys(self, older_than: float) -> None:
-        """Forget keys that are older than so many seconds."""
+        """Delete keys that are older than so many seconds."""
         before = self._clock() - older_than
         delete = "DELETE FROM queue_keys WHERE at < ?"
         await self._database.write(lambda c: c.execute(delete, (before,)))

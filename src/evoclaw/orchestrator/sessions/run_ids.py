@@ -1,0 +1,1 @@
+"""Ids of runs: unique over all tenants, whatever id a user chooses."""
