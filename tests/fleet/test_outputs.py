@@ -300,7 +300,7 @@ async def test_a_copy_that_is_not_what_the_handle_names_is_thrown_away(tmp_path:
 
 async def test_a_fetch_of_what_is_not_there_says_so(tmp_path: Path) -> None:
     async with kept(tmp_path) as here:
-        with pytest.raises(FetchFailed, match="no handle"):
+        with pytest.raises(FetchFailed, match="invalid handle"):
             await here.orchestrator.fetch("pi", "../x", tmp_path / "copy")
         with pytest.raises(FetchFailed, match="expired, or was never here"):
             await here.orchestrator.fetch("pi", "sha256:" + "0" * 64, tmp_path / "copy")
