@@ -116,8 +116,8 @@ class Observing:
     def _receive_other(self, record: Record) -> None:
         event = record.event
         match event:
-            case ApprovalAnswered(decision=said) if said != Decision.PENDING:
-                text = f"A person was asked, and said: {said}. {event.reason}"
+            case ApprovalAnswered(decision=decision) if decision != Decision.PENDING:
+                text = f"A person was asked, and said: {decision}. {event.reason}"
                 self._observe(record, EventType.DECISION, text, {"call_id": event.call_id})
             case CallJudged(verdict="deny"):
                 text = f"A call was denied: {event.reason}"
@@ -160,11 +160,11 @@ class Observing:
             None if tool is None else marks_of(tool.parameters),
             limit=LONGEST_ARGUMENT,
         )
-        given = msgspec.json.encode(arguments).decode(errors="replace")[: self._most // 2]
+        encoded = msgspec.json.encode(arguments).decode(errors="replace")[: self._most // 2]
         metadata: dict[str, JSON] = {"tool": result.name, "call_id": result.call_id}
         if result.error is not None:
             metadata["error"] = str(result.error)
-        return f"{result.name} {given}\n{result.text}", metadata
+        return f"{result.name} {encoded}\n{result.text}", metadata
 
     def _observe(
         self, record: Record, kind: EventType, content: str, metadata: dict[str, JSON]
@@ -191,15 +191,15 @@ def has_private(text: str) -> bool:
 
 def without_private(text: str) -> str:
     """A text without the parts in `<private>` tags; an unclosed tag reaches to the end."""
-    kept: list[str] = []
+    public: list[str] = []
     depth = at = 0
     for tag in _TAG.finditer(text):
         if not depth:
-            kept.append(text[at : tag.start()])
+            public.append(text[at : tag.start()])
         depth = max(0, depth - 1) if tag[1] else depth + 1
         at = tag.end()
         if not depth:
-            kept.append("[private]")
+            public.append("[private]")
     if not depth:
-        kept.append(text[at:])
-    return "".join(kept)
+        public.append(text[at:])
+    return "".join(public)

@@ -154,30 +154,30 @@ class FrontDesk:
 
     async def _take(self, letter: Letter) -> Taken:
         new = _new(letter)
-        kept, fresh = await self._store.keep(new)
-        if kept.sha256 != new.sha256:
+        stored, fresh = await self._store.keep(new)
+        if stored.sha256 != new.sha256:
             self.counts["refused: conflict"] += 1
             raise Refused(
                 "conflict", "this message id was used for another message; send it with a new id"
             )
         if not fresh:
             self.counts["came again"] += 1
-            return Taken(State.ACCEPTED, kept.run_id, fresh=False)
+            return Taken(State.ACCEPTED, stored.run_id, fresh=False)
         self.counts["taken"] += 1
         try:
-            taken = await self._begin(kept, letter)
+            result = await self._begin(stored, letter)
         except EvoClawError:
             # The message is stored; the run is started later.
-            taken = Taken(State.ACCEPTED)
-            self._answer(kept)
-        if taken.run_id:
-            self._answer(replace(kept, state=STARTED, run_id=taken.run_id))
-        return taken
+            result = Taken(State.ACCEPTED)
+            self._answer(stored)
+        if result.run_id:
+            self._answer(replace(stored, state=STARTED, run_id=result.run_id))
+        return result
 
     async def say_again(self, letter: Letter) -> bool:
         """Send the last answer to a message once more; False if there is no answer yet."""
-        kept = await self._store.find(letter.tenant, letter.channel, letter.sender, letter.id)
-        resent = kept is not None and await self._store.say_again(kept)
+        stored = await self._store.find(letter.tenant, letter.channel, letter.sender, letter.id)
+        resent = stored is not None and await self._store.say_again(stored)
         self._deliveries[letter.channel].wake()
         return resent
 
@@ -224,14 +224,14 @@ class FrontDesk:
         while kept.state == TAKEN:
             try:
                 # A crash came before the run's id was stored; if the run started, this returns it.
-                taken = await self._begin(kept, message)
+                result = await self._begin(kept, message)
             except EvoClawError:
                 self.counts["the store failed"] += 1
                 await asyncio.sleep(AGAIN)
                 continue
-            if not taken.run_id:
+            if not result.run_id:
                 return
-            kept = replace(kept, state=STARTED, run_id=taken.run_id)
+            kept = replace(kept, state=STARTED, run_id=result.run_id)
         questions = self._talks.of(kept.tenant).questions
 
         async def pending() -> Sequence[Question]:
@@ -247,14 +247,14 @@ class FrontDesk:
             if answered := await self._answered(kept, letter):
                 return answered
             label = Label(untrusted=True, sources=(kept.channel,)) if letter.untrusted else CLEAN
-            errand = Errand(letter.text, kept.session_id, label=label)
+            request = Errand(letter.text, kept.session_id, label=label)
             await self._talks.of(letter.tenant).open(
                 letter.agent or self._agent or self._runs.default,
                 session_id=kept.session_id,
                 owner=letter.user,
-                title=errand.heading,
+                title=request.heading,
             )
-            view, _ = await self._runs.start(letter.principal, errand, key=_key(kept))
+            view, _ = await self._runs.start(letter.principal, request, key=_key(kept))
             await self._store.started(kept.seq, view.run_id)
         except EvoClawError as problem:
             return await self._failed(kept, letter, problem)
@@ -291,10 +291,10 @@ class FrontDesk:
     async def _take_up(self, age: float) -> None:
         """Answer stored messages that no process answers: the one that had them may be dead."""
         before = self._store.clock() - age
-        for kept in await self._store.open_letters(tuple(self._channels)):
-            recent = kept.seq in self._open or kept.taken_at > before
+        for stored in await self._store.open_letters(tuple(self._channels)):
+            recent = stored.seq in self._open or stored.taken_at > before
             if not recent and len(self._open) < MOST_OPEN:
-                self._answer(kept)
+                self._answer(stored)
 
     async def _tidy(self) -> None:
         prunable = tuple(name for name, channel in self._channels.items() if not channel.repeats)

@@ -151,8 +151,8 @@ class MqttChannel:
         assert self._front is not None  # set by `serve`, before any message
         agent, user = letter.agent, letter.sender
         try:
-            taken = await self._front.take(letter)
-            if not taken.fresh:
+            result = await self._front.take(letter)
+            if not result.fresh:
                 # The sender repeats it: the answer, or the notice that it was accepted, was lost.
                 await self._front.say_again(letter)
         except Refused as problem:
@@ -160,11 +160,11 @@ class MqttChannel:
         except EvoClawError as problem:
             await self._refuse(agent, user, letter.id, "not_kept", str(problem))
         else:
-            if taken.state is State.ACCEPTED:
+            if result.state is State.ACCEPTED:
                 text = "Your message was accepted and will be answered."
                 answer = self._about(agent, letter.id, State.ACCEPTED, text)
                 await self._say(
-                    user, replace(answer, run_id=taken.run_id, session=letter.conversation)
+                    user, replace(answer, run_id=result.run_id, session=letter.conversation)
                 )
 
     async def _refuse(self, agent: str, user: str, id_: str, reason: str, why: str) -> None:

@@ -98,9 +98,9 @@ class Questions:
 
     async def ask(self, session_id: str, question: Question) -> Answer | None:
         """Wait for an answer from any source; None if no person can be asked."""
-        given = await self.given(session_id, question)
-        if given is not None or (self._here is None and not self.parks):
-            return given
+        answer = await self.given(session_id, question)
+        if answer is not None or (self._here is None and not self.parks):
+            return answer
         pending, key = asyncio.get_running_loop().create_future(), (self._store.tenant, question.id)
         self._waiters[key] = pending
         asking = asyncio.create_task(self._ask_face(session_id, question))
