@@ -95,7 +95,7 @@ class FleetJobs:
         return [job for job in jobs if job.get("job_id") in own]
 
     async def stands(self, node: str, job_id: str, call: Call, *, ended: bool) -> ToolResult:
-        """The status of a job; with `ended`, wait until it has ended."""
+        """The status of a job, at once or when it has ended."""
 
         async def is_closed() -> bool:
             return (await self._row(node, job_id, call)).state in CLOSED_STATES

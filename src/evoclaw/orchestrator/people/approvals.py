@@ -107,13 +107,13 @@ class Approvals:
         if problem := by.why_not(by.tenant):
             return problem
         answered = Answered(decision, by, self._store.now(), reason)
-        standing, is_first = await self._store.answer(
+        status, is_first = await self._store.answer(
             id_, by.tenant, str(decision), msgspec.json.encode(answered)
         )
         if is_first:
             self._wake(id_)
             return ""
-        return _TOO_LATE.get(standing, f"it is {standing}")
+        return _TOO_LATE.get(status, f"it is {status}")
 
     async def withdraw(self, id_: str, by: Answerer) -> str:
         """Withdraw an unused approval; return the problem, or an empty text."""
@@ -128,20 +128,20 @@ class Approvals:
         """Use an existing approval, or ask a person and wait as the settings say."""
         asks = self._face is not None or self.settings.nobody == "wait" or self.settings.patience_s
         claim = self._claim(session_id, call, ask, keep=bool(asks))
-        standing, row = await self._store.claim(claim)
-        if standing is Standing.WAITING and row is not None:
+        status, row = await self._store.claim(claim)
+        if status is Standing.WAITING and row is not None:
             if self._face is not None or self.settings.patience_s:
                 # A request from before keeps its id: its answer may be under way.
                 await self._wait_for(row.id, call, ask)
-                standing, row = await self._store.claim(claim)
-            if standing is Standing.WAITING and row is not None and self.settings.nobody != "wait":
+                status, row = await self._store.claim(claim)
+            if status is Standing.WAITING and row is not None and self.settings.nobody != "wait":
                 await self._store.close(row.id, row.tenant)
-                standing, row = await self._store.claim(claim)
-        return self._approval(standing, row, claim)
+                status, row = await self._store.claim(claim)
+        return self._approval(status, row, claim)
 
     def _claim(self, session_id: str, call: Call, ask: Ask, *, keep: bool) -> Claim:
         scope, now = scope_of(call, ask, session_id), self._store.now()
-        asking = Asking(
+        request = Asking(
             id=secrets.token_hex(5),
             run_id=call.run_id,
             request_id=call.request_id,
@@ -153,13 +153,13 @@ class Approvals:
             expires_at=now + self.settings.expires_s,
         )
         row = StoredApproval(
-            asking.id,
+            request.id,
             scope.tenant,
             call.request_id,
-            asking.sha256,
+            request.sha256,
             scope.key,
-            msgspec.json.encode(asking),
-            asking.expires_at,
+            msgspec.json.encode(request),
+            request.expires_at,
         )
         return Claim(row, call.epoch, self._holder, call.resumed, keep, self.settings.most)
 
@@ -167,28 +167,28 @@ class Approvals:
         """Wait until a person has answered, or the time is over."""
         tenant = call.context.principal.tenant
         woken = self._waiters[id_] = asyncio.Event()
-        asking = asyncio.create_task(self._ask_face(id_, call, ask))
+        prompting = asyncio.create_task(self._ask_face(id_, call, ask))
         waking = asyncio.create_task(woken.wait())
         loop = asyncio.get_running_loop()
         until = None if self._face is not None else loop.time() + self.settings.patience_s
         try:
-            while not (asking.done() or waking.done()):
+            while not (prompting.done() or waking.done()):
                 left = POLL if until is None else min(POLL, until - loop.time())
                 if left <= 0:
                     break
                 await asyncio.wait(
-                    (asking, waking), timeout=left, return_when=asyncio.FIRST_COMPLETED
+                    (prompting, waking), timeout=left, return_when=asyncio.FIRST_COMPLETED
                 )
                 row = await self._store.get(id_, tenant)
                 if row is None or row.standing(self._store.now()) is not Standing.WAITING:
                     break
-            if asking.done():
-                asking.result()
+            if prompting.done():
+                prompting.result()
         finally:
             self._waiters.pop(id_, None)
-            for task in (asking, waking):
+            for task in (prompting, waking):
                 task.cancel()
-            await asyncio.wait((asking, waking))
+            await asyncio.wait((prompting, waking))
 
     async def _ask_face(self, id_: str, call: Call, ask: Ask) -> None:
         if self._face is None:
@@ -227,9 +227,9 @@ class Approvals:
                 return Approval(Decision.DENY, self._absent)
 
     def _case(self, row: StoredApproval) -> Case:
-        asking = msgspec.json.decode(row.asked, type=Asking)
+        request = msgspec.json.decode(row.asked, type=Asking)
         answered = None if row.answer is None else msgspec.json.decode(row.answer, type=Answered)
-        return Case(asking, row.standing(self._store.now()), answered, row.uses)
+        return Case(request, row.standing(self._store.now()), answered, row.uses)
 
     def _wake(self, id_: str) -> None:
         if (answered := self._waiters.get(id_)) is not None:
@@ -238,10 +238,10 @@ class Approvals:
 
 def _bound(case: Case, row: StoredApproval | None, claim: Claim, standing: Standing) -> bool:
     """Check at use that the stored, sealed request and answer are for this call."""
-    asking, wanted = case.asking, claim.row
-    if standing is Standing.SESSION and (row is None or row.request_id != wanted.request_id):
-        return asking.scope.key == wanted.scope and _says(case, Decision.SESSION)
-    same = (asking.request_id, asking.sha256) == (wanted.request_id, wanted.sha256)
+    request, claimed = case.asking, claim.row
+    if standing is Standing.SESSION and (row is None or row.request_id != claimed.request_id):
+        return request.scope.key == claimed.scope and _says(case, Decision.SESSION)
+    same = (request.request_id, request.sha256) == (claimed.request_id, claimed.sha256)
     if standing in (Standing.ONCE, Standing.SESSION):
         same = same and _says(case, Decision(str(standing)))
     return same
