@@ -232,7 +232,7 @@ async def test_an_answer_that_is_given_up_can_be_seen_and_revived_by_an_admin(
         place = "/v1/deliveries/given-up"
 
         (found,) = (await it.admin("GET", place, "admin")).json["items"]
-        assert found["problem"] == "it was answered with the status 410"
+        assert found["problem"] == "the callback URL answered with status 410"
         assert found["answer"]["text"] == "twelve"
         assert (await it.admin("GET", place, "admin", tenant="other")).json["items"] == []
         assert (await it.admin("GET", place, "runs:read")).status == 403

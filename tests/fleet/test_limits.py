@@ -293,7 +293,7 @@ async def test_fault_25_a_tool_that_cannot_be_read_keeps_all_from_being_offered(
         shown: list[JSON] = [msgspec.to_builtins(good) | {"hash": "h"}, {"name": 5}]
         await _advertise(here, good, shown)
         member = here.orchestrator.fleet.member("liar")
-        await until(lambda: "cannot be read" in member.problem)
+        await until(lambda: "invalid tool" in member.problem)
         assert list(member.tools) == []
 
 

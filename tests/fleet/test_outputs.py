@@ -292,7 +292,7 @@ async def test_a_copy_that_is_not_what_the_handle_names_is_thrown_away(tmp_path:
         handle = await make(here)
         part = tmp_path / f".copy.{handle[7:23]}.part"
         part.write_bytes(b"not the beginning")
-        with pytest.raises(FetchFailed, match="not what the handle names"):
+        with pytest.raises(FetchFailed, match="does not match the handle"):
             await here.orchestrator.fetch("pi", handle, tmp_path / "copy")
         assert not part.exists() and not (tmp_path / "copy").exists()
         assert await here.orchestrator.fetch("pi", handle, tmp_path / "copy") == 7_000_000
@@ -300,12 +300,12 @@ async def test_a_copy_that_is_not_what_the_handle_names_is_thrown_away(tmp_path:
 
 async def test_a_fetch_of_what_is_not_there_says_so(tmp_path: Path) -> None:
     async with kept(tmp_path) as here:
-        with pytest.raises(FetchFailed, match="no handle"):
+        with pytest.raises(FetchFailed, match="invalid handle"):
             await here.orchestrator.fetch("pi", "../x", tmp_path / "copy")
         with pytest.raises(FetchFailed, match="expired, or was never stored here"):
             await here.orchestrator.fetch("pi", "sha256:" + "0" * 64, tmp_path / "copy")
     async with house(tmp_path / "two") as here:
-        with pytest.raises(FetchFailed, match="keeps none"):
+        with pytest.raises(FetchFailed, match="stores no artifacts"):
             await here.orchestrator.fetch("pi", "sha256:" + "0" * 64, tmp_path / "copy")
 
 

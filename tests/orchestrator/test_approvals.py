@@ -147,7 +147,7 @@ async def test_fault_54_approving_after_it_expired_is_refused(tmp_path: Path) ->
         clock.now += 60
         assert "expired" in await there.answer(id_, Decision.ONCE, ANN)
         said = await there.approver().approve(call(), ASK)
-        assert said == Approval(Decision.DENY, "it was not approved and begun within 1 min")
+        assert said == Approval(Decision.DENY, "it was not approved and started within 1 min")
 
 
 async def test_fault_54_the_agents_own_token_approves_nothing(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ async def test_patience_ends_and_nobody_can_answer_a_call_that_was_denied(tmp_pa
         keyboard.answers.put_nowait(Approval(Decision.PENDING))
         assert await asked == Approval(Decision.DENY, "nobody is there to approve it")
         problem = await approvals.answer(id_, Decision.ONCE, ANN)
-        assert problem == "nobody waits for the answer any more"
+        assert problem == "its run no longer waits for the answer"
 
 
 async def test_one_who_is_cancelled_while_waiting_leaves_nothing_behind(tmp_path: Path) -> None:

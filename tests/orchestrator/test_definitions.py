@@ -146,7 +146,7 @@ def test_bad_inputs_tell_the_caller_what_to_change() -> None:
     with pytest.raises(BadInputs) as refused:
         require_inputs(ASKED, {"town": "Oslo"})
     assert "city: is missing; it is required" in str(refused.value)
-    assert "town: is not known; there are: city, days" in str(refused.value)
+    assert "town: is unknown; known inputs: city, days" in str(refused.value)
     assert [one.field for one in refused.value.problems] == ["city", "town"]
     require_inputs(ASKED, {"city": "Oslo"})
 

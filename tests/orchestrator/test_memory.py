@@ -338,7 +338,7 @@ async def test_notes_are_stored_while_it_serves_and_at_its_end(
 async def test_notes_that_cannot_be_stored_wait_and_beyond_that_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WAITING", 2)
+    monkeypatch.setattr("evoclaw.orchestrator.agents.memory.WAITING", 2)
     async with remembering(tmp_path) as memory:
         real = memory._store  # pyright: ignore[reportPrivateUsage]
         memory._store = MemoryStore(Full())  # pyright: ignore[reportPrivateUsage]

@@ -51,7 +51,7 @@ async def test_nothing_leaves_this_machine_in_the_clear() -> None:
 
     problem = await failure(Callback("http://outside.example.org/", resolve=resolve))
     assert problem.final
-    assert "https only" in str(problem)
+    assert "must use https" in str(problem)
 
 
 async def test_a_redirect_is_not_followed() -> None:

@@ -1,4 +1,4 @@
-"""Letters are answered once, whatever happens, and every failure is told."""
+"""The channel dispatcher answers each message once, and reports every failure."""
 
 from __future__ import annotations
 
@@ -296,5 +296,5 @@ async def test_who_goes_away_while_a_letter_is_taken_is_answered_all_the_same(
 
 async def test_a_desk_that_does_not_serve_takes_nothing(tmp_path: Path) -> None:
     async with kitchen(tmp_path) as made:
-        with pytest.raises(Refused, match="not taking letters"):
+        with pytest.raises(Refused, match="does not accept messages"):
             await made.desk([Postbox()]).take(letter("how long?"))

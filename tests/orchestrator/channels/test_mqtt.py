@@ -272,4 +272,4 @@ async def test_an_answer_too_long_for_the_broker_is_cut_and_says_so(tmp_path: Pa
         heard = await ann.hears(2)
 
     (answer,) = [one for one in heard if one.state is ANSWER]
-    assert "[This was cut" in answer.text
+    assert "[Truncated" in answer.text

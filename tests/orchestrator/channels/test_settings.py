@@ -33,7 +33,7 @@ def test_everybody_may_be_let_in_but_is_not_trusted() -> None:
     ("channels", "problem"),
     [
         ([HOOK, HOOK], "two channels are named 'hook'"),
-        ([ChannelSettings(name="a b", kind="mqtt", senders=("*",))], "no name for a channel"),
+        ([ChannelSettings(name="a b", kind="mqtt", senders=("*",))], "invalid channel name"),
         ([ChannelSettings(name="a", kind="mqtt")], "nobody may use it"),
         ([BOXES, ChannelSettings(name="b", kind="mqtt", senders=("*",))], "one broker"),
         ([ChannelSettings(name="a", kind="webhook", senders=("*",))], "one of secret_env and"),
@@ -70,7 +70,7 @@ def test_a_secret_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> N
     assert read_secret(HOOK, ENV) == b"0123456789abcdef"
     assert read_secret(filed, {}) == b"from the file, long"
 
-    with pytest.raises(ConfigError, match="HOOK_SECRET holds no secret"):
+    with pytest.raises(ConfigError, match="HOOK_SECRET is empty"):
         read_secret(HOOK, {})
     place.unlink()
     with pytest.raises(ConfigError, match="cannot read the secret"):

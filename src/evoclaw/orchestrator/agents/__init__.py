@@ -1,1 +1,1 @@
-"""What an agent is: its definition, its prompt, its tools, its memory."""
+"""Agents: their definitions, prompts, offered tools, and memory."""

@@ -1,4 +1,4 @@
-"""Agents as they are written down in `[[agents]]`, and the agents that become of them."""
+"""The agent definitions of `[[agents]]`, and the agents that are built from them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.governance.budget.settings import BudgetSettings, Kinds
 
 DEFAULT = "evoclaw"
-"""Who answers when nobody else was defined."""
+"""The agent that exists if none is defined."""
 MOST_NAMES = 100
-"""Entries of one list of a definition."""
+"""Of one list in a definition."""
 MOST_PROBLEMS = 20
-"""Wrong inputs that are told of at once."""
+"""Invalid inputs in one error."""
 
 Word: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 Line: TypeAlias = Annotated[str, Meta(max_length=500)]
@@ -31,24 +31,24 @@ _Few: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
 
 
 class AgentLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The numbers that bound an agent's runs; what is left out is as for every agent."""
+    """Limits of an agent's runs; those left out have the general defaults."""
 
     max_turns: _Few | None = None
-    """Replies with calls."""
+    """Replies of the model with calls."""
     max_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
-    """Of time."""
+    """Duration of a run."""
     max_calls_per_turn: _Few | None = None
-    """Calls of one reply; the rest must be asked for again."""
+    """Calls in one reply; further calls are refused, and the model may request them again."""
     max_parallel: _Few | None = None
-    """Calls side by side."""
+    """Calls at the same time."""
     tool_error_limit: _Few | None = None
-    """Failed turns in a row."""
+    """Failed turns in a row that end a run."""
     repeat_limit: Annotated[int, Meta(ge=2, le=100)] | None = None
-    """The same calls in a row."""
+    """Turns in a row with the same calls that end a run."""
     max_result_chars: Annotated[int, Meta(ge=1_000, le=1_000_000)] | None = None
     """Characters of one result that the model sees."""
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    """How freely the model chooses its words."""
+    """The sampling temperature of the model."""
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     """Of one reply."""
 
@@ -57,69 +57,69 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """One agent of `[[agents]]`."""
 
     id: str
-    """By which it is asked."""
+    """The name that callers use."""
     name: Line = ""
-    """What people call it."""
+    """Its display name."""
     description: Line = ""
-    """What it is for, in a line; other agents read it too."""
+    """What it is for, in one line; other agents read it too."""
     model: str | Words = ""
-    """A list falls back on the next; none is the one that the process has."""
+    """The model, or a list of models with fallbacks; by default the process's model."""
     prompt: str = ""
-    """Its own instructions, added to what every agent is told."""
+    """Its own instructions, added to the general ones."""
     prompt_file: Path | None = None
-    """Where they are, instead."""
+    """A file with the instructions, instead of `prompt`."""
     capabilities: frozenset[Word] = frozenset()
-    """Permissions it holds: none means no tools, `*` all."""
+    """The permissions it holds: none is no tools, `*` is all."""
     autonomy: Level | None = None
-    """How much it may do by itself; supervised if not given."""
+    """How much it may do without approval; by default `supervised`."""
     skills: Words = ()
     """Skills that are active from the start."""
     tools: Words | None = None
-    """The tools it may use, by name; all that its capabilities allow if not given."""
+    """The tools it may use, by name; by default all that its capabilities allow."""
     on: str = ""
-    """The edge that its tools run on; `any` is whichever has them, `*` asks each by its name."""
+    """The edge its tools run on; `any`: an edge that has the tool; `*`: the tool `edge_call`."""
     limits: AgentLimits = AgentLimits()
     budget: Kinds = Kinds()
-    """What one of its runs may use at most; it never widens `[budget]`."""
+    """The budget of one run; it never exceeds `[budget]`."""
     inputs: dict[str, Field] = {}
-    """What it is asked with: name, then `type`, `description`, `required`."""
+    """The inputs it takes, by name: `type`, `description`, `required`."""
     outputs: dict[str, Field] = {}
     """The fields of its answer."""
     constraints: Annotated[tuple[Sentence, ...], Meta(max_length=MOST_NAMES)] = ()
-    """Rules it is told to keep, a sentence each. What is enforced is for policies to say."""
+    """Rules in its prompt, one sentence each; only policies are enforced."""
     spec_capabilities: Words = ()
-    """What it is good for, in the words of a catalogue of your own; they grant nothing."""
+    """Capabilities in the terms of your own catalogue; they grant nothing."""
     dependencies: Words = ()
-    """Agents that it works with, by their ids."""
+    """The ids of agents that it works with."""
     owner: Line = ""
-    """Who answers for it."""
+    """Who is responsible for it."""
 
 
 class Tools(Protocol):
-    """What holds for the tools of all agents."""
+    """Limits for the tools of all agents."""
 
     @property
     def granted(self) -> frozenset[str] | None:
-        """What any agent may hold at most; None is no such limit."""
+        """The capabilities that an agent may have at most; None is no limit."""
         ...
 
 
 class Driven(Protocol):
-    """What holds for all runs."""
+    """The defaults of all runs."""
 
     @property
     def tool_loop_enabled(self) -> bool:
-        """False is no tools, for nobody."""
+        """Whether any agent has tools."""
         ...
 
     @property
     def max_tool_iterations(self) -> int:
-        """Turns of an agent that does not say."""
+        """The turns of an agent without its own limit."""
         ...
 
     @property
     def tool_error_limit(self) -> int:
-        """Failed turns in a row."""
+        """Failed turns in a row that end a run."""
         ...
 
     @property
@@ -129,66 +129,66 @@ class Driven(Protocol):
 
     @property
     def tools(self) -> Tools:
-        """Of the tools."""
+        """The limits of tools."""
         ...
 
 
 class Defined(Protocol):
-    """The settings that agents are made from; `EvoClawConfig` is one."""
+    """The settings that agents are built from; `EvoClawConfig` is one."""
 
     @property
     def orchestrator(self) -> Driven:
-        """What holds for all of them."""
+        """The defaults of all agents."""
         ...
 
     @property
     def agents(self) -> Sequence[AgentConfig]:
-        """Those that were written down."""
+        """The defined agents."""
         ...
 
 
 class Problem(Struct, frozen=True):
-    """What is wrong with one input."""
+    """A problem with one input."""
 
     field: str
     problem: str
 
 
 class BadInputs(EvoClawError):
-    """An agent was asked with other inputs than it takes."""
+    """The inputs of a request do not fit the agent's definition."""
 
     def __init__(self, agent: str, problems: Sequence[Problem]) -> None:
-        told = "; ".join(f"{one.field}: {one.problem}" for one in problems)
-        super().__init__(f"agent {agent!r} cannot be asked so: {told}")
+        reasons = "; ".join(f"{problem.field}: {problem.problem}" for problem in problems)
+        super().__init__(f"invalid inputs for agent {agent!r}: {reasons}")
         self.agent, self.problems = agent, tuple(problems)
 
 
 def agents_of(
     config: Defined, *, model: str = "", capabilities: frozenset[str] = frozenset({ALL})
 ) -> Mapping[str, Agent]:
-    """The agents there are, by id, the first one the default; `evoclaw` if none was defined.
+    """Build all agents, by id; the first is the default. `evoclaw` if none is defined.
 
     Args:
-        config: What was written down.
-        model: Of those that name none; left to whoever gives them a provider if empty.
-        capabilities: What `evoclaw` holds where nobody was defined.
+        config: The settings.
+        model: The model of agents that name none; if empty, they get one with their provider.
+        capabilities: Of `evoclaw`, if no agent is defined.
     """
     defined = config.agents or (AgentConfig(id=DEFAULT, capabilities=capabilities),)
-    return {one.id: _agent(one, config.orchestrator, model) for one in defined}
+    return {agent.id: _agent(agent, config.orchestrator, model) for agent in defined}
 
 
 def default_of(agents: Mapping[str, Agent]) -> str:
-    """Who is asked where nobody is named: the first."""
+    """The agent of requests that name none: the first."""
     return next(iter(agents), DEFAULT)
 
 
 def level_of(agent: Agent, usual: Level = Level.SUPERVISED, most: Level = Level.FULL) -> Level:
-    """How much an agent may do by itself.
+    """How much an agent may do without approval.
 
     Args:
-        agent: Who.
-        usual: For one that does not say.
-        most: What the process allows anybody.
+        agent: The agent.
+        default: For an agent that does not define a level.
+        maximum: The highest level that the process allows.
     """
     order = list(Level)
     wanted = Level(agent.autonomy) if agent.autonomy else usual
@@ -196,24 +196,24 @@ def level_of(agent: Agent, usual: Level = Level.SUPERVISED, most: Level = Level.
 
 
 def budget_of(agent: Agent, usual: BudgetSettings) -> BudgetSettings:
-    """The budget of an agent's run: of each kind the smaller of its own and the usual."""
+    """The budget of an agent's run: for each kind the smaller of its own and the default."""
     smaller: dict[str, Any] = {}
-    for kind, most in agent.budget.items():
+    for kind, limit in agent.budget.items():
         bound: float | None = getattr(usual, kind)
-        smaller[kind] = most if bound is None else min(most, bound)
+        smaller[kind] = limit if bound is None else min(limit, bound)
     return replace(usual, **smaller) if smaller else usual
 
 
 def iterative(agent: Agent) -> LoopSettings:
-    """The limits of `invoke_iterative`: the agent's own, and the usual turns if it says none."""
+    """The settings of `invoke_iterative`: the agent's own, with more turns if it sets none."""
     settings = agent.settings
-    unsaid = settings.max_turns == LoopSettings().max_turns
-    turns = ITERATIVE.max_turns if unsaid else settings.max_turns
+    is_default = settings.max_turns == LoopSettings().max_turns
+    turns = ITERATIVE.max_turns if is_default else settings.max_turns
     return replace(settings, max_turns=turns, confirm=ITERATIVE.confirm)
 
 
 def check_inputs(agent: Agent, inputs: Mapping[str, JSON]) -> tuple[Problem, ...]:
-    """What is wrong with the inputs; nothing is where the agent does not say what it takes."""
+    """The problems of some inputs; none if the agent does not define its inputs."""
     if not agent.inputs:
         return ()
     problems = [
@@ -224,31 +224,31 @@ def check_inputs(agent: Agent, inputs: Mapping[str, JSON]) -> tuple[Problem, ...
     for name, value in inputs.items():
         field = agent.inputs.get(name)
         if field is None:
-            there = ", ".join(agent.inputs)
-            problems.append(Problem(name[:200], f"is not known; there are: {there}"))
+            known = ", ".join(agent.inputs)
+            problems.append(Problem(name[:200], f"is unknown; known inputs: {known}"))
         elif value is not None and not _fits(value, field.type):
             problems.append(Problem(name, f"must be of type {field.type}"))
     return tuple(problems[:MOST_PROBLEMS])
 
 
 def require_inputs(agent: Agent, inputs: Mapping[str, JSON]) -> None:
-    """Raise `BadInputs` if an agent cannot be asked with these."""
+    """Raise `InvalidAgentInputs` if inputs do not fit an agent."""
     if problems := check_inputs(agent, inputs):
         raise BadInputs(agent.name, problems)
 
 
 def _fits(value: JSON, kind: FieldType) -> bool:
-    truth = isinstance(value, bool)  # which Python takes for a number
+    is_boolean = isinstance(value, bool)  # a bool is an int in Python
     match kind:
         case FieldType.STRING:
             return isinstance(value, str)
         case FieldType.INTEGER:
-            whole = isinstance(value, float) and value.is_integer()
-            return (isinstance(value, int) or whole) and not truth
+            is_whole = isinstance(value, float) and value.is_integer()
+            return (isinstance(value, int) or is_whole) and not is_boolean
         case FieldType.NUMBER:
-            return isinstance(value, int | float) and not truth
+            return isinstance(value, int | float) and not is_boolean
         case FieldType.BOOLEAN:
-            return truth
+            return is_boolean
         case FieldType.OBJECT:
             return is_object(value)
         case FieldType.ARRAY:
@@ -282,25 +282,25 @@ def _agent(defined: AgentConfig, usual: Driven, model: str) -> Agent:
 
 
 def _held(wanted: frozenset[str], usual: Driven) -> frozenset[str]:
-    """The most that anybody may hold caps what one was given; without the tool loop, nothing."""
+    """An agent's capabilities within the general limit; none without the tool loop."""
     if not usual.tool_loop_enabled:
         return frozenset()
-    most = usual.tools.granted
-    return wanted if most is None else narrowed(wanted, most)
+    limit = usual.tools.granted
+    return wanted if limit is None else narrowed(wanted, limit)
 
 
 def _settings(defined: AgentConfig, usual: Driven) -> LoopSettings:
-    said = {name: value for name, value in asdict(defined.limits).items() if value is not None}
+    own = {name: value for name, value in asdict(defined.limits).items() if value is not None}
     general: dict[str, Any] = {
         "max_turns": usual.max_tool_iterations,
         "tool_error_limit": usual.tool_error_limit,
         "output_fields": tuple(defined.outputs),
         "evidence": usual.evidence or UNSET,
     }
-    return replace(LoopSettings(), **(general | said))
+    return replace(LoopSettings(), **(general | own))
 
 
 def _budget(kinds: Kinds) -> dict[str, float]:
     return {
-        kind: most for kind, most in asdict(kinds).items() if kind != "per" and most is not None
+        kind: limit for kind, limit in asdict(kinds).items() if kind != "per" and limit is not None
     }

@@ -1,7 +1,7 @@
-"""Memory across conversations: noted from the records of runs, found by words, told as data.
+"""Memory across sessions: notes made from the records of runs, searched by words, recalled as data.
 
-What is recalled for a run is a user message of its own, and bears the labels of what it was made
-from: a rule about information flow sees it as if the run had read that text itself.
+The notes recalled for a run are a user message with the labels of the texts they were made from:
+a rule about information flow treats it as if the run had read those texts itself.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = ["EventType", "Level", "Memory", "MemorySettings", "Observation", "Rec
 logger = logging.getLogger(__name__)
 
 Level: TypeAlias = Literal["index", "timeline", "full"]
-"""How much is told: a line of each; what was around each, in order; all of each."""
+"""How much of each note: a line; a line, with the notes around it, in order; all of it."""
 Owner: TypeAlias = tuple[str, str]
-"""A tenant, and a user of it."""
+"""A tenant, and a user of the tenant."""
 
 LINE = 240
-"""Characters of the one line."""
+"""Of the line of a note."""
 WAITING = 5_000
-"""Notes that wait to be stored; more are lost, and counted."""
+"""Further notes are dropped, and counted."""
 AT_ONCE = 16
-"""Notes of one transaction: it is quick."""
+"""Notes in one transaction, so that it stays short."""
 BUFFERED, SESSIONS = 100, 500
-"""Private notes of one session, and the sessions that have some."""
+"""Private notes of one session, and sessions with private notes; kept in memory only."""
 TIDYING = 3_600.0
-"""Seconds between two looks for what is too old."""
+"""Between two deletions of expired notes."""
 DAY = 86_400.0
 _HEAD = (
     "From memory: notes of earlier conversations that may help with what the user says next. They "
@@ -59,20 +59,20 @@ class MemorySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The `[memory]` table."""
 
     enabled: bool = True
-    """Whether runs are remembered, and told what fits."""
+    """Whether notes are made of runs, and recalled for them."""
     top_k: Annotated[int, Meta(ge=0, le=20)] = 5
-    """Notes that a run is told at its beginning; 0 is none."""
+    """Notes that are recalled at the start of a run; 0 is none."""
     keep_days: Annotated[float, Meta(gt=0, le=36_500)] = 90.0
-    """After which a note is forgotten."""
+    """Days after which a note is deleted."""
     most_chars: Annotated[int, Meta(ge=200, le=50_000)] = 2_000
-    """Of one note."""
+    """Maximum length of a note in characters."""
     recall_labelled: bool = False
-    """Whether notes made from untrusted or private text are told to runs as well. Such a run is
-    bound as if it had read that text itself; without, they are found by a search alone."""
+    """Whether notes made from untrusted or private text are recalled as well. Such a run is
+    restricted as if it had read that text; otherwise only a search finds these notes."""
 
 
 class Session(Protocol):
-    """As far as it matters whose a conversation is."""
+    """The session of a run, as far as the memory needs it."""
 
     @property
     def id(self) -> str:
@@ -81,22 +81,22 @@ class Session(Protocol):
 
     @property
     def agent(self) -> str:
-        """Who answers there."""
+        """Its agent."""
         ...
 
     @property
     def owner(self) -> str:
-        """Who asks there."""
+        """Its user."""
         ...
 
     @property
     def tenant(self) -> str:
-        """Whose its owner is."""
+        """The tenant of its user."""
         ...
 
 
 class Recalled(Struct, frozen=True, omit_defaults=True):
-    """A note that was found."""
+    """A note that was found, or that is around a found one."""
 
     id: str
     session_id: str
@@ -104,18 +104,18 @@ class Recalled(Struct, frozen=True, omit_defaults=True):
     event_type: EventType
     at: float
     line: str
-    """The beginning of it."""
+    """Its first characters."""
     score: float = 0.0
-    """Higher fits better; 0 for what is only around."""
+    """Higher is better; 0 for a note around a found one."""
     content: str = ""
-    """All of it, if that was asked for."""
+    """All of it, at the level `full`."""
     tags: tuple[str, ...] = ()
     label: Label = CLEAN
 
 
 @dataclass(eq=False, slots=True)
 class _Shared:
-    """What all tenants' memories of a process have together."""
+    """The state that the memories of all users in a process share."""
 
     waiting: deque[tuple[Owner, Observation]] = field(
         default_factory=deque[tuple[Owner, Observation]]
@@ -131,7 +131,7 @@ class _Shared:
 
 
 class Memory:
-    """What one user's agents went through."""
+    """The memory of one user's sessions."""
 
     def __init__(
         self,
@@ -139,12 +139,12 @@ class Memory:
         settings: MemorySettings | None = None,
         redactor: Redactor | None = None,
     ) -> None:
-        """Choose the parts.
+        """Open the memory of a user.
 
         Args:
-            store: Where notes are kept; its tenant and owner are whose memory this is.
-            settings: How much is kept and told; the usual if not given.
-            redactor: Takes secrets out before anything is kept.
+            store: Where notes are stored; its tenant and owner are those of this memory.
+            settings: How much is stored and recalled.
+            redactor: Removes secrets before a note is stored.
         """
         self._store = store
         self.settings = settings or MemorySettings()
@@ -152,19 +152,19 @@ class Memory:
         self._shared = _Shared()
 
     def of(self, tenant: str, owner: str = "") -> Memory:
-        """The memory of somebody else."""
+        """The memory of another user."""
         others = copy.copy(self)
         others._store = self._store.of(tenant, owner)
         return others
 
     @property
     def dropped(self) -> int:
-        """Notes of all that were lost because they could not be stored in time."""
+        """Notes of all users that were dropped because they could not be stored in time."""
         return self._shared.dropped
 
     @property
     def problem(self) -> str:
-        """Why notes cannot be stored; empty if they can."""
+        """Why notes cannot be stored or recalled; empty if they can."""
         return self._shared.problem
 
     async def search(
@@ -176,43 +176,45 @@ class Memory:
         agent: str = "",
         session_id: str = "",
     ) -> Sequence[Recalled]:
-        """What fits a query best, the best first; `timeline` in the order it happened.
+        """The notes that match a query, the best first; for `timeline` the oldest first.
 
         Args:
-            query: Any text; its words are looked for.
-            level: How much is told.
-            top_k: How many are looked for.
-            agent: Only of this agent.
-            session_id: Only of this session; what is private there is found as well.
+            query: Any text; notes are searched for its words.
+            level: How much of each note is returned.
+            top_k: The number of notes to find.
+            agent: Only notes of this agent.
+            session_id: Only notes of this session, including its private ones.
         """
         found = await self._store.find(query, top_k, Scope(agent, session_id))
         if level == "timeline":
             return await self._timeline(found)
         own = self._private_in(query, session_id) if session_id else []
-        best = sorted((*own, *found), key=lambda one: one.score, reverse=True)[:top_k]
-        return [_recalled(one, whole=level == "full") for one in best]
+        best = sorted((*own, *found), key=lambda hit: hit.score, reverse=True)[:top_k]
+        return [_recalled(hit, whole=level == "full") for hit in best]
 
     async def record(self, obs: Observation) -> str:
-        """Note something by hand; its id. What is private stays in this process."""
+        """Add a note; return its id. A private note stays in this process."""
         self._keep(obs)
         await self.flush()
         return obs.id
 
     async def forget(self, session_id: str) -> int:
-        """Forget all of a session; how many notes that were."""
+        """Delete the notes of a session; return their number."""
         owner, shared = self._owner, self._shared
-        gone = len(shared.private.pop((owner, session_id), ()))
+        deleted = len(shared.private.pop((owner, session_id), ()))
         async with shared.lock:
-            kept = [
-                one for one in shared.waiting if (one[0], one[1].session_id) != (owner, session_id)
+            others = [
+                (user, note)
+                for user, note in shared.waiting
+                if (user, note.session_id) != (owner, session_id)
             ]
-            gone += len(shared.waiting) - len(kept)
+            deleted += len(shared.waiting) - len(others)
             shared.waiting.clear()
-            shared.waiting.extend(kept)
-            return gone + await self._store.forget(session_id)
+            shared.waiting.extend(others)
+            return deleted + await self._store.forget(session_id)
 
     def sink(self, session: Session, records: Iterable[Record] = ()) -> Observing:
-        """Listens to a run of a session; told what happened in it before."""
+        """A sink that makes notes of a run; `records` are those before it is resumed."""
         memory = self.of(session.tenant, session.owner)
         return Observing(
             session.id,
@@ -224,9 +226,9 @@ class Memory:
         )
 
     async def recall(self, session: Session, asked: str) -> tuple[UserMessage, ...]:
-        """What a run is told before what the user says: one message, or none.
+        """The message with recalled notes for a run, or none.
 
-        A memory that cannot be read is no reason not to answer: then there is none.
+        If the memory cannot be read, the run continues without it.
         """
         if not self.settings.enabled or not self.settings.top_k:
             return ()
@@ -236,13 +238,13 @@ class Memory:
             found = await store.find(without_private(asked), self.settings.top_k, scope)
         except StoreError as problem:
             self._shared.problem = str(problem)
-            logger.warning("nothing could be recalled: %s", problem)
+            logger.warning("recalling notes from memory failed: %s", problem)
             return ()
-        return (told([one.observation for one in found]),) if found else ()
+        return (told([hit.observation for hit in found]),) if found else ()
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
-        """Store what runs bring while the block runs, and the rest at its end."""
+        """Store the notes of runs while the block runs, and the rest at its end."""
         storing = asyncio.create_task(self._serve())
         try:
             yield
@@ -253,21 +255,21 @@ class Memory:
             await self._try_flush(wait=True)
 
     async def flush(self, *, wait: bool = True) -> None:
-        """Store what waits for it; raise `StoreError` if that cannot be, and keep it waiting.
+        """Store all unstored notes; raise `StoreError` if that fails, and keep them.
 
         Args:
             wait: Whether to wait for the disk.
         """
         waiting = self._shared.waiting
         async with self._shared.lock:
-            while some := tuple(islice(waiting, AT_ONCE)):
-                await self._store_all(some, wait=wait)
-                for _ in some:
+            while batch := tuple(islice(waiting, AT_ONCE)):
+                await self._store_all(batch, wait=wait)
+                for _ in batch:
                     waiting.popleft()
             self._shared.problem = ""
 
     async def tidy(self) -> int:
-        """Forget what is too old, of whoever it is; how many notes that were."""
+        """Delete the expired notes of all users; return their number."""
         return await self._store.forget_before(self._store.now() - self.settings.keep_days * DAY)
 
     @property
@@ -282,7 +284,7 @@ class Memory:
             await shared.news.wait()
 
     async def _try_flush(self, *, wait: bool) -> None:
-        """Whatever cannot be stored now may be when the next note comes."""
+        """Store notes; what fails is tried again with the next note."""
         shared = self._shared
         try:
             await self.flush(wait=wait)
@@ -291,7 +293,7 @@ class Memory:
                 shared.tidied = self._store.now()
         except StoreError as problem:
             shared.problem = str(problem)
-            logger.warning("%d notes wait to be stored: %s", len(shared.waiting), problem)
+            logger.warning("storing %d notes failed: %s", len(shared.waiting), problem)
 
     async def _store_all(self, some: Sequence[tuple[Owner, Observation]], *, wait: bool) -> None:
         by_owner: dict[Owner, list[Observation]] = {}
@@ -306,9 +308,9 @@ class Memory:
         if PRIVATE in observation.tags:
             self._buffer(observation)
             return
-        open_ = self._redactor.text(without_private(observation.content), self.settings.most_chars)
-        if open_ != observation.content:
-            observation = replace(observation, content=open_)
+        public = self._redactor.text(without_private(observation.content), self.settings.most_chars)
+        if public != observation.content:
+            observation = replace(observation, content=public)
         shared = self._shared
         if len(shared.waiting) >= WAITING:
             shared.dropped += 1
@@ -326,27 +328,30 @@ class Memory:
     def _private_in(self, query: str, session_id: str) -> list[Found]:
         words = set(words_of(query))
         buffered = self._shared.private.get((self._owner, session_id), ())
-        scored = [(len(words.intersection(words_of(one.content))), one) for one in buffered]
-        return [Found(0, one, float(score)) for score, one in scored if score]
+        scored = [(len(words.intersection(words_of(note.content))), note) for note in buffered]
+        return [Found(0, note, float(score)) for score, note in scored if score]
 
     async def _timeline(self, found: Sequence[Found]) -> list[Recalled]:
-        scores = {one.seq: one.score for one in found}
-        around = [other for one in found for other in await self._store.around(one)]
-        ordered = sorted({one.seq: one for one in around}.items())
+        scores = {hit.seq: hit.score for hit in found}
+        around = [near for hit in found for near in await self._store.around(hit)]
+        ordered = sorted({near.seq: near for near in around}.items())
         return [
-            _recalled(replace(one, score=scores.get(seq, 0.0)), whole=False) for seq, one in ordered
+            _recalled(replace(near, score=scores.get(seq, 0.0)), whole=False)
+            for seq, near in ordered
         ]
 
 
 def told(notes: Sequence[Observation]) -> UserMessage:
-    """Notes as a run is told them: quoted, cut, cleaned, each with the label it came with."""
-    lines = [f"- {_when(one.timestamp)}, {one.event_type}: {_quoted(one.content)}" for one in notes]
+    """The message with recalled notes: quoted, truncated, cleaned, each with its label."""
+    lines = [
+        f"- {_when(note.timestamp)}, {note.event_type}: {_quoted(note.content)}" for note in notes
+    ]
     texts = [f"{_HEAD}\n{lines[0]}", *lines[1:]]
     return UserMessage(
         tuple(
-            # Its source comes first: the number of sources that are kept by name is bounded.
-            TextBlock(text, Label(sources=(MEMORY,)) | one.label)
-            for text, one in zip(texts, notes, strict=True)
+            # Its source comes first: only a bounded number of sources is kept by name.
+            TextBlock(text, Label(sources=(MEMORY,)) | note.label)
+            for text, note in zip(texts, notes, strict=True)
         )
     )
 
@@ -360,8 +365,16 @@ def _when(moment: float) -> str:
 
 
 def _recalled(found: Found, *, whole: bool) -> Recalled:
-    one = found.observation
+    note = found.observation
     return Recalled(
-        one.id, one.session_id, one.agent_name, one.event_type, one.timestamp,
-        one_line(one.content, LINE), found.score, one.content if whole else "", one.tags, one.label,
-    )  # fmt: skip
+        note.id,
+        note.session_id,
+        note.agent_name,
+        note.event_type,
+        note.timestamp,
+        one_line(note.content, LINE),
+        found.score,
+        note.content if whole else "",
+        note.tags,
+        note.label,
+    )

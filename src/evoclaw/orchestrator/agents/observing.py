@@ -1,4 +1,4 @@
-"""From the records of a run to what is worth remembering of it: a sink."""
+"""A sink that makes observations for the memory from the records of a run."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from evoclaw.core.tools import Tool
 from evoclaw.store.memory import EventType, Observation
 
 PRIVATE = "private"
-"""The tag of what is never stored."""
+"""The tag of observations that are never stored."""
 LONGEST_ARGUMENT = 500
-"""Characters of one text in a call's arguments."""
+"""Of one text in a call's arguments."""
 _TAG = re.compile(r"<\s*(/?)\s*private\b[^>]{0,200}>", re.IGNORECASE)
 _FAILED = frozenset(
     {
@@ -54,10 +54,10 @@ _FAILED = frozenset(
 
 
 class Observing:
-    """Makes observations of one run; it is told every record once, in order.
+    """Makes observations of one run; it receives every record once, in order.
 
-    Each bears the label of all that the run had seen by then. Once something private was said or
-    read, whatever follows may repeat it in other words: it is tagged private, too.
+    Each has the label of everything that the run had read by then. After a private text, all later
+    observations are tagged private too, as they may repeat it in other words.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class Observing:
         most_chars: int,
         records: Iterable[Record] = (),
     ) -> None:
-        """Begin with what is known of the run.
+        """Start with the known records of the run.
 
         Args:
-            session_id: Where it runs.
-            agent: Who.
-            keep: Takes the observations; quick.
-            redactor: Takes secrets out.
-            most_chars: Of one observation.
-            records: What happened before, if it is gone on with.
+            session_id: The session of the run.
+            agent: The agent of the run.
+            keep: Called with each observation; it must not block.
+            redactor: Removes secrets.
+            max_chars: Of one observation.
+            records: The records before the run was resumed.
         """
         self._session_id, self._agent, self._keep = session_id, agent, keep
         self._redactor, self._most = redactor, most_chars
@@ -90,7 +90,7 @@ class Observing:
             self.receive(record)
 
     def receive(self, record: Record) -> None:
-        """Take one record."""
+        """Receive one record."""
         event = record.event
         if type(event) in PIECES:
             return
@@ -116,8 +116,8 @@ class Observing:
     def _receive_other(self, record: Record) -> None:
         event = record.event
         match event:
-            case ApprovalAnswered(decision=said) if said != Decision.PENDING:
-                text = f"A person was asked, and said: {said}. {event.reason}"
+            case ApprovalAnswered(decision=decision) if decision != Decision.PENDING:
+                text = f"A person was asked, and said: {decision}. {event.reason}"
                 self._observe(record, EventType.DECISION, text, {"call_id": event.call_id})
             case CallJudged(verdict="deny"):
                 text = f"A call was denied: {event.reason}"
@@ -133,7 +133,7 @@ class Observing:
                 pass
 
     def _see(self, message: Message, *, asks: bool = True) -> None:
-        """Whatever is made from now on may be made from this."""
+        """Add the label of a message to all later observations."""
         if isinstance(message, SystemMessage):
             return
         self._label = self._label | label_of(message)
@@ -150,8 +150,8 @@ class Observing:
         if not names:
             asked = self._redactor.text(self._asked, self._most // 4)
             return f"Asked: {asked}\nAnswered: {reply.text}", metadata
-        said = f"{reply.text}\n" if reply.text else ""
-        return f"{said}Called: {', '.join(names)}", metadata | {"calls": names}
+        text = f"{reply.text}\n" if reply.text else ""
+        return f"{text}Called: {', '.join(names)}", metadata | {"calls": names}
 
     def _called(self, result: ToolResult) -> tuple[str, dict[str, JSON]]:
         tool = self._tools.get(result.name)
@@ -160,11 +160,11 @@ class Observing:
             None if tool is None else marks_of(tool.parameters),
             limit=LONGEST_ARGUMENT,
         )
-        given = msgspec.json.encode(arguments).decode(errors="replace")[: self._most // 2]
+        encoded = msgspec.json.encode(arguments).decode(errors="replace")[: self._most // 2]
         metadata: dict[str, JSON] = {"tool": result.name, "call_id": result.call_id}
         if result.error is not None:
             metadata["error"] = str(result.error)
-        return f"{result.name} {given}\n{result.text}", metadata
+        return f"{result.name} {encoded}\n{result.text}", metadata
 
     def _observe(
         self, record: Record, kind: EventType, content: str, metadata: dict[str, JSON]
@@ -185,21 +185,21 @@ class Observing:
 
 
 def has_private(text: str) -> bool:
-    """Whether a part of a text is marked as private."""
+    """Whether a text has a part marked as private."""
     return _TAG.search(text) is not None
 
 
 def without_private(text: str) -> str:
-    """A text without what stands between `<private>` and `</private>`; an open end is the end."""
-    kept: list[str] = []
+    """A text without the parts in `<private>` tags; an unclosed tag reaches to the end."""
+    public: list[str] = []
     depth = at = 0
     for tag in _TAG.finditer(text):
         if not depth:
-            kept.append(text[at : tag.start()])
+            public.append(text[at : tag.start()])
         depth = max(0, depth - 1) if tag[1] else depth + 1
         at = tag.end()
         if not depth:
-            kept.append("[private]")
+            public.append("[private]")
     if not depth:
-        kept.append(text[at:])
-    return "".join(kept)
+        public.append(text[at:])
+    return "".join(public)

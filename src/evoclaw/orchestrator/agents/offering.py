@@ -1,4 +1,4 @@
-"""Which tools an agent is offered, and how long they may take when nobody says."""
+"""Steps that limit the tools offered to an agent, and set their default timeout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evoclaw.skills.disclosure import narrow
 from evoclaw.skills.loading import Skill
 
 WAITING_PERMISSIONS = frozenset({"interact", "session"})
-"""Permissions of tools that wait for people and for other runs: their time is their own."""
+"""Permissions of tools that wait for people or other runs, and keep their own timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class AgentSkills(OfferStep):
     active: tuple[Skill, ...]
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """The intersection."""
+        """The tools that all active skills allow."""
         return narrow(tools, self.active)
 
 
@@ -45,11 +45,13 @@ class DefaultTimeout(OfferStep):
 
     def __init__(self, seconds: float) -> None:
         if seconds <= 0:
-            raise ConfigError("the time that calls may take must be above 0 seconds")
+            raise ConfigError(
+                f"the default timeout of calls must be above 0 seconds, not {seconds:g}"
+            )
         self._seconds = seconds
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """All but those that wait for people and for other runs."""
+        """Set the timeout of all tools but those that wait for people or other runs."""
         return [
             tool
             if tool.permissions & WAITING_PERMISSIONS

@@ -1,7 +1,7 @@
-"""The system prompt of an agent, in sections. What stays the same comes first: it can be cached.
+"""The system prompt of an agent, in sections; the unchanging ones come first, for prompt caching.
 
-Nothing in it is of one run. What is recalled for a run is a message of its own, with its label,
-right before what the user says.
+Nothing in it belongs to one run: notes recalled for a run are a separate message, with its label,
+right before the user's message.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from evoclaw.skills.disclosure import catalogue, instructions
 from evoclaw.skills.loading import Skill
 
 LONGEST_PROMPT = 200_000
-"""Characters of an agent's own instructions."""
+"""Of an agent's own instructions."""
 MOST_INSTRUCTIONS = 100_000
-"""Characters of the instructions of all active skills together."""
+"""Of the instructions of all active skills together."""
 
 _RULES = """\
 You are EvoClaw, an assistant that acts through tools.
@@ -43,7 +43,7 @@ _LEVELS = {
 
 
 def system_prompt(workspace: Path | None, own: str = "") -> str:
-    """Say who the agent is, how it works and where; None is a machine that is far away."""
+    """The system prompt without an agent definition; no workspace is another machine."""
     return _joined((_RULES, own, _place(workspace)))
 
 
@@ -54,13 +54,13 @@ def agent_prompt(
     workspace: Path | None = None,
     peers: Mapping[str, Agent] | None = None,
 ) -> str:
-    """What an agent is told before anything else; the same for all its runs.
+    """The system prompt of an agent; the same for all its runs.
 
     Args:
-        agent: Who.
-        skills: The skills there are: each is told in one line, those that are active in full.
-        workspace: Where its tools work, if that is on this machine.
-        peers: The other agents, to say what those are for that it works with.
+        agent: The agent.
+        skills: The available skills: one line each, and the active ones in full.
+        workspace: The folder its tools work in, if it is on this machine.
+        peers: The other agents, to describe those that it works with.
     """
     return _joined(
         (
@@ -84,13 +84,13 @@ def agent_prompt(
 
 
 def active_skills(agent: Agent, skills: Iterable[Skill]) -> tuple[Skill, ...]:
-    """Those of an agent's skills that are there, in the order it names them."""
+    """The available skills of an agent, in the order of its definition."""
     known = {name: skill for skill in skills for name in (skill.name, skill.key)}
     return tuple(known[name] for name in agent.skills if name in known)
 
 
 def absent_skills(agent: Agent, skills: Iterable[Skill]) -> tuple[str, ...]:
-    """Those of an agent's skills that are not there; whoever builds it must tell."""
+    """The names of an agent's skills that are not available; the caller must report them."""
     known = {name for skill in skills for name in (skill.name, skill.key)}
     return tuple(name for name in agent.skills if name not in known)
 
@@ -136,11 +136,11 @@ def _listed(head: str, lines: Sequence[str]) -> str:
 
 
 def _dependencies(agent: Agent, peers: Mapping[str, Agent]) -> str:
-    told = [
+    descriptions = [
         f"{name}: {peers[name].description}" if name in peers and peers[name].description else name
         for name in agent.dependencies
     ]
-    return _listed("Agents that you work with", told)
+    return _listed("Agents that you work with", descriptions)
 
 
 def _fields(head: str, fields: Mapping[str, Field], *, marks: bool) -> str:

@@ -1,1 +1,1 @@
-"""How people reach the orchestrator other than by calling its API."""
+"""Channels: how people send messages to agents without the API, by webhook or MQTT."""

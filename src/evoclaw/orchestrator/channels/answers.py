@@ -1,4 +1,4 @@
-"""What whoever sent a letter is told, made from how its run ended, or why there is none."""
+"""Builds the answer to an inbound message from how its run ended, or why no run started."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _WORDS: Mapping[type[EvoClawError], str] = {
     ProviderError: "no_model",
     ConfigError: "misconfigured",
 }
-"""For programs: what kept a run from beginning."""
+"""The code that programs get when a run could not start."""
 _STATES = {StopReason.COMPLETED: State.ANSWER, StopReason.WAITING: State.WAITING}
 
 
 def ended(
     letter: Letter, run_id: str, seq: int, stop: StopReason, text: str, reason: str, now: float
 ) -> Answer:
-    """Tell how a run ended, or what it waits for.
+    """The answer that reports how a run ended, or what it waits for.
 
     Args:
-        letter: What it answers.
-        run_id: Of the run.
-        seq: Of the record that says so: the answer's id is made of it, and is always the same.
-        stop: How it ended.
-        text: What the user is told.
-        reason: What exactly ended it, where there is no text.
+        message: The message that is answered.
+        run_id: The id of the run.
+        seq: The number of the record that ended the run; it makes the answer's id stable.
+        stop: Why the run ended.
+        text: The run's final text for the user.
+        reason: The detailed cause, for a run without a text.
         now: Unix seconds.
     """
     state = _STATES.get(stop, State.FAILED)
@@ -56,24 +56,24 @@ def ended(
 
 
 def asking(answer: Answer, questions: Sequence[Question]) -> Answer:
-    """Show what may be chosen, if the sender is asked something: the next letter answers it."""
+    """Add the options of the first question; the sender's next message answers it."""
     lines = [
         f"{number}. {option}"
         for question in questions[:1]
         for number, option in enumerate(question.options, 1)
     ]
-    hint = ["Say it here."] if questions else []
+    hint = ["Reply here to answer."] if questions else []
     return replace(answer, text="\n".join((answer.text, *lines, *hint)))
 
 
 def failed(letter: Letter, id_: str, problem: EvoClawError, now: float) -> Answer:
-    """Tell why no run could begin, and that it may be said again."""
+    """The answer that reports why no run could start; the sender may send the message again."""
     return Answer(
         id_,
         letter.agent,
         letter.id,
         State.FAILED,
-        f"This was not answered: {problem}.",
+        f"Your message was not answered: {problem}.",
         reason=word_for(problem),
         session=letter.conversation,
         timestamp=now,
@@ -81,7 +81,7 @@ def failed(letter: Letter, id_: str, problem: EvoClawError, now: float) -> Answe
 
 
 def word_for(problem: EvoClawError) -> str:
-    """A word for why, for programs."""
+    """The code of an error, for programs."""
     for kind in type(problem).__mro__:
         if kind in _WORDS:
             return _WORDS[kind]

@@ -1,4 +1,4 @@
-"""Posts an answer to a web address that the operator configured, over judged addresses only."""
+"""Posts answers to the callback URL of a webhook, only to network addresses that are allowed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from evoclaw.orchestrator.channels.letters import Undelivered
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 SECONDS = 30.0
-"""For all of it."""
+"""For the whole request."""
 GONE = 410
-"""The one status that means: never again."""
+"""The only status after which an answer is not retried."""
 
 
 class Callback:
-    """One address; nothing is kept between two posts, and redirects are not followed."""
+    """One callback URL; connections are not reused, and redirects are not followed."""
 
     def __init__(
         self,
@@ -31,20 +31,20 @@ class Callback:
         resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Choose where.
+        """Prepare to post to a URL.
 
         Args:
-            url: Of `https`, or of `http` on this machine or in an allowed network.
-            allow: Addresses or networks that may be reached though they are not public.
-            resolve: How names become addresses; the system's way if not given.
-            tls: Whom to trust; the system's authorities if not given.
+            url: An `https` URL, or an `http` URL on this machine or in an allowed network.
+            allow: Non-public addresses or networks that may be reached.
+            resolve: Resolves host names; by default the system's resolver.
+            tls: The TLS context; by default the system's certificate authorities.
         """
         self._url, self._tls = url, tls
         self._guard = UrlGuard((*LOOPBACK, *allow), resolve=resolve)
-        self._in_the_clear = tuple(ipaddress.ip_network(one) for one in (*LOOPBACK, *allow))
+        self._in_the_clear = tuple(ipaddress.ip_network(network) for network in (*LOOPBACK, *allow))
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> None:
-        """Post it; raise `Undelivered` unless the other side said that it has it."""
+        """Post a body; raise `Undelivered` unless the server answers with a 2xx status."""
         import aiohttp
 
         try:
@@ -56,18 +56,21 @@ class Callback:
             final = problem.kind is not ErrorKind.EXECUTION_FAILED
             raise Undelivered(problem.message, final=final) from None
         except TimeoutError:
-            raise Undelivered(f"there was no answer within {SECONDS:g} s") from None
+            raise Undelivered(f"the callback URL did not answer within {SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError) as problem:
-            said = " ".join(str(problem).split())[:200] or type(problem).__name__
-            raise Undelivered(f"it cannot be reached: {said}") from None
+            reason = " ".join(str(problem).split())[:200] or type(problem).__name__
+            raise Undelivered(f"the callback URL cannot be reached: {reason}") from None
 
     def _check(self, target: UrlTarget) -> None:
         if target.url.startswith("https://"):
             return
-        addresses = [ipaddress.ip_address(one) for one in target.addresses]
-        if all(any(one in network for network in self._in_the_clear) for one in addresses):
+        addresses = [ipaddress.ip_address(address) for address in target.addresses]
+        if all(any(address in network for network in self._in_the_clear) for address in addresses):
             return
-        raise Undelivered("an answer goes over https only, unless it stays here", final=True)
+        raise Undelivered(
+            "callback_url must use https unless it is on this machine or in an allowed network",
+            final=True,
+        )
 
     async def _post(self, target: UrlTarget, body: bytes, headers: Mapping[str, str]) -> None:
         import aiohttp
@@ -90,10 +93,12 @@ class Callback:
                 allow_redirects=False,
             ) as response,
         ):
-            status, wish = response.status, response.headers.get("Retry-After", "")
+            status, retry_after = response.status, response.headers.get("Retry-After", "")
         if not 200 <= status < 300:
             raise Undelivered(
-                f"it was answered with the status {status}",
+                f"the callback URL answered with status {status}",
                 final=status == GONE,
-                retry_after=float(wish) if wish.isdecimal() and len(wish) < 10 else None,
+                retry_after=float(retry_after)
+                if retry_after.isdecimal() and len(retry_after) < 10
+                else None,
             )

@@ -1,4 +1,4 @@
-"""Brings answers back: tried until they arrive, later and later, and given up in the open."""
+"""Delivers answers with exponential backoff; those that fail for too long are dead letters."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from evoclaw.store.channels import DEAD, DUE, SENT, ChannelStore, StoredDelivery
 
 logger = logging.getLogger(__name__)
 FIRST, LONGEST = 1.0, 600.0
-"""Seconds before a second try, and between two at most."""
+"""Before the second attempt, and between two attempts at most."""
 LEASE = 120.0
-"""Seconds that one try may take; longer than any channel takes by itself."""
+"""For one attempt; longer than any channel's own timeout."""
 AT_ONCE = 16
+"""Attempts at the same time on one channel."""
 LONGEST_PROBLEM = 500
 
 
 class Deliveries:
-    """Delivers what is owed on one channel: a slow one keeps no other waiting."""
+    """Delivers the answers of one channel: a slow channel does not delay the others."""
 
     def __init__(
         self,
@@ -37,14 +38,14 @@ class Deliveries:
         *,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Choose the parts.
+        """Prepare to deliver the answers of a channel.
 
         Args:
-            store: Where it is kept what is owed.
-            channel: The way to those who are to be told.
-            patience: Seconds after which an answer is given up.
-            counts: Where it is counted what became of them.
-            jitter: From 0 to 1: spreads the tries, so that not all come at once.
+            store: Where undelivered answers are stored.
+            channel: Delivers an answer.
+            timeout_s: After which an answer that cannot be delivered becomes a dead letter.
+            counts: Counters of the results.
+            jitter: Gives numbers from 0 to 1, which spread the retries.
         """
         self._store, self._channel, self._patience = store, channel, patience
         self._counts, self._jitter = counts, jitter
@@ -52,11 +53,11 @@ class Deliveries:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
-        """There is something to deliver."""
+        """Look for due answers now."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Deliver until cancelled; what is under way then is tried again later."""
+        """Deliver until cancelled; deliveries in progress are retried later."""
         try:
             while True:
                 self._woken.clear()
@@ -72,18 +73,18 @@ class Deliveries:
                 await asyncio.wait(self._tasks)
 
     async def _begin_some(self) -> float:
-        """Begin what is due; how long nothing else will be."""
+        """Start due deliveries; return the seconds until the next one is due."""
         free = AT_ONCE - len(self._tasks)
         if not free:
-            return LONGEST  # the end of any of them is told
+            return LONGEST  # the end of any delivery wakes the worker
         try:
             claimed, next_at = await self._store.claim((self._channel.name,), LEASE, free)
         except EvoClawError:
-            # What is owed is still owed: the store is asked again in a moment.
+            # Nothing is lost: the answers are still stored, and the store is asked again soon.
             self._counts["the store failed"] += 1
             return FIRST
-        for one in claimed:
-            task = asyncio.create_task(self._deliver(one))
+        for delivery in claimed:
+            task = asyncio.create_task(self._deliver(delivery))
             self._tasks.add(task)
             task.add_done_callback(lambda _: self.wake())
         if next_at is None:
@@ -94,38 +95,40 @@ class Deliveries:
         for task in tuple(self._tasks):
             if task.done():
                 self._tasks.discard(task)
-                if (fault := task.exception()) is not None:
-                    # What it was to deliver is due again later; the others do not wait for it.
-                    logger.error("a delivery on %s failed", self._channel.name, exc_info=fault)
+                if (error := task.exception()) is not None:
+                    # Its answer is due again when the lease expires; the others go on.
+                    logger.error(
+                        "a delivery on channel %s crashed", self._channel.name, exc_info=error
+                    )
                     self._counts["not delivered"] += 1
 
     async def _deliver(self, owed: StoredDelivery) -> None:
-        letter = msgspec.json.decode(owed.letter, type=Letter)
+        message = msgspec.json.decode(owed.letter, type=Letter)
         answer = msgspec.json.decode(owed.answer, type=Answer)
         problem: Undelivered | None = None
         try:
             async with asyncio.timeout(LEASE / 2):
-                await self._channel.send(letter, answer)
-        except Undelivered as told:
-            problem = told
+                await self._channel.send(message, answer)
+        except Undelivered as error:
+            problem = error
         except TimeoutError:
-            problem = Undelivered(f"it took longer than {LEASE / 2:g} s")
+            problem = Undelivered(f"the attempt took longer than {LEASE / 2:g} s")
         try:
             await self._settle(owed, problem)
         except EvoClawError:
-            self._counts["the store failed"] += 1  # so it is delivered once more, later
+            self._counts["the store failed"] += 1  # the answer is delivered once more later
 
     async def _settle(self, owed: StoredDelivery, problem: Undelivered | None) -> None:
         if problem is None:
             self._counts["delivered"] += 1
             return await self._store.settle(owed.seq, SENT)
         self._counts["not delivered"] += 1
-        said, now = one_line(str(problem), LONGEST_PROBLEM), self._store.clock()
-        # This was one more attempt than the stored one knows of.
+        reason, now = one_line(str(problem), LONGEST_PROBLEM), self._store.clock()
+        # The stored count does not include this attempt.
         wait = min(LONGEST, FIRST * 2 ** min(owed.attempts, 20)) * (0.5 + self._jitter() / 2)
         if problem.retry_after is not None:
             wait = max(wait, min(problem.retry_after, LONGEST))
         if problem.final or now + wait > owed.made_at + self._patience:
             self._counts["given up"] += 1
-            return await self._store.settle(owed.seq, DEAD, said)
-        return await self._store.settle(owed.seq, DUE, said, now + wait)
+            return await self._store.settle(owed.seq, DEAD, reason)
+        return await self._store.settle(owed.seq, DUE, reason, now + wait)

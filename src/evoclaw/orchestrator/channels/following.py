@@ -1,4 +1,4 @@
-"""Follows the run of one letter to its end, through waits and restarts, and says what is to say."""
+"""Follows the run of an inbound message to its end, across restarts, and stores its answers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from evoclaw.store.channels import DONE, ChannelStore, StoredLetter
 from evoclaw.tools.question import Question
 
 AGAIN, LONGEST = 1.0, 60.0
-"""Seconds before the next look when something failed, at first and at most."""
+"""After a failure, at first and at most."""
 
 
 class Following:
-    """One letter that a run answers."""
+    """Follows the run that answers one message."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class Following:
         asked: Callable[[], Awaitable[Sequence[Question]]],
         counts: Counter[str],
     ) -> None:
-        """Choose the parts.
+        """Prepare to follow a run.
 
         Args:
-            store: Where answers are kept until they are delivered.
-            runs: What answers.
-            kept: The letter; its run has begun.
-            letter: What it says.
-            asked: The questions that wait in its conversation.
-            counts: Where trouble is counted.
+            store: Where answers are stored until they are delivered.
+            runs: The runs.
+            stored: The stored message; its run has started.
+            message: The decoded message.
+            pending_questions: Gives the unanswered questions of its session.
+            counts: Counters of failures.
         """
         self._store, self._runs, self._kept, self._letter = store, runs, kept, letter
         self._asked, self._counts = asked, counts
@@ -51,7 +51,7 @@ class Following:
         self._over = False
 
     async def told(self) -> AsyncGenerator[Answer, None]:
-        """Every answer when it is kept, to be delivered; over when the run has ended."""
+        """Yield each answer once it is stored; return when the run has ended."""
         wait = AGAIN
         while not self._over:
             try:
@@ -77,7 +77,7 @@ class Following:
                     self._after = record.seq
             view = await self._runs.look(tenant, run_id)
         except NoRun:
-            lost = "what was known of the run is gone"
+            lost = "the run was deleted"
             yield await self._tell(self._after + 1, StopReason.ERROR, "", lost)
             return
         if not self._over and view is not None and view.state is State.ENDED:

@@ -1,4 +1,4 @@
-"""The port: a channel brings letters from people, and takes answers back to them."""
+"""Inbound messages, and the port of channels: they bring messages in and take answers out."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from evoclaw.core.labels import Principal
 from evoclaw.transport.mailboxes import MailboxState, OutboxMessage
 
 Answer = OutboxMessage
-"""What goes back: the same on every channel."""
+"""An answer; the same on every channel."""
 State = MailboxState
 
 
 class Letter(Struct, frozen=True, omit_defaults=True):
-    """What somebody said, on some channel."""
+    """A message from a person, received on a channel."""
 
     channel: str
     id: str
-    """The sender's own; one that comes twice is answered once."""
+    """Chosen by the sender; a message that arrives twice is answered once."""
     sender: str
-    """As the channel knows them: who must be told."""
+    """The name of the sender on the channel; answers go there."""
     text: str
     tenant: str
     user: str
-    """As the orchestrator knows them."""
+    """The name of the sender in the orchestrator."""
     agent: str = ""
-    """Who is to answer; the default agent if empty."""
+    """The agent that answers; empty is the default agent."""
     conversation: str = ""
-    """The sender's own name for one of several conversations."""
+    """The sender's name for one of several conversations."""
     untrusted: bool = False
-    """Somebody else than a person we know may have written it."""
+    """Whether it may come from somebody other than a configured sender."""
 
     @property
     def principal(self) -> Principal:
-        """On whose behalf it is answered."""
+        """On whose behalf the run answers."""
         return Principal(self.tenant, self.user)
 
 
 class Taken(Struct, frozen=True, omit_defaults=True):
-    """What became of a letter that was brought."""
+    """What `MessageHandler.accept` did with a message."""
 
     state: State
     run_id: str = ""
     fresh: bool = True
-    """False if it came before: nothing new is done about it."""
+    """False if it was received before; then nothing new is started."""
     reason: str = ""
-    """A word for why it is not answered, for programs; empty if it is."""
+    """A code for why it is not answered, for programs; empty if it is answered."""
     text: str = ""
     """The same for people."""
 
 
 class Refused(EvoClawError):
-    """A letter that is not taken: nothing was kept of it, and no answer will come."""
+    """A message was refused: it is not stored, and no answer follows."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -62,12 +62,12 @@ class Refused(EvoClawError):
 
 
 class Undelivered(EvoClawError):
-    """An answer did not reach whom it is for.
+    """An answer could not be delivered.
 
     Args:
-        problem: Why not.
-        final: It never will, so it is not tried again.
-        retry_after: Seconds after which the other side wants it to be tried again.
+        problem: Why.
+        final: Whether it is not retried.
+        retry_after: Seconds after which the receiver wants the next attempt.
     """
 
     def __init__(
@@ -78,45 +78,46 @@ class Undelivered(EvoClawError):
 
 
 class Front(Protocol):
-    """Where channels bring letters."""
+    """Takes messages from channels; `ChannelDispatcher` is one."""
 
     async def take(self, letter: Letter) -> Taken:
-        """Keep a letter and have it answered; every answer comes by `Channel.send`.
+        """Store a message and start answering it; answers are sent with `Channel.send`.
 
-        Returns when it is kept, not when it is answered. Raise `Refused` for one that is not
-        taken, and another `EvoClawError` when it could not be kept: then it may come again.
+        Returns once the message is stored, not once it is answered. Raises `MessageRefused` for a
+        message that is not accepted, and another `EvoClawError` if it could not be stored: then it
+        may be sent again.
         """
         ...
 
     async def say_again(self, letter: Letter) -> bool:
-        """Send what was said last about a letter once more; False if nothing was said yet."""
+        """Send the last answer to a message once more; False if there is no answer yet."""
         ...
 
     async def hurry(self, channel: str) -> None:
-        """Send what is owed on a channel now: its way is free again."""
+        """Deliver the pending answers of a channel now: it is connected again."""
         ...
 
 
 class Channel(Protocol):
-    """A way that people have to agents."""
+    """A way for people to send messages to agents."""
 
     @property
     def name(self) -> str:
-        """As it is configured."""
+        """Its configured name."""
         ...
 
     @property
     def repeats(self) -> bool:
-        """Whether a letter of long ago may come again, so that its id is kept for ever."""
+        """Whether an old message can be replayed; then message ids are stored for ever."""
         ...
 
     async def serve(self, front: Front) -> None:
-        """Bring letters until cancelled."""
+        """Receive messages until cancelled."""
         ...
 
     async def send(self, letter: Letter, answer: Answer) -> None:
-        """Deliver an answer to whoever sent the letter; perhaps not for the first time.
+        """Deliver an answer to the sender of a message; it may have been delivered before.
 
-        Raise `Undelivered` when it did not arrive.
+        Raises `Undelivered` if it could not be delivered.
         """
         ...

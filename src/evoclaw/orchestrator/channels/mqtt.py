@@ -1,4 +1,4 @@
-"""The channel over MQTT: people have an inbox and an outbox at each agent, on the broker."""
+"""The MQTT channel: each user has an inbox and an outbox topic for each agent."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from evoclaw.transport.topics import Mailbox, box_topic, every_box, read_box_top
 from evoclaw.transport.wire import WireError
 
 AT_ONCE = 200
-"""Messages being taken; what comes beyond is dropped, and not being accepted it is said again."""
+"""Messages in progress; further ones are dropped, and senders repeat what was not accepted."""
 SAME, MOST_TEXTS = 5.0, 1_000
-"""Seconds in which the same text without an id is taken for one that came twice; and how many such
-texts are remembered."""
-CUT = "\n[This was cut: it was too long for the broker.]"
+"""For how long the same text without an id counts as a duplicate, and how many such texts are
+remembered."""
+CUT = "\n[Truncated: the answer was too long for the broker.]"
 
 
 class MqttChannel:
-    """The orchestrator's end of everybody's boxes: a channel, and a party on a link of its own."""
+    """The orchestrator's side of all mailboxes, on its own connection to the broker."""
 
     def __init__(
         self, settings: ChannelSettings, link: Link, *, clock: Callable[[], float] = time.time
     ) -> None:
-        """Choose the parts.
+        """Prepare to serve the mailboxes.
 
         Args:
-            settings: Who may use it.
-            link: To the broker, for this alone: people cannot hold up what edges say.
+            settings: Who may use the channel.
+            link: Its own connection to the broker: users cannot delay the messages of edges.
             clock: Unix seconds.
         """
         self.name, self.repeats = settings.name, False
@@ -47,10 +47,10 @@ class MqttChannel:
         self._tasks: set[asyncio.Task[None]] = set()
         self._texts: dict[str, tuple[float, str]] = {}
         self.counts: Counter[str] = Counter()
-        """What was dropped or refused, by reason."""
+        """Messages that were dropped or refused, by reason."""
 
     async def serve(self, front: Front) -> None:
-        """Bring what comes in the inboxes until cancelled."""
+        """Receive messages from the inboxes until cancelled."""
         self._front = front
         try:
             await self._link.run(self)
@@ -61,7 +61,7 @@ class MqttChannel:
                 await asyncio.wait(self._tasks)
 
     async def send(self, letter: Letter, answer: Answer) -> None:
-        """Put an answer into the sender's outbox; it is delivered when the broker has it."""
+        """Publish an answer to the sender's outbox; it is delivered once the broker has it."""
         try:
             await self._publish(letter.agent, letter.sender, answer)
         except LinkDown as problem:
@@ -69,7 +69,7 @@ class MqttChannel:
 
     @property
     def client_id(self) -> str:
-        """Another one each time: two orchestrators never end each other's connection."""
+        """A new id each time: two orchestrators never disconnect each other."""
         return self._client_id
 
     @property
@@ -78,37 +78,37 @@ class MqttChannel:
         return (every_box(Mailbox.INBOX),)
 
     def will(self) -> Will | None:
-        """None: whoever is not told that something was accepted says it again."""
+        """None: senders repeat messages that were not accepted."""
         return None
 
     async def connected(self) -> None:
-        """Send what is owed."""
+        """Deliver pending answers."""
         self._spawn(self._hurry())
 
     async def _hurry(self) -> None:
-        assert self._front is not None  # nobody is connected before `serve`
+        assert self._front is not None  # set by `serve`, before any connection
         try:
             await self._front.hurry(self.name)
         except EvoClawError:
-            self.counts["the store failed"] += 1  # it is sent a little later
+            self.counts["the store failed"] += 1  # the answers are delivered at their next retry
 
     def disconnected(self, reason: str) -> None:
-        """Count it; the link tries again."""
+        """Count it; the link reconnects."""
         self.counts["disconnected"] += 1
 
     def received(self, message: Incoming) -> None:
-        """Read what came in an inbox, and have it answered."""
+        """Read a message from an inbox, and dispatch it."""
         found = read_box_topic(message.topic)
         if found is None or message.retained or not message.payload:
-            # Nobody says something to an agent by leaving it with the broker.
+            # A retained message is no message to an agent: it may be old.
             self.counts["no message" if found else "no inbox"] += 1
             return
         agent, _, user = found
         id_ = ""
         try:
-            said = read_inbox(message.payload)
-            id_ = said.message_id
-            self._spawn(self._bring(self._letter(agent, user, said)))
+            inbox = read_inbox(message.payload)
+            id_ = inbox.message_id
+            self._spawn(self._bring(self._letter(agent, user, inbox)))
         except WireError as problem:
             why = str(problem)
             self._spawn(self._refuse(agent, user, problem.request_id, str(problem.kind), why))
@@ -118,9 +118,14 @@ class MqttChannel:
     def _letter(self, agent: str, user: str, said: InboxMessage) -> Letter:
         known = self._settings.user_of(user)
         if known is None:
-            raise Refused("unknown_sender", "you may not use this channel; ask whoever runs it")
+            raise Refused(
+                "unknown_sender",
+                "you may not use this channel; ask the operator to add you to its senders",
+            )
         if self._settings.agent not in ("", agent):
-            raise Refused("no_agent", f"only the agent {self._settings.agent!r} is asked this way")
+            raise Refused(
+                "no_agent", f"this channel reaches only the agent {self._settings.agent!r}"
+            )
         return Letter(
             self.name,
             said.message_id or self._made_id(agent, user, said),
@@ -134,44 +139,44 @@ class MqttChannel:
         )
 
     def _made_id(self, agent: str, user: str, said: InboxMessage) -> str:
-        """An id for what has none: what the broker delivers twice, it delivers soon."""
+        """An id for a message without one: the broker delivers duplicates within seconds."""
         now = self._clock()
-        self._texts = {key: one for key, one in self._texts.items() if now - one[0] < SAME}
+        self._texts = {key: seen for key, seen in self._texts.items() if now - seen[0] < SAME}
         key = sha256(f"{agent}/{user}/{said.session}/{said.message}".encode()).hexdigest()
         if key not in self._texts and len(self._texts) < MOST_TEXTS:
             self._texts[key] = now, f"text-{token_hex(8)}"
         return self._texts[key][1] if key in self._texts else f"text-{token_hex(8)}"
 
     async def _bring(self, letter: Letter) -> None:
-        assert self._front is not None  # nothing is received before `serve`
+        assert self._front is not None  # set by `serve`, before any message
         agent, user = letter.agent, letter.sender
         try:
-            taken = await self._front.take(letter)
-            if not taken.fresh:
-                # Who says it again has not heard the answer, or not that there will be one.
+            result = await self._front.take(letter)
+            if not result.fresh:
+                # The sender repeats it: the answer, or the notice that it was accepted, was lost.
                 await self._front.say_again(letter)
         except Refused as problem:
             await self._refuse(agent, user, letter.id, problem.reason, str(problem))
         except EvoClawError as problem:
             await self._refuse(agent, user, letter.id, "not_kept", str(problem))
         else:
-            if taken.state is State.ACCEPTED:
-                said = "This was taken and will be answered."
-                answer = self._about(agent, letter.id, State.ACCEPTED, said)
+            if result.state is State.ACCEPTED:
+                text = "Your message was accepted and will be answered."
+                answer = self._about(agent, letter.id, State.ACCEPTED, text)
                 await self._say(
-                    user, replace(answer, run_id=taken.run_id, session=letter.conversation)
+                    user, replace(answer, run_id=result.run_id, session=letter.conversation)
                 )
 
     async def _refuse(self, agent: str, user: str, id_: str, reason: str, why: str) -> None:
         self.counts[f"refused: {reason}"] += 1
-        answer = self._about(agent, id_, State.REFUSED, f"This was not taken: {why}.")
+        answer = self._about(agent, id_, State.REFUSED, f"Your message was not accepted: {why}.")
         await self._say(user, replace(answer, reason=reason))
 
     def _about(self, agent: str, id_: str, state: State, text: str) -> Answer:
         return Answer(token_hex(8), agent, id_, state, text, timestamp=self._clock())
 
     async def _say(self, user: str, answer: Answer) -> None:
-        """Tell what is not kept: whoever does not hear it says the same again."""
+        """Send an answer that is not stored: a sender who misses it repeats the message."""
         try:
             await self._publish(answer.agent_id, user, answer)
         except (LinkDown, Undelivered):
@@ -184,11 +189,11 @@ class MqttChannel:
             try:
                 return await self._link.publish(topic, encode_outbox(answer))
             except TooLarge:
-                # How long it is as JSON depends on what is in it.
+                # The length as JSON depends on the characters in it.
                 text = text[: len(text) // 2]
                 if not text:
                     raise Undelivered(
-                        "the broker takes no message of this size", final=True
+                        "the broker accepts no message of this size", final=True
                     ) from None
                 answer = replace(answer, text=text + CUT)
 

@@ -1,4 +1,4 @@
-"""Builds the channels that are configured."""
+"""Builds the configured channels."""
 
 from __future__ import annotations
 
@@ -15,32 +15,38 @@ from evoclaw.transport.link import Link
 def open_channels(
     settings: Sequence[ChannelSettings], env: Mapping[str, str], link: Callable[[], Link]
 ) -> Sequence[Channel]:
-    """All channels, ready to be served; raise `ConfigError` for one that cannot work.
+    """Build all channels; raise `ConfigError` for one that cannot work.
 
     Args:
         settings: The `[[channels]]`.
-        env: Where secrets may be.
-        link: Makes a new link to the broker, for one channel alone.
+        env: The environment variables, which may hold secrets.
+        link: Makes a new connection to the broker, for one channel.
     """
     check_channels(settings)
     return [
-        MqttChannel(one, link()) if one.kind == "mqtt" else Webhook(one, read_secret(one, env))
-        for one in settings
+        MqttChannel(channel, link())
+        if channel.kind == "mqtt"
+        else Webhook(channel, read_secret(channel, env))
+        for channel in settings
     ]
 
 
 def read_secret(settings: ChannelSettings, env: Mapping[str, str]) -> bytes:
-    """The secret of a webhook, from the environment or its file and nowhere else."""
+    """The secret of a webhook, from its environment variable or its file."""
     webhook = settings.webhook
     if webhook.secret_file is None:
         found = env.get(webhook.secret_env, "")
-        where = f"the variable {webhook.secret_env}"
+        where = f"the environment variable {webhook.secret_env}"
     else:
         where = str(webhook.secret_file)
         try:
             found = webhook.secret_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as problem:
-            raise ConfigError(f"cannot read the secret in {where}: {problem}") from None
+            raise ConfigError(
+                f"cannot read the secret of the channel {settings.name!r} in {where}: {problem}"
+            ) from None
     if not found:
-        raise ConfigError(f"{where} holds no secret for the channel {settings.name!r}; put one in")
+        raise ConfigError(
+            f"{where} is empty; it must hold the secret of the channel {settings.name!r}"
+        )
     return found.encode()

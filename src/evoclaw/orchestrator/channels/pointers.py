@@ -1,4 +1,4 @@
-"""JSON pointers (RFC 6901): where in somebody else's JSON something stands."""
+"""JSON pointers (RFC 6901)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def find(document: JSON, pointer: str) -> JSON:
-    """What a pointer leads to; None if there is nothing."""
+    """The value that a pointer refers to; None if there is none."""
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if is_object(document):
@@ -23,7 +23,7 @@ def find(document: JSON, pointer: str) -> JSON:
 
 
 def find_text(document: JSON, pointer: str) -> str:
-    """The text, or the whole number, that a pointer leads to; empty if there is none."""
+    """The string or the integer that a pointer refers to, as text; empty if there is none."""
     found = find(document, pointer)
     if isinstance(found, bool) or not isinstance(found, str | int):
         return ""

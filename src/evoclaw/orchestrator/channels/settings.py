@@ -1,4 +1,4 @@
-"""What can be chosen about channels."""
+"""The configuration of channels."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ ANYBODY = "*"
 
 
 class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a webhook's letters are signed and read, and where the answers go."""
+    """How a webhook's requests are signed and read, and where answers are posted."""
 
     scheme: Scheme = "evoclaw"
-    """Whose way of signing; it also says which headers and pointers hold if none are given."""
+    """How requests are signed; it also sets the default headers and pointers."""
     secret_env: str = ""
-    """The environment variable that holds the secret …"""
+    """The environment variable with the secret …"""
     secret_file: Path | None = None
-    """… or the file: one of the two."""
+    """… or the file with it: exactly one of the two."""
     signature_header: str = ""
     timestamp_header: str = ""
     window_s: Annotated[float, Meta(gt=0, le=3600)] = 300.0
-    """Seconds that a signed time may be off; older letters may be replays."""
+    """Seconds by which a signed timestamp may differ; older requests may be replays."""
     text: Pointer | None = None
-    """A JSON pointer to what was said …"""
+    """A JSON pointer to the text of the message …"""
     sender: Pointer | None = None
-    """… who said it …"""
+    """… to the name of its sender …"""
     conversation: Pointer | None = None
-    """… where, so that it goes on there …"""
+    """… to its conversation …"""
     message_id: Pointer | None = None
-    """… and to what tells it from any other; the body's hash if it is empty."""
+    """… and to its unique id; if empty, the hash of the body is the id."""
     callback_url: str = ""
-    """Where answers are posted; without, they can only be looked up by the run's id."""
+    """Where answers are posted; without it they can only be read by the id of the run."""
     allow: tuple[str, ...] = ()
-    """Addresses or networks that the callback may reach though they are not public."""
+    """Non-public addresses or networks that the callback may reach."""
 
 
 class ChannelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,19 +50,19 @@ class ChannelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kind: Literal["mqtt", "webhook"]
     tenant: str = "local"
     agent: str = ""
-    """Who answers: the default agent if not given; on MQTT the one whose inbox it is, and with
-    this no other."""
+    """The agent that answers; by default the default agent, and on MQTT the agent of the inbox. If
+    set, MQTT users reach only this agent."""
     senders: dict[str, str] | tuple[str, ...] = ()
-    """Who may use it: names as the channel knows them, or a table of those and our users' names.
-    `*` is everybody; what they say is then untrusted, as anybody may have written it."""
+    """Who may use it: names on the channel, or a table from those to names of users here. `*` is
+    everybody; messages of senders not listed by name are untrusted."""
     patience_s: Annotated[float, Meta(ge=1, le=30 * 86_400)] = 86_400.0
-    """Seconds after which an answer that cannot be delivered is given up."""
+    """Seconds after which the orchestrator stops trying to deliver an answer."""
     webhook: WebhookSettings = WebhookSettings()
 
     def user_of(self, sender: str) -> str | None:
-        """Our name for a sender; None if they may not use the channel.
+        """The user of a sender; None if the sender may not use the channel.
 
-        A name that is not in the table is made one that no user of ours has.
+        A sender without a user in the table gets `CHANNEL:SENDER`, which no other user has.
         """
         if not self.is_untrusted(sender):
             known = self.senders[sender] if isinstance(self.senders, dict) else ""
@@ -71,39 +71,37 @@ class ChannelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody may use it."""
+        """Whether everybody may use the channel."""
         return ANYBODY in self.senders
 
     def is_untrusted(self, sender: str) -> bool:
-        """Whether nobody vouched for a sender by name; to be called as everybody is no name."""
+        """Whether a sender is not listed by name; `*` is no name."""
         return sender == ANYBODY or sender not in self.senders
 
 
 def check_channels(channels: Sequence[ChannelSettings]) -> None:
-    """Refuse what cannot be meant, before anything runs."""
+    """Raise `ConfigError` for invalid channels, before anything runs."""
     names: set[str] = set()
     for channel in channels:
         where = f"channels.{channel.name}"
         if not is_agent_id(channel.name):
-            raise ConfigError(f"{channel.name!r} is no name for a channel: {ID_RULE}")
+            raise ConfigError(f"invalid channel name {channel.name!r}: {ID_RULE}")
         if channel.name in names:
             raise ConfigError(f"two channels are named {channel.name!r}; rename one")
         names.add(channel.name)
         if not channel.senders:
             raise ConfigError(
-                f"{where}: senders is empty, so nobody may use it; name some, or '*' for everybody"
+                f"{where}: senders is empty: nobody may use it; list senders, or '*' for everybody"
             )
         if channel.kind == "webhook":
             _check_webhook(where, channel.webhook)
     if sum(channel.kind == "mqtt" for channel in channels) > 1:
-        raise ConfigError("there are two channels of the kind mqtt, and one broker; remove one")
+        raise ConfigError("there are two channels of kind 'mqtt', but only one broker; remove one")
 
 
 def _check_webhook(where: str, webhook: WebhookSettings) -> None:
     if bool(webhook.secret_env) == (webhook.secret_file is not None):
-        raise ConfigError(
-            f"{where}.webhook: say where the secret is, with one of secret_env and secret_file"
-        )
+        raise ConfigError(f"{where}.webhook: set exactly one of secret_env and secret_file")
     url = webhook.callback_url
     if url and not url.startswith(("https://", "http://")):
         raise ConfigError(f"{where}.webhook: callback_url must start with https:// or http://")

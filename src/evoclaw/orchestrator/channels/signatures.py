@@ -1,4 +1,4 @@
-"""Signatures on letters that come over HTTP, and on the answers: who knows the secret sent it."""
+"""HMAC signatures of webhook requests and of the answers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from evoclaw.orchestrator.channels.letters import Refused
 from evoclaw.orchestrator.channels.settings import WebhookSettings
 
 SHORTEST_SECRET = 16
-"""Bytes; a shorter one can be guessed."""
+"""A shorter secret can be guessed."""
 _TIME = re.compile(r"[0-9]{1,12}")
 
 
 class Form(Struct, frozen=True):
-    """Whose way of signing."""
+    """How a scheme signs requests."""
 
     signature_header: str
     prefix: str
-    """Stands before the signature."""
+    """Before the signature in its header."""
     timestamp_header: str = ""
-    """Empty if no time is signed."""
+    """Empty if no timestamp is signed."""
     before: bytes = b""
     between: bytes = b""
-    """What stands before the time, and between it and the body, in what is signed."""
+    """What is signed before the timestamp, and between the timestamp and the body."""
 
 
 FORMS: Mapping[str, Form] = {
@@ -38,7 +38,7 @@ FORMS: Mapping[str, Form] = {
 
 
 class Signatures:
-    """Signs and checks with one secret, in one form."""
+    """Signs and verifies with one secret, in one format."""
 
     def __init__(self, settings: WebhookSettings, secret: bytes) -> None:
         form = FORMS[settings.scheme]
@@ -50,37 +50,37 @@ class Signatures:
 
     @property
     def timed(self) -> bool:
-        """Whether the time is signed, too, so that an old letter is seen as one."""
+        """Whether a timestamp is signed, so that a replayed request is detected."""
         return bool(self._timestamp_header)
 
     def check(self, headers: Mapping[str, str], body: bytes, now: float) -> None:
-        """Raise `Refused` unless somebody signed exactly this, and just now.
+        """Raise `MessageRefused` unless the signature of a request is valid and recent.
 
         Args:
             headers: Of the request; their names in lower case.
-            body: As it came, to the byte.
+            body: The exact bytes of the body.
             now: Unix seconds.
         """
-        said = headers.get(self._timestamp_header, "") if self.timed else ""
-        if self.timed and not _TIME.fullmatch(said):
+        timestamp = headers.get(self._timestamp_header, "") if self.timed else ""
+        if self.timed and not _TIME.fullmatch(timestamp):
             raise _unsigned()
-        given = headers.get(self._signature_header, "")
-        wanted = self._signature(said, body)
-        # Compared before anything is said about the time: only who knows the secret learns more.
-        if not hmac.compare_digest(given.encode(), wanted.encode()):
+        signature = headers.get(self._signature_header, "")
+        expected = self._signature(timestamp, body)
+        # Compared before the timestamp is: only a caller who knows the secret learns more.
+        if not hmac.compare_digest(signature.encode(), expected.encode()):
             raise _unsigned()
-        if self.timed and abs(now - int(said)) > self._window:
+        if self.timed and abs(now - int(timestamp)) > self._window:
             raise Refused(
                 "stale",
-                f"it was signed more than {self._window:g} s before or after the time here; "
-                "sign it anew, and check both clocks",
+                f"the signed timestamp differs by more than {self._window:g} s from the time here; "
+                "check both clocks and sign the request again",
             )
 
     def headers(self, body: bytes, now: float) -> dict[str, str]:
-        """What goes with a body to show that it is ours."""
-        said = str(int(now)) if self.timed else ""
-        signed = {self._signature_header: self._signature(said, body)}
-        return signed | ({self._timestamp_header: said} if self.timed else {})
+        """The headers that sign a body."""
+        timestamp = str(int(now)) if self.timed else ""
+        signed = {self._signature_header: self._signature(timestamp, body)}
+        return signed | ({self._timestamp_header: timestamp} if self.timed else {})
 
     def _signature(self, said: str, body: bytes) -> str:
         form = self._form

@@ -1,4 +1,4 @@
-"""The channel over HTTP: others' programs post signed letters, and answers are posted back."""
+"""The webhook channel: programs post signed messages, and answers are posted to a callback URL."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from evoclaw.orchestrator.channels.signatures import SHORTEST_SECRET, Signatures
 
 MAX_BODY = 256 * 1024
 MAX_TEXT = 64 * 1024
-"""Characters of what was said."""
+"""Of the text of a message."""
 LONGEST = 200
-"""Characters of an id, a sender, a conversation; longer ones are told apart by their hash."""
+"""Of an id, a sender, a conversation; longer ones are replaced by their hash."""
 
 
 class Pointers(Struct, frozen=True):
-    """Where in the body it stands what was said, by whom, where, and under which id."""
+    """JSON pointers to the text, the sender, the conversation and the id in a body."""
 
     text: str
     sender: str
@@ -43,20 +43,20 @@ POINTERS: Mapping[str, Pointers] = {
 
 
 class Received(Struct, frozen=True, omit_defaults=True):
-    """What a program that posted something is answered."""
+    """The response to a posted message."""
 
     state: str
-    """`accepted`, `failed`, or `ignored` if it says nothing to anybody."""
+    """`accepted`, `failed`, or `ignored` if the body has no text."""
     run_id: str = ""
     fresh: bool = True
     reason: str = ""
     text: str = ""
     challenge: str = ""
-    """What whoever sets a webhook up wants to hear back."""
+    """What Slack expects back when a webhook is set up."""
 
 
 class Webhook:
-    """One channel; the API hands it what was posted to it."""
+    """One webhook; the API passes it what was posted."""
 
     def __init__(
         self,
@@ -66,18 +66,18 @@ class Webhook:
         callback: Callback | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Choose the parts.
+        """Prepare to receive messages.
 
         Args:
-            settings: Who may use it, and how it is read.
-            secret: Shared with whoever posts.
-            callback: Where answers are posted; as the settings say if not given.
+            settings: Who may use the channel, and how requests are read.
+            secret: The secret that requests are signed with.
+            callback: Where answers are posted; by default the callback URL of the settings.
             clock: Unix seconds.
         """
         if len(secret) < SHORTEST_SECRET:
             raise ConfigError(
-                f"the secret of the channel {settings.name!r} is too short; make one of at least "
-                f"{SHORTEST_SECRET} bytes, such as `openssl rand -hex 32` gives"
+                f"the secret of the channel {settings.name!r} is too short; it needs at least "
+                f"{SHORTEST_SECRET} bytes, for example from `openssl rand -hex 32`"
             )
         webhook = settings.webhook
         self.name, self._settings, self._clock = settings.name, settings, clock
@@ -88,15 +88,15 @@ class Webhook:
         self._callback = callback
         self._front: Front | None = None
         self.counts: Counter[str] = Counter()
-        """What was refused or ignored, by reason."""
+        """Requests that were refused or ignored, by reason."""
 
     @property
     def repeats(self) -> bool:
-        """Where no time is signed, a letter of any age can be posted again by who has seen it."""
+        """True without a signed timestamp: anybody who saw a request can post it again."""
         return not self._signatures.timed
 
     async def serve(self, front: Front) -> None:
-        """Take what is posted until cancelled."""
+        """Accept posted messages until cancelled."""
         self._front = front
         try:
             await asyncio.Event().wait()
@@ -104,11 +104,11 @@ class Webhook:
             self._front = None
 
     async def post(self, headers: Mapping[str, str], body: bytes) -> Received:
-        """Take what was posted; raise `Refused` for what is not to be taken.
+        """Accept a posted message; raise `MessageRefused` if it is refused.
 
         Args:
             headers: Of the request; their names in lower case.
-            body: As it came, to the byte.
+            body: The exact bytes of the body.
         """
         try:
             return await self._post(headers, body)
@@ -118,7 +118,7 @@ class Webhook:
 
     async def _post(self, headers: Mapping[str, str], body: bytes) -> Received:
         if len(body) > MAX_BODY:
-            raise Refused("too_large", f"a letter has at most {MAX_BODY:,} bytes")
+            raise Refused("too_large", f"the body has more than {MAX_BODY:,} bytes")
         self._signatures.check(headers, body, self._clock())
         try:
             document: JSON = msgspec.json.decode(body)
@@ -130,56 +130,61 @@ class Webhook:
             return Received("ignored", challenge=find_text(document, "/challenge")[:LONGEST])
         if not find_text(document, self._pointers.text).strip():
             self.counts["ignored"] += 1
-            why = f"there is no text at {self._pointers.text}"
+            why = f"the body has no text at {self._pointers.text}"
             return Received("ignored", reason="no_text", text=why)
-        letter = self._letter(document, body)
+        message = self._letter(document, body)
         if self._front is None:
-            raise Refused("not_serving", "this process is not taking letters now; try again later")
-        return _received(await self._front.take(letter))
+            raise Refused(
+                "not_serving", "this process does not accept messages now; try again later"
+            )
+        return _received(await self._front.take(message))
 
     async def send(self, letter: Letter, answer: Answer) -> None:
-        """Post an answer, signed as letters are."""
+        """Post an answer, signed like requests."""
         if self._callback is None:
             raise Undelivered("the channel has no callback_url", final=True)
-        told: dict[str, JSON] = msgspec.to_builtins(answer)
+        fields: dict[str, JSON] = msgspec.to_builtins(answer)
         body = msgspec.json.encode(
             {"channel": self.name, "sender": letter.sender, "conversation": letter.conversation}
-            | told
+            | fields
         )
         await self._callback.post(body, self._signatures.headers(body, self._clock()))
 
     def _letter(self, document: JSON, body: bytes) -> Letter:
-        at, settings = self._pointers, self._settings
-        sender = _short(find_text(document, at.sender))
+        pointers, settings = self._pointers, self._settings
+        sender = _short(find_text(document, pointers.sender))
         user = settings.user_of(sender) if sender else None
         if user is None:
-            raise Refused("unknown_sender", "whoever said this may not use the channel")
-        text = find_text(document, at.text)
+            raise Refused(
+                "unknown_sender",
+                "this sender may not use the channel; add it to the channel's senders",
+            )
+        text = find_text(document, pointers.text)
         if len(text) > MAX_TEXT:
             raise Refused("too_large", f"the text has more than {MAX_TEXT:,} characters")
         return Letter(
             self.name,
-            _short(find_text(document, at.message_id)) or f"body-{sha256(body).hexdigest()}",
+            _short(find_text(document, pointers.message_id)) or f"body-{sha256(body).hexdigest()}",
             sender,
             text,
             settings.tenant,
             user,
             settings.agent,
-            _short(find_text(document, at.conversation)),
+            _short(find_text(document, pointers.conversation)),
             settings.is_untrusted(sender),
         )
 
 
 def _pointers(webhook: WebhookSettings) -> Pointers:
-    usual = POINTERS[webhook.scheme]
+    defaults = POINTERS[webhook.scheme]
     return Pointers(
         *(
-            preset if said is None else said
-            for said, preset in (
-                (webhook.text, usual.text),
-                (webhook.sender, usual.sender),
-                (webhook.conversation, usual.conversation),
-                (webhook.message_id, usual.message_id),
+            default if configured is None else configured
+            for configured, default in (
+                (webhook.text, defaults.text),
+                (webhook.sender, defaults.sender),
+                (webhook.conversation, defaults.conversation),
+                (webhook.message_id, defaults.message_id),
             )
         )
     )
@@ -190,7 +195,7 @@ def _received(taken: Taken) -> Received:
 
 
 def _short(text: str) -> str:
-    """A text as a key: one that is long, or not for every store, by its hash."""
+    """A text as a key: a long or unprintable one is replaced by its hash."""
     if len(text) <= LONGEST and text.isprintable():
         return text
     return f"sha256-{sha256(text.encode()).hexdigest()}"

@@ -1,1 +1,1 @@
-"""The edges: who is there, what they can do, and how they are asked."""
+"""The fleet: which edges are online, which tools they have, and how calls reach them."""

@@ -1,8 +1,9 @@
-"""Tools of the whole fleet as if they were here: a call goes to an edge that has the tool."""
+"""The tools of all edges as one executor: a call goes to an edge that has its tool."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult, is_object
@@ -14,29 +15,27 @@ from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import find_tool, load
 
 HANDLES = 1_000
-"""Big outputs whose place is remembered."""
+"""Outputs whose edge is remembered."""
 
 
+@dataclass(eq=False, slots=True)
 class Stay:
-    """Where a session was: its next run goes on there, and needs to know nothing else."""
+    """Session affinity: the edges that a session used, for its next run."""
 
-    __slots__ = ("chosen", "kept")
-
-    def __init__(self) -> None:
-        self.chosen: dict[str, str] = {}
-        """The edge that each tool went to."""
-        self.kept: dict[str, str] = {}
-        """The edge that each big output stayed on, by its handle."""
+    chosen: dict[str, str] = field(default_factory=dict[str, str])
+    """The edge of each tool, by its name."""
+    kept: dict[str, str] = field(default_factory=dict[str, str])
+    """The edge that stores each large output, by its handle."""
 
     def keep(self, handle: str, agent_id: str) -> None:
-        """Remember where an output is; the oldest are forgotten."""
+        """Remember the edge of an output; the oldest outputs are forgotten."""
         self.kept[handle] = agent_id
         while len(self.kept) > HANDLES:
             del self.kept[next(iter(self.kept))]
 
 
 class Delegated:
-    """Every tool that some edge has; least loaded first, the same edge within a session."""
+    """Runs calls on the least loaded edge that has the tool, on the same edge within a session."""
 
     def __init__(
         self,
@@ -46,13 +45,13 @@ class Delegated:
         *,
         besides: Collection[str] = (),
     ) -> None:
-        """Make one for each run.
+        """Make an executor for one run.
 
         Args:
-            fleet: Who is there.
-            edge: The executor of one of them.
-            asked_of: Whom a call was sent to before, if it was.
-            besides: Names that are taken: tools of edges that are called so are not offered.
+            fleet: The edges.
+            edge: Gives the executor of one edge.
+            edge_of_request: The edge that a request was sent to before, if it was.
+            excluded: Names of tools that are not offered, as other tools have them.
         """
         self._fleet, self._edge, self._asked_of = fleet, edge, asked_of
         self._besides = frozenset(besides)
@@ -60,10 +59,10 @@ class Delegated:
         self._tools: Toolset = Toolset()
         self._originals: dict[str, Tool] = {}
         self.stay = Stay()
-        """Given on to the next run of the session."""
+        """Passed on to the next run of the session."""
 
     def tools(self) -> Sequence[Tool]:
-        """The tools of all edges that are there; of two of one name the first edge's."""
+        """The tools of all online edges; of two with the same name, that of the first edge."""
         if self._version != self._fleet.version:
             self._version = self._fleet.version
             offered: dict[str, Tool] = {}
@@ -78,19 +77,19 @@ class Delegated:
         return self._tools
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Hand the call to an edge that is there and has its tool."""
+        """Send the call to an online edge that has its tool."""
         handle = call.arguments.get("handle")
-        there = self.stay.kept.get(handle) if isinstance(handle, str) else None
-        chosen = await self._asked_of(call.request_id) or there or self._choose(call)
-        if there is None:
+        holder = self.stay.kept.get(handle) if isinstance(handle, str) else None
+        chosen = await self._asked_of(call.request_id) or holder or self._choose(call)
+        if holder is None:
             self.stay.chosen[call.name] = chosen
         result = await self._edge(chosen).execute(call, progress)
         self._note(result, chosen)
         return result
 
     def _note(self, result: ToolResult, agent_id: str) -> None:
-        about = result.details.get("artifact")
-        handle = about.get("handle") if is_object(about) else None
+        artifact = result.details.get("artifact")
+        handle = artifact.get("handle") if is_object(artifact) else None
         if isinstance(handle, str):
             self.stay.keep(handle, agent_id)
 

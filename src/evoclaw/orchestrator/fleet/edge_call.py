@@ -1,4 +1,4 @@
-"""`edge_call`: one tool to ask any edge anything, rebuilt whenever the fleet changes."""
+"""`edge_call`: one tool to call any edge; its description follows the fleet."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from evoclaw.transport.wire import Command
 NAME = "edge_call"
 TIMEOUT, LONGEST = 60.0, 600.0
 QUEUE = 10.0
-"""Seconds that an edge which was just there may take to come back."""
+"""For how long a command waits for an edge that just went offline."""
 AT_ONCE = 64
-"""Edges asked side by side."""
+"""Edges that are called at the same time."""
 NAMED = 100
-"""Edges that are described one by one; of a larger fleet only so many are, and its kinds."""
+"""Edges that the description lists; of a larger fleet it adds the number of each type."""
 EVERYBODY = "*"
 NEVER_RAN = frozenset(
     {
@@ -53,7 +53,7 @@ NEVER_RAN = frozenset(
         ErrorKind.PERMISSION_DENIED,
     }
 )
-"""What we say of a call that no edge was asked for."""
+"""Errors of calls that were not sent to any edge."""
 
 
 class EdgeCall:
@@ -67,14 +67,14 @@ class EdgeCall:
         held: frozenset[str],
         grants: Grants = ungranted,
     ) -> None:
-        """Ask in the name of an agent that holds these capabilities."""
+        """Call edges for an agent with these capabilities."""
         self._fleet, self._requests = fleet, requests
         self._held, self._grants = held, grants
         self._version = -1
         self._tools: Toolset = Toolset()
 
     def tools(self) -> Sequence[Tool]:
-        """One tool while somebody is there, none otherwise."""
+        """One tool while an edge is online, none otherwise."""
         if self._version != self._fleet.version:
             self._version = self._fleet.version
             online = self._fleet.online()
@@ -82,7 +82,7 @@ class EdgeCall:
         return self._tools
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Ask one edge, or several side by side."""
+        """Call one edge, or several at the same time."""
         wanted = call.arguments.get("agent_id")
         sent = await self._requests.agent_of(call.request_id) if call.resumed else None
         if sent is not None:
@@ -95,15 +95,15 @@ class EdgeCall:
         except ToolFailure as problem:
             if sent is None or problem.kind not in NEVER_RAN:
                 raise
-            # Its result cannot be had here: at least it is not begun from now on.
+            # Its result cannot be received here: cancel it, so that it does not start any more.
             self._requests.spawn(self._requests.cancel(sent, call.request_id))
             raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name)) from None
         return await self._ask_all(call, members, progress)
 
     async def _get_to_know(self, agent_id: str, call: Call) -> None:
-        """Wait a little for an edge that whoever drove the run before had sent the call to.
+        """Wait a little for the edge that the run's previous orchestrator sent the call to.
 
-        Who has just started hears of its edges, and then of their tools, one after the other.
+        An orchestrator that just started learns of its edges, and then of their tools, in turn.
         """
         action = call.arguments.get("action")
 
@@ -123,7 +123,7 @@ class EdgeCall:
         return {member.agent_id for member in self._fleet.online()}
 
     async def _asked_before(self, call: Call) -> set[str]:
-        """Whom this call was sent to before a restart: they may have done it, there or not."""
+        """The edges that this call was sent to before a restart: they may have run it."""
         if not call.resumed:
             return set()
         found: set[str] = set()
@@ -136,18 +136,18 @@ class EdgeCall:
     async def _ask_all(
         self, call: Call, members: Sequence[Member], progress: Progress
     ) -> ToolResult:
-        """One result per agent, also from those that have not answered when the time is over."""
-        places = asyncio.Semaphore(AT_ONCE)
+        """One result per edge, also for those that did not answer in time."""
+        slots = asyncio.Semaphore(AT_ONCE)
 
-        async def one(member: Member) -> ToolResult:
-            async with places:
+        async def ask(member: Member) -> ToolResult:
+            async with slots:
                 part = replace(call, request_id=_for(call.request_id, member.agent_id))
                 try:
                     return await self._ask(member, part, progress)
                 except ToolFailure as problem:
                     return call.failed(problem.kind, problem.message, **problem.details)
 
-        tasks = {member.agent_id: asyncio.create_task(one(member)) for member in members}
+        tasks = {member.agent_id: asyncio.create_task(ask(member)) for member in members}
         try:
             await asyncio.wait(tasks.values(), timeout=call.timeout + QUEUE + EXTRA / 2)
         finally:
@@ -164,20 +164,22 @@ class EdgeCall:
         )
 
     def _targets(self, wanted: JSON, before: set[str]) -> list[Member]:
-        """The edges that are meant, each once and in a stable order."""
+        """The edges that are selected, each once, by name."""
         asked: list[str] = [wanted] if isinstance(wanted, str) else list(wanted or ())
         online = self._fleet.online()
-        here = self._online() | before
+        usable = self._online() | before
         found = [
             member
             for member in self._fleet.members()
-            if member.agent_id in here and any(_means(one, member) for one in asked)
+            if member.agent_id in usable and any(_means(selector, member) for selector in asked)
         ]
-        there = _some([member.agent_id for member in online]) or "none"
-        gone = [one for one in asked if one != EVERYBODY and ":" not in one and one not in here]
-        if gone or not found:
-            names = ", ".join(gone or asked) or "nobody"
-            text = f"Error: Agent {names} is not online. Online: {there}."
+        listed = _some([member.agent_id for member in online]) or "none"
+        offline = [
+            name for name in asked if name != EVERYBODY and ":" not in name and name not in usable
+        ]
+        if offline or not found:
+            names = ", ".join(offline or asked) or "nobody"
+            text = f"Error: Agent {names} is not online. Online: {listed}."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text)
         return found
 
@@ -212,7 +214,7 @@ class EdgeCall:
         params: Mapping[str, JSON],
         progress: Progress,
     ) -> ToolResult:
-        """Straight to the tool: checked here like a call of our own, and there again."""
+        """Call a tool of the edge: the arguments are checked here, and by the edge again."""
         asked = ToolCall(call.id, action, msgspec.json.encode(params).decode())
         ready = prepare(
             asked,
@@ -227,7 +229,7 @@ class EdgeCall:
             text = permission_denied(ready.tool, missing)
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
         asked_for = call.timeout if "timeout_ms" in call.arguments else ready.timeout
-        # Its own time, or what was asked for here; never more than we are waited for.
+        # The tool's own timeout, or the requested one; never longer than this call may take.
         seconds = min(asked_for, ready.tool.max_timeout, call.timeout)
         ready = replace(ready, timeout=seconds, resumed=call.resumed)
         edge = EdgeExecutor(
@@ -256,10 +258,10 @@ class EdgeCall:
             label=call.context.label,
         )
         command = replace(command, grant=self._grants(member.agent_id, command, None))
-        patience = CommandTimeouts(call.timeout, QUEUE)
-        outcome = await self._requests.ask(member.agent_id, command, patience)
+        timeouts = CommandTimeouts(call.timeout, QUEUE)
+        outcome = await self._requests.ask(member.agent_id, command, timeouts)
         result = to_result(outcome, call.id, call.name)
-        # The words of another model, whatever it had read; a tool's own answer says so itself.
+        # The text of another model, which may have read anything; tools label their own results.
         blocks = labelled(result.blocks, Label(untrusted=True, sources=(member.agent_id,)))
         details = {**result.details, "agent": member.agent_id}
         return replace(result, blocks=blocks, details=details)
@@ -309,23 +311,23 @@ def _tool(online: Sequence[Member]) -> Tool:
 
 
 def _whom(online: Sequence[Member]) -> JSON:
-    """Who can be asked: by name as long as they are few, else by any name; it is looked up then."""
-    one: dict[str, JSON] = {"type": "string"}
+    """The schema of `agent_id`: an enum for a small fleet, else any name, checked at the call."""
+    single: dict[str, JSON] = {"type": "string"}
     several: dict[str, JSON] = {"type": "string"}
     if len(online) <= NAMED:
         ids: list[JSON] = [member.agent_id for member in online]
         types = sorted({f"type:{member.agent_type}" for member in online if member.agent_type})
-        one["enum"], several["enum"] = [*ids, *types, EVERYBODY], ids
+        single["enum"], several["enum"] = [*ids, *types, EVERYBODY], ids
     return {
         "description": "The agent, a list of agents, or a selector: type:NAME, or * for all.",
-        "anyOf": [one, {"type": "array", "items": several, "minItems": 1}],
+        "anyOf": [single, {"type": "array", "items": several, "minItems": 1}],
     }
 
 
 def _kinds(online: Sequence[Member]) -> str:
     kinds = Counter(member.agent_type for member in online if member.agent_type)
-    said = [f"{many} of type {quoted(kind)}" for kind, many in kinds.most_common(NAMED)]
-    return f"of all {len(online)}: {', '.join(said)}" if said else "of no type"
+    parts = [f"{count} of type {quoted(kind)}" for kind, count in kinds.most_common(NAMED)]
+    return f"of all {len(online)}: {', '.join(parts)}" if parts else "of no type"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -351,21 +353,23 @@ def _sentence(action: JSON, params: JSON) -> str:
 
 
 def _for(request_id: str, agent_id: str) -> str:
-    """One call to many agents is many commands, each with an id of its own."""
+    """The id of one edge's command in a call to several edges."""
     head, _, attempt = request_id.rpartition(".")
     return f"{head}-{agent_id}.{attempt}"
 
 
 def _together(call: Call, results: Mapping[str, ToolResult]) -> ToolResult:
-    """One result per agent; it is a failure only if all of them failed."""
-    said = [f"[{name}]\n{result.text}" for name, result in results.items()]
+    """Combine the results of several edges; an error only if all of them failed."""
+    texts = [f"[{name}]\n{result.text}" for name, result in results.items()]
     outcomes = {name: str(result.error or "ok") for name, result in results.items()}
     details: dict[str, JSON] = {"agents": outcomes}
-    receipts = [one.details["receipt"] for one in results.values() if "receipt" in one.details]
+    receipts = [
+        result.details["receipt"] for result in results.values() if "receipt" in result.details
+    ]
     if receipts:
         details["receipts"] = receipts
     errors = [result.error for result in results.values() if result.error is not None]
     if len(errors) == len(results):
-        block = ErrorBlock(errors[0], "\n\n".join(said))
+        block = ErrorBlock(errors[0], "\n\n".join(texts))
         return ToolResult(call.id, call.name, (block,), error=errors[0], details=details)
-    return ToolResult(call.id, call.name, (TextBlock("\n\n".join(said)),), details=details)
+    return ToolResult(call.id, call.name, (TextBlock("\n\n".join(texts)),), details=details)

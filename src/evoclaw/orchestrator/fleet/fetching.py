@@ -1,4 +1,4 @@
-"""Copying a big output from an edge: in pieces, each checked, going on where it was cut off."""
+"""Copies artifacts from edges: in verified chunks, resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -23,36 +23,38 @@ from evoclaw.executors.edge import EdgeExecutor
 HANDLE = re.compile(r"sha256:([0-9a-f]{64})")
 TOOL = "artifact"
 PIECE = 150_000
-"""Bytes at once, if a message has room for them."""
+"""Of one chunk, if a message can hold them."""
 SPARE = 8_192
-"""Bytes of a message that are not the piece."""
+"""Of a message, beside the chunk."""
 MOST = 1_000_000_000
-"""Bytes that are copied, whatever an edge says there are."""
+"""A larger artifact is not copied."""
 
 
 class FetchFailed(EvoClawError):
-    """A big output could not be copied; what was copied so far is kept, and gone on from."""
+    """An artifact could not be copied; the next attempt resumes with what was copied so far."""
 
 
 class _Piece(Struct, frozen=True):
     data: bytes
     kept: int
-    """Bytes there are."""
+    """Of the whole artifact."""
 
 
 async def fetch(edge: EdgeExecutor, handle: str, path: Path, room: int, *, most: int = MOST) -> int:
-    """Copy an artifact of an edge to a file; how many bytes it has.
+    """Copy an artifact of an edge to a file; return its size in bytes.
 
     Args:
-        edge: Where it is.
-        handle: What it is called: the hash of its content, which is checked.
-        path: Where to; replaced when all of it is here, and right.
-        room: The most bytes that one message has.
-        most: The most bytes to copy.
+        edge: The edge that stores it.
+        handle: Its name: the hash of its content, which is verified.
+        path: The file; replaced once the artifact is complete and verified.
+        max_message_bytes: Of one message of the broker.
+        max_bytes: Of the artifact; a larger one is not copied.
     """
     match = HANDLE.fullmatch(handle)
     if match is None:
-        raise FetchFailed(f"{handle[:80]!r} is no handle: it is sha256: and 64 hexadecimal digits")
+        raise FetchFailed(
+            f"invalid handle {handle[:80]!r}: expected 'sha256:' and 64 hexadecimal digits"
+        )
     part = path.with_name(f".{path.name}.{match[1][:16]}.part")
     length = max(1, min(PIECE, (room - SPARE) * 3 // 4))
     copy = await asyncio.to_thread(_Copy, part)
@@ -60,12 +62,16 @@ async def fetch(edge: EdgeExecutor, handle: str, path: Path, room: int, *, most:
         while True:
             piece = await _ask(edge, handle, copy.size, length)
             if piece.kept > most:
-                raise FetchFailed(f"it has {piece.kept:,} bytes; at most {most:,} are copied")
+                raise FetchFailed(
+                    f"the artifact has {piece.kept:,} bytes; at most {most:,} can be copied"
+                )
             await asyncio.to_thread(copy.add, piece.data)
             if copy.size >= piece.kept:
                 break
             if not piece.data:
-                raise FetchFailed(f"the edge has {piece.kept:,} bytes, but gave no more")
+                raise FetchFailed(
+                    f"the edge sent no more data at byte {copy.size:,} of {piece.kept:,}; try again"
+                )
         await asyncio.to_thread(copy.finish, match[1], path)
     finally:
         await asyncio.to_thread(copy.close)
@@ -73,8 +79,8 @@ async def fetch(edge: EdgeExecutor, handle: str, path: Path, room: int, *, most:
 
 
 async def _ask(edge: EdgeExecutor, handle: str, offset: int, length: int) -> _Piece:
-    given = {"handle": handle, "action": "fetch", "offset": offset, "length": length}
-    asked = ToolCall("fetch", TOOL, msgspec.json.encode(given).decode())
+    arguments = {"handle": handle, "action": "fetch", "offset": offset, "length": length}
+    asked = ToolCall("fetch", TOOL, msgspec.json.encode(arguments).decode())
     request_id = f"{token_hex(16)}.1.0.1"
     call = prepare(asked, Toolset.of(edge.tools()), request_id=request_id)
     try:
@@ -82,27 +88,31 @@ async def _ask(edge: EdgeExecutor, handle: str, offset: int, length: int) -> _Pi
     except ToolFailure as problem:
         raise FetchFailed(problem.message) from None
     if result.error is not None:
-        why = "it keeps none" if result.error is ErrorKind.NOT_FOUND and call is result else ""
+        why = (
+            "the edge stores no artifacts"
+            if result.error is ErrorKind.NOT_FOUND and call is result
+            else ""
+        )
         raise FetchFailed(why or result.text)
     return _checked(result, offset)
 
 
 def _checked(result: ToolResult, offset: int) -> _Piece:
-    """A piece that is what it says it is."""
+    """The chunk in a result; raise `FetchFailed` if it is damaged."""
     kept, digest = result.details.get("kept"), result.details.get("sha256")
     try:
         data = b64decode(result.text, validate=True)
     except (NotBase64, ValueError):
-        raise FetchFailed("the edge's answer is no piece of the output") from None
+        raise FetchFailed("the edge's answer is not a chunk of the artifact") from None
     if sha256(data).hexdigest() != digest or result.details.get("offset") != offset:
-        raise FetchFailed("a piece was damaged on its way; try again")
+        raise FetchFailed("a chunk was damaged in transit; try again")
     if not isinstance(kept, int) or kept < 0:
-        raise FetchFailed("the edge does not say how much there is")
+        raise FetchFailed("the edge's answer does not contain the size of the artifact")
     return _Piece(data, kept)
 
 
 class _Copy:
-    """What is here so far."""
+    """The file with what was copied so far."""
 
     def __init__(self, part: Path) -> None:
         self._part, self._hash, self.size = part, sha256(), 0
@@ -121,10 +131,12 @@ class _Copy:
         self.size += len(data)
 
     def finish(self, digest: str, path: Path) -> None:
-        """Put it in its place, if it is the right one."""
+        """Move the file to its path if its hash is right."""
         if self._hash.hexdigest() != digest:
             self._part.unlink()
-            raise FetchFailed("what came is not what the handle names; it was thrown away")
+            raise FetchFailed(
+                "the copied content does not match the handle and was deleted; try again"
+            )
         os.fsync(self._file.fileno())
         self._part.replace(path)
 

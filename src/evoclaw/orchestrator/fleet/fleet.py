@@ -1,7 +1,7 @@
-"""Who is there and what they say they can do: presence, adverts, and the tools of every edge.
+"""The known edges: their presence, their adverts, and their tools.
 
-A retained message alone never means that somebody is there: it may be old. A live sign does: a
-birth as it happens, a hello, a heartbeat.
+A retained message never means that an edge is online: it may be old. A live sign does: a birth
+message that is not retained, a hello, a heartbeat.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from evoclaw.transport.clocks import steady
 from evoclaw.transport.wire import Advert, Heartbeat, Status
 
 MISSED = 3
-"""Heartbeats without which an edge counts as gone."""
+"""After which an edge is offline."""
 MOST_TOOLS = 200
-"""Tools of one edge; what it offers beyond is left out."""
+"""Further tools of the edge are not offered."""
 LONGEST = 3600.0
-"""Seconds that a tool of an edge may take, whatever it says."""
+"""The upper bound of an edge's tool timeouts."""
 SELDOM = 3600.0
-"""Seconds between two heartbeats of an edge at most, whatever it says."""
+"""The upper bound of an edge's heartbeat interval."""
 
 Judged: TypeAlias = tuple[Sequence[Tool], str]
-"""The tools of an edge that may be used, and what to tell of the others."""
+"""The tools of an edge that may be used, and why the others may not."""
 Permit: TypeAlias = Callable[[str, Sequence[Tool]], Awaitable[Judged]]
 
 
 async def permit_all(agent_id: str, tools: Sequence[Tool]) -> Judged:
-    """Let all tools of an edge be used."""
+    """Permit all tools of an edge."""
     return tools, ""
 
 
 class Presence(Struct, frozen=True):
-    """What changed."""
+    """An edge went online or offline."""
 
     agent_id: str
     online: bool
 
 
 class Fleet:
-    """The edges, and what is known of them."""
+    """All known edges."""
 
     def __init__(
         self,
@@ -61,29 +61,29 @@ class Fleet:
         changed: Callable[[Presence], None] = lambda _: None,
         permit: Permit = permit_all,
     ) -> None:
-        """Know nobody yet.
+        """Start without edges.
 
         Args:
-            heartbeat: Seconds between two of an edge, unless it says that there are more.
-            clock: By which silence is measured.
-            wall: What time it is, for people.
-            changed: Told who came and who went.
-            permit: Says which of an edge's tools may be used, and what to tell of the others.
+            heartbeat_s: Between two heartbeats, unless an edge announces a longer interval.
+            clock: The steady clock that measures silence.
+            wall_clock: Unix seconds, for people.
+            on_presence_change: Called when an edge goes online or offline.
+            permit: Decides which tools of an edge may be used, and why the others may not.
         """
         self._heartbeat = heartbeat
         self._clock, self._wall = clock, wall
         self._changed, self._permit = changed, permit
         self._members: dict[str, Member] = {}
         self._by_name: list[Member] = []
-        """The same, in order, as it was when it was asked for last; nobody is ever left out."""
+        """The members sorted by name, as of the last query; members are never removed."""
         self.version = 0
-        """Raised by every change that a tool list may show."""
+        """Incremented by every change that affects the offered tools."""
         self.revision = 0
-        """Raised by every change and every heartbeat; each edge has that of its own last one."""
+        """Incremented by every change and heartbeat; each member has that of its last one."""
         self._next_change: asyncio.Future[None] | None = None
 
     def member(self, agent_id: str) -> Member:
-        """One edge; made known if it was not."""
+        """The edge with an id; added if it is unknown."""
         found = self._members.get(agent_id)
         if found is None:
             found = self._members[agent_id] = Member(agent_id)
@@ -91,48 +91,48 @@ class Fleet:
         return found
 
     def find(self, agent_id: str) -> Member | None:
-        """One edge, if it is known."""
+        """The edge with an id, if it is known."""
         return self._members.get(agent_id)
 
     @property
     def size(self) -> int:
-        """How many were ever heard of."""
+        """The number of known edges."""
         return len(self._members)
 
     def members(self) -> list[Member]:
-        """All that were ever heard of, by name."""
+        """All known edges, by name."""
         if len(self._by_name) != len(self._members):
             self._by_name = [self._members[name] for name in sorted(self._members)]
         return list(self._by_name)
 
     def online(self) -> list[Member]:
-        """Those that are there, by name."""
+        """The online edges, by name."""
         return [member for member in self.members() if member.online]
 
     def changed_since(self, revision: int) -> list[Member]:
-        """Those of whom something changed, if only a heartbeat came."""
+        """The edges that changed, or sent a heartbeat, after a revision."""
         if revision == self.revision:
             return []
-        return [one for one in self._members.values() if one.revision > revision]
+        return [member for member in self._members.values() if member.revision > revision]
 
     def is_online(self, agent_id: str) -> bool:
-        """Whether an edge is there."""
+        """Whether an edge is online."""
         member = self._members.get(agent_id)
         return member is not None and member.online
 
     def with_tool(self, tool: Tool) -> list[Member]:
-        """The edges that are there and have this very tool, least loaded first."""
+        """The online edges that have exactly this tool, the least loaded first."""
         able = [member for member in self.online() if find_tool(member, tool.name) == tool]
         return sorted(able, key=load)
 
     def status(self, status: Status, *, retained: bool) -> bool:
-        """A birth or a will; False if it is older than what is known, and changes nothing."""
+        """Take in a birth message or a will; False if it is outdated, and was ignored."""
         if status.status == "online":
-            # A kept one may have been said long ago; a hello will tell.
+            # A retained birth may be old: the edge is online once it says hello.
             return retained or self.alive(status.agent_id, status.boot_id, status.counter)
         member = self.member(status.agent_id)
         if member.boot_id and member.boot_id != status.boot_id:
-            return False  # that another process has gone says nothing about this one
+            return False  # the will of another process of the same edge
         if status.counter < member.counter:
             return False
         member.take(status.boot_id, status.counter)
@@ -141,7 +141,7 @@ class Fleet:
         return True
 
     def alive(self, agent_id: str, boot_id: str, counter: int) -> bool:
-        """A live sign of an edge; False if it comes from an older boot or connection."""
+        """Mark an edge as online; False if the sign is from an older boot or connection."""
         member = self.member(agent_id)
         if not member.newer(boot_id, counter):
             return False
@@ -150,7 +150,7 @@ class Fleet:
         return True
 
     def beat(self, agent_id: str, heartbeat: Heartbeat) -> bool:
-        """A heartbeat."""
+        """Take in a heartbeat; False if it is from an older boot or connection."""
         if not self.alive(agent_id, heartbeat.boot_id, heartbeat.counter):
             return False
         member = self.member(agent_id)
@@ -159,12 +159,12 @@ class Fleet:
         return True
 
     def beats(self, agent_id: str, every: float | None) -> None:
-        """How often an edge means to give a sign of life."""
-        said = every if every is not None and math.isfinite(every) else 0.0
-        self.member(agent_id).every = min(max(said, 0.0), SELDOM)
+        """Set the heartbeat interval that an edge announced."""
+        interval = every if every is not None and math.isfinite(every) else 0.0
+        self.member(agent_id).every = min(max(interval, 0.0), SELDOM)
 
     def advert(self, advert: Advert) -> None:
-        """What an edge says of itself."""
+        """Take in an edge's advert."""
         member = self.member(advert.agent_id)
         member.summary = one_line(advert.capabilities)
         member.agent_type = one_line(advert.agent_type, 64)
@@ -174,15 +174,15 @@ class Fleet:
         self._note(member)
 
     def outdated(self, agent_id: str) -> bool:
-        """Whether an edge advertises tools whose schemas are not known."""
+        """Whether an edge advertises tools whose schemas are unknown."""
         return self.member(agent_id).outdated
 
     async def tools(
         self, agent_id: str, tools: Sequence[Tool], advertised: Mapping[str, str]
     ) -> None:
-        """The schemas of an edge's tools; an unsound one keeps all of them from being offered.
+        """Set the tools of an edge; one invalid tool quarantines all of them.
 
-        `advertised` is the advert they were asked for on.
+        `advertised` are the hashes in the advert for which they were fetched.
         """
         member = self.member(agent_id)
         try:
@@ -195,38 +195,38 @@ class Fleet:
         self._offer(member, judged)
 
     def judge_again(self, agent_id: str, permit: Callable[[str, Sequence[Tool]], Judged]) -> None:
-        """Offer of an edge's tools, as they are known, what may be used by now."""
+        """Apply `permit` again to the tools of an edge, without fetching them."""
         member = self._members.get(agent_id)
         if member is not None and member.offered is not None:
             self._offer(member, permit(agent_id, member.offered))
 
     def ask_again(self, agent_id: str) -> None:
-        """Have an edge's tools fetched anew at its next sign of life."""
+        """Fetch the tools of an edge again at its next sign of life."""
         member = self._members.get(agent_id)
         if member is not None:
             member.fetched = {}
 
     def _offer(self, member: Member, judged: Judged) -> None:
-        permitted, member.problem = judged
-        member.tools = Toolset([_sound(tool) for tool in permitted], like=member.offered or ())
+        usable, member.problem = judged
+        member.tools = Toolset([_sound(tool) for tool in usable], like=member.offered or ())
         self._note(member)
 
     def quarantine(self, agent_id: str, problem: str, advertised: Mapping[str, str]) -> None:
-        """Offer none of an edge's tools, and say why."""
+        """Offer none of an edge's tools, for this reason."""
         member = self.member(agent_id)
         member.fetched, member.tools, member.offered = dict(advertised), Toolset(), None
         member.problem = one_line(problem)
         self._note(member)
 
     def sweep(self) -> None:
-        """Take for gone who gave no sign of life for too long."""
+        """Mark edges as offline that missed too many heartbeats."""
         now = self._clock()
         for member in self.online():
             if member.seen < now - MISSED * max(self._heartbeat, member.every):
                 self._set(member, online=False)
 
     async def change(self) -> None:
-        """Wait until anything changes."""
+        """Wait until an edge changes."""
         if self._next_change is None:
             self._next_change = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next_change)
@@ -252,14 +252,14 @@ class Fleet:
 
 
 def _sound(tool: Tool) -> Tool:
-    """A tool as it may be offered: its words cleaned, its times within reason."""
-    longest = min(max(tool.max_timeout, 0.001), LONGEST)
+    """A tool as it is offered: its description cleaned, its timeouts bounded."""
+    max_timeout = min(max(tool.max_timeout, 0.001), LONGEST)
     sound = replace(
         tool,
         description=plain(tool.description),
-        timeout=min(max(tool.timeout, 0.001), longest),
-        max_timeout=longest,
+        timeout=min(max(tool.timeout, 0.001), max_timeout),
+        max_timeout=max_timeout,
         slack=0.0,
     )
-    # The very same if it can be: what it is known by is made of how it was written.
+    # The same object if nothing changed: the hash of a tool depends on how it was written.
     return tool if sound == tool else sound

@@ -1,4 +1,4 @@
-"""Which calls on edges a call of ours stands for."""
+"""The tool calls on edges that a call of `edge_call` or `nodes` stands for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evoclaw.orchestrator.fleet.fleet import Fleet
 
 
 def forwarded_calls(fleet: Fleet) -> Forwarded:
-    """By the tools that the edges have; which of the edges is meant does not matter."""
+    """Look calls up in the tools of all edges; which edge is called does not matter."""
 
     def forwarded(call: Call) -> Sequence[Call]:
         name, params = _forwarded_tool(call)
@@ -31,15 +31,15 @@ def forwarded_calls(fleet: Fleet) -> Forwarded:
 
 def _forwarded_tool(call: Call) -> tuple[str, dict[str, JSON]]:
     """The tool that an edge is asked to run, and its arguments."""
-    given = call.arguments
-    params = given.get("params")
+    arguments = call.arguments
+    params = arguments.get("params")
     inner = params if is_object(params) else {}
-    match call.tool.name, given.get("action"):
+    match call.tool.name, arguments.get("action"):
         case ("edge_call", str(action)):
             return action, inner
         case ("nodes", "notify"):
-            return "notify", {"message": given.get("message", "")}
-        case ("nodes", "run") if isinstance(what := given.get("what"), str):
+            return "notify", {"message": arguments.get("message", "")}
+        case ("nodes", "run") if isinstance(what := arguments.get("what"), str):
             return what, inner
         case _:
             return "", {}

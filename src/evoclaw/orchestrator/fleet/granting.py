@@ -1,4 +1,4 @@
-"""Signing what edges are asked to do."""
+"""Signs grants: the orchestrator's permission for one command on one edge."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from evoclaw.transport.wire import Command, digest
 from evoclaw.trust.grants import Grant, Signer
 
 LIFE = 86_400.0
-"""Seconds that a grant holds if the command does not say how long it may wait."""
+"""Of a grant for a command without a queue TTL."""
 LEEWAY = 60.0
-"""Seconds that it holds beyond that: clocks differ a little."""
+"""Added to the queue TTL, as clocks differ."""
 
 
 class Granting:
-    """Grants in the name of one orchestrator."""
+    """Signs grants for one orchestrator."""
 
     def __init__(self, signer: Signer, clock: Callable[[], float] | None = None) -> None:
         self._signer, self._clock = signer, clock or steady_wall()
 
     def __call__(self, agent_id: str, command: Command, call: Call | None) -> str:
-        """Let this agent do this, with these arguments, for this request."""
+        """Sign a grant for this command and these arguments on this edge."""
         arguments = command.payload if call is None else call.arguments
         ttl = command.queue_ttl_ms
         return self._signer.sign(

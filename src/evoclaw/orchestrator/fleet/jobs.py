@@ -1,4 +1,4 @@
-"""Jobs on edges: how they stand, by the store when they have ended, else by whoever runs them."""
+"""The status of background jobs on edges: from the store once they ended, else from the edge."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from evoclaw.transport.wire import Command, Outcome
 
 
 class NoJob(EvoClawError):
-    """A job that was never begun from here, or not on that edge."""
+    """There is no such job of the tenant on that edge."""
 
     def __init__(self, agent_id: str, job_id: str) -> None:
-        super().__init__(f"there is no job {job_id[:200]!r} of agent {agent_id!r}")
+        super().__init__(f"agent {agent_id!r} has no job {job_id[:200]!r}")
 
 
 class Asked(Protocol):
-    """What one tenant asked for; nobody else's is there."""
+    """The commands of one tenant."""
 
     async def get(self, request_id: str) -> StoredCommand | None:
-        """What is known of a command."""
+        """The command with an id, if it is the tenant's."""
         ...
 
     async def known(self, request_ids: Iterable[str]) -> Mapping[str, str]:
-        """Which of some ids are its own, and how far they came."""
+        """The states of those commands that are the tenant's, by id."""
         ...
 
 
 class Job(Struct, frozen=True):
-    """How a job stands."""
+    """The status of a background job on an edge."""
 
     job_id: str
     agent_id: str
     state: str
-    """`running`, or how it ended; `unknown` also while its edge cannot be asked."""
+    """`running`, or how it ended; `unknown` also while its edge is unreachable."""
     ended: bool = False
     result: ToolResult | None = None
     details: dict[str, JSON] = {}
-    """What its edge says of it while it runs."""
+    """What its edge reports while it runs."""
 
 
 async def look_up(asked: Asked, requests: Requests, agent_id: str, job_id: str) -> Job:
-    """How a job stands."""
+    """The status of a job; raise `JobNotFound` if the tenant has no such job on this edge."""
     row = await asked.get(job_id)
     if row is None or row.agent_id != agent_id:
         raise NoJob(agent_id, job_id)
@@ -80,22 +80,22 @@ async def _ask(requests: Requests, agent_id: str, job_id: str) -> Job:
 
 
 class FleetJobs:
-    """The jobs of the fleet, as the tool `jobs` sees them."""
+    """The jobs of the fleet, for the tool `jobs`."""
 
     def __init__(self, of: Callable[[str], Asked], requests: Requests) -> None:
-        """`of` gives what a tenant asked for: a call sees the jobs of its own."""
+        """`commands_of` gives the commands of a tenant: a call sees only its tenant's jobs."""
         self._of, self._requests = of, requests
 
     async def going_on(self, node: str, call: Call) -> list[dict[str, JSON]]:
-        """Those of one device that have not ended, of who makes this call."""
+        """The unfinished jobs on one edge of the tenant that makes this call."""
         found = await self._say(node, {"action": "list"})
         listed = found.get("jobs")
-        all_ = [one for one in listed if is_object(one)] if is_array(listed) else []
-        own = await self._asked(call).known(str(one.get("job_id")) for one in all_)
-        return [one for one in all_ if one.get("job_id") in own]
+        jobs = [job for job in listed if is_object(job)] if is_array(listed) else []
+        own = await self._asked(call).known(str(job.get("job_id")) for job in jobs)
+        return [job for job in jobs if job.get("job_id") in own]
 
     async def stands(self, node: str, job_id: str, call: Call, *, ended: bool) -> ToolResult:
-        """How one stands; if so asked, when it has ended. To wait costs nothing but time."""
+        """The status of a job, at once or when it has ended."""
 
         async def is_closed() -> bool:
             return (await self._row(node, job_id, call)).state in CLOSED_STATES
@@ -108,11 +108,11 @@ class FleetJobs:
             raise _unknown(node, job_id) from None
         if job.result is not None:
             return replace(job.result, call_id=call.id, name=call.name)
-        said = "".join(f"\n{key}: {value}" for key, value in job.details.items())
-        return call.ok(f"Job {job_id} is {job.state}.{said}", state=job.state, ended=job.ended)
+        details = "".join(f"\n{key}: {value}" for key, value in job.details.items())
+        return call.ok(f"Job {job_id} is {job.state}.{details}", state=job.state, ended=job.ended)
 
     async def cancel(self, node: str, job_id: str, call: Call) -> ToolResult:
-        """End one; how it stood."""
+        """Cancel a job; return its state."""
         await self._row(node, job_id, call)
         found = await self._say(node, {"action": "cancel", "job_id": job_id})
         state = found.get("state", "unknown")

@@ -1,7 +1,7 @@
-"""Letting a new edge in: a token that works once becomes an account of its own.
+"""Joins new edges: a one-time token is exchanged for the password of a broker account.
 
-The token is the password of the edge's account until it has joined. Of two who bring it, the first
-gets in; the second is told that the token is used.
+The token is the password of the edge's account until it has joined. Of two edges with the same
+token, the first one joins; the second one is refused.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from evoclaw.trust.pairing import Devices, PairingRefused, Pairings
 
 
 class Accounts(Protocol):
-    """Where edges have their accounts."""
+    """The broker accounts of edges."""
 
     def renew(self, name: str, *, password: str = "") -> str:
-        """Give an account this password."""
+        """Set the password of an account."""
         ...
 
 
@@ -33,11 +33,11 @@ class Join(Struct, frozen=True):
 
     token: str
     nonce: str
-    """Of the one who joins: another one with the same token is somebody else."""
+    """Chosen by the edge: another nonce with the same token is another edge."""
     kept: bool = False
-    """The new password was written down: the token may go."""
+    """Whether the edge has stored the new password: then the token is redeemed."""
     key: str = ""
-    """The public key that its receipts will be signed with."""
+    """The public key of its receipts."""
 
 
 class _Guest(Struct, frozen=True):
@@ -46,7 +46,7 @@ class _Guest(Struct, frozen=True):
 
 
 class Joining:
-    """Answers those who want to join."""
+    """Handles `join` reports."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Joining:
         public_key: str,
         pin: Callable[[str, str], Awaitable[None]] | None = None,
     ) -> None:
-        """`pin` is told the key of each device that joined."""
+        """`pin` gets the receipt key of each edge that joined."""
         self._pairings, self._devices, self._accounts = pairings, devices, accounts
         self._send, self._public_key, self._pin = send, public_key, pin
         self._guests: dict[str, _Guest] = {}
         self.counts: Counter[str] = Counter()
 
     async def take(self, report: Report) -> None:
-        """Give a guest its password; when it has it, make that the account's."""
+        """Send a joining edge its password; once it is stored there, set it on the account."""
         try:
             join = convert(report.payload, Join)
         except WireError:
@@ -77,7 +77,9 @@ class Joining:
                 raise PairingRefused("this token is for another agent; ask for one of your own")
             guest = self._guests.setdefault(agent_id, _Guest(join.nonce, secrets.token_urlsafe(24)))
             if guest.nonce != join.nonce:
-                raise PairingRefused("somebody else joins with this token right now")
+                raise PairingRefused(
+                    "another device is joining with this token; ask for a token of your own"
+                )
             if join.kept:
                 self._pairings.redeem(join.token, now)
         except PairingRefused as refusal:
@@ -95,7 +97,7 @@ class Joining:
             try:
                 await self._devices.invite(agent_id, now)
             except EvoClawError:
-                self.counts["the store failed"] += 1  # it is in, and its tools are to be approved
+                self.counts["the store failed"] += 1  # joined, but its tools need an approval
             self._accounts.renew(agent_id, password=guest.password)
             del self._guests[agent_id]
             if self._pin is not None and join.key:

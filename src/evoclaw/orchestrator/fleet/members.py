@@ -1,4 +1,4 @@
-"""One edge, as far as the orchestrator knows it."""
+"""What the orchestrator knows of one edge."""
 
 from __future__ import annotations
 
@@ -13,68 +13,68 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.transport.wire import Heartbeat
 
 BOOTS = 16
-"""Boot ids of an edge that are remembered, so that an older one's word changes nothing."""
+"""Boot ids of an edge, so that messages of an older boot are ignored."""
 DOUBT = 2
-"""Words of an older boot that are not believed while the newer one is silent."""
+"""Messages of an older boot that are ignored while the newer boot is silent."""
 LOADS = 30
-"""Heartbeats of an edge whose loads are remembered."""
+"""The number of heartbeats whose load is remembered."""
 _MOST = 1e15
-"""The largest figure of a heartbeat that is believed."""
+"""The upper bound of a number in a heartbeat."""
 
 
 class Member:
-    """One edge, as far as it is known."""
+    """One edge."""
 
     def __init__(self, agent_id: str) -> None:
         self.agent_id = agent_id
         self.online = False
         self.boot_id, self.counter = "", 0
         self.seen = 0.0
-        """When it last gave a sign of life, by the steady clock."""
+        """The last sign of life, by the steady clock."""
         self.last_seen = 0.0
-        """The same in Unix seconds, for people."""
+        """The last sign of life in Unix seconds, for people."""
         self.revision = 0
-        """That of the fleet when something about it changed last, if only a heartbeat."""
+        """The fleet's revision at its last change or heartbeat."""
         self.loads: deque[int] = deque(maxlen=LOADS)
-        """What it had to do at its last heartbeats, the oldest first."""
+        """Its load at its last heartbeats, the oldest first."""
         self.summary, self.agent_type = "", ""
         self.has_model = False
         self.hashes: dict[str, str] = {}
-        """Its tools by name, as advertised."""
+        """The hashes of its tools by name, as advertised."""
         self.tools: Toolset = Toolset()
-        """Its tools with their schemas, once fetched, as far as they may be used."""
+        """The fetched tools that may be used."""
         self.offered: Toolset | None = None
-        """All of them, if they are sound."""
+        """All fetched tools; None if they are invalid or not fetched."""
         self.advertised = False
         self.fetched: dict[str, str] = {}
-        """The advert that the tools were fetched on."""
+        """The advertised hashes for which the tools were fetched."""
         self.heartbeat: Heartbeat | None = None
         self.problem = ""
-        """Why its tools are not offered, if they are not."""
+        """Why some of its tools are not offered; empty if all are."""
         self.every: float = 0.0
-        """Seconds between two heartbeats, as it says itself; 0 if it does not."""
+        """As the edge announced it; 0 if it did not."""
         self.journal = ""
-        """What it remembers by."""
+        """The id of its journal, which changes if the journal is lost."""
         self.greeted: tuple[str, int] | None = None
-        """The boot and connection that said hello last."""
+        """The boot and connection of its last hello."""
         self.gone: tuple[str, int] | None = None
-        """The boot and connection whose will was read last: it never comes back."""
+        """The boot and connection of its last will, which is over."""
         self._boots: list[str] = []
         self._doubted = 0
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Note a heartbeat; what no device can have is not believed."""
+        """Store a heartbeat, with its numbers bounded."""
         self.heartbeat = beat = _sound(heartbeat)
         self.loads.append(beat.in_flight + beat.queued)
 
     def newer(self, boot_id: str, counter: int) -> bool:
-        """Whether a live word from this boot and connection is at least as new as what is known.
+        """Whether a message of this boot and connection is at least as new as the last one.
 
-        Which of two boots is the older one only their order tells. A word that was long on its way
-        may turn it round, so a boot that goes on speaking is believed in the end.
+        Which of two boots is older is known only from the order of their messages. A delayed
+        message may reverse it, so a boot that continues to send messages is accepted in the end.
         """
         if self.gone is not None and boot_id == self.gone[0] and counter <= self.gone[1]:
-            return False  # said before its will, and overtaken by that on the way
+            return False  # sent before its will, but delivered after it
         if boot_id == self.boot_id:
             return counter >= self.counter
         if boot_id not in self._boots:
@@ -83,26 +83,26 @@ class Member:
         return self._doubted > DOUBT
 
     def take(self, boot_id: str, counter: int) -> None:
-        """Note the boot and connection that speaks."""
+        """Set the current boot and connection."""
         if boot_id != self.boot_id:
-            others = [one for one in self._boots if one != boot_id]
+            others = [boot for boot in self._boots if boot != boot_id]
             self._boots = [*others, boot_id][-BOOTS:]
         self._doubted = 0
         self.boot_id, self.counter = boot_id, counter
 
     @property
     def outdated(self) -> bool:
-        """Whether it advertises tools whose schemas are not known."""
+        """Whether it advertises tools whose schemas are unknown."""
         return self.hashes != self.fetched
 
     @property
     def is_known(self) -> bool:
-        """Whether it has said what it can do, and that was understood."""
+        """Whether its advert arrived, and its tools were fetched."""
         return self.advertised and not self.outdated
 
 
 def load(member: Member) -> tuple[int, str]:
-    """How busy an edge is; equals in a fixed order."""
+    """A sort key: the load of an edge, then its id."""
     beat = member.heartbeat
     return (beat.in_flight + beat.queued if beat else 0, member.agent_id)
 

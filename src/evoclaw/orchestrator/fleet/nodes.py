@@ -1,4 +1,4 @@
-"""The fleet as the tool `nodes` sees it."""
+"""The fleet for the tool `nodes`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.orchestrator.fleet.fleet import Fleet
 
 SENSES = "device"
-"""The tool of an edge that looks at what is attached to it."""
+"""The tool of an edge that reads its sensors."""
 
 
 class FleetNodes:
-    """The edges that are there; what they are asked goes the way of `edge_call`."""
+    """The online edges; their tools are called through `EdgeCall`."""
 
     def __init__(self, fleet: Fleet, asking: EdgeCall) -> None:
         self._fleet, self._asking = fleet, asking
 
     def names(self) -> Sequence[str]:
-        """Those that are there now."""
+        """The online edges."""
         return [member.agent_id for member in self._fleet.online()]
 
     def describe(self, node: str, *, fully: bool) -> dict[str, JSON]:
-        """What is known of one, in a line or fully."""
+        """Describe an edge, in brief or fully."""
         member = self._fleet.member(node)
         about: dict[str, JSON] = {
             "node": node,
@@ -47,7 +47,7 @@ class FleetNodes:
     async def run(
         self, node: str, action: str, params: dict[str, JSON], call: Call, progress: Progress
     ) -> ToolResult:
-        """Have a device use one of its tools; a sense that is no tool is asked of `device`."""
+        """Call a tool of an edge; an action that is no tool is a sense of its `device` tool."""
         tools = self._fleet.member(node).tools
         if tools.find(action) is None and tools.find(SENSES) is not None:
             action, params = SENSES, {**params, "what": action}

@@ -1,4 +1,4 @@
-"""Which of an edge's tools may be used: those that a person has approved."""
+"""Permits the tools of an edge that a person has approved."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from evoclaw.trust.pairing import Change, Device, Devices, DeviceState
 
 logger = logging.getLogger(__name__)
 LOOK = 1.0
-"""Seconds between two looks for what people approved or revoked, here or elsewhere."""
+"""Between two checks for approvals and revocations, also of other processes."""
 
 
 class Permitted:
-    """Asks again when an edge has tools that nobody has approved as they are now."""
+    """Permits approved tools; a changed tool needs a new approval."""
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
 
     async def __call__(self, agent_id: str, tools: Sequence[Tool]) -> tuple[Sequence[Tool], str]:
-        """The tools that may be used, and what to tell of the others."""
+        """The tools that may be used, and why the others may not; new tools await an approval."""
         hashes = {tool.name: tool_hash(tool) for tool in tools}
         surface = await self._devices.surface(agent_id, hashes.items(), time.time())
         return (tools, "") if surface.change is Change.SAME else self.still(agent_id, tools)
 
     def still(self, agent_id: str, tools: Sequence[Tool]) -> tuple[Sequence[Tool], str]:
-        """The same by what people said since; nothing new is put to them."""
+        """The same by the current approvals, without requesting new ones."""
         device = self._devices.get(agent_id)
         if device is not None and device.state is DeviceState.REVOKED:
             return (), f"this agent was revoked; `evoclaw agents invite {agent_id}` lets it back in"
-        able = [tool for tool in tools if _may_use(device, tool)]
+        usable = [tool for tool in tools if _may_use(device, tool)]
         names = ", ".join(sorted(tool.name for tool in tools if not _may_use(device, tool)))
         if not names and device is not None and device.state is DeviceState.APPROVED:
-            return able, ""
-        return able, f"not approved: {names}; approve with `evoclaw agents approve {agent_id}`"
+            return usable, ""
+        return usable, f"not approved: {names}; approve with `evoclaw agents approve {agent_id}`"
 
 
 def _may_use(device: Device | None, tool: Tool) -> bool:
@@ -51,7 +51,7 @@ def _may_use(device: Device | None, tool: Tool) -> bool:
 async def following_approvals(
     devices: Devices, permitted: Permitted, fleet: Fleet, *, every: float = LOOK
 ) -> AsyncGenerator[None]:
-    """While the block runs, have what people approve and revoke in force, whoever was told."""
+    """While the block runs, apply approvals and revocations, also those of other processes."""
 
     async def watch() -> None:
         while True:
@@ -59,15 +59,15 @@ async def following_approvals(
                 for agent_id in await devices.look():
                     device = devices.get(agent_id)
                     if device is not None and device.state is DeviceState.INVITED:
-                        fleet.ask_again(agent_id)  # what it has now is what was invited
+                        fleet.ask_again(agent_id)  # the tools that it has now count as invited
                     else:
                         fleet.judge_again(agent_id, permitted.still)
             except EvoClawError as problem:
-                # Without the store nothing is sent to edges either.
-                logger.warning("which edges were approved is not known: %s", problem)
+                # Without the store, nothing is sent to edges either.
+                logger.warning("reading the approvals of edges failed: %s", problem)
             await asyncio.sleep(every)
 
-    watching = asyncio.create_task(watch(), name="approvals of edges")
+    watching = asyncio.create_task(watch(), name="edge approvals")
     try:
         yield
     finally:

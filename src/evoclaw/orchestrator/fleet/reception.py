@@ -1,7 +1,6 @@
-"""Where everything from the edges arrives, and goes to whom it concerns.
+"""The report receiver: takes in all messages of edges and passes them on.
 
-Garbage, forgeries and rubbish that a broker kept are counted and dropped; nothing that arrives here
-stops the process.
+Invalid, forged and retained messages are counted and dropped; no message stops the process.
 """
 
 from __future__ import annotations
@@ -38,56 +37,56 @@ from evoclaw.transport.wire import (
 )
 
 SWEEP = 5.0
-"""Seconds between two looks for edges that fell silent."""
+"""Between two checks for edges that missed their heartbeats."""
 MOST_EDGES = 10_000
-"""Edges that are remembered; names are free for whoever the broker lets in."""
+"""Further edges are ignored: any client of the broker can choose a name."""
 AT_ONCE = 2_000
-"""Things being done; what comes beyond is said again by whoever wants it."""
+"""Further messages are dropped; edges repeat what was not answered."""
 
 
 class Ledger(CommandBacklog, Protocol):
-    """What the store knows of an edge's commands."""
+    """The stored commands of edges."""
 
     async def known(self, request_ids: Sequence[str]) -> Mapping[str, str]:
-        """The state of those commands that are ours."""
+        """The states of those commands that are stored, by id."""
         ...
 
     async def cancelling(self, agent_id: str) -> Sequence[WantedCommand]:
-        """The commands that an edge is to end."""
+        """The commands that an edge must cancel."""
         ...
 
     async def get(self, request_id: str) -> StoredCommand | None:
-        """What is known of a command."""
+        """The command with an id."""
         ...
 
 
 class Inspector(Protocol):
-    """Who checks and keeps receipts."""
+    """Verifies and stores receipts; `ReceiptVerifier` is one."""
 
     async def inspect(self, report: Report, asked: StoredCommand | None) -> Report:
-        """The report with what its receipt is worth, or in its place that it is refused."""
+        """The report with the verdict on its receipt, or a refusal in its place."""
         ...
 
 
 class Reception:
-    """The orchestrator's end of the link."""
+    """Receives the messages of all edges on the orchestrator's link."""
 
     def __init__(self, link: Link, fleet: Fleet, requests: Requests, ledger: Ledger) -> None:
         self._link, self._fleet, self._requests, self._ledger = link, fleet, requests, ledger
         self._name = f"orchestrator-{token_hex(8)}"
         self._tasks: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()
-        """What was dropped, by reason."""
+        """Messages that were dropped, by reason."""
         self._survey = Surveying(fleet, requests, self.counts)
         self.guests: Callable[[Report], Coroutine[object, object, None]] | None = None
-        """Who is told of edges that want to join; nobody unless this orchestrator lets them in."""
+        """Handles edges that want to join; None if this orchestrator does not pair edges."""
         self.receipts: Inspector | None = None
-        """Who checks the receipts of results; without one they are handed on unchecked."""
+        """Verifies the receipts of results; None passes them on unverified."""
         self.is_connected = False
-        """Whether the broker is there now."""
+        """Whether the broker is connected."""
 
     async def run(self) -> None:
-        """Be there until cancelled; leaves nothing running."""
+        """Receive until cancelled; then all tasks have ended."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._link.run(self))
@@ -100,20 +99,20 @@ class Reception:
 
     @property
     def client_id(self) -> str:
-        """Another one each time: two orchestrators never end each other's connection."""
+        """A new id each time: two orchestrators never disconnect each other."""
         return self._name
 
     @property
     def subscriptions(self) -> Sequence[str]:
-        """Everything that edges say."""
+        """All topics of edges."""
         return every(TopicKind.REPORTS), every(TopicKind.STATUS), every(TopicKind.CAPABILITIES)
 
     def will(self) -> Will | None:
-        """None: edges do not care who listens, only whether they are heard."""
+        """None: edges do not depend on the presence of an orchestrator."""
         return None
 
     async def connected(self) -> None:
-        """Ask who is there: what was said meanwhile is not known."""
+        """Ask all edges for a hello: messages were missed meanwhile."""
         self.is_connected = True
         try:
             await self._link.publish(BROADCAST, encode(Command("hello")))
@@ -121,12 +120,12 @@ class Reception:
             self.counts["unsaid hello"] += 1
 
     def disconnected(self, reason: str) -> None:
-        """Count it; the link tries again."""
+        """Count it; the link reconnects."""
         self.is_connected = False
         self.counts["disconnected"] += 1
 
     def received(self, message: Incoming) -> None:
-        """Read a message and hand it on."""
+        """Read a message and handle it; invalid ones are counted."""
         found = read_topic(message.topic)
         if found is None:
             self.counts["no agent's topic"] += 1
@@ -170,21 +169,21 @@ class Reception:
                 self._requests.deliver(report)
 
     def _end(self, report: Report) -> None:
-        """How a command ended. What a receipt is worth is for us to say, never for an edge."""
+        """Deliver an outcome; the verdict on its receipt is never taken from the edge."""
         report.payload.pop("checked", None)
         if self.receipts is None:
             self._requests.deliver(report)
             return
-        left = begin(self._inspect(self.receipts, report))
-        if left is not None:
-            self._spawn(left)
+        unfinished = begin(self._inspect(self.receipts, report))
+        if unfinished is not None:
+            self._spawn(unfinished)
 
     async def _inspect(self, receipts: Inspector, report: Report) -> None:
         try:
             asked = await self._ledger.get(report.request_id)
             report = await receipts.inspect(report, asked)
         except EvoClawError:
-            self.counts["the store failed"] += 1  # not acknowledged, so it is told again
+            self.counts["the store failed"] += 1  # not acknowledged, so the edge reports it again
             return
         self._requests.deliver(report)
 
@@ -195,12 +194,12 @@ class Reception:
         self._look_at(agent_id)
         member = self._fleet.member(agent_id)
         if not member.advertised and member.offered is None:
-            # Its advert was lost on its way to us; what it offers can be asked for all the same.
+            # Its advert was lost; its tools can be fetched without it.
             self.counts["advert missed"] += 1
             self._spawn(self._survey.look_at(agent_id))
         self._requests.edge_queues.on_heartbeat(agent_id, heartbeat.room)
         if member.greeted != (heartbeat.boot_id, heartbeat.counter):
-            # It lives, but we never heard its hello, nor it our answer.
+            # Its hello, or our welcome, was lost.
             self._spawn(self._ask_for_hello(agent_id))
 
     async def _ask_for_hello(self, agent_id: str) -> None:
@@ -208,9 +207,12 @@ class Reception:
         await self._requests.send(agent_id, Command("hello"))
 
     async def _greet(self, agent_id: str, hello: Hello) -> None:
-        """Answer a hello: what is settled, what is off, what is still wanted."""
+        """Answer a hello: acknowledge ended commands, and cancel those that are not wanted."""
         if not hello.v_min <= WIRE_VERSION <= hello.v_max:
-            problem = f"it speaks versions {hello.v_min} to {hello.v_max}, and we {WIRE_VERSION}"
+            problem = (
+                f"its wire versions {hello.v_min} to {hello.v_max} do not include "
+                f"{WIRE_VERSION}, the version of this orchestrator; update the edge"
+            )
             self._fleet.quarantine(agent_id, problem, {})
             self.counts["another version"] += 1
             return
@@ -222,33 +224,33 @@ class Reception:
         try:
             await self._answer(agent_id, hello)
         except EvoClawError:
-            self.counts["the store failed"] += 1  # no welcome, so it says hello again
+            self.counts["the store failed"] += 1  # no welcome, so the edge says hello again
 
     async def _answer(self, agent_id: str, hello: Hello) -> None:
-        there = {*hello.running, *hello.finished}
-        states = await self._ledger.known(sorted(there))
+        reported = {*hello.running, *hello.finished}
+        states = await self._ledger.known(sorted(reported))
         cancels = ("cancelling", *CLOSED_STATES)
         welcome = Welcome(
             hello.boot_id,
             hello.counter,
             self._requests.clock(),
             hello.asked,
-            acks=[one for one in hello.finished if states.get(one) in CLOSED_STATES],
-            cancels=[one for one in hello.running if states.get(one) in cancels],
+            acks=[id_ for id_ in hello.finished if states.get(id_) in CLOSED_STATES],
+            cancels=[id_ for id_ in hello.running if states.get(id_) in cancels],
         )
         await self._requests.send(agent_id, Command("welcome", as_payload(welcome)))
         member = self._fleet.member(agent_id)
         if member.journal not in ("", hello.journal):
-            await self._forgotten(agent_id, there)
+            await self._forgotten(agent_id, reported)
         member.journal = hello.journal
         member.greeted = (hello.boot_id, hello.counter)
-        self._requests.edge_queues.on_hello(agent_id, there, hello.room)
+        self._requests.edge_queues.on_hello(agent_id, reported, hello.room)
         for command in await self._ledger.cancelling(agent_id):
-            if command.request_id not in there:
+            if command.request_id not in reported:
                 self._requests.spawn(self._requests.cancel(agent_id, command.request_id))
 
     async def _forgotten(self, agent_id: str, there: Collection[str]) -> None:
-        """An edge lost its journal: nobody knows what became of what it was sent before."""
+        """An edge lost its journal: the outcome of the commands sent before is unknown."""
         self.counts["journals lost"] += 1
         for command in await self._ledger.wanted(agent_id, self._requests.clock()):
             if command.state != "queued" and command.request_id not in there:

@@ -1,4 +1,4 @@
-"""Which edge gets a message: the one that was named, else the sender's own one every time."""
+"""Chooses the edge of a session by rendezvous hashing, and keeps it while it is online."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import sha256
 
 
 def rendezvous(sender: str, eligible: Sequence[str]) -> str | None:
-    """The same edge for the same sender; when edges come and go, few senders move."""
+    """The same edge for the same sender; if edges come and go, few senders move."""
     return max(eligible, key=lambda agent_id: (_weight(sender, agent_id), agent_id), default=None)
 
 
@@ -16,7 +16,7 @@ def _weight(sender: str, agent_id: str) -> bytes:
 
 
 class Routes:
-    """Where each session goes: sticky while its edge is there."""
+    """The edge of each session; it stays the same while that edge is eligible."""
 
     def __init__(self) -> None:
         self._chosen: dict[str, str] = {}
@@ -24,7 +24,7 @@ class Routes:
     def route(
         self, session: str, eligible: Sequence[str], *, asked: str | None = None
     ) -> str | None:
-        """The edge for a session: the one asked for, the one it had, or the sender's own."""
+        """The edge for a session: the requested one, the previous one, or the hashed one."""
         if asked is not None:
             return asked if asked in eligible else None
         before = self._chosen.get(session)

@@ -1,4 +1,4 @@
-"""Closing what nobody waits for any more: overdue commands, and old ones that are forgotten."""
+"""Closes overdue commands, and deletes old ones."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from evoclaw.transport.requests import OUTCOME_GRACE_S, Requests
 from evoclaw.transport.wire import MAX_JOB_TIMEOUT_S, Command, WireError, read_command
 
 OFTEN = 30.0
-"""Seconds between two looks."""
+"""Between two cleanups."""
 MARGIN = 60.0
-"""Seconds after which a command's own waiter, here or in another process, has surely given up."""
+"""After which the process that sent a command has certainly stopped waiting for it."""
 DEFAULT_WORK = 300.0
-"""Seconds that a command may take which does not say."""
+"""Of a command without a timeout."""
 KEPT = 7 * 86_400.0
-"""Seconds that closed commands are kept."""
+"""Of closed commands."""
 
 
 class Overdue(Protocol):
-    """A command without an outcome that should have begun."""
+    """A command that should have started, and has no outcome."""
 
     @property
     def request_id(self) -> str:
@@ -30,39 +30,39 @@ class Overdue(Protocol):
 
     @property
     def agent_id(self) -> str:
-        """Who was asked."""
+        """Its edge."""
         ...
 
     @property
     def payload(self) -> bytes:
-        """The command."""
+        """The encoded command."""
         ...
 
 
 class Shelf(Protocol):
-    """What of the store is tidied."""
+    """The part of the command store that the cleanup needs."""
 
     async def expire(self, now: float) -> list[str]:
-        """Close what is overdue and was never sent."""
+        """Close commands that are overdue and were never sent."""
         ...
 
     async def overdue(self, now: float) -> Sequence[Overdue]:
-        """What was sent, should have begun, and has no outcome."""
+        """Commands that were sent, should have started, and have no outcome."""
         ...
 
     async def prune(self, older_than: float) -> int:
-        """Forget what was closed before."""
+        """Delete commands that were closed before a time."""
         ...
 
 
 class Tidying:
-    """Looks through the store from time to time."""
+    """Cleans up the command store periodically."""
 
     def __init__(self, shelf: Shelf, requests: Requests) -> None:
         self._shelf, self._requests = shelf, requests
 
     async def run(self) -> None:
-        """Tidy until cancelled."""
+        """Clean up until cancelled."""
         while True:
             await asyncio.sleep(OFTEN)
             try:
@@ -71,7 +71,7 @@ class Tidying:
                 self._requests.counts["the store failed"] += 1
 
     async def tidy(self) -> None:
-        """Close what is overdue, forget what is old."""
+        """Close overdue commands, and delete old ones."""
         now = self._requests.clock()
         await self._shelf.expire(now)
         for row in await self._shelf.overdue(now):
@@ -83,15 +83,15 @@ class Tidying:
 
 
 def last_moment(command: Command) -> float:
-    """When nobody waits for a command any more."""
-    given = command.payload.get("timeout_ms")
-    usual = MAX_JOB_TIMEOUT_S if command.payload.get("background") else DEFAULT_WORK
-    work = given / 1000 if isinstance(given, int | float) and given > 0 else usual
-    return (command.expires_at or 0.0) + work + OUTCOME_GRACE_S
+    """When the caller has stopped waiting for a command, in Unix seconds."""
+    given_ms = command.payload.get("timeout_ms")
+    default = MAX_JOB_TIMEOUT_S if command.payload.get("background") else DEFAULT_WORK
+    timeout = given_ms / 1000 if isinstance(given_ms, int | float) and given_ms > 0 else default
+    return (command.expires_at or 0.0) + timeout + OUTCOME_GRACE_S
 
 
 def _read(payload: bytes) -> Command:
     try:
         return read_command(payload)
     except WireError:
-        return Command("call")  # of another version: nobody will answer it
+        return Command("call")  # of another wire version: no edge answers it

@@ -1,1 +1,1 @@
-"""Who comes in, and what people are asked and answer."""
+"""Authentication of callers, and approvals and questions for people."""

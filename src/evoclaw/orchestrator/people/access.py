@@ -1,4 +1,4 @@
-"""Who comes in: tokens with scopes, and on whose behalf whoever shows one may ask."""
+"""Authentication: API tokens, their scopes, and the caller that a token stands for."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from evoclaw.store.governing.tokens import StoredToken, TokenStore
 
 PREFIX = "ec"
 LONGEST = 8_192
-"""Characters of a bearer token; a longer one is nobody's, and is not looked at."""
+"""A longer bearer token is rejected without a lookup."""
 USED_EVERY = 60.0
-"""Seconds between two notes that a token is in use."""
+"""Between two updates of when a token was last used."""
 
 
 class Scope(StrEnum):
-    """What the bearer of a token may ask for."""
+    """What a token permits."""
 
     AGENTS_INVOKE = "agents:invoke"
     RUNS_READ = "runs:read"
@@ -39,14 +39,14 @@ class Scope(StrEnum):
     SKILLS_READ = "skills:read"
     APPROVALS_READ = "approvals:read"
     HUMAN = HUMAN
-    """May answer approvals and questions: only for the token of a person."""
+    """Answer approvals and questions: only for the token of a person."""
     AUDIT_READ = "audit:read"
     BUDGETS_READ = "budgets:read"
     WORKFLOWS_READ = "workflows:read"
     WORKFLOWS_RUN = "workflows:run"
     METRICS_READ = "metrics:read"
     ADMIN = "admin"
-    """Everything but `human`, which must be given by name."""
+    """Everything but `human`, which must be granted by name."""
     EVERYTHING = "*"
 
 
@@ -54,31 +54,31 @@ SCOPES: frozenset[str] = frozenset(Scope)
 
 
 def holds(held: Collection[str], scope: str) -> bool:
-    """Whether these scopes include one."""
+    """Whether a set of scopes includes one."""
     if Scope.EVERYTHING in held or scope in held:
         return True
     return Scope.ADMIN in held and scope not in (Scope.HUMAN, Scope.EVERYTHING)
 
 
 class Caller(Struct, frozen=True):
-    """Whoever asks, as far as the token says."""
+    """The caller of a request, as its token says."""
 
     principal: Principal
     scopes: frozenset[str]
     token: str
-    """Its id; for a signed token, who it says it is."""
+    """The id of the token; for a JWT, `jwt:` and the user."""
 
     @property
     def tenant(self) -> str:
-        """Whose data it may see: never anybody else's."""
+        """The tenant whose data the caller may see, and no other's."""
         return self.principal.tenant
 
     def may(self, scope: str) -> bool:
-        """Whether it may ask for that."""
+        """Whether the caller has a scope."""
         return holds(self.scopes, scope)
 
     def answerer(self) -> Answerer:
-        """The same as one who answers approvals: a person, or nobody who may."""
+        """The caller as the answerer of approvals: a person only with the scope `human`."""
         name = self.principal.user or self.token
         if not self.may(Scope.HUMAN):
             return Answerer("agent", name, self.tenant)
@@ -86,15 +86,15 @@ class Caller(Struct, frozen=True):
 
 
 class Bearers(Protocol):
-    """Another kind of token than ours."""
+    """Verifies tokens of another kind, such as JWTs."""
 
     def caller(self, bearer: str) -> Caller | None:
-        """Who shows it, if it is good."""
+        """The caller of a token; None if it is invalid."""
         ...
 
 
 class FixedToken(Struct, frozen=True):
-    """A token that was configured, not made here: it lasts as long as it is configured."""
+    """A token from the configuration; it is valid as long as it is configured."""
 
     id: str
     secret: str
@@ -104,7 +104,7 @@ class FixedToken(Struct, frozen=True):
 
 
 class Access:
-    """Says who shows a token, makes new ones, takes them back."""
+    """Authenticates callers by their tokens; creates, lists and revokes tokens."""
 
     def __init__(
         self,
@@ -113,12 +113,12 @@ class Access:
         fixed: Iterable[FixedToken] = (),
         others: Bearers | None = None,
     ) -> None:
-        """Choose what is accepted.
+        """Choose which tokens are accepted.
 
         Args:
-            store: Where tokens are kept.
-            fixed: Those of the configuration.
-            others: Who knows tokens that are not ours, as signed ones.
+            store: Where tokens are stored, as hashes.
+            configured: Tokens from the configuration.
+            external: Verifies tokens that are not stored here, such as JWTs.
         """
         self._store, self._others = store, others
         self._fixed: dict[str, Caller] = {}
@@ -126,14 +126,14 @@ class Access:
             _check_scopes(token.scopes)
             caller = Caller(Principal(token.tenant, token.user), token.scopes, token.id)
             self._fixed[_hash(token.secret)] = caller
-        # What an unknown token is compared with, so that it costs the same as a known one.
+        # An unknown token is compared with this hash, so that it takes as long as a known one.
         self._nobody = _hash(secrets.token_hex(32))
 
     async def caller(self, bearer: str) -> Caller | None:
-        """Who shows this; None if it is not good, whatever the reason."""
+        """The caller of a bearer token; None if it is invalid, for whatever reason."""
         if not bearer or len(bearer) > LONGEST or not bearer.isascii():
             return None
-        # Found by its hash: how long that takes says nothing about a secret that is nearly right.
+        # Looked up by its hash: the time that takes does not reveal a nearly correct secret.
         if (known := self._fixed.get(_hash(bearer))) is not None:
             return known
         prefix, _, rest = bearer.partition("_")
@@ -144,8 +144,8 @@ class Access:
 
     async def _kept(self, id_: str, secret: str) -> Caller | None:
         token = await self._store.get(id_)
-        wanted = self._nobody if token is None else token.hash
-        same = hmac.compare_digest(wanted, _hash(secret))
+        expected = self._nobody if token is None else token.hash
+        same = hmac.compare_digest(expected, _hash(secret))
         now = self._store.now()
         if token is None or not same or not token.is_good(now):
             return None
@@ -161,38 +161,40 @@ class Access:
         scopes: Iterable[str],
         expires_in: float | None = None,
     ) -> tuple[str, str]:
-        """Make a token: its id, and the whole of it, which is not kept and never shown again.
+        """Create a token; return its id, and its full text, which is not stored.
 
         Args:
-            name: For people, what it is for.
-            tenant: Whose data it opens.
-            user: On whose behalf it asks.
-            scopes: What it may ask for.
-            expires_in: Seconds until it is worth nothing; None is never.
+            name: What it is for, for people.
+            tenant: Whose data it gives access to.
+            user: On whose behalf its bearer acts.
+            scopes: What it permits.
+            expires_in: Seconds until it expires; None is never.
         """
         held = frozenset(scopes)
         _check_scopes(held)
         if not tenant:
-            raise ConfigError("a token is for one tenant: say which")
+            raise ConfigError("a token needs a tenant; none was given")
         id_, secret, now = secrets.token_hex(6), secrets.token_hex(32), self._store.now()
-        until = None if expires_in is None else now + expires_in
-        await self._store.put(StoredToken(id_, tenant, name, user, held, _hash(secret), now, until))
+        expires_at = None if expires_in is None else now + expires_in
+        await self._store.put(
+            StoredToken(id_, tenant, name, user, held, _hash(secret), now, expires_at)
+        )
         return id_, f"{PREFIX}_{id_}_{secret}"
 
     async def list(self, tenant: str) -> Sequence[StoredToken]:
-        """The tokens of a tenant, the newest first; without what they are checked by."""
+        """The tokens of a tenant, the newest first, without their hashes."""
         return [replace(token, hash="") for token in await self._store.list(tenant)]
 
     async def revoke(self, tenant: str, id_: str) -> bool:
-        """Take a token back, at once; False if the tenant has none of that id."""
+        """Revoke a token, at once; False if the tenant has none with that id."""
         return await self._store.revoke(id_, tenant)
 
 
 def _check_scopes(scopes: frozenset[str]) -> None:
     if not scopes:
-        raise ConfigError(f"a token without scopes opens nothing: give some of {_known()}")
-    if wrong := scopes - SCOPES:
-        raise ConfigError(f"no such scope: {', '.join(sorted(wrong))}; known: {_known()}")
+        raise ConfigError(f"a token needs at least one scope; known scopes: {_known()}")
+    if unknown := scopes - SCOPES:
+        raise ConfigError(f"no such scope: {', '.join(sorted(unknown))}; known scopes: {_known()}")
 
 
 def _known() -> str:
@@ -200,5 +202,5 @@ def _known() -> str:
 
 
 def _hash(secret: str) -> str:
-    """Enough for a secret of 256 random bits: there is nothing to guess."""
+    """A fast hash is enough for a secret of 256 random bits, which cannot be guessed."""
     return sha256(secret.encode()).hexdigest()

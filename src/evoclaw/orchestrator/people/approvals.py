@@ -1,4 +1,4 @@
-"""Approvals by people: kept until answered, also when the run ended meanwhile."""
+"""Approvals of calls by people: stored until answered, also after the run ended."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from evoclaw.governance.approvals import (
 from evoclaw.store.governing.approvals import ApprovalStore, Claim, Standing, StoredApproval
 
 POLL = 0.5
-"""Seconds between two looks for an answer that another process may have taken."""
+"""Between two checks for an answer that another process received."""
 
 _TOO_LATE = {
-    Standing.UNKNOWN: "there is no such approval; `evoclaw approvals` lists what waits",
+    Standing.UNKNOWN: "there is no such approval; `evoclaw approvals` lists those that wait",
     Standing.EXPIRED: "it has expired; the agent must ask again",
-    Standing.CLOSED: "nobody waits for the answer any more",
+    Standing.CLOSED: "its run no longer waits for the answer",
     Standing.DENIED: "it was denied already",
     Standing.ONCE: "it was approved already",
     Standing.SESSION: "it was approved for the session already",
@@ -41,7 +41,7 @@ _TOO_LATE = {
 
 
 class Case(Struct, frozen=True):
-    """One asking, how it stands, and the answer if there is one."""
+    """A request for approval, its status, and the answer if there is one."""
 
     asking: Asking
     standing: Standing
@@ -50,7 +50,7 @@ class Case(Struct, frozen=True):
 
 
 class Approvals:
-    """What people are asked before it runs, by whichever face they can be reached."""
+    """Asks people to approve calls, at the terminal, the dashboard or the API."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class Approvals:
         redactor: Redactor = NO_SECRETS_KNOWN,
         absent: str = "nobody is there to approve it",
     ) -> None:
-        """Choose how people are reached.
+        """Choose how people are asked.
 
         Args:
-            store: Where askings and answers are kept.
-            settings: How long an answer is waited for, and what holds if there is none.
-            face: Who is there now, as the person at a terminal; others may still be quicker.
-            redactor: Takes secrets out of what is kept to be shown.
-            absent: What the model is told when nobody is there and that is a denial.
+            store: Where requests and answers are stored.
+            settings: How long to wait for an answer, and what applies if there is none.
+            local_approver: Asks the person at the terminal; others may answer first.
+            redactor: Removes secrets from what is stored to be shown.
+            absence_reason: The reason of a denial because no person can be asked.
         """
         self._store, self._face, self._redactor = store, face, redactor
         self.settings, self._absent = settings or ApprovalSettings(), absent
@@ -77,46 +77,46 @@ class Approvals:
         self._waiters: dict[str, asyncio.Event] = {}
 
     def approver(self, session_id: str = "") -> Approver:
-        """Who is asked for a session; without one, each run is a session of its own."""
+        """The approver of a session; without a session, each run is one of its own."""
         return _ApproverOf(self, session_id)
 
     async def waiting(self, tenant: str = "local") -> Sequence[Case]:
-        """What waits for an answer, in the order asked."""
+        """The unanswered requests of a tenant, the oldest first."""
         return [self._case(row) for row in await self._store.waiting(tenant)]
 
     async def in_force(self, tenant: str = "local") -> Sequence[Case]:
-        """What was approved for a session, and still holds."""
+        """The approvals for a session that are still valid."""
         return [self._case(row) for row in await self._store.in_force(tenant)]
 
     async def look(self, id_: str, tenant: str = "local") -> Case | None:
-        """One asking."""
+        """The request with an id, and its status."""
         row = await self._store.get(id_, tenant)
         return None if row is None else self._case(row)
 
     async def answer(self, id_: str, decision: Decision, by: Answerer, reason: str = "") -> str:
-        """Answer for a person; what is wrong with that, if anything. The first answer counts.
+        """Answer a request; return the problem, or an empty text. The first answer counts.
 
         Args:
-            id_: Of the asking.
+            id_: Of the request.
             decision: Once, for the session, or no.
-            by: Who says so; anybody but a person of the asking's tenant is refused.
-            reason: For the model, and for whoever looks later.
+            by: Who answers; only a person of the request's tenant may.
+            reason: For the model, and for the audit.
         """
         if decision is Decision.PENDING:
-            return "approve it or deny it"
+            return "the answer must be to approve or to deny"
         if problem := by.why_not(by.tenant):
             return problem
-        said = Answered(decision, by, self._store.now(), reason)
-        standing, counts = await self._store.answer(
-            id_, by.tenant, str(decision), msgspec.json.encode(said)
+        answered = Answered(decision, by, self._store.now(), reason)
+        status, is_first = await self._store.answer(
+            id_, by.tenant, str(decision), msgspec.json.encode(answered)
         )
-        if counts:
+        if is_first:
             self._wake(id_)
             return ""
-        return _TOO_LATE.get(standing, f"it is {standing}")
+        return _TOO_LATE.get(status, f"it is {status}")
 
     async def withdraw(self, id_: str, by: Answerer) -> str:
-        """Take an approval back that was not used up; what is wrong with that, if anything."""
+        """Withdraw an unused approval; return the problem, or an empty text."""
         if problem := by.why_not(by.tenant):
             return problem
         if not await self._store.close(id_, by.tenant):
@@ -125,23 +125,23 @@ class Approvals:
         return ""
 
     async def decide(self, session_id: str, call: Call, ask: Ask) -> Approval:
-        """Use an approval that there is; else have somebody asked, and wait as the settings say."""
+        """Use an existing approval, or ask a person and wait as the settings say."""
         asks = self._face is not None or self.settings.nobody == "wait" or self.settings.patience_s
         claim = self._claim(session_id, call, ask, keep=bool(asks))
-        standing, row = await self._store.claim(claim)
-        if standing is Standing.WAITING and row is not None:
+        status, row = await self._store.claim(claim)
+        if status is Standing.WAITING and row is not None:
             if self._face is not None or self.settings.patience_s:
-                # An asking from before keeps its id: the answer may already be on its way.
+                # A request from before keeps its id: its answer may be under way.
                 await self._wait_for(row.id, call, ask)
-                standing, row = await self._store.claim(claim)
-            if standing is Standing.WAITING and row is not None and self.settings.nobody != "wait":
+                status, row = await self._store.claim(claim)
+            if status is Standing.WAITING and row is not None and self.settings.nobody != "wait":
                 await self._store.close(row.id, row.tenant)
-                standing, row = await self._store.claim(claim)
-        return self._approval(standing, row, claim)
+                status, row = await self._store.claim(claim)
+        return self._approval(status, row, claim)
 
     def _claim(self, session_id: str, call: Call, ask: Ask, *, keep: bool) -> Claim:
         scope, now = scope_of(call, ask, session_id), self._store.now()
-        asking = Asking(
+        request = Asking(
             id=secrets.token_hex(5),
             run_id=call.run_id,
             request_id=call.request_id,
@@ -153,70 +153,70 @@ class Approvals:
             expires_at=now + self.settings.expires_s,
         )
         row = StoredApproval(
-            asking.id,
+            request.id,
             scope.tenant,
             call.request_id,
-            asking.sha256,
+            request.sha256,
             scope.key,
-            msgspec.json.encode(asking),
-            asking.expires_at,
+            msgspec.json.encode(request),
+            request.expires_at,
         )
         return Claim(row, call.epoch, self._holder, call.resumed, keep, self.settings.most)
 
     async def _wait_for(self, id_: str, call: Call, ask: Ask) -> None:
-        """Until somebody has answered, or nobody is waited for any more."""
+        """Wait until a person has answered, or the time is over."""
         tenant = call.context.principal.tenant
         woken = self._waiters[id_] = asyncio.Event()
-        asking = asyncio.create_task(self._ask_face(id_, call, ask))
+        prompting = asyncio.create_task(self._ask_face(id_, call, ask))
         waking = asyncio.create_task(woken.wait())
         loop = asyncio.get_running_loop()
         until = None if self._face is not None else loop.time() + self.settings.patience_s
         try:
-            while not (asking.done() or waking.done()):
+            while not (prompting.done() or waking.done()):
                 left = POLL if until is None else min(POLL, until - loop.time())
                 if left <= 0:
                     break
                 await asyncio.wait(
-                    (asking, waking), timeout=left, return_when=asyncio.FIRST_COMPLETED
+                    (prompting, waking), timeout=left, return_when=asyncio.FIRST_COMPLETED
                 )
                 row = await self._store.get(id_, tenant)
                 if row is None or row.standing(self._store.now()) is not Standing.WAITING:
                     break
-            if asking.done():
-                asking.result()
+            if prompting.done():
+                prompting.result()
         finally:
             self._waiters.pop(id_, None)
-            for task in (asking, waking):
+            for task in (prompting, waking):
                 task.cancel()
-            await asyncio.wait((asking, waking))
+            await asyncio.wait((prompting, waking))
 
     async def _ask_face(self, id_: str, call: Call, ask: Ask) -> None:
         if self._face is None:
             await asyncio.Event().wait()
             return
         async with self._one_at_a_time:
-            said = await self._face.approve(call, ask)
+            approval = await self._face.approve(call, ask)
         who = call.context.principal
         by = Answerer("person", who.user or "at the terminal", who.tenant, frozenset({HUMAN}))
-        await self.answer(id_, said.decision, by, said.reason)
+        await self.answer(id_, approval.decision, by, approval.reason)
 
     def _approval(self, standing: Standing, row: StoredApproval | None, claim: Claim) -> Approval:
         case = None if row is None else self._case(row)
         if case is not None and not _bound(case, row, claim, standing):
             return Approval(Decision.DENY, "the approval was given for something else")
-        said = "" if case is None or case.answered is None else case.answered.reason
-        days = _span(self.settings.expires_s)
+        reason = "" if case is None or case.answered is None else case.answered.reason
+        validity = _span(self.settings.expires_s)
         match standing:
             case Standing.ONCE:
-                return Approval(Decision.ONCE, said)
+                return Approval(Decision.ONCE, reason)
             case Standing.SESSION:
-                return Approval(Decision.SESSION, said or "approved for this session")
+                return Approval(Decision.SESSION, reason or "approved for this session")
             case Standing.DENIED:
-                return Approval(Decision.DENY, said or "the user said no")
+                return Approval(Decision.DENY, reason or "the user said no")
             case Standing.EXPIRED:
-                return Approval(Decision.DENY, f"it was not approved and begun within {days}")
+                return Approval(Decision.DENY, f"it was not approved and started within {validity}")
             case Standing.USED:
-                return Approval(Decision.DENY, "its approval was used already, and holds once")
+                return Approval(Decision.DENY, "its approval was for one use, and was used already")
             case Standing.FULL:
                 return Approval(Decision.DENY, "too many calls wait for an approval already")
             case Standing.WAITING if case is not None:
@@ -227,32 +227,32 @@ class Approvals:
                 return Approval(Decision.DENY, self._absent)
 
     def _case(self, row: StoredApproval) -> Case:
-        asking = msgspec.json.decode(row.asked, type=Asking)
-        said = None if row.answer is None else msgspec.json.decode(row.answer, type=Answered)
-        return Case(asking, row.standing(self._store.now()), said, row.uses)
+        request = msgspec.json.decode(row.asked, type=Asking)
+        answered = None if row.answer is None else msgspec.json.decode(row.answer, type=Answered)
+        return Case(request, row.standing(self._store.now()), answered, row.uses)
 
     def _wake(self, id_: str) -> None:
-        if (waiter := self._waiters.get(id_)) is not None:
-            waiter.set()
+        if (answered := self._waiters.get(id_)) is not None:
+            answered.set()
 
 
 def _bound(case: Case, row: StoredApproval | None, claim: Claim, standing: Standing) -> bool:
-    """Whether what is kept, and sealed, really is about this call: looked at once more at use."""
-    asking, wanted = case.asking, claim.row
-    if standing is Standing.SESSION and (row is None or row.request_id != wanted.request_id):
-        return asking.scope.key == wanted.scope and _says(case, Decision.SESSION)
-    same = (asking.request_id, asking.sha256) == (wanted.request_id, wanted.sha256)
+    """Check at use that the stored, sealed request and answer are for this call."""
+    request, claimed = case.asking, claim.row
+    if standing is Standing.SESSION and (row is None or row.request_id != claimed.request_id):
+        return request.scope.key == claimed.scope and _says(case, Decision.SESSION)
+    same = (request.request_id, request.sha256) == (claimed.request_id, claimed.sha256)
     if standing in (Standing.ONCE, Standing.SESSION):
         same = same and _says(case, Decision(str(standing)))
     return same
 
 
 def _says(case: Case, decision: Decision) -> bool:
-    said = case.answered
+    answered = case.answered
     return (
-        said is not None
-        and said.decision is decision
-        and not said.by.why_not(case.asking.scope.tenant)
+        answered is not None
+        and answered.decision is decision
+        and not answered.by.why_not(case.asking.scope.tenant)
     )
 
 

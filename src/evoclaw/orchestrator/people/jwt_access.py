@@ -1,4 +1,4 @@
-"""Signed tokens of somebody else's (JWT), checked by keys that were configured, and no others."""
+"""Verifies JWTs of an external issuer with the configured keys, and no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jwt import PyJWK
 
 SHORTEST_SECRET = 32
-"""Bytes of a shared secret: as many as the hash has, as RFC 7518 wants."""
+"""Of a shared secret: the size of the hash, as RFC 7518 requires."""
 MOST_KEYS = 100
 MAX_BYTES = 1 << 20
 SYMMETRIC = "HS256"
@@ -28,10 +28,10 @@ Algorithm = Literal["EdDSA", "ES256", "RS256", "HS256"]
 
 
 class JwtSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose signed tokens are accepted, and what they mean here."""
+    """Which JWTs are accepted, and how their claims are mapped."""
 
     issuer: str
-    """Must be the token's `iss`, to the letter."""
+    """Must equal the token's `iss` exactly."""
     audience: str
     """Must be in the token's `aud`."""
     algorithms: Annotated[tuple[Algorithm, ...], Meta(min_length=1)] = ("EdDSA", "ES256", "RS256")
@@ -40,15 +40,15 @@ class JwtSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     secret_file: Path | None = None
     """The shared secret, for HS256 and nothing else."""
     leeway_s: Annotated[float, Meta(ge=0, le=300)] = 30.0
-    """Seconds that the issuer's clock may be off."""
+    """Seconds by which the issuer's clock may differ."""
     tenant_claim: str = "tenant"
     tenant: str = ""
-    """Whose data these tokens open, if that is always the same; else the claim must say."""
+    """The tenant of all these tokens; if empty, the claim must name it."""
     user_claim: str = "sub"
     scopes_claim: str = "scope"
-    """A list, or one text with blanks between them."""
+    """A list, or one text separated by spaces."""
     scopes: dict[str, tuple[str, ...]] = {}
-    """What the issuer's scopes mean here; without it they must be called as ours are."""
+    """Maps the issuer's scopes to scopes here; without it they must have the same names."""
 
 
 class _Jwks(Struct):
@@ -56,10 +56,10 @@ class _Jwks(Struct):
 
 
 class SignedTokens:
-    """Checks signed tokens; whatever is wrong with one, it is nobody's."""
+    """Verifies JWTs; an invalid one has no caller."""
 
     def __init__(self, settings: JwtSettings, *, clock: Callable[[], float] = time.time) -> None:
-        """Read the keys; `ConfigError` if they cannot be what the algorithms need."""
+        """Read the keys; raise `ConfigError` if they do not fit the algorithms."""
         self._settings, self._clock = settings, clock
         self._keys: Mapping[str, PyJWK] = {}
         self._secret = b""
@@ -68,12 +68,15 @@ class SignedTokens:
             self._secret = _secret(settings.secret_file)
         if asymmetric:
             self._keys = _keys(settings.jwks_file, asymmetric)
-        unknown = {one for given in settings.scopes.values() for one in given} - SCOPES
+        unknown = {scope for scopes in settings.scopes.values() for scope in scopes} - SCOPES
         if unknown:
-            raise ConfigError(f"[server.jwt] scopes: no such scope: {', '.join(sorted(unknown))}")
+            raise ConfigError(
+                f"[server.jwt] scopes: no such scope: {', '.join(sorted(unknown))}; "
+                f"known scopes: {', '.join(sorted(SCOPES))}"
+            )
 
     def caller(self, bearer: str) -> Caller | None:
-        """Who shows it; None if it is not good, whatever the reason."""
+        """The caller of a JWT; None if it is invalid, for whatever reason."""
         import jwt
 
         if len(bearer) > LONGEST or bearer.count(".") != 2:
@@ -91,7 +94,7 @@ class SignedTokens:
                 audience=self._settings.audience,
                 options={
                     "require": ["exp", "iss", "aud"],
-                    # By our own clock, below.
+                    # Checked below, with our own clock.
                     "verify_exp": False,
                     "verify_nbf": False,
                     "verify_iat": False,
@@ -102,26 +105,26 @@ class SignedTokens:
         return self._meaning(claims) if self._is_now(claims) else None
 
     def _key(self, header: Mapping[str, Any]) -> tuple[PyJWK | bytes | None, str]:
-        """The key that a token must be signed with, and how; the token chooses neither."""
+        """The key and algorithm for a token's header, only from those configured."""
         algorithm, kid = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in self._settings.algorithms:
             return None, ""
         if "crit" in header:
-            return None, ""  # something must be understood that is not
+            return None, ""  # critical extensions are not supported
         if algorithm == SYMMETRIC:
             return self._secret or None, algorithm
         key = self._keys.get(kid) if isinstance(kid, str) else None
-        # A public key must never serve as the secret of another algorithm.
+        # A public key must never be used as the secret of another algorithm.
         if key is None or key.algorithm_name != algorithm:
             return None, ""
         return key, algorithm
 
     def _is_now(self, claims: Mapping[str, JSON]) -> bool:
         now, leeway = self._clock(), self._settings.leeway_s
-        until, begins = _number(claims.get("exp")), _number(claims.get("nbf", 0))
-        if until is None or begins is None:
+        expires, starts = _number(claims.get("exp")), _number(claims.get("nbf", 0))
+        if expires is None or starts is None:
             return False
-        return now < until + leeway and begins - leeway <= now
+        return now < expires + leeway and starts - leeway <= now
 
     def _meaning(self, claims: Mapping[str, JSON]) -> Caller | None:
         settings = self._settings
@@ -138,12 +141,14 @@ class SignedTokens:
         words = said.split() if isinstance(said, str) else said if is_array(said) else []
         named = [word for word in words if isinstance(word, str)]
         if self._settings.scopes:
-            return frozenset(one for word in named for one in self._settings.scopes.get(word, ()))
+            return frozenset(
+                scope for word in named for scope in self._settings.scopes.get(word, ())
+            )
         return frozenset(named) & SCOPES
 
 
 def _number(value: JSON) -> float | None:
-    """A moment; None for what is none."""
+    """A time in Unix seconds; None if it is no number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) < 1e15 else None
 
@@ -155,7 +160,7 @@ def _read(path: Path, what: str) -> bytes:
     except OSError as problem:
         raise ConfigError(f"[server.jwt] {what} {path}: {problem.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"[server.jwt] {what} {path} is too large to be that")
+        raise ConfigError(f"[server.jwt] {what} {path} is larger than {MAX_BYTES:,} bytes")
     return data
 
 
@@ -164,7 +169,7 @@ def _secret(path: Path | None) -> bytes:
         raise ConfigError("[server.jwt] HS256 needs a secret_file; better use EdDSA and jwks_file")
     secret = _read(path, "secret_file").strip()
     if path.stat().st_mode & 0o077:
-        raise ConfigError(f"[server.jwt] others may read {path}; say chmod 600")
+        raise ConfigError(f"[server.jwt] other users can read {path}; run `chmod 600 {path}`")
     if len(secret) < SHORTEST_SECRET:
         raise ConfigError(
             f"[server.jwt] the secret in {path} must have at least {SHORTEST_SECRET} bytes"
@@ -173,20 +178,20 @@ def _secret(path: Path | None) -> bytes:
 
 
 def _keys(path: Path | None, algorithms: list[str]) -> dict[str, PyJWK]:
-    """The keys that can be used, by their ids."""
+    """The keys of these algorithms, by their ids."""
     if path is None:
         raise ConfigError(f"[server.jwt] {', '.join(algorithms)} need a jwks_file")
     try:
         document = msgspec.json.decode(_read(path, "jwks_file"), type=_Jwks)
     except (msgspec.DecodeError, RecursionError) as problem:
-        raise ConfigError(f"[server.jwt] {path} holds no JWKS: {problem}") from None
+        raise ConfigError(f"[server.jwt] {path} is not a valid JWKS file: {problem}") from None
     found: dict[str, PyJWK] = {}
-    for one in document.keys[:MOST_KEYS]:
-        key, kid = _key(one), one.get("kid")
+    for jwk in document.keys[:MOST_KEYS]:
+        key, kid = _key(jwk), jwk.get("kid")
         if key is None or key.algorithm_name not in algorithms:
             continue
         if not isinstance(kid, str) or not kid or kid in found:
-            raise ConfigError(f"[server.jwt] each key in {path} needs a kid of its own")
+            raise ConfigError(f"[server.jwt] each key in {path} needs a unique kid")
         found[kid] = key
     if not found:
         raise ConfigError(f"[server.jwt] {path} has no key for {', '.join(algorithms)}")
@@ -194,7 +199,7 @@ def _keys(path: Path | None, algorithms: list[str]) -> dict[str, PyJWK]:
 
 
 def _key(one: dict[str, Any]) -> PyJWK | None:
-    """A key; None for one of a kind that is not for us."""
+    """A signing key; None for other keys, and for unsupported types."""
     from jwt import PyJWK
     from jwt.exceptions import PyJWTError
 

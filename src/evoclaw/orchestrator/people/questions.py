@@ -1,4 +1,4 @@
-"""Questions to the person of a session: kept until answered, also when the run ended meanwhile."""
+"""Questions to the user of a session: stored until answered, also after the run ended."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from evoclaw.tools.question import (
 )
 
 CODE = "question"
-"""Of the verdict that stops a run until a person has answered."""
+"""The code of the verdict that suspends a run until its question is answered."""
 
 
 class Questions:
-    """What the people of one tenant are asked, by whichever face they can be reached."""
+    """Asks the people of one tenant, at the terminal, the dashboard, the API or a channel."""
 
     def __init__(
         self, store: QuestionStore, *, face: Person | None = None, parks: bool = False
     ) -> None:
-        """Choose how people are reached.
+        """Choose how people are asked.
 
         Args:
-            store: Where questions and answers of a tenant are kept.
-            face: Who is there now, as the person at a terminal: one of this tenant.
-            parks: Whether a run stops as `waiting` until `answer` was called and it is resumed.
+            store: Where questions and answers of a tenant are stored.
+            local_person: Asks the person at the terminal, a user of this tenant.
+            suspends_runs: Whether a run ends as `waiting`, and is resumed after `answer`.
         """
         self._store, self._face, self.parks = store, face, parks
         self._home = store.tenant
         self._one_at_a_time = asyncio.Lock()
         self._waiters: dict[tuple[str, str], asyncio.Future[None]] = {}
-        """By tenant and question; the same for all tenants."""
+        """By tenant and question id; shared by the objects of all tenants."""
 
     def of(self, tenant: str) -> Questions:
-        """The questions of another tenant; the person at the terminal is not asked those."""
+        """The questions of another tenant; the person at the terminal is not asked."""
         others = copy.copy(self)
         others._store = self._store.of(tenant)
         return others
@@ -65,43 +65,47 @@ class Questions:
         return self._face if self._store.tenant == self._home else None
 
     def person(self, session_id: str) -> Person:
-        """The person of a session."""
+        """The person who is asked in a session."""
         return _PersonOf(self, session_id)
 
     async def waiting(self, session_id: str = "") -> Sequence[tuple[str, Question]]:
-        """What is asked and not answered yet: the session, and the question."""
+        """The unanswered questions, with their sessions."""
         found = await self._store.waiting(session_id)
-        return [(one.session_id, _decoded(one.question)) for one in found if not _is_call(one)]
+        return [
+            (stored.session_id, _decoded(stored.question))
+            for stored in found
+            if not _is_call(stored)
+        ]
 
     async def answer(self, question_id: str, answer: Answer) -> str:
-        """Answer a question; what is wrong with the answer, if anything. The first one counts."""
+        """Answer a question; return the problem, or an empty text. The first answer counts."""
         stored = await self._store.get(question_id)
         if stored is None or _is_call(stored):
             return "there is no such question"
         if problem := problem_of(_decoded(stored.question), answer):
             return problem
         if not await self._store.answer(question_id, msgspec.json.encode(answer)):
-            return "it was answered already, or nobody waits for the answer any more"
-        waiter = self._waiters.get((self._store.tenant, question_id))
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+            return "it was answered already, or its run no longer waits for the answer"
+        pending = self._waiters.get((self._store.tenant, question_id))
+        if pending is not None and not pending.done():
+            pending.set_result(None)
         return ""
 
     async def given(self, session_id: str, question: Question) -> Answer | None:
-        """The answer to a question if there is one; the question is kept in any case."""
+        """The answer to a question if there is one; the question is stored in any case."""
         stored = await self._store.ask(question.id, session_id, msgspec.json.encode(question))
         return None if stored.answer is None else msgspec.json.decode(stored.answer, type=Answer)
 
     async def ask(self, session_id: str, question: Question) -> Answer | None:
-        """Wait for an answer, wherever it comes from; None if nobody can be asked."""
-        given = await self.given(session_id, question)
-        if given is not None or (self._here is None and not self.parks):
-            return given
-        waiter, key = asyncio.get_running_loop().create_future(), (self._store.tenant, question.id)
-        self._waiters[key] = waiter
+        """Wait for an answer from any source; None if no person can be asked."""
+        answer = await self.given(session_id, question)
+        if answer is not None or (self._here is None and not self.parks):
+            return answer
+        pending, key = asyncio.get_running_loop().create_future(), (self._store.tenant, question.id)
+        self._waiters[key] = pending
         asking = asyncio.create_task(self._ask_face(session_id, question))
         try:
-            await asyncio.wait((waiter, asking), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((pending, asking), return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 asking.result()
         finally:
@@ -136,7 +140,7 @@ class PendingQuestions(Policy):
     questions: Questions
     session_id: str
     approver: Approver
-    """Who is asked everything else."""
+    """Asked for everything else."""
 
     async def judge(self, call: Call) -> Verdict:
         """Allow a question when it has its answer."""
@@ -148,7 +152,7 @@ class PendingQuestions(Policy):
         return Ask(CODE, question.text)
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
-        """Say that the answer is still to come; leave the rest to the one who is asked."""
+        """Report a question as pending; pass other requests to the approver."""
         if ask.code == CODE and call.name == NAME:
             return Approval(Decision.PENDING, ask.reason)
         return await self.approver.approve(call, ask)
@@ -159,7 +163,7 @@ class _Kind(Struct):
 
 
 def _is_call(stored: StoredQuestion) -> bool:
-    """Whether it is no question to a person, but a call that its caller's program is to run."""
+    """Whether it is not a question, but a call that the caller's program runs."""
     return msgspec.json.decode(stored.question, type=_Kind).caller
 
 

@@ -55,8 +55,8 @@ class ReceiptArchive:
             run_id: Only receipts of this run: then the chains have gaps.
         """
         pins = [pin for pin in await self.store.pins() if agent_id in ("", pin.agent_id)]
-        kept = await self.store.listed(agent_id=agent_id, run_id=run_id)
-        async for line in _bundle(pins, kept, self._outbox):
+        receipts = await self.store.listed(agent_id=agent_id, run_id=run_id)
+        async for line in _bundle(pins, receipts, self._outbox):
             yield line
 
 
@@ -71,19 +71,19 @@ class TenantArchive:
         self, *, agent_id: str = "", run_id: str = ""
     ) -> AsyncGenerator[dict[str, JSON]]:
         """The lines of a file for `evoclaw verify`; chains have gaps for other tenants' calls."""
-        kept = await self.receipts.listed(agent_id=agent_id, run_id=run_id)
-        signers = {receipt.agent_id for receipt in kept}
+        receipts = await self.receipts.listed(agent_id=agent_id, run_id=run_id)
+        signers = {receipt.agent_id for receipt in receipts}
         pins = [pin for pin in await self._store.pins() if pin.agent_id in signers]
-        async for line in _bundle(pins, kept, self._outbox):
+        async for line in _bundle(pins, receipts, self._outbox):
             yield line
 
     async def of_run(self, run_id: str) -> list[CheckedReceipt]:
         """The receipts of one run, each verified again with the known key of its device."""
-        kept = await self.receipts.listed(run_id=run_id)
+        receipts = await self.receipts.listed(run_id=run_id)
         keys = {pin.agent_id: pin.key for pin in await self._store.pins()}
         # Verifying takes a tenth of a millisecond: many would block the event loop.
         return await asyncio.to_thread(
-            lambda: [_check(receipt, run_id, keys.get(receipt.agent_id)) for receipt in kept]
+            lambda: [_check(receipt, run_id, keys.get(receipt.agent_id)) for receipt in receipts]
         )
 
 
@@ -118,17 +118,17 @@ async def _bundle(
 ) -> AsyncGenerator[dict[str, JSON]]:
     for pin in pins:
         yield {"type": "key", "agent_id": pin.agent_id, "key": pin.key, "trust": pin.trust}
-    for kept in receipts:
-        if kept.flaw:
+    for receipt in receipts:
+        if receipt.flaw:
             continue
         line: dict[str, JSON] = {
             "type": "receipt",
-            "body": kept.body,
-            "signature": kept.signature,
+            "body": receipt.body,
+            "signature": receipt.signature,
         }
-        row = None if outbox is None else await outbox.get(kept.request_id)
-        if row is not None and row.agent_id == kept.agent_id:
-            line |= _call_of(row, kept.tenant)
+        row = None if outbox is None else await outbox.get(receipt.request_id)
+        if row is not None and row.agent_id == receipt.agent_id:
+            line |= _call_of(row, receipt.tenant)
         yield line
 
 

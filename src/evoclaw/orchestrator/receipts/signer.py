@@ -77,10 +77,10 @@ class LocalReceiptSigner:
             at = place if place.chain and place.key == key else new_chain
             receipt = replace(draft, chain=at.chain, counter=at.counter + 1, prev=at.hash)
             signed = self._key.sign(receipt)
-            kept = stored_receipt(receipt, signed, ended, tenant=call.context.principal.tenant)
-            return kept, Place(at.chain, at.counter + 1, signed.hash, key)
+            stored = stored_receipt(receipt, signed, ended, tenant=call.context.principal.tenant)
+            return stored, Place(at.chain, at.counter + 1, signed.hash, key)
 
         machine = "" if self._name == LOCAL_AGENT_ID else self._name
-        kept = await self._store.sign(make, machine=machine, wait=self._wait)
-        receipt, signed = read({"body": kept.body, "signature": kept.signature})
+        stored = await self._store.sign(make, machine=machine, wait=self._wait)
+        receipt, signed = read({"body": stored.body, "signature": stored.signature})
         return valid_receipt(receipt, signed.hash, "here")

@@ -79,7 +79,7 @@ class _Chain:
 
 
 class ReceiptVerifier:
-    """Verifies receipts and stores them; the inspector of a `Reception`."""
+    """Verifies receipts and stores them; the inspector of a `ReportReceiver`."""
 
     def __init__(
         self,
