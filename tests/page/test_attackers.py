@@ -36,7 +36,7 @@ async def test_a_link_of_somebody_else_logs_nobody_in_unasked(looker: Looker) ->
     await looker.enter("fleet")
 
     await page.evaluate("token => { location.hash = `#token=${token}`; }", theirs)
-    await expect(page.get_by_role("dialog")).to_contain_text("Log in as somebody else?")
+    await expect(page.get_by_role("dialog")).to_contain_text("Log in as another user?")
     assert theirs not in page.url
     await looker.button("Cancel").click()
     await expect(page.get_by_role("dialog")).to_have_count(0)

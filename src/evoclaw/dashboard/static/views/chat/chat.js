@@ -1,4 +1,4 @@
-// Chat: sessions at the left, a conversation, and the canvas beside it.
+// Chat: the session list, one conversation, and its canvas.
 
 import { del, get, patch, post } from "../../api.js";
 import { announce, h, oneLine, replace } from "../../dom.js";
@@ -14,7 +14,7 @@ export const title = "Chat";
 
 const AGENT = "evoclaw.chat.agent";
 
-/** Show a session, or the beginning of a new one. */
+/** Show a session, or the form for a new one. */
 export async function mount(root, args, signal) {
   const chat = new Chat(root, signal);
   chat.list.load().catch((cause) => toast(cause.message, "bad"));
@@ -61,7 +61,7 @@ class Chat {
     return made;
   }
 
-  /** Show another session in place of this one; the empty id begins a new one. */
+  /** Show another session; an empty id shows the form for a new one. */
   async open(id, { push = true, focus = push } = {}) {
     this.shown?.abort();
     this.shown = new AbortController();
@@ -79,7 +79,7 @@ class Chat {
       if (signal.aborted || cause.name === "AbortError") return;
       const gone = cause.status === 404;
       replace(this.place, h("header", { class: "row talk-head" }, this.opener()),
-        failed(gone ? new Error("There is no such session; it may have been deleted.") : cause,
+        failed(gone ? new Error("There is no such session. It may have been deleted.") : cause,
           gone ? null : () => this.open(id, { push: false })));
       return;
     }
@@ -97,14 +97,15 @@ class Chat {
       const run = await post("/v1/runs", { message, agent: choice.agent }, { signal, key });
       this.composer.draft.done();
       await this.open(run.session_id);
-      this.talk?.heard([run]); // it may have ended meanwhile, and be shown as what was said before
+      this.talk?.onRuns([run]); // it may have ended already, and be part of the history
       this.list.soon();
     };
     this.composer = new Composer("", { send, stop: () => {}, before });
     replace(this.place, h("header", { class: "row talk-head" }, this.opener(),
       h("h2", null, "New session")),
-    h("div", { class: "talk" }, empty("Say what is to be done. The agent answers, shows every call "
-      + "it makes, and asks you where its rules say so.")), this.composer.element);
+    h("div", { class: "talk" }, empty("Write what you want done. The agent answers, shows every "
+      + "tool call, and asks for your approval where its policies require it.")),
+    this.composer.element);
     this.composer.fit();
     try {
       const { agents } = await get("/v1/agents", null, { signal });
@@ -122,7 +123,7 @@ class Chat {
     } catch (cause) {
       if (cause.name === "AbortError") return;
       replace(before, h("span", { class: "soft small", role: "alert" },
-        `The agents cannot be listed (${cause.message}); the default one answers.`));
+        `The agents cannot be listed (${cause.message}). The default agent answers.`));
     }
   }
 
@@ -150,7 +151,7 @@ class Chat {
     await this.talk.begin();
   }
 
-  /** What is seldom done with a session. */
+  /** The menu of a session. */
   menu() {
     const made = h("details", { class: "menu" },
       h("summary", { "aria-label": "More about this session", title: "More" }, "⋯"),
@@ -169,7 +170,7 @@ class Chat {
     return made;
   }
 
-  /** A run began, went on or ended. */
+  /** A run started, continued or ended. */
   stateChanged(talk) {
     if (talk !== this.talk || !this.composer) return;
     this.composer.show(talk.current?.view.state || null);
@@ -184,7 +185,7 @@ class Chat {
       const { signal } = this.shown;
       this.renamed(await get(`/v1/sessions/${this.session.id}`, null, { signal }));
     } catch (cause) {
-      if (cause.name !== "AbortError") announce("the title could not be read");
+      if (cause.name !== "AbortError") announce("The title could not be loaded.");
     } finally {
       this.asksTitle = false;
     }
@@ -217,30 +218,31 @@ class Chat {
 
   async remove() {
     const { id } = this.session;
-    const sure = await confirmed("Delete this session?", `“${titleOf(this.session)}” goes with `
-      + "everything that was said and done in it, and the sessions it began. The audit stays.",
+    const name = titleOf(this.session);
+    const sure = await confirmed("Delete this session?", `This permanently deletes “${name}” `
+      + "with its messages and runs, and the sessions it started. The audit log stays.",
     { action: "Delete" });
     if (sure === null) return;
     await del(`/v1/sessions/${id}`);
     this.list.drop(id);
     toast("deleted");
-    history.replaceState(null, "", "#/chat"); // there is nothing to come back to
+    history.replaceState(null, "", "#/chat"); // the session no longer exists
     await this.open("", { push: false, focus: true });
   }
 
-  /** Go on from a message in a new session: with it if a model said it, else just before it. */
+  /** Branch a session after a reply of the model, or before a message of the user. */
   async branch(number, role, text) {
     const { id, agent } = this.session;
-    if (number === null) throw new Error("this was not kept yet; try again in a moment");
+    if (number === null) throw new Error("This message is not stored yet. Try again in a moment.");
     const path = `/v1/sessions/${id}/messages`;
     const start = Math.max(0, number - 1);
     const { items } = await get(path, { start, limit: number - start + 1 });
     const found = items.at(-1)?.message;
     const said = found && (found.role === "user" ? textOf(found) : found.text);
     if (!found || found.role !== role || said !== text) {
-      throw new Error("this message has moved; load the session anew");
+      throw new Error("The session has changed. Reload it, then try again.");
     }
-    // What was remembered for a message stands before it, and goes with it.
+    // The recalled notes of a message are stored before it, and belong to it.
     const remembered = items.length > 1 && loopSaid(items[0].message) === "memory";
     const last = role === "user" ? number - (remembered ? 2 : 1) : number;
     const named = oneLine(`branch of ${this.session.title || "a session"}`, 80);
@@ -252,13 +254,13 @@ class Chat {
     await this.open(made.id);
   }
 
-  /** Ask the same again. */
+  /** Send the same message again. */
   async again(asked) {
     this.composer.put(asked);
     await this.composer.submit(this.composer.mode);
   }
 
-  /** A call for the canvas was seen: just now, or in what was said before. */
+  /** The canvas was changed: just now, or in the history. */
   canvasChanged(fresh) { this.canvas?.load(fresh); }
 
   toggleCanvas() {
@@ -267,7 +269,7 @@ class Chat {
   }
 
   canvasShown(problem) {
-    if (problem) toast(`The canvas cannot be read: ${problem.message}`, "bad");
+    if (problem) toast(`The canvas could not be loaded: ${problem.message}`, "bad");
     const { sheet, element } = this.canvas || {};
     this.canvasButton.hidden = !sheet;
     this.canvasButton.setAttribute("aria-expanded", String(!element?.hidden));

@@ -1,4 +1,4 @@
-// The sessions at the left: the newest first, those that go on marked.
+// The session list: the newest first, open ones marked.
 
 import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
@@ -7,8 +7,8 @@ import { on, runs } from "../../live.js";
 import { badge, button, empty, failed } from "../../parts.js";
 import { titleOf } from "./turns.js";
 
-const AT_ONCE = 50;
-let kept = []; // from the last time, so that a list is there at once
+const PAGE_SIZE = 50;
+let kept = []; // cached, so that the list is shown at once
 let next = "";
 window.addEventListener("evoclaw:left", () => { kept = []; next = ""; });
 
@@ -20,14 +20,14 @@ export class SessionList {
     this.more = button("Older", () => this.load(next), { tone: "plain" });
     this.element = h("div", { class: "session-list" }, this.rows, this.more);
     this.draw();
-    on("runs", (items) => this.heard(items), signal);
+    on("runs", (items) => this.onRuns(items), signal);
     signal.addEventListener("abort", () => clearTimeout(this.timer), { once: true });
   }
 
-  /** Ask for the list, or for more of it. */
+  /** Load the list, or the next page. */
   async load(before = "") {
     try {
-      const page = await get("/v1/sessions", { before, limit: AT_ONCE }, { signal: this.signal });
+      const page = await get("/v1/sessions", { before, limit: PAGE_SIZE }, { signal: this.signal });
       const old = before ? kept : [];
       kept = [...old, ...page.items];
       next = page.next || "";
@@ -39,34 +39,34 @@ export class SessionList {
     }
   }
 
-  heard(items) {
-    const ids = new Set(kept.map((one) => one.id));
-    // A run of another's session, or of a part of one of ours, is none of this list.
+  onRuns(items) {
+    const ids = new Set(kept.map((session) => session.id));
+    // Sub-runs have sessions that are not in this list.
     const fresh = items.some((run) => !ids.has(run.session_id) && !run.parent_run);
     if (fresh) this.soon();
     else this.draw();
   }
 
-  /** Ask again, but not for every change by itself. */
+  /** Reload soon, once for several changes. */
   soon() {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.load().catch(() => this.draw()), 400);
   }
 
-  /** Which one is shown. */
+  /** Mark the session that is shown. */
   mark(id) {
     this.shownId = id;
     this.draw();
   }
 
-  /** One was changed or made here. */
+  /** Add or update a session. */
   put(session) {
     const there = kept.some((one) => one.id === session.id);
     kept = there ? kept.map((one) => (one.id === session.id ? session : one)) : [session, ...kept];
     this.draw();
   }
 
-  /** One is gone. */
+  /** Remove a session. */
   drop(id) {
     kept = kept.filter((one) => one.id !== id);
     this.draw();

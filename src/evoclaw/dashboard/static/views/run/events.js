@@ -1,4 +1,4 @@
-// The records of a run as a list: ten thousand of them cost a screenful.
+// The list of a run's records.
 
 import { h } from "../../dom.js";
 import { VirtualList } from "../../list.js";
@@ -9,15 +9,15 @@ import { isTrouble, says } from "./words.js";
 const HEIGHT = 30;
 const PIECES = new Set(["text_delta", "reasoning_delta", "call_output"]);
 const KINDS = {
-  facts: ["without pieces of text", (record) => !PIECES.has(record.event.type)],
+  facts: ["without streamed text", (record) => !PIECES.has(record.event.type)],
   all: ["every record", () => true],
   calls: ["calls", (record) => /^call_|^approval/.test(record.event.type)],
-  trouble: ["trouble", isTrouble],
+  trouble: ["problems", isTrouble],
 };
 
 /**
- * The list. `onSelect(record, number)` is told what was chosen; the number counts from 1.
- * `following`: the end is kept in sight as it grows, until somebody scrolls away.
+ * The list. `onSelect(record, number)` is called on selection; the number counts from 1.
+ * `following`: scroll with the end until the user scrolls away.
  */
 export class Events {
   constructor(recording, onSelect, following) {
@@ -50,7 +50,7 @@ export class Events {
     if (redraw) this.update(this.position);
   }
 
-  /** Take in what is new, and mark where the replay stands; null is the end. */
+  /** Add new records, and mark the position of the replay; null is the end. */
   update(position) {
     const { records } = this.recording;
     const grew = records.length > this.seen;
@@ -73,7 +73,7 @@ export class Events {
     this.list.element.scrollTop = this.list.element.scrollHeight;
   }
 
-  /** The place of the last listed record among the first so many. */
+  /** The index of the last listed record up to a position. */
   before(position) {
     let low = 0, high = this.items.length;
     while (low < high) {
@@ -83,7 +83,7 @@ export class Events {
     return Math.max(0, low - 1);
   }
 
-  /** Mark a record as the chosen one. */
+  /** Select a record. */
   select(record) {
     this.chosen = record;
     this.mark();
