@@ -159,8 +159,8 @@ async def test_values_that_no_honest_device_sends_are_shown_all_the_same(looker:
     shown: list[str] = await looker.page.evaluate(
         """async () => {
           const { h } = await import("/ui/dom.js");
-          const { runBadge, verdictBadge, when } = await import("/ui/parts.js");
-          const { gist } = await import("/ui/views/run/words.js");
+          const { runBadge, verdictBadge, when } = await import("/ui/components.js");
+          const { gist } = await import("/ui/views/run/labels.js");
           const { receiptPart } = await import("/ui/views/run/receipts.js");
           const page = { receiptsOf: async () => [{ at: 1e300, receipt: {} }] };
           const call = { startedAt: 1, result: { details: { receipts: 7, receipt: "x" } } };

@@ -81,7 +81,8 @@ async def running(
         config.load()
     except OSError as problem:
         listening.close()
-        raise ConfigError(f"cannot load the TLS certificate or key of [server]: {problem}") from None
+        text = f"cannot load the TLS certificate or key of [server]: {problem}"
+        raise ConfigError(text) from None
     server = _Quiet(config)
     task = asyncio.create_task(server.serve([listening]))
     up = asyncio.create_task(server.up.wait())

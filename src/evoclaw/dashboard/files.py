@@ -80,7 +80,7 @@ def _answer(
         "permissions-policy": _FEATURES,
     }
     if name == FRAME:
-        # The policy does not cover peer connections and DNS lookups of navigations; this header does.
+        # Covers peer connections and DNS lookups of navigations, which the policy does not.
         headers["connection-allowlist"] = "()"
     if request.headers.get("if-none-match") == found.tag:
         return Response(b"", status_code=304, headers=headers, media_type=found.kind)

@@ -3,7 +3,7 @@
 import { dropToken, forgetKept, hasToken, isToken, onForgotten, useToken } from "./api.js";
 import { announce, clean, h, oneLine, replace } from "./dom.js";
 import { begin, forget, known, on } from "./live.js";
-import { confirmed, dialog, failed, field, toast } from "./parts.js";
+import { confirmed, dialog, failed, field, toast } from "./components.js";
 
 const VIEWS = [
   ["fleet", "Fleet", "f"], ["chat", "Chat", "c"], ["runs", "Runs", "r"],

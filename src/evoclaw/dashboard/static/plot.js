@@ -2,7 +2,7 @@
 
 import { h, s } from "./dom.js";
 import { moment } from "./format.js";
-import { fold, table } from "./parts.js";
+import { fold, table } from "./components.js";
 
 const WIDTH = 600, LEFT = 52, BOTTOM = 22, TOP = 8, RIGHT = 8;
 

@@ -4,10 +4,10 @@ import { get } from "../../api.js";
 import { announce, h, replace, ticking } from "../../dom.js";
 import { some } from "../../format.js";
 import { known, may, on } from "../../live.js";
-import { empty, toast } from "../../parts.js";
+import { empty, toast } from "../../components.js";
 import { ApprovalCard } from "./card.js";
 import { EFFECT_ORDER, Group, send, whyNot } from "./group.js";
-import { history, questions, standing } from "./more.js";
+import { history, questions, standing } from "./answers.js";
 
 export const title = "Approvals";
 
@@ -139,8 +139,8 @@ class Queue {
     const rank = (group) => EFFECT_ORDER.indexOf(group.effect);
     const sorted = [...this.groups.values()].sort((a, b) => rank(a) - rank(b));
     sorted.forEach((group, index) => {
-      const there = this.element.children[index];
-      if (there !== group.element) this.element.insertBefore(group.element, there || null);
+      const current = this.element.children[index];
+      if (current !== group.element) this.element.insertBefore(group.element, current || null);
     });
     if (this.cards.size) this.none.remove();
     else if (!this.none.isConnected) {

@@ -2,7 +2,7 @@
 
 import { h, replace, setText } from "../../dom.js";
 import { duration } from "../../format.js";
-import { badge, button } from "../../parts.js";
+import { badge, button } from "../../components.js";
 
 const LINES = 14, LETTERS = 900; // of one argument that are shown before it is truncated
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu;

@@ -3,7 +3,7 @@
 import { post } from "../../api.js";
 import { h, replace, setText } from "../../dom.js";
 import { some } from "../../format.js";
-import { badge, button, confirmed } from "../../parts.js";
+import { badge, button, confirmed } from "../../components.js";
 
 const DONE = { once: "approved once", session: "approved for the session", deny: "denied" };
 const EFFECTS = { write: ["warn", "writes"], read: ["quiet", "read-only"],

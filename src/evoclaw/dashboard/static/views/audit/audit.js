@@ -4,7 +4,7 @@ import { get } from "../../api.js";
 import { h, oneLine, replace } from "../../dom.js";
 import { some } from "../../format.js";
 import { badge, button, empty, field, jsonBlock, load, select, table, verdictBadge, when }
-  from "../../parts.js";
+  from "../../components.js";
 
 export const title = "Audit";
 

@@ -2,7 +2,7 @@
 
 import { clean, h, oneLine, replace, setText } from "../../dom.js";
 import { duration } from "../../format.js";
-import { badge, fold, jsonBlock, textBlock } from "../../parts.js";
+import { badge, fold, jsonBlock, textBlock } from "../../components.js";
 
 const MAX_LIVE_CHARS = 8000; // of live output that stay visible
 const PICTURE = /^image\/(png|jpeg|gif|webp)$/;
@@ -56,14 +56,14 @@ export class CallCard {
     this.place = h("span", { class: "soft" });
     this.time = h("span", { class: "soft number" });
     this.verdict = h("p", { class: "verdict small", hidden: true });
-    this.said = h("div", { class: "said" });
+    this.content = h("div", { class: "said" });
     const about = aboutCall(this.args);
     const name = oneLine(call.name, 60);
     this.element = h("article", { class: "call", "aria-label": `call of ${name}` },
       h("header", { class: "row" }, h("strong", { class: "mono" }, name),
         this.state, h("span", { class: "grow" }), this.place, this.time),
       about && h("p", { class: "about mono", title: about }, about),
-      this.verdict, this.said,
+      this.verdict, this.content,
       h("footer", { class: "row small" },
         Object.keys(this.args).length > 0
           && fold("Arguments", () => jsonBlock(this.args, "arguments")),
@@ -88,11 +88,11 @@ export class CallCard {
 
   /** A person answered. */
   answered({ decision, reason }) {
-    const said = ANSWERS[decision];
-    if (!said) return;
+    const answer = ANSWERS[decision];
+    if (!answer) return;
     this.verdict.hidden = false;
     replace(this.verdict, this.verdict.textContent, " ",
-      h("strong", null, reason && decision === "deny" ? `${said}: ${reason}` : said));
+      h("strong", null, reason && decision === "deny" ? `${answer}: ${reason}` : answer));
     if (decision !== "deny") this.show("quiet", "approved");
   }
 
@@ -109,7 +109,7 @@ export class CallCard {
     if (!this.pre) {
       this.pre = h("pre", { class: "text live", tabindex: "0", role: "group",
         "aria-label": "live output" });
-      replace(this.said, this.pre);
+      replace(this.content, this.pre);
     }
   }
 
@@ -145,7 +145,7 @@ export class CallCard {
     const pictures = (result.blocks || []).some((block) => block.type === "image");
     const short = text && text.length <= 160 && !text.includes("\n") && !pictures;
     const line = oneLine(text, 120) || (pictures ? "an image" : "(empty)");
-    replace(this.said, short ? h("p", { class: result.error ? "bad-text" : "" }, text)
+    replace(this.content, short ? h("p", { class: result.error ? "bad-text" : "" }, text)
       : text || pictures ? fold(h("span", { class: result.error ? "bad-text" : "" }, line),
         () => blocksOf(result)) : null);
     const proof = details.receipt && details.receipt.state;

@@ -2,7 +2,7 @@
 
 import { get } from "../../api.js";
 import { announce, h, oneLine, replace } from "../../dom.js";
-import { button } from "../../parts.js";
+import { button } from "../../components.js";
 
 const WIDTH = "evoclaw.canvas.width";
 const CLOSED = "evoclaw.canvas.closed"; // the time of the canvas that the user closed

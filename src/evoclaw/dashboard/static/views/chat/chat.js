@@ -3,12 +3,13 @@
 import { del, get, patch, post } from "../../api.js";
 import { announce, h, oneLine, replace } from "../../dom.js";
 import { may } from "../../live.js";
-import { button, confirmed, dialog, empty, failed, field, select, toast } from "../../parts.js";
+import { button, confirmed, dialog, empty, failed, field, select, toast }
+  from "../../components.js";
 import { Canvas } from "./canvas.js";
 import { Composer, leaveDraft } from "./composer.js";
 import { SessionList } from "./sessions.js";
-import { Talk } from "./talk.js";
-import { costLine, loopSaid, textOf, titleOf } from "./turns.js";
+import { Conversation } from "./conversation.js";
+import { costLine, loopMessageKind, textOf, titleOf } from "./messages.js";
 
 export const title = "Chat";
 
@@ -24,7 +25,7 @@ export async function mount(root, args, signal) {
 /** The view: one session at a time, changed without leaving it. */
 class Chat {
   constructor(root, signal) {
-    Object.assign(this, { signal, shown: null, talk: null, canvas: null });
+    Object.assign(this, { signal, shown: null, conversation: null, canvas: null });
     this.list = new SessionList((id) => this.open(id), signal);
     this.drawer = h("aside", { class: "drawer", id: "chat-sessions", "aria-label": "Sessions" },
       h("div", { class: "row between" }, h("h2", null, "Sessions"),
@@ -67,7 +68,7 @@ class Chat {
     this.shown = new AbortController();
     this.signal.addEventListener("abort", () => this.shown.abort(), { once: true });
     this.showDrawer(false);
-    this.talk = this.canvas = this.session = null;
+    this.conversation = this.canvas = this.session = null;
     replace(this.side);
     this.list.mark(id);
     if (push) history.pushState(null, "", id ? `#/chat/${encodeURIComponent(id)}` : "#/chat");
@@ -77,10 +78,10 @@ class Chat {
       else await this.showNew(signal);
     } catch (cause) {
       if (signal.aborted || cause.name === "AbortError") return;
-      const gone = cause.status === 404;
+      const missing = cause.status === 404;
       replace(this.place, h("header", { class: "row talk-head" }, this.opener()),
-        failed(gone ? new Error("There is no such session. It may have been deleted.") : cause,
-          gone ? null : () => this.open(id, { push: false })));
+        failed(missing ? new Error("There is no such session. It may have been deleted.") : cause,
+          missing ? null : () => this.open(id, { push: false })));
       return;
     }
     if (focus && !signal.aborted) this.focusComposer();
@@ -97,7 +98,7 @@ class Chat {
       const run = await post("/v1/runs", { message, agent: choice.agent }, { signal, key });
       this.composer.draft.done();
       await this.open(run.session_id);
-      this.talk?.onRuns([run]); // it may have ended already, and be part of the history
+      this.conversation?.onRuns([run]); // it may have ended already, and be part of the history
       this.list.soon();
     };
     this.composer = new Composer("", { send, stop: () => {}, before });
@@ -131,10 +132,10 @@ class Chat {
     const session = await get(`/v1/sessions/${encodeURIComponent(id)}`, null, { signal });
     if (signal.aborted) return;
     this.session = session;
-    this.talk = new Talk(session, this, signal);
+    this.conversation = new Conversation(session, this, signal);
     this.canvas = new Canvas(id, signal, (problem) => this.canvasShown(problem));
-    this.composer = new Composer(id, { stop: () => this.talk.stop(),
-      send: (text, key, how) => this.talk.say(text, key, how) });
+    this.composer = new Composer(id, { stop: () => this.conversation.stop(),
+      send: (text, key, how) => this.conversation.say(text, key, how) });
     this.foot = h("p", { class: "foot soft small" });
     this.heading = h("h2", null, titleOf(session));
     this.canvasButton = button("Canvas", () => this.toggleCanvas());
@@ -145,10 +146,10 @@ class Chat {
       h("header", { class: "row talk-head" }, this.opener(), this.heading,
         h("span", { class: "soft small agent-name" }, session.agent), h("span", { class: "grow" }),
         this.canvasButton, writes && this.menu()),
-      this.talk.element, this.composer.element, this.foot);
+      this.conversation.element, this.composer.element, this.foot);
     replace(this.side, this.canvas.element);
     this.composer.fit();
-    await this.talk.begin();
+    await this.conversation.begin();
   }
 
   /** The menu of a session. */
@@ -171,15 +172,15 @@ class Chat {
   }
 
   /** A run started, continued or ended. */
-  stateChanged(talk) {
-    if (talk !== this.talk || !this.composer) return;
-    this.composer.show(talk.current?.view.state || null);
-    replace(this.foot, costLine(talk.lastRun));
-    if (!talk.current && !this.session.title) this.refreshTitle();
+  stateChanged(conversation) {
+    if (conversation !== this.conversation || !this.composer) return;
+    this.composer.show(conversation.current?.view.state || null);
+    replace(this.foot, costLine(conversation.lastRun));
+    if (!conversation.current && !this.session.title) this.refreshTitle();
   }
 
   async refreshTitle() {
-    if (this.asksTitle || !this.talk.live.length) return;
+    if (this.asksTitle || !this.conversation.live.length) return;
     this.asksTitle = true;
     try {
       const { signal } = this.shown;
@@ -238,12 +239,12 @@ class Chat {
     const start = Math.max(0, number - 1);
     const { items } = await get(path, { start, limit: number - start + 1 });
     const found = items.at(-1)?.message;
-    const said = found && (found.role === "user" ? textOf(found) : found.text);
-    if (!found || found.role !== role || said !== text) {
+    const stored = found && (found.role === "user" ? textOf(found) : found.text);
+    if (!found || found.role !== role || stored !== text) {
       throw new Error("The session has changed. Reload it, then try again.");
     }
     // The recalled notes of a message are stored before it, and belong to it.
-    const remembered = items.length > 1 && loopSaid(items[0].message) === "memory";
+    const remembered = items.length > 1 && loopMessageKind(items[0].message) === "memory";
     const last = role === "user" ? number - (remembered ? 2 : 1) : number;
     const named = oneLine(`branch of ${this.session.title || "a session"}`, 80);
     const made = last < 0 ? await post("/v1/sessions", { agent, title: named })

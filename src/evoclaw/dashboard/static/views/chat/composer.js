@@ -1,7 +1,7 @@
 // The message input: drafts are stored, and a message never starts two runs.
 
 import { h, replace, setText } from "../../dom.js";
-import { busy, button } from "../../parts.js";
+import { busy, button } from "../../components.js";
 
 const MAX_HEIGHT = 220; // pixels
 

@@ -2,10 +2,10 @@
 
 import { get } from "../../api.js";
 import { h, oneLine } from "../../dom.js";
-import { button } from "../../parts.js";
+import { button } from "../../components.js";
 import {
-  Reply, ending, loopSaid, saidByLoop, saidByPerson, showsCanvas, textOf,
-} from "./turns.js";
+  Reply, ending, loopMessageKind, loopMessage, userMessage, showsCanvas, textOf,
+} from "./messages.js";
 
 const PAGE_SIZE = 100;
 const MAX_GROUP_MESSAGES = 12; // messages that are drawn together
@@ -65,7 +65,7 @@ export class History {
     const groups = [];
     let group = null, of = []; // `of`: the groups of the run whose start is searched
     for (const one of items.toReversed()) {
-      const role = one.message.role, why = role === "user" ? loopSaid(one.message) : role;
+      const role = one.message.role, why = role === "user" ? loopMessageKind(one.message) : role;
       // The recalled notes of a run are stored just before its message.
       if (group?.asked && why !== "memory") group = null;
       const full = group && group.items.length >= MAX_GROUP_MESSAGES;
@@ -104,9 +104,9 @@ export class History {
     const { run, items, asked } = group;
     const made = h("section", { class: "run past",
       "aria-label": oneLine(run?.asked || "earlier", 60) });
-    const shown = { reply: null, told: "" };
+    const shown = { reply: null, lastText: "" };
     for (const one of items) made.append(...this.shownOne(one, run, one === asked, shown));
-    const end = group.isLast && ending(run, shown.told, this.act);
+    const end = group.isLast && ending(run, shown.lastText, this.act);
     if (end) made.append(end);
     made.dataset.number = (asked || items[0]).number;
     group.element = made;
@@ -114,7 +114,7 @@ export class History {
   }
 
   shownOne({ number, message }, run, isAsked, shown) {
-    if (message.role === "system") return [saidByLoop(message.text, "start")];
+    if (message.role === "system") return [loopMessage(message.text, "start")];
     if (message.role === "user") return [this.shownUser(number, message, isAsked)];
     if (message.role === "tool") {
       const card = shown.reply?.cards.get(message.call_id);
@@ -124,16 +124,16 @@ export class History {
     }
     shown.reply = new Reply(run?.run_id || "", this.act);
     shown.reply.whole(message, number);
-    shown.told = message.text || shown.told;
+    shown.lastText = message.text || shown.lastText;
     return [shown.reply.element];
   }
 
   shownUser(number, message, isAsked) {
-    const text = textOf(message), why = isAsked ? "" : loopSaid(message);
-    if (why) return saidByLoop(text, why);
+    const text = textOf(message), why = isAsked ? "" : loopMessageKind(message);
+    if (why) return loopMessage(text, why);
     const tools = [button("Ask differently", () => this.act.branch(number, "user", text), {
       tone: "plain tiny", title: "Continue before this in a new session, with another text" })];
-    return saidByPerson(text, { tools });
+    return userMessage(text, { tools });
   }
 
   /** Remove the messages from this number on: a live run shows them. */

@@ -2,10 +2,10 @@
 
 import { follow, get, postEmpty } from "../../api.js";
 import { announce, h, oneLine, perFrame, replace } from "../../dom.js";
-import { button, failed } from "../../parts.js";
+import { button, failed } from "../../components.js";
 import {
-  Reply, ending, queuedLine, saidByLoop, saidByPerson, showsCanvas, textOf,
-} from "./turns.js";
+  Reply, ending, queuedLine, loopMessage, userMessage, showsCanvas, textOf,
+} from "./messages.js";
 
 /** A signal that aborts with another one, or when the tab is hidden, to save connections. */
 function whileSeen(signal) {
@@ -30,7 +30,7 @@ function untilSeen(signal) {
 /** A run that has not ended, or has just ended; `act` has the actions of the view. */
 export class LiveRun {
   constructor(view, act) {
-    Object.assign(this, { view, act, seq: 0, next: null, reply: null, told: "", steers: [] });
+    Object.assign(this, { view, act, seq: 0, next: null, reply: null, lastText: "", steers: [] });
     this.turns = h("div", { class: "turns" });
     this.pending = h("div", { class: "turns" });
     this.waits = h("div", { class: "waits" });
@@ -50,7 +50,7 @@ export class LiveRun {
     const tools = [button("Ask differently", () =>
       this.act.branch(this.start, "user", this.view.asked), { tone: "plain tiny",
       title: "Continue before this in a new session, with another text" })];
-    return saidByPerson(this.view.asked, { tools });
+    return userMessage(this.view.asked, { tools });
   }
 
   /** The number of the user message, once it is known. */
@@ -67,7 +67,7 @@ export class LiveRun {
     this.element.dataset.state = this.view.state;
     const cancel = () => postEmpty(`/v1/runs/${this.id}/cancel`);
     replace(this.foot, this.view.state === "queued" ? queuedLine(cancel)
-      : ending(this.view, this.told, this.act));
+      : ending(this.view, this.lastText, this.act));
     this.act.changed(this);
   }
 
@@ -159,7 +159,7 @@ export class LiveRun {
     const number = this.next;
     if (this.next !== null) this.next += 1 + (reply.calls || []).length;
     this.open().whole(reply, number);
-    if (reply.text) this.told = reply.text;
+    if (reply.text) this.lastText = reply.text;
     const { usage = {}, cost } = reply;
     const { tokens_in = 0, tokens_out = 0 } = this.view;
     const unpriced = this.view.cost === null || cost === undefined;
@@ -199,8 +199,8 @@ export class LiveRun {
     const text = textOf(message);
     if (this.next !== null) this.next += 1;
     this.reply = null;
-    this.turns.append(why === "steer" ? saidByPerson(text, { kind: "steer" })
-      : saidByLoop(text, why));
+    this.turns.append(why === "steer" ? userMessage(text, { kind: "steer" })
+      : loopMessage(text, why));
     const read = this.steers.findIndex((steer) => steer.text === text);
     if (why === "steer" && read >= 0) this.steers.splice(read, 1)[0].element.remove();
   }
@@ -226,7 +226,7 @@ export class LiveRun {
 
   /** A steering message; it is shown as pending until the model has read it. */
   steered(text) {
-    const element = saidByPerson(text, { kind: "steer" });
+    const element = userMessage(text, { kind: "steer" });
     element.classList.add("unheard");
     this.steers.push({ text, element });
     this.pending.append(element);

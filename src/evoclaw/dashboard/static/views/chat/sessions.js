@@ -4,13 +4,13 @@ import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { ago } from "../../format.js";
 import { on, runs } from "../../live.js";
-import { badge, button, empty, failed } from "../../parts.js";
-import { titleOf } from "./turns.js";
+import { badge, button, empty, failed } from "../../components.js";
+import { titleOf } from "./messages.js";
 
 const PAGE_SIZE = 50;
-let kept = []; // cached, so that the list is shown at once
+let cached = []; // cached, so that the list is shown at once
 let next = "";
-window.addEventListener("evoclaw:left", () => { kept = []; next = ""; });
+window.addEventListener("evoclaw:left", () => { cached = []; next = ""; });
 
 /** The list; `open(id)` shows a session. */
 export class SessionList {
@@ -28,19 +28,19 @@ export class SessionList {
   async load(before = "") {
     try {
       const page = await get("/v1/sessions", { before, limit: PAGE_SIZE }, { signal: this.signal });
-      const old = before ? kept : [];
-      kept = [...old, ...page.items];
+      const old = before ? cached : [];
+      cached = [...old, ...page.items];
       next = page.next || "";
       this.draw();
     } catch (cause) {
       if (cause.name === "AbortError") return;
-      if (!kept.length) replace(this.rows, h("li", null, failed(cause, () => this.load())));
+      if (!cached.length) replace(this.rows, h("li", null, failed(cause, () => this.load())));
       else throw cause;
     }
   }
 
   onRuns(items) {
-    const ids = new Set(kept.map((session) => session.id));
+    const ids = new Set(cached.map((session) => session.id));
     // Sub-runs have sessions that are not in this list.
     const fresh = items.some((run) => !ids.has(run.session_id) && !run.parent_run);
     if (fresh) this.soon();
@@ -61,14 +61,15 @@ export class SessionList {
 
   /** Add or update a session. */
   put(session) {
-    const there = kept.some((one) => one.id === session.id);
-    kept = there ? kept.map((one) => (one.id === session.id ? session : one)) : [session, ...kept];
+    const known = cached.some((one) => one.id === session.id);
+    cached = known ? cached.map((old) => (old.id === session.id ? session : old))
+      : [session, ...cached];
     this.draw();
   }
 
   /** Remove a session. */
   drop(id) {
-    kept = kept.filter((one) => one.id !== id);
+    cached = cached.filter((one) => one.id !== id);
     this.draw();
   }
 
@@ -78,7 +79,7 @@ export class SessionList {
     for (const run of runs.values()) {
       if (run.state !== "ended") states.set(run.session_id, run.state);
     }
-    replace(this.rows, kept.length ? kept.map((one) => this.row(one, states.get(one.id)))
+    replace(this.rows, cached.length ? cached.map((one) => this.row(one, states.get(one.id)))
       : h("li", null, empty("No sessions yet.")));
     this.more.hidden = !next;
     if (focused) this.rows.querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();

@@ -1,7 +1,7 @@
 // Renders a streaming subset of Markdown as elements, line by line.
 
 import { clean, h } from "../../dom.js";
-import { button, toast } from "../../parts.js";
+import { button, toast } from "../../components.js";
 
 // Linear-time patterns: model output must not cause catastrophic backtracking.
 const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;

@@ -4,7 +4,7 @@ import { post, postEmpty, withQuery } from "../../api.js";
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { ago, count, duration, some } from "../../format.js";
 import { fleet, may } from "../../live.js";
-import { badge, button, confirmed, edgeBadge, toast } from "../../parts.js";
+import { badge, button, confirmed, edgeBadge, toast } from "../../components.js";
 import { sparkline } from "../../plot.js";
 
 const parts = new WeakMap(); // the elements of a card that change
@@ -18,12 +18,12 @@ export function loadText(edge) {
 
 /** CPU, memory and uptime of an edge, as far as known. */
 export function machineText(edge) {
-  const said = [];
+  const facts = [];
   if (edge.uptime_s) {
-    said.push(`cpu ${count(Math.round(edge.cpu_percent || 0))} %`,
+    facts.push(`cpu ${count(Math.round(edge.cpu_percent || 0))} %`,
       `${count(Math.round(edge.memory_mb || 0))} MB`, `up ${duration(edge.uptime_s)}`);
   }
-  return said.length ? said.join(" · ") : "no machine data yet";
+  return facts.length ? facts.join(" · ") : "no machine data yet";
 }
 
 /** When the last heartbeat arrived. */

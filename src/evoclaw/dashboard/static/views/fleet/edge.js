@@ -5,7 +5,7 @@ import { h, oneLine, replace, setText, ticking } from "../../dom.js";
 import { ago, count, duration, millis, some } from "../../format.js";
 import { fleet, may, on } from "../../live.js";
 import { badge, button, edgeBadge, empty, figure, fold, jsonBlock, load, table, when }
-  from "../../parts.js";
+  from "../../components.js";
 import { approveTools, loadLine, mayApprove, ping, revoke } from "./card.js";
 import { delegationTable } from "./map.js";
 

@@ -3,7 +3,7 @@
 import { h, perFrame, replace, setText, ticking } from "../../dom.js";
 import { fleet, known, may, on } from "../../live.js";
 import { VirtualList } from "../../list.js";
-import { empty, figure, select } from "../../parts.js";
+import { empty, figure, select } from "../../components.js";
 import { edgeCard, showEdge, tickEdge } from "./card.js";
 import { edgePage } from "./edge.js";
 import { mapPage } from "./map.js";

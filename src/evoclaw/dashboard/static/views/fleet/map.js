@@ -4,7 +4,7 @@ import { get } from "../../api.js";
 import { h, oneLine, perFrame, replace, s } from "../../dom.js";
 import { count, percent, some } from "../../format.js";
 import { fleet, on } from "../../live.js";
-import { badge, button, empty, failed, select, table, when } from "../../parts.js";
+import { badge, button, empty, failed, select, table, when } from "../../components.js";
 
 const MAX_NODES = 60; // nodes that are drawn
 const ROW = 34, BOX = 24, TOP = 12, BETWEEN = 96, MAX_DEPTH = 4;
@@ -15,7 +15,7 @@ const wish = { span: "86400" };
 /** Show the graph, reloaded when runs change. */
 export function mapPage(root, tabs, signal) {
   const drawing = h("div", { class: "map-place" }), rows = h("div");
-  const said = h("p", { class: "soft small", role: "status" });
+  const summary = h("p", { class: "soft small", role: "status" });
   let found = [], width = 0, asked = 0;
   const ask = async () => {
     asked = Date.now();
@@ -27,7 +27,7 @@ export function mapPage(root, tabs, signal) {
       if (cause.name === "AbortError") return;
       replace(drawing, failed(cause, ask));
       replace(rows);
-      replace(said);
+      replace(summary);
     }
   };
   const show = () => {
@@ -35,14 +35,14 @@ export function mapPage(root, tabs, signal) {
     replace(drawing, found.length ? drawn(map, drawing.clientWidth) : empty(
       "No delegations in this period.",
       h("p", null, "An agent delegates with edge_call to an edge, or with delegate to an agent.")));
-    replace(said, found.length ? sentence(found, map) : null);
+    replace(summary, found.length ? sentence(found, map) : null);
     replace(rows, found.length > 0 && delegationTable(found));
   };
   replace(root, tabs, h("div", { class: "row between" },
     h("label", { class: "row small map-span" }, "In", select(SPANS, wish.span, (value) => {
       wish.span = value;
       ask();
-    })), h("span", { class: "row" }, legend(), button("Refresh", ask))), drawing, said, rows);
+    })), h("span", { class: "row" }, legend(), button("Refresh", ask))), drawing, summary, rows);
   const sizes = new ResizeObserver(perFrame(() => {
     if (Math.abs(drawing.clientWidth - width) < 2) return;
     width = drawing.clientWidth;

@@ -4,7 +4,7 @@ import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { count, duration, millis, money, percent } from "../../format.js";
 import { on } from "../../live.js";
-import { field, figure, load, select, table } from "../../parts.js";
+import { field, figure, load, select, table } from "../../components.js";
 import { bars, linePlot } from "../../plot.js";
 
 export const title = "Metrics";

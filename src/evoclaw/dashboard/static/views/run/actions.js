@@ -4,7 +4,7 @@ import { get, post, postEmpty, text } from "../../api.js";
 import { h, oneLine } from "../../dom.js";
 import { moment } from "../../format.js";
 import { may } from "../../live.js";
-import { badge, busy, button, dialog, failed, field, select, toast } from "../../parts.js";
+import { badge, busy, button, dialog, failed, field, select, toast } from "../../components.js";
 
 const path = (id, more = "") => `/v1/runs/${encodeURIComponent(id)}${more}`;
 
@@ -41,7 +41,7 @@ export function forkDialog(page, turn) {
   const turns = page.recording.model.turns.map((one) => String(one.number));
   if (!turns.length) return toast("The run has no turns yet.");
   const where = select([...new Set(turns)], String(turn || turns.at(-1)));
-  const said = h("textarea", { rows: "4", maxlength: "100000" });
+  const message = h("textarea", { rows: "4", maxlength: "100000" });
   const model = h("input", { type: "text", maxlength: "200", autocomplete: "off",
     placeholder: page.recording.model.model });
   const problem = h("div", { role: "alert" });
@@ -49,10 +49,10 @@ export function forkDialog(page, turn) {
   const form = h("form", { class: "dialog-form", on: { submit: (event) => {
     event.preventDefault();
     busy(go, () => fork(page, made, problem,
-      { turn: Number(where.value), message: said.value, model: model.value.trim() }));
+      { turn: Number(where.value), message: message.value, model: model.value.trim() }));
   } } },
   field("Turn to run again", where, "Earlier turns are kept."),
-  field("New message", said, "At turn 1 it replaces the original message; optional."),
+  field("New message", message, "At turn 1 it replaces the original message; optional."),
   field("Model", model, "Empty: the agent's own."),
   problem, h("div", { class: "row end" }, go));
   const made = dialog("Fork this run", form);

@@ -2,7 +2,7 @@
 
 import { duration, some } from "../../format.js";
 import { outcome, until } from "./model.js";
-import { callLabel, OUTCOMES, turnLabel } from "./words.js";
+import { callLabel, OUTCOMES, turnLabel } from "./labels.js";
 
 /** The box of a turn or call between two times, in pixels by the scale. */
 export function boxOf(kind, thing, row, from, to, scale) {

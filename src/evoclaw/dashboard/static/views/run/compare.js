@@ -3,7 +3,7 @@
 import { get, text } from "../../api.js";
 import { h, oneLine, replace } from "../../dom.js";
 import { count, duration, money } from "../../format.js";
-import { badge, button, empty, load, runBadge, when } from "../../parts.js";
+import { badge, button, empty, load, runBadge, when } from "../../components.js";
 import { changed } from "./changes.js";
 import { Recording } from "./model.js";
 import { Timeline } from "./timeline.js";

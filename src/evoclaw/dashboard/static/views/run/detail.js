@@ -3,10 +3,10 @@
 import { h, replace, setText } from "../../dom.js";
 import { count, duration, money, some } from "../../format.js";
 import { badge, button, copyButton, empty, facts, fold, jsonBlock, textBlock, verdictBadge, when,
-} from "../../parts.js";
+} from "../../components.js";
 import { outcome } from "./model.js";
 import { receiptPart } from "./receipts.js";
-import { gist, OUTCOMES, parsed, turnState } from "./words.js";
+import { gist, OUTCOMES, parsed, turnState } from "./labels.js";
 
 const TAIL = 20_000; // characters of a running call's output that are shown
 
@@ -103,8 +103,9 @@ function turnPart(detail, turn, run) {
       ["sent", turn.chars ? some(turn.chars, "character") : null]]),
     turn.failed && part("No reply", h("p", { class: "bad-text" },
       `${turn.failed.kind}: ${turn.failed.reason}`)),
-    turn.said.map((one) => part(`Message before it${one.why ? ` (${one.why})` : ""}`,
-      textBlock((one.message.blocks || []).map((block) => block.text || "").join("\n"), "said"))),
+    turn.messages.map((one) => part(`Message before it${one.why ? ` (${one.why})` : ""}`,
+      textBlock((one.message.blocks || []).map((block) => block.text || "").join("\n"),
+        "message"))),
     turn.retries.map((one) => part(`Retry (${one.attempt})`,
       h("p", null, `${one.kind}: ${one.reason}`))),
     turn.reasoning && fold("Reasoning", () => textBlock(turn.reasoning, "thoughts")),
@@ -146,17 +147,17 @@ function callPart(detail, call, run) {
 }
 
 function callFacts(call) {
-  const told = call.result?.details || {};
+  const details = call.result?.details || {};
   const ran = call.startedAt !== null && call.endedAt !== null;
   const asked = call.verdict === "ask" ? call.from : call.judgedAt ?? call.askedAt;
   const held = call.startedAt !== null ? call.startedAt - asked : 0;
   return [
     ["started", call.startedAt === null ? "never ran" : when(call.startedAt)],
     ["took", ran ? duration(call.endedAt - call.startedAt) : null],
-    ["on the device", told.elapsed_ms ? duration(told.elapsed_ms / 1000) : null],
+    ["on the device", details.elapsed_ms ? duration(details.elapsed_ms / 1000) : null],
     ["waited", held > 0.05 ? duration(held) : null],
-    ["ran on", told.agent], ["isolation", told.isolation],
-    ["exit code", told.exit_code],
+    ["ran on", details.agent], ["isolation", details.isolation],
+    ["exit code", details.exit_code],
     ["request", call.requestId && h("span", { class: "row" },
       h("code", null, call.requestId), copyButton(call.requestId))],
   ];

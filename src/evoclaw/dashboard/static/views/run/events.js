@@ -2,9 +2,9 @@
 
 import { h } from "../../dom.js";
 import { VirtualList } from "../../list.js";
-import { field, select } from "../../parts.js";
+import { field, select } from "../../components.js";
 import { clock } from "./scale.js";
-import { isTrouble, says } from "./words.js";
+import { isTrouble, says } from "./labels.js";
 
 const HEIGHT = 30;
 const PIECES = new Set(["text_delta", "reasoning_delta", "call_output"]);
@@ -102,12 +102,12 @@ export class Events {
 
   row(record) {
     const [name, text] = says(record), number = this.numbers.get(record);
-    const gone = `+${clock(record.at - this.recording.records[0].at)}`;
+    const elapsed = `+${clock(record.at - this.recording.records[0].at)}`;
     const trouble = isTrouble(record);
     const element = h("div", { class: `event ${trouble ? "trouble" : ""}` },
       h("button", { type: "button", tabindex: "-1", class: "plain",
         on: { click: () => this.onSelect(record, number) } },
-      h("span", { class: "event-number" }, number), h("span", { class: "event-at" }, gone),
+      h("span", { class: "event-number" }, number), h("span", { class: "event-at" }, elapsed),
       h("span", { class: "event-name" }, trouble && h("span", { "aria-hidden": "true" }, "▲ "),
         name), h("span", { class: "event-text" }, text)));
     this.dress(element, record);

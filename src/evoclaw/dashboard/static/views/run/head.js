@@ -3,7 +3,7 @@
 import { get } from "../../api.js";
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { count, duration, money } from "../../format.js";
-import { badge, figure, fold, load, runBadge, textBlock, when } from "../../parts.js";
+import { badge, figure, fold, load, runBadge, textBlock, when } from "../../components.js";
 
 const FIGURES = {
   turns: ["turns", "Replies of the model"],

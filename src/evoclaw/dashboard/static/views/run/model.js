@@ -35,7 +35,7 @@ export class RunModel {
     this.lanes = []; // which call a lane holds; -1 when it is free
     this.marked = []; // lanes of calls that never ran: kept until the end of the turn
     this.pauses = [];
-    this.said = [];
+    this.messages = [];
     this.tools = 0;
     this.tokensIn = 0;
     this.tokensOut = 0;
@@ -62,7 +62,7 @@ export class RunModel {
   copy() {
     const copy = Object.assign(new RunModel(), this, {
       gen: {}, turns: this.turns.slice(), calls: this.calls.slice(), lanes: this.lanes.slice(),
-      marked: this.marked.slice(), pauses: this.pauses.slice(), said: this.said.slice(),
+      marked: this.marked.slice(), pauses: this.pauses.slice(), messages: this.messages.slice(),
     });
     this.gen = {};
     return copy;
@@ -164,9 +164,9 @@ function startTurn(run, event, at) {
   run.turns.push({
     gen: run.gen, place: run.turns.length, number: event.turn, startedAt: at, firstAt: null,
     repliedAt: null, endedAt: null, text: "", reasoning: "", retries: [], failed: null,
-    reply: null, calls: [], said: run.said, first: run.count, chars: event.chars || 0,
+    reply: null, calls: [], messages: run.messages, first: run.count, chars: event.chars || 0,
   });
-  run.said = [];
+  run.messages = [];
 }
 
 function piece(name) {
@@ -191,14 +191,14 @@ function failReply(run, event, at) {
   if (turn) Object.assign(turn, { failed: event, repliedAt: at });
 }
 
-function reply(run, { reply: said }, at) {
-  run.spend(said.usage || {}, said.cost);
+function reply(run, { reply: received }, at) {
+  run.spend(received.usage || {}, received.cost);
   const turn = run.turn();
   if (!turn) return;
-  Object.assign(turn, { reply: said, repliedAt: at, text: said.text || "" });
-  if (said.reasoning) turn.reasoning = said.reasoning;
+  Object.assign(turn, { reply: received, repliedAt: at, text: received.text || "" });
+  if (received.reasoning) turn.reasoning = received.reasoning;
   if (turn.firstAt === null) turn.firstAt = at;
-  for (const one of said.calls || []) {
+  for (const one of received.calls || []) {
     const call = run.call(one.id, one.name);
     call.name = one.name;
     call.written = one.arguments;
@@ -271,7 +271,7 @@ const FOLDS = {
   call_started: start,
   call_output: (run, event) => { run.call(event.call_id).output += event.text; },
   call_finished: finish,
-  prompted: (run, event) => { run.said.push({ why: event.why || "", message: event.message }); },
+  prompted: (run, { why, message }) => { run.messages.push({ why: why || "", message }); },
   context_trimmed: (run, event) => { if (event.usage) run.spend(event.usage, event.cost); },
   run_finished: end,
 };

@@ -2,8 +2,8 @@
 
 import { h, setText } from "../../dom.js";
 import { duration } from "../../format.js";
-import { button, select } from "../../parts.js";
-import { says } from "./words.js";
+import { button, select } from "../../components.js";
+import { says } from "./labels.js";
 
 const SPEEDS = [["1", "1×"], ["4", "4×"], ["16", "16×"], ["max", "max"]];
 const MAX_PAUSE_S = 3; // the longest pause between two records in a replay
@@ -107,9 +107,9 @@ export class Player {
     if (this.range.max !== String(total)) this.range.max = String(total);
     if (this.range.value !== String(at)) this.range.value = String(at);
     const record = at ? this.recording.records[at - 1] : null;
-    const gone = record ? duration(record.at - this.recording.records[0].at) : "0 s";
-    setText(this.where, `${at} / ${total} · ${gone}`);
-    const text = `record ${at} of ${total}, ${gone}${record ? `, ${says(record)[0]}` : ""}`;
+    const elapsed = record ? duration(record.at - this.recording.records[0].at) : "0 s";
+    setText(this.where, `${at} / ${total} · ${elapsed}`);
+    const text = `record ${at} of ${total}, ${elapsed}${record ? `, ${says(record)[0]}` : ""}`;
     this.range.setAttribute("aria-valuetext", text);
     setText(this.play, this.playing ? "❚❚ Pause" : "▶ Play");
     this.play.setAttribute("aria-label", this.playing ? "Pause" : "Replay the run");

@@ -2,7 +2,7 @@
 
 import { get } from "../../api.js";
 import { h } from "../../dom.js";
-import { badge, facts, fold, jsonBlock, load, when } from "../../parts.js";
+import { badge, facts, fold, jsonBlock, load, when } from "../../components.js";
 
 /** The receipts of a run, loaded when first needed, and again after more calls ended. */
 export class Receipts {

@@ -3,7 +3,7 @@
 import { follow, get } from "../../api.js";
 import { h, perFrame, replace, setText } from "../../dom.js";
 import { on } from "../../live.js";
-import { button, field, failed, load, select, toast } from "../../parts.js";
+import { button, field, failed, load, select, toast } from "../../components.js";
 import { actions, forkDialog } from "./actions.js";
 import { mountCompare } from "./compare.js";
 import { Detail } from "./detail.js";
@@ -13,7 +13,7 @@ import { Recording } from "./model.js";
 import { Player } from "./player.js";
 import { Receipts } from "./receipts.js";
 import { Timeline } from "./timeline.js";
-import { callIdOf, OUTCOMES } from "./words.js";
+import { callIdOf, OUTCOMES } from "./labels.js";
 
 export const title = "Run";
 
@@ -198,8 +198,8 @@ class RunPage {
   }
 
   showFollowing() {
-    const away = this.isLive && !this.timeline.following;
-    if (this.follow.hidden === away) this.follow.hidden = !away;
+    const detached = this.isLive && !this.timeline.following;
+    if (this.follow.hidden === detached) this.follow.hidden = !detached;
   }
 }
 

@@ -4,7 +4,7 @@ import { get } from "../../api.js";
 import { h, oneLine, perFrame, replace, unpressed } from "../../dom.js";
 import { duration, money } from "../../format.js";
 import { on, runs } from "../../live.js";
-import { button, empty, field, runBadge, select, table, toast, when } from "../../parts.js";
+import { button, empty, field, runBadge, select, table, toast, when } from "../../components.js";
 
 export const title = "Runs";
 
@@ -50,13 +50,13 @@ class RunList {
   async fetch() {
     const { state } = this;
     const before = this.next ?? (state ? "" : newest().at(-1)?.run_id ?? "");
-    if (this.next === "") return toast("there are no older runs");
+    if (this.next === "") return toast("There are no older runs.");
     const page = await get("/v1/runs", { before, state: ASKED[state], limit: 50 },
       { signal: this.signal });
     if (state !== this.state) return; // another state was chosen meanwhile
     this.older = [...this.older, ...page.items];
     this.next = page.next || "";
-    if (!page.items.length && !state) toast("there are no older runs");
+    if (!page.items.length && !state) toast("There are no older runs.");
     this.drawNow();
   }
 

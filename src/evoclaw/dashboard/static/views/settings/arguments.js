@@ -1,7 +1,7 @@
 // A form for a tool's arguments, generated from its schema, or JSON.
 
 import { h, oneLine, replace } from "../../dom.js";
-import { button, field, select } from "../../parts.js";
+import { button, field, select } from "../../components.js";
 
 const isNull = (schema) => schema.type === "null";
 

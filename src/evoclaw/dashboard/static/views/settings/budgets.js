@@ -4,7 +4,7 @@ import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { bytes, count, duration, money, percent } from "../../format.js";
 import { may } from "../../live.js";
-import { badge, button, empty, load } from "../../parts.js";
+import { badge, button, empty, load } from "../../components.js";
 
 const FORMATS = { dollars: money, seconds: duration, bytes };
 const ORDER = ["dollars", "tokens", "calls", "turns", "seconds", "files", "lines", "bytes"];

@@ -4,7 +4,7 @@ import { post } from "../../api.js";
 import { h, replace, s, setText, ticking } from "../../dom.js";
 import { duration, some } from "../../format.js";
 import { fleet, may, on } from "../../live.js";
-import { badge, button, busy, copyButton, empty, field, select, toast } from "../../parts.js";
+import { badge, button, busy, copyButton, empty, field, select, toast } from "../../components.js";
 import { approveTools, mayApprove } from "../fleet/card.js";
 
 const QUIET = 4; // the width of the quiet zone, in modules

@@ -4,7 +4,7 @@ import { get, post } from "../../api.js";
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { may } from "../../live.js";
 import { badge, button, empty, failed, field, fold, jsonBlock, load, select, table, verdictBadge }
-  from "../../parts.js";
+  from "../../components.js";
 import { argumentForm } from "./arguments.js";
 
 const LEVELS = { read_only: "only reads", supervised: "asks before it writes",

@@ -3,7 +3,7 @@
 import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { known, may } from "../../live.js";
-import { badge, load } from "../../parts.js";
+import { badge, load } from "../../components.js";
 import { showBudgets } from "./budgets.js";
 import { showPair } from "./pair.js";
 import { showPolicy } from "./policy.js";
@@ -27,8 +27,8 @@ export async function mount(root, [wanted], signal) {
   const name = Object.hasOwn(SECTIONS, wanted || "") ? wanted : "pair";
   const [text, show] = SECTIONS[name];
   const body = h("section", { class: "settings-body", "aria-label": text });
-  const links = Object.entries(SECTIONS).map(([one, [said]]) => h("a", {
-    href: `#/settings/${one}`, "aria-current": one === name ? "page" : null }, said));
+  const links = Object.entries(SECTIONS).map(([section, [label]]) => h("a", {
+    href: `#/settings/${section}`, "aria-current": section === name ? "page" : null }, label));
   replace(root, h("nav", { class: "tabs", "aria-label": "Settings" }, links),
     name !== "stops" && may("admin") && stopBar(signal), body);
   await show(body, signal);

@@ -5,7 +5,7 @@ import { h, replace } from "../../dom.js";
 import { some } from "../../format.js";
 import { fleet, may } from "../../live.js";
 import { badge, button, confirmed, empty, failed, field, load, select, toast, when }
-  from "../../parts.js";
+  from "../../components.js";
 
 const KINDS = {
   all: ["everything", "All runs and calls, including current ones, here and on every edge."],
@@ -14,7 +14,7 @@ const KINDS = {
   tool: ["a tool", "Every call of one tool."],
 };
 
-const said = ({ kind, name }) => (name ? `${kind} ${name}` : KINDS[kind]?.[0] || kind);
+const labelOf = ({ kind, name }) => (name ? `${kind} ${name}` : KINDS[kind]?.[0] || kind);
 
 /** A bar with the stops in force, and a button to stop everything. */
 export function stopBar(signal) {
@@ -23,7 +23,7 @@ export function stopBar(signal) {
     "aria-label": "Emergency stop" });
   const show = (stops) => {
     bar.classList.toggle("on", stops.length > 0);
-    replace(state, stops.length ? [badge("bad", "stopped"), " ", stops.map(said).join(", "), " "]
+    replace(state, stops.length ? [badge("bad", "stopped"), " ", stops.map(labelOf).join(", "), " "]
       : [badge("good", "nothing is stopped"), " "],
     h("a", { href: "#/settings/stops" }, stops.length ? "release…" : "stop one thing…"));
   };
@@ -48,7 +48,7 @@ async function stop(kind, name) {
   if (reason === null) return null;
   const body = name ? { kind, name, reason } : { kind, reason };
   const { items } = await post("/v1/stops", body);
-  toast(`stopped: ${said({ kind, name })}`, "bad");
+  toast(`stopped: ${labelOf({ kind, name })}`, "bad");
   return items;
 }
 
@@ -72,16 +72,16 @@ export function showStops(place, signal) {
 function stopsShown(stops, show) {
   if (!stops.length) return h("p", null, badge("good", "nothing is stopped"));
   return h("ul", { class: "stops" }, stops.map((one) => h("li", { class: "card row between" },
-    h("span", null, badge("bad", said(one)), " ", one.reason || "no reason was given", " ",
+    h("span", null, badge("bad", labelOf(one)), " ", one.reason || "no reason was given", " ",
       h("span", { class: "soft small" }, "by ", one.by || "?", ", ", when(one.at))),
     may("human") ? button("Release…", async () => {
-      const sure = await confirmed(`Release ${said(one)}?`, "It can continue at once.",
+      const sure = await confirmed(`Release ${labelOf(one)}?`, "It can continue at once.",
         { action: "Release", tone: "primary" });
       if (sure === null) return;
       const path = `/v1/stops/${encodeURIComponent(one.kind)}`;
       show((await del(path, { name: one.name })).items);
-      toast(`released: ${said(one)}`);
-    }, { label: `Release ${said(one)}` })
+      toast(`released: ${labelOf(one)}`);
+    }, { label: `Release ${labelOf(one)}` })
       : h("span", { class: "soft small" }, "only a person may release it (scope 'human')"))));
 }
 

@@ -5,7 +5,7 @@ import { h, replace } from "../../dom.js";
 import { ago } from "../../format.js";
 import { known, may } from "../../live.js";
 import { badge, button, confirmed, copyButton, empty, field, load, select, table, toast, when }
-  from "../../parts.js";
+  from "../../components.js";
 import { SCOPES, meaningOf } from "./scopes.js";
 
 const PRESETS = {

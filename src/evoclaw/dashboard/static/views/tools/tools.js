@@ -5,7 +5,7 @@ import { h, oneLine, replace } from "../../dom.js";
 import { count, duration, millis, percent } from "../../format.js";
 import { may } from "../../live.js";
 import { badge, empty, facts, failed, field, fold, jsonBlock, load, select, table }
-  from "../../parts.js";
+  from "../../components.js";
 
 export const title = "Tools & skills";
 

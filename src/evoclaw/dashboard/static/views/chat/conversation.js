@@ -3,15 +3,15 @@
 import { get, post, postEmpty } from "../../api.js";
 import { announce, h, replace } from "../../dom.js";
 import { on, runs } from "../../live.js";
-import { button, failed, toast } from "../../parts.js";
+import { button, failed, toast } from "../../components.js";
 import { History } from "./history.js";
 import { LiveRun } from "./run.js";
-import { Waits } from "./waits.js";
+import { PendingRequests } from "./pending.js";
 
 const NEAR = 40; // pixels from the end that still count as at the end
 
 /** One session. `view` has the actions of the whole view: see chat.js. */
-export class Talk {
+export class Conversation {
   constructor(session, view, signal) {
     Object.assign(this, { session, view, signal, live: [], seen: new Set(), stuck: true });
     this.opened = Date.now() / 1000;
@@ -96,11 +96,11 @@ export class Talk {
 
   /** Add a run; runs are followed one after the other. */
   add(view) {
-    const there = this.live.find((one) => one.id === view.run_id);
-    if (there) return there;
+    const known = this.live.find((one) => one.id === view.run_id);
+    if (known) return known;
     this.seen.add(view.run_id);
     const run = new LiveRun(view, this.act);
-    run.asking = new Waits(run.waits, run.id, {
+    run.asking = new PendingRequests(run.waits, run.id, {
       onNew: () => this.act.grew(), onNone: () => this.view.focusComposer() });
     this.live.push(run);
     this.runs.append(run.element);

@@ -4,7 +4,8 @@ import { post } from "../../api.js";
 import { announce, h, oneLine, setText } from "../../dom.js";
 import { duration } from "../../format.js";
 import { known, may, runs } from "../../live.js";
-import { badge, busy as press, button, field, fold, jsonBlock, textBlock } from "../../parts.js";
+import { badge, busy as press, button, field, fold, jsonBlock, textBlock }
+  from "../../components.js";
 import { aboutCall } from "./call.js";
 
 /** Whether a run is the given one, or one of its sub-runs. */
@@ -26,7 +27,7 @@ function callArguments(approval) {
 }
 
 /** The waiting approvals and questions of one run. */
-export class Waits {
+export class PendingRequests {
   constructor(place, runId, { onNew, onNone }) {
     Object.assign(this, { place, runId, onNew, onNone });
     this.cards = new Map();
@@ -53,7 +54,7 @@ export class Waits {
   add(id, card) {
     this.cards.set(id, card);
     this.place.append(card.element);
-    announce(card.said);
+    announce(card.announcement);
     this.onNew();
   }
 
@@ -99,7 +100,7 @@ export class Waits {
           h("dd", null, `${one.agent}, in a sub-run`)]),
       choices);
     const made = { element, left, expires: one.expires_at,
-      said: `Approval needed: ${one.tool} ${aboutCall(one.arguments)}. ${one.reason}` };
+      announcement: `Approval needed: ${one.tool} ${aboutCall(one.arguments)}. ${one.reason}` };
     this.tickOne(made);
     return made;
   }
@@ -162,6 +163,6 @@ export class Waits {
       event.preventDefault();
       press(element.querySelector("button"), send);
     });
-    return { element, said: `A question: ${one.text}` };
+    return { element, announcement: `A question: ${one.text}` };
   }
 }

@@ -156,13 +156,13 @@ export function table(caption, columns, rows) {
 /** Ask for confirmation; resolves to the text of the field `ask`, or null if cancelled. */
 export function confirmed(title, text, { action = "Continue", ask, tone = "danger" } = {}) {
   return new Promise((resolve) => {
-    const said = ask && h("textarea", { rows: "3", maxlength: "2000" });
+    const input = ask && h("textarea", { rows: "3", maxlength: "2000" });
     const close = (value) => { dialog.close(); dialog.remove(); resolve(value); };
     const dialog = h("dialog", { "aria-labelledby": "dialog-title" },
-      h("h2", { id: "dialog-title" }, title), h("p", null, text), said && field(ask, said),
+      h("h2", { id: "dialog-title" }, title), h("p", null, text), input && field(ask, input),
       h("div", { class: "row end" },
         button("Cancel", () => close(null)),
-        button(action, () => close(said ? said.value : ""), { tone })));
+        button(action, () => close(input ? input.value : ""), { tone })));
     dialog.addEventListener("cancel", (event) => { event.preventDefault(); close(null); });
     document.body.append(dialog);
     dialog.showModal();

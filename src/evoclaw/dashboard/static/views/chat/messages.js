@@ -2,7 +2,7 @@
 
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { count, duration, money, some } from "../../format.js";
-import { badge, button, fold, runBadge, textBlock } from "../../parts.js";
+import { badge, button, fold, runBadge, textBlock } from "../../components.js";
 import { CallCard } from "./call.js";
 import { Writer, written } from "./text.js";
 
@@ -29,7 +29,7 @@ export const showsCanvas = (result) =>
   !result.error && (result.name === "canvas" || result.name.endsWith(".canvas"));
 
 /** The kind of a message that the loop sent; empty for other messages. */
-export function loopSaid(message) {
+export function loopMessageKind(message) {
   const text = textOf(message);
   const found = LOOP.find(([start]) => text.startsWith(start));
   if (found) return found[1];
@@ -38,7 +38,7 @@ export function loopSaid(message) {
 }
 
 /** A message of the user; `tools` are its buttons. */
-export function saidByPerson(text, { kind = "", tools = [] } = {}) {
+export function userMessage(text, { kind = "", tools = [] } = {}) {
   return h("div", { class: "said-by person" },
     h("div", { class: "bubble" },
       h("span", { class: "unseen" }, kind === "steer" ? "You, while it ran: " : "You: "),
@@ -48,7 +48,7 @@ export function saidByPerson(text, { kind = "", tools = [] } = {}) {
 }
 
 /** A message of the loop, collapsed. */
-export function saidByLoop(text, why) {
+export function loopMessage(text, why) {
   return h("div", { class: "note small" },
     fold(WHY[why] || WHY.unknown, () => textBlock(text, "message")));
 }
@@ -147,9 +147,9 @@ export class Reply {
 }
 
 /** How a run ended, unless it completed. */
-export function ending(run, told, act) {
+export function ending(run, lastText, act) {
   if (run.state !== "ended" || run.stop === "completed" || !run.stop) return null;
-  const more = run.text && run.text.trim() !== told.trim() ? written(run.text) : null;
+  const more = run.text && run.text.trim() !== lastText.trim() ? written(run.text) : null;
   const again = run.asked && button("Try again", () => act.again(run.asked));
   return h("div", { class: "ending" }, more,
     h("div", { class: "row" }, runBadge(run),

@@ -4,7 +4,7 @@ import { get, post } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { some } from "../../format.js";
 import { known, may } from "../../live.js";
-import { badge, button, empty, field, fold, load, table, toast, when } from "../../parts.js";
+import { badge, button, empty, field, fold, load, table, toast, when } from "../../components.js";
 import { argumentList, runLink, visible } from "./card.js";
 
 /** Show the questions; cards with typed text stay while others come and go. */
@@ -99,11 +99,11 @@ export function history(place, signal) {
 
 /** Answers, each with the arguments of its call. */
 async function answered(signal) {
-  const [said, ran] = await Promise.all([
+  const [answers, calls] = await Promise.all([
     get("/v1/audit", { kind: "approval", limit: 200 }, { signal }),
     get("/v1/audit", { kind: "call", verdict: "ask", limit: 400 }, { signal })]);
-  const calls = new Map(ran.items.map((one) => [one.request_id, one.parameters]));
-  return said.items.filter((one) => one.decision !== "pending")
-    .map((one) => ({ ...one, parameters: calls.get(one.request_id) }))
+  const parameters = new Map(calls.items.map((call) => [call.request_id, call.parameters]));
+  return answers.items.filter((one) => one.decision !== "pending")
+    .map((one) => ({ ...one, parameters: parameters.get(one.request_id) }))
     .sort((a, b) => b.seq - a.seq).slice(0, 50);
 }
