@@ -113,18 +113,18 @@ def to_asking(
         session_id: The session to continue; empty starts a new one with the messages as history.
     """
     _refuse_unknown(request)
-    wanted = _format(request.response_format)
+    output_format = _format(request.response_format)
     tools = _tools(request, taken)
     settings = _settings(request, agent.settings)
-    instruction = wanted.instruction() if wanted else ""
+    instruction = output_format.instruction() if output_format else ""
     if session_id:
         text = "\n\n".join(filter(None, (last_words(request.messages), instruction)))
-        errand = Errand(
+        run_request = Errand(
             message=text, session_id=session_id, agent=agent.name, settings=settings, tools=tools
         )
     else:
         history = to_history(request.messages)
-        errand = Errand(
+        run_request = Errand(
             agent=agent.name,
             title=_title(request),
             settings=settings,
@@ -133,10 +133,10 @@ def to_asking(
         )
     options = request.stream_options
     return Asking(
-        errand,
+        run_request,
         bool(request.stream),
         bool(options and options.include_usage),
-        wanted,
+        output_format,
         ignored,
     )
 

@@ -213,15 +213,15 @@ class _Telling:
 
     async def _mended(self, first: Answer) -> Answer:
         """Ask the model once more for an answer that fits; adds up the usage of both runs."""
-        wanted, errand = self.asking.format, self.asking.errand
-        assert wanted is not None
-        again = Errand(
-            message=wanted.again(first.misfit),
+        output_format, original = self.asking.format, self.asking.errand
+        assert output_format is not None
+        retry = Errand(
+            message=output_format.again(first.misfit),
             session_id=self.begun.view.session_id,
-            agent=errand.agent,
-            settings=errand.settings,
+            agent=original.agent,
+            settings=original.settings,
         )
-        view, _ = await self.desk.runs.start(self.desk.caller.principal, again)
+        view, _ = await self.desk.runs.start(self.desk.caller.principal, retry)
         answer = first
         async with aclosing(self._told(_Begun(view))) as found:
             async for piece in found:

@@ -17,10 +17,10 @@ from evoclaw.orchestrator.people.access import Scope
 async def show_canvas(parts: Need, caller: Who, session_id: Id) -> SheetView:
     """Show the canvas of a session. A model wrote it: render it in a sandboxed frame."""
     session = await own_session(parts, caller, session_id)
-    sheet = await given(parts.canvases, "canvases").shown(caller.tenant, session.id)
-    if sheet is None:
+    canvas = await given(parts.canvases, "canvases").shown(caller.tenant, session.id)
+    if canvas is None:
         raise not_found("canvas in this session")
-    return sheet
+    return canvas
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (show_canvas,)

@@ -145,13 +145,13 @@ async def fork_run(
             raise Refused(409, "cannot_fork", str(problem)) from None
     if isinstance(messages[0], SystemMessage):
         messages = messages[1:]  # a new session starts with the agent's current instructions
-    errand = Errand(
+    run_request = Errand(
         agent=view.agent,
         title=f"fork of {view.asked or view.run_id}",
         model=data.model,
         messages=messages,
     )
-    return await begin(parts, caller, errand, key)
+    return await begin(parts, caller, run_request, key)
 
 
 @get(
