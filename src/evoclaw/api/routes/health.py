@@ -112,13 +112,13 @@ def _own(request: Request[Any, Any, Any]) -> bytes:
     """The metrics of the request gate and the event streams."""
     gate = cast("Door", request.app.state["request_gate"])
     lines = [
-        "# HELP evoclaw_http_responses_total Answers over HTTP, by status.",
+        "# HELP evoclaw_http_responses_total HTTP responses by status.",
         "# TYPE evoclaw_http_responses_total counter",
         *(
             f'evoclaw_http_responses_total{{status="{status}"}} {count}'
             for status, count in sorted(gate.counts.items())
         ),
-        "# HELP evoclaw_http_watchers Event streams that are open.",
+        "# HELP evoclaw_http_watchers Open event streams.",
         "# TYPE evoclaw_http_watchers gauge",
         f"evoclaw_http_watchers {watchers_of(request).count}",
     ]
