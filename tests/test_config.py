@@ -179,7 +179,7 @@ def test_the_other_documented_tools_table_is_understood(brain: Brain) -> None:
     config = brain(text).orchestrator
     assert not config.tool_loop_enabled
     assert (config.tools.skills_path, config.tools.granted) == (Path("/s"), {"git"})
-    assert "say the same" in refusal(brain, text + '[orchestrator.tools]\nskills_path = "/t"')
+    assert "set the same" in refusal(brain, text + '[orchestrator.tools]\nskills_path = "/t"')
 
 
 def test_agents_are_listed_also_under_a_head_that_is_no_toml(brain: Brain) -> None:
@@ -224,16 +224,16 @@ def test_agents_are_listed_also_under_a_head_that_is_no_toml(brain: Brain) -> No
         ("[agent]\n[agent]\n", "is not TOML: Cannot declare ('agent',) twice (at line 2"),
         ("agent = 3", "line 1: [agent] must be a table"),
         ("broker = 3", "line 1: broker: Expected `object`, got `int`"),
-        ("[agent]\nid = 'a b'", "line 2: agent.id: 'a b' will not do: letters, digits"),
+        ("[agent]\nid = 'a b'", "line 2: agent.id: 'a b' is not a valid id: letters, digits"),
         ("[agent]\nid = 7", "line 2: agent.id: Expected `str`, got `int`"),
-        ("agent_id = 'a'\n[agent]\nid = 'a'", "line 1: agent_id and agent.id say the same thing"),
-        ("capabilities = 'x'\nsummary = 'y'", "summary and capabilities say the same thing"),
-        ("agent_type = 'a/b'", "line 1: agent_type: 'a/b' will not do"),
+        ("agent_id = 'a'\n[agent]\nid = 'a'", "line 1: agent_id and agent.id set the same value"),
+        ("capabilities = 'x'\nsummary = 'y'", "summary and capabilities set the same value"),
+        ("agent_type = 'a/b'", "line 1: agent_type: 'a/b' is not a valid id"),
         ("capabilities = ['file_raed']", "line 1: unknown capability 'file_raed'; did you mean"),
         ("capabilities = [1]", "line 1: capabilities.0: Expected `str`, got `int`"),
         ("workspace = ''", "line 1: workspace: a path may not be empty"),
         ("workspace = 3", "line 1: workspace: Expected `str`, got `int`"),
-        ("workspace = '~root/x'", "write the home folder of another user in full"),
+        ("workspace = '~root/x'", "write the home folder of another user as a full"),
         ("commands = ['tol']", "unknown command 'tol'; did you mean 'tool'?"),
         ("[commands]\nshutdwn = false", "line 2: unknown command 'shutdwn'; did you mean 'shut"),
         ("[commands]\nshutdown = ['k']", "line 2: commands.shutdown: 'k' is not one of the orch"),
@@ -274,7 +274,7 @@ def test_the_password_comes_from_the_environment_or_its_file(edge: Edge, tmp_pat
     secret = tmp_path / "secret"
     broker = edge('[broker]\nusername = "pi"\npassword_file = "secret"').broker
     assert broker.password_file == secret
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         broker_password(broker, {}, "EVOCLAW_EDGE_PASSWORD")
     secret.write_text("")
     with pytest.raises(ConfigError, match="is empty"):
@@ -296,10 +296,10 @@ def test_a_broker_elsewhere_needs_the_orchestrators_keys_or_a_word_that_it_does_
     text = f'[broker]\nurl = "{url}"'
     error = refusal(edge, text)
     assert "line 2" in error
-    assert "give the keys, or say allow_unsigned = true" in error
+    assert "set orchestrator_keys, or allow_unsigned = true" in error
     assert edge("allow_unsigned = true\n" + text).broker.url == url
     assert edge('orchestrator_keys = ["k"]\n' + text).orchestrator_keys == ("k",)
-    assert "give the keys" in refusal(edge, "", EVOCLAW_EDGE_BROKER_URL=url)
+    assert "set orchestrator_keys" in refusal(edge, "", EVOCLAW_EDGE_BROKER_URL=url)
     both = "allow_unsigned = true\norchestrator_keys = ['k']\n"
     assert "line 1: allow_unsigned = true contradicts" in refusal(edge, both + text)
 
@@ -319,7 +319,7 @@ def test_a_broker_on_this_machine_needs_none(edge: Edge, host: str) -> None:
         ("url = 'mqtt://[::1'", "must be like mqtt://"),
         ("ca_file = '/ca.pem'", "begins with mqtt:, not mqtts:"),
         ("url = 'mqtts://localhost'\nkey_file = '/k.pem'", "line 3: broker.key_file needs a cert"),
-        ("url = 'mqtt://me@localhost'\nusername = 'you'", "line 2: broker.url: username and the"),
+        ("url = 'mqtt://me@localhost'\nusername = 'you'", "line 2: broker.url: username and url"),
     ],
 )
 def test_a_broker_that_cannot_be_is_refused(edge: Edge, lines: str, said: str) -> None:
@@ -357,7 +357,7 @@ def test_the_environment_has_the_last_word_on_single_values(edge: Edge) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("EVOCLAW_EDGE_AGENT_ID", "a/b", "agent_id: 'a/b' will not do"),
+        ("EVOCLAW_EDGE_AGENT_ID", "a/b", "agent_id: 'a/b' is not a valid id"),
         ("EVOCLAW_EDGE_LIMITS_QUEUE", "many", "Expected `int`"),
         ("EVOCLAW_EDGE_LEVEL", "none", "allowed: read_only, supervised, full"),
         ("EVOCLAW_EDGE_TOOLS_TIMEOUT_MS", "null", "Expected `int"),
@@ -397,12 +397,12 @@ def test_commands_are_taken_from_those_who_may_send_them(edge: Edge) -> None:
 
 def test_what_is_no_file_or_no_text_is_a_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         read_agent_toml(path, {})
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         read_agent_toml(tmp_path, {})
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         read_agent_toml(tmp_path / "pipe", {})
     path.write_bytes(b"\xef\xbb\xbfagent_id = 'a'\r\n")
     assert read_agent_toml(path, HOME).agent_id == "a"
@@ -476,8 +476,8 @@ def test_a_written_file_is_commented_private_and_reads_back(tmp_path: Path) -> N
     write_agent_toml(path, values)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text().startswith(
-        "# What this machine is to EvoClaw.\n\n"
-        "# Its name on the broker: every machine has its own.\n"
+        "# Settings of this EvoClaw edge.\n\n"
+        "# The id of this edge on the broker, unique for each machine.\n"
         'agent_id = "pi"\n'
     )
     config = read_agent_toml(path, HOME)
@@ -507,7 +507,7 @@ def test_what_would_not_read_back_is_not_written(tmp_path: Path) -> None:
 def test_a_file_that_is_there_is_only_replaced_when_told_to(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     write_agent_toml(path, {"agent_id": "a"})
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write_agent_toml(path, {"agent_id": "b"})
     assert read_agent_toml(path, HOME).agent_id == "a"
     write_agent_toml(path, {"agent_id": "b"}, replace=True)

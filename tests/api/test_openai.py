@@ -107,11 +107,11 @@ def test_what_the_user_said_is_trusted_and_replies_given_back_are_not() -> None:
 @pytest.mark.parametrize(
     ("messages", "param", "said"),
     [
-        ([{"role": "bot", "content": "x"}], "messages[0].role", "no role 'bot'"),
+        ([{"role": "bot", "content": "x"}], "messages[0].role", "Unknown role 'bot'"),
         ([{"role": "user", "content": ""}], "messages[0].content", "empty"),
         ([{"role": "assistant", "content": "x"}], "messages", "last message"),
         ([{"role": "tool", "tool_call_id": "c"}], "messages[0].tool_call_id", "'c'"),
-        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id", "which call"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id", "must have a"),
         ([{"role": "user", "content": [{"type": "file"}]}], "messages[0].content[0]", "'file'"),
         (
             [{"role": "user", "content": [
@@ -137,7 +137,7 @@ def test_what_the_user_said_is_trusted_and_replies_given_back_are_not() -> None:
                 {"role": "tool", "tool_call_id": "c1", "content": "1"},
             ],
             "messages",
-            "there is none for: c2",
+            "Missing results: c2",
         ),
     ],
 )  # fmt: skip

@@ -158,7 +158,7 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
         (("agents", "approve", "pi"), "no device 'pi' has joined"),
         (("agents", "key"), "orchestrator.key; the first `evoclaw up` makes one"),
         (("agents", "key", "--file", "typo"), "there is no key typo"),
-        (("edge", "--config", "nowhere.toml"), "there is no file"),
+        (("edge", "--config", "nowhere.toml"), "does not exist"),
         (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "this is no token"),
         (("edge", "join", "http://x", "--token", "pi.x"), "must be like mqtt://"),
         (("edge", "join", "mqtt://127.0.0.1:1"), "add --token TOKEN, or use the link"),

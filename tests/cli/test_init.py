@@ -87,7 +87,7 @@ def settings(text: str) -> Iterator[tuple[str, str, str, list[str]]]:
             needed[table] = [*above, table, *NEEDED.get(table, [])]
         elif line.startswith("#") and not line.startswith("# "):
             found.append((table, bare.partition(" = ")[0], bare))
-            if "# must be given" in bare:
+            if "# required" in bare:
                 needed[table].append(bare)
     for table, key, line in found:
         yield table, key, line, [one for one in needed.get(table, []) if one != line]

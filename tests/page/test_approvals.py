@@ -81,7 +81,7 @@ async def test_several_are_chosen_and_each_that_did_not_go_through_is_told(looke
     run, cards = await asked(looker, "echo one", "echo two", "echo three")
     elsewhere = (await waiting(looker.house))[0]["id"]
 
-    await looker.page.get_by_label("all of these").check()
+    await looker.page.get_by_label("select all").check()
     await looker.button("Approve 3 once").click()
     await looker.page.route(
         "**/events*", lambda route: route.abort()
@@ -91,7 +91,7 @@ async def test_several_are_chosen_and_each_that_did_not_go_through_is_told(looke
     await looker.page.get_by_role("dialog").get_by_role("button", name="Approve 3 once").click()
 
     report = looker.page.locator(".approval-report")
-    await expect(report).to_contain_text("2 approved once; 1 not:")
+    await expect(report).to_contain_text("2 approved once; 1 failed:")
     await expect(report).to_contain_text(f"{elsewhere}: it was denied already")
     assert (await went_on(looker, run)).count('"call_started"') == 2
     await expect(cards).to_have_count(0)
@@ -104,7 +104,7 @@ async def test_what_would_run_is_shown_with_all_that_hides(looker: Looker) -> No
 
     await expect(cards.nth(0)).to_contain_text("echo ⟨U+202E⟩gnp.exe")
     await expect(cards.nth(0)).to_contain_text("hidden characters are written out")
-    await expect(cards.nth(1)).to_contain_text("folded: not all of it is shown")
+    await expect(cards.nth(1)).to_contain_text("truncated: not all of it is shown")
     await expect(cards.nth(1)).not_to_contain_text("line 39")
     await cards.nth(1).get_by_role("button", name="Show the other").click()
     await expect(cards.nth(1)).to_contain_text("line 39")

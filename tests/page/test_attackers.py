@@ -36,7 +36,7 @@ async def test_a_link_of_somebody_else_logs_nobody_in_unasked(looker: Looker) ->
     await looker.enter("fleet")
 
     await page.evaluate("token => { location.hash = `#token=${token}`; }", theirs)
-    await expect(page.get_by_role("dialog")).to_contain_text("Log in as somebody else?")
+    await expect(page.get_by_role("dialog")).to_contain_text("Log in as another user?")
     assert theirs not in page.url
     await looker.button("Cancel").click()
     await expect(page.get_by_role("dialog")).to_have_count(0)
@@ -159,8 +159,8 @@ async def test_values_that_no_honest_device_sends_are_shown_all_the_same(looker:
     shown: list[str] = await looker.page.evaluate(
         """async () => {
           const { h } = await import("/ui/dom.js");
-          const { runBadge, verdictBadge, when } = await import("/ui/parts.js");
-          const { gist } = await import("/ui/views/run/words.js");
+          const { runBadge, verdictBadge, when } = await import("/ui/components.js");
+          const { gist } = await import("/ui/views/run/labels.js");
           const { receiptPart } = await import("/ui/views/run/receipts.js");
           const page = { receiptsOf: async () => [{ at: 1e300, receipt: {} }] };
           const call = { startedAt: 1, result: { details: { receipts: 7, receipt: "x" } } };

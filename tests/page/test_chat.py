@@ -114,7 +114,7 @@ async def test_a_call_that_is_denied_never_runs_and_the_reason_is_told(looker: L
     run = await begun(client, f"{bash('touch never')}\nsay so be it", agent="careful")
     await reached(client, run, "waiting")
     await looker.enter("approvals")
-    card = looker.page.get_by_role("article", name="bash wanted by careful")
+    card = looker.page.get_by_role("article", name="bash requested by careful")
     await expect(card).to_contain_text("touch never")
 
     await card.get_by_role("button", name="Deny").click()

@@ -55,7 +55,7 @@ async def test_a_wrong_token_is_told_and_a_good_one_lets_in(
     await page.goto(house.url)
     await page.get_by_label("Token").fill("ec_nobody_has_this")
     await page.get_by_role("button", name="Log in").click()
-    await expect(page.get_by_text("That token is not known here.")).to_be_visible()
+    await expect(page.get_by_text("Unknown token.")).to_be_visible()
 
     await page.get_by_label("Token").fill(house.link.partition("token=")[2])
     await page.get_by_role("button", name="Log in").click()

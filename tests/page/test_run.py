@@ -143,8 +143,8 @@ async def test_a_run_goes_another_way_from_a_turn(looker: Looker, run: str) -> N
     await looker.enter("runs", run)
     await looker.button("Fork…").click()
     dialog = looker.page.get_by_role("dialog")
-    await dialog.get_by_label("Turn to have anew").select_option("1")
-    await dialog.get_by_label("Say there").fill("say otherwise")
+    await dialog.get_by_label("Turn to run again").select_option("1")
+    await dialog.get_by_label("New message").fill("say otherwise")
     await dialog.get_by_role("button", name="Fork").click()
 
     await expect(looker.page.locator(".run-asked")).to_have_text("say otherwise")

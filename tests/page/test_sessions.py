@@ -60,7 +60,7 @@ async def test_what_is_sent_again_after_a_lost_connection_begins_one_run(looker:
 
     await looker.page.route("**/messages", lose_the_answer)
     await say(looker, "say only once")
-    await expect(looker.page.get_by_text("Your words are kept")).to_be_visible()
+    await expect(looker.page.get_by_text("Your text is kept")).to_be_visible()
     await looker.page.unroute("**/messages")
     await looker.page.get_by_label("Message").press("Enter")
 

@@ -38,9 +38,9 @@ async def test_axe_finds_nothing_serious_and_a_phone_has_room(
 
 async def test_a_token_is_made_shown_once_and_taken_back(looker: Looker) -> None:
     await looker.enter("settings", "tokens")
-    await looker.page.get_by_label("What it is for").fill("a look")
-    await looker.button("to look only").click()
-    await looker.button("Make the token").click()
+    await looker.page.get_by_label("Name of the token").fill("a look")
+    await looker.button("read-only access").click()
+    await looker.button("Create token").click()
     token = await looker.page.get_by_label("The new token").input_value()
 
     me = await looker.page.request.get(
@@ -97,24 +97,24 @@ async def drawn(path: str) -> tuple[str, ...]:
 
 async def test_why_a_call_would_be_refused_is_told_step_by_step(looker: Looker) -> None:
     await looker.enter("settings", "policy")
-    await looker.page.get_by_label("command (needed)").fill("rm -rf /")
+    await looker.page.get_by_label("command (required)").fill("rm -rf /")
     await looker.button("Explain").click()
 
     answer = looker.page.locator(".explained")
-    await expect(answer).to_contain_text("It would be refused.")
+    await expect(answer).to_contain_text("It would be denied.")
     await expect(answer.get_by_role("listitem").filter(has_text="Rules")).to_contain_text(
         "whole-system"
     )
     await looker.button("As JSON").click()
     await looker.page.get_by_label("Arguments, as JSON").fill("{")
     await looker.button("Explain").click()
-    await expect(answer).to_contain_text("is no JSON")
+    await expect(answer).to_contain_text("is not valid JSON")
 
 
 async def test_a_tool_is_stopped_and_released(looker: Looker, house: House) -> None:
     await looker.enter("settings", "stops")
     await looker.page.locator(".stop-part select").select_option("tool")
-    await looker.page.get_by_label("Its name").fill("notify")
+    await looker.page.get_by_label("Name of the agent or tool").fill("notify")
     await looker.page.get_by_role("button", name="Stop…", exact=True).click()
     dialog = looker.page.get_by_role("dialog")
     await dialog.get_by_role("textbox").fill("too loud")

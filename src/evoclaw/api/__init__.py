@@ -1,1 +1,1 @@
-"""Faces for other programs: what they can ask of this house."""
+"""The HTTP API, the OpenAI-compatible API and the MCP server."""

@@ -1,4 +1,4 @@
-"""Agents: who there is, and asking one with inputs, once or in the loop."""
+"""Routes that list agents and invoke one with inputs, once or in the tool loop."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from evoclaw.orchestrator.runs.invoke import (
 )
 
 RUN = "x-evoclaw-run"
-"""The header that names the run."""
+"""The response header with the id of the run."""
 _ENDINGS: Mapping[StopReason, tuple[int, str]] = {
     StopReason.BUDGET_EXCEEDED: (429, "budget_exceeded"),
     StopReason.DURATION_EXCEEDED: (504, "duration_exceeded"),
     StopReason.CANCELLED: (409, "cancelled"),
     StopReason.WAITING: (409, "waiting"),
 }
-"""How a single shot is answered that gave no answer."""
+"""The status and error code of an `invoke` that ended without an answer."""
 USUAL = LoopSettings()
-"""What an agent's definition sets differs from these."""
+"""A setting of an agent that equals its default here was not set by its definition."""
 Model = Annotated[str, Meta(max_length=200)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Turns = Annotated[int, Meta(ge=1, le=100)]
@@ -56,21 +56,21 @@ FAILURES: dict[int, ResponseSpec] = {502: _failure("The model's provider failed.
 
 
 class InvokeRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an agent is asked with."""
+    """The inputs of one `invoke`."""
 
     inputs: dict[str, JSON] = {}
     model: Model | None = None
-    """Another one than the agent's."""
+    """Overrides the agent's model."""
     temperature: Temperature | None = None
-    """The agent's own if not given."""
+    """Defaults to the agent's own."""
 
     def settings(self, agent: Agent) -> dict[str, Any]:
-        """The limits that were given."""
+        """The settings that the request overrides."""
         return {} if self.temperature is None else {"temperature": self.temperature}
 
 
 class InvokeIterativeRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an agent is asked with, and the bounds of its loop; the agent's own if not given."""
+    """The inputs of one `invoke-iterative` and the limits of its loop; default: the agent's own."""
 
     inputs: dict[str, JSON] = {}
     model: Model | None = None
@@ -78,13 +78,13 @@ class InvokeIterativeRequest(Struct, frozen=True, forbid_unknown_fields=True):
     max_iterations: Turns | None = None
     max_tool_calls_per_iteration: Turns | None = None
     enable_double_confirmation: bool = True
-    """Have the model check its first answer."""
+    """Ask the model to check its first answer."""
     error_threshold: Turns | None = None
-    """Turns in a row that may fail."""
+    """Failed turns in a row that end the run."""
     max_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
 
     def settings(self, agent: Agent) -> dict[str, Any]:
-        """The limits that were given; none wider than what the agent's definition sets."""
+        """The settings that the request overrides; no limit exceeds the agent's definition."""
         found: dict[str, Any] = {"confirm": self.enable_double_confirmation}
         if self.temperature is not None:
             found["temperature"] = self.temperature
@@ -102,23 +102,23 @@ class InvokeIterativeRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentView(Struct, frozen=True):
-    """An agent, as whoever may ask it sees it."""
+    """An agent that the caller may invoke."""
 
     name: str
     title: str
     description: str
     model: str
-    """Empty is the one that the process has."""
+    """Empty: the default model of the process."""
     capabilities: tuple[str, ...]
     autonomy: str
-    """How much it may do by itself; empty is as the process has it."""
+    """The autonomy level; empty: the default of the process."""
     skills: tuple[str, ...]
     tools: tuple[str, ...] | None
-    """Those it may use by name; null is all that its capabilities allow."""
+    """The tools that it may use, by name; null: all that its capabilities allow."""
     inputs: dict[str, Field]
     outputs: dict[str, Field]
     max_iterations: int
-    """Of the loop, if a request does not say."""
+    """The turn limit of the loop where a request sets none."""
 
 
 class Agents(Struct, frozen=True):
@@ -129,14 +129,14 @@ class Agents(Struct, frozen=True):
 
 @get("/v1/agents", scope=Scope.AGENTS_INVOKE, tags=["agents"])
 async def agents(parts: Need, caller: Who) -> Agents:
-    """List the agents there are."""
+    """List the agents."""
     known = _agents(parts)
     return Agents(tuple(_view(agent) for agent in known.values()))
 
 
 @get("/v1/agents/{name:str}", scope=Scope.AGENTS_INVOKE, tags=["agents"])
 async def agent(parts: Need, caller: Who, name: Id) -> AgentView:
-    """Say what one agent is for and what it takes."""
+    """Show one agent: its purpose, inputs and outputs."""
     return _view(_invocations(parts).agent(name))
 
 
@@ -145,12 +145,12 @@ async def agent(parts: Need, caller: Who, name: Id) -> AgentView:
     scope=Scope.AGENTS_INVOKE,
     tags=["agents"],
     status_code=200,
-    responses=FAILURES | {504: _failure("There was no answer in time.")},
+    responses=FAILURES | {504: _failure("The run exceeded its time limit.")},
 )
 async def invoke(
     parts: Need, caller: Who, name: Id, data: JSONBody[InvokeRequest], key: Key = ""
 ) -> Response[InvokeResponse]:
-    """Ask an agent once, without tools."""
+    """Invoke an agent once, without tools."""
     invocations = _invocations(parts)
     view = await _begin(invocations, caller, name, data, key)
     try:
@@ -171,7 +171,7 @@ async def invoke(
 async def invoke_iterative(
     parts: Need, caller: Who, name: Id, data: JSONBody[InvokeIterativeRequest], key: Key = ""
 ) -> Response[IterativeResponse]:
-    """Ask an agent in the loop, with its tools; `termination_reason` says how it ended."""
+    """Invoke an agent in the tool loop; `termination_reason` says how the run ended."""
     invocations = _invocations(parts)
     view = await _begin(invocations, caller, name, data, key)
     answer = (await invocations.outcome(caller.tenant, view)).looped()
@@ -189,8 +189,8 @@ async def invoke_iterative(
             str,
             media_type=EVENT_STREAM,
             generate_examples=False,
-            description="Each record as one event, as for the events of a run; then `response` "
-            "with the answer, or `error`.",
+            description="One event per record, as for the events of a run; the last event is "
+            "`response` with the answer, or `error`.",
         )
     },
 )
@@ -202,9 +202,9 @@ async def invoke_stream(
     data: JSONBody[InvokeIterativeRequest],
     key: Key = "",
 ) -> EventStream:
-    """Ask an agent in the loop and watch: every record, and in the end the answer as `response`.
+    """Invoke an agent in the tool loop and stream its records; the last event is `response`.
 
-    A run goes on when nobody watches it any more: watch it again, or cancel it, by its id.
+    The run continues when the client disconnects: watch it again, or cancel it, by its id.
     """
     invocations = _invocations(parts)
     view = await _begin(invocations, caller, name, data, key)
@@ -243,7 +243,7 @@ async def _begin(
             key=key,
         )
     except BadInputs as bad:
-        problems = {one.field: one.problem for one in bad.problems}
+        problems = {problem.field: problem.problem for problem in bad.problems}
         raise Refused(422, "bad_inputs", str(bad), details={"problems": problems}) from None
 
 

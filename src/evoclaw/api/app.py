@@ -1,4 +1,4 @@
-"""The HTTP service put together: every route behind one door."""
+"""The ASGI application: all routes behind the request gate."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from evoclaw.core.errors import EvoClawError
 
 
 def create_app(parts: Parts) -> Litestar:
-    """The whole service over what was built; serve it with `serving`."""
+    """Create the ASGI application from its dependencies; serve it with `serving`."""
 
-    def parts_here() -> Parts:
+    def provide_dependencies() -> Parts:
         return parts
 
     routes = [*_routes(), *parts.routes]
     app = Litestar(
         routes,
         dependencies={
-            "parts": Provide(parts_here, sync_to_thread=False),
+            "parts": Provide(provide_dependencies, sync_to_thread=False),
             "caller": Provide(caller_of, sync_to_thread=False),
         },
         guards=[check_scope, check_query],
@@ -68,9 +68,9 @@ def create_app(parts: Parts) -> Litestar:
         ),
         logging_config=None,
     )
-    door = Door(app.asgi_handler, parts, None)
-    app.state["door"] = door
-    app.asgi_handler = door
+    gate = Door(app.asgi_handler, parts, None)
+    app.state["request_gate"] = gate
+    app.asgi_handler = gate
     return app
 
 

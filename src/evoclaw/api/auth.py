@@ -1,8 +1,8 @@
-"""Who may use a route: it names a scope, and the caller's token must hold it.
+"""Authorization: each route names a scope, and the caller's token must hold it.
 
-A route says `scope=Scope.RUNS_READ` in its decorator, or `scope=ANYBODY` if it checks in its own
-way who comes; one that says nothing is refused to everybody. A route that takes `caller: Who` is
-given the caller, one that takes `parts: Need` what this process was built from.
+A route sets `scope=Scope.RUNS_READ` in its decorator, or `scope=PUBLIC` if it needs no token or
+authenticates requests itself; a route without a scope refuses every caller. The parameter
+`caller: InjectedCaller` receives the caller, `parts: InjectedDependencies` the dependencies.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ from evoclaw.api.needs import Parts
 from evoclaw.orchestrator.people.access import Caller
 
 ANYBODY = ""
-"""The scope of a route that everybody may use."""
+"""The scope of a route that needs no token."""
 ANY_CALLER = "any"
-"""The scope of a route that everybody with a good token may use."""
+"""The scope of a route that any valid token may use."""
 OPEN = frozenset({"/", "/health/live", "/health/ready", "/openapi.json", "/docs"})
-"""The addresses that need no token."""
+"""Paths that need no token."""
 OPEN_BELOW = ("/v1/channels/", "/ui/")
-"""And those below which a route checks in its own way who comes, or there are only files."""
+"""Path prefixes that need no token: signed webhooks, and the static files of the dashboard."""
 
 Need: TypeAlias = NamedDependency[SkipValidation[Parts]]
-"""What this process was built from, as a route asks for it."""
+"""The dependencies, injected into a route."""
 Who: TypeAlias = NamedDependency[SkipValidation[Caller]]
-"""Whoever asks, as a route asks for it."""
+"""The authenticated caller, injected into a route."""
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 def is_open(path: str) -> bool:
-    """Whether no token is needed there."""
+    """Whether a path needs no token."""
     return path in OPEN or path.startswith(OPEN_BELOW)
 
 
 def caller_of(request: Request[Any, Any, Any], parts: Need) -> Caller:
-    """Whoever asks; `Refused` if nobody known does.
+    """The authenticated caller; `ApiError` 401 if there is none.
 
     Args:
-        request: By whom.
-        parts: Only so that it is given first: what is given side by side costs two tasks a request.
+        request: The current request.
+        parts: Unused. Litestar resolves independent dependencies concurrently, which costs two
+            tasks a request; naming it here makes the resolution sequential.
     """
     return _caller(request)
 
 
 def check_scope(connection: Connection, route: BaseRouteHandler) -> None:
-    """Refuse a caller who does not hold what the route asks for; fails closed."""
+    """Refuse a caller whose token lacks the scope of the route; fails closed."""
     scope: object = route.opt.get("scope")
     if scope == ANYBODY:
         return
@@ -59,17 +60,17 @@ def check_scope(connection: Connection, route: BaseRouteHandler) -> None:
     if scope == ANY_CALLER:
         return
     if not isinstance(scope, str) or not caller.may(scope):
-        wanted = str(scope) if isinstance(scope, str) else "a scope nobody named"
+        wanted = str(scope) if isinstance(scope, str) else "(the route names none)"
         raise Refused(
             403,
             "forbidden",
-            f"this needs a token with the scope {wanted!r}; ask whoever gave you yours",
+            f"The token lacks the scope {wanted!r}. Ask the administrator for a token with it.",
             details={"scope": wanted},
         )
 
 
 def check_query(connection: Connection, route: BaseRouteHandler) -> None:
-    """Refuse what a route does not take: a parameter that is spelled wrong is not passed over."""
+    """Refuse unknown query parameters: a misspelt parameter is an error, not ignored."""
     if route.opt.get("scope") == ANYBODY:
         return
     if not connection.query_params:
@@ -82,7 +83,8 @@ def check_query(connection: Connection, route: BaseRouteHandler) -> None:
     unknown = [name for name in connection.query_params if name not in known]
     if unknown:
         text = (
-            f"no such parameter: {unknown[0][:80]!r}; known: {', '.join(sorted(known)) or 'none'}"
+            f"Unknown query parameter {unknown[0][:80]!r}. "
+            f"Known parameters: {', '.join(sorted(known)) or 'none'}."
         )
         raise Refused(422, "invalid", text)
 
@@ -95,7 +97,9 @@ def _caller(connection: Connection) -> Caller:
 
 
 def unknown_caller() -> Refused:
-    """Nobody known asks."""
+    """The error for a missing or invalid token."""
     return Refused(
-        401, "unauthorized", "show a good token: `Authorization: Bearer ec_…`; see `evoclaw token`"
+        401,
+        "unauthorized",
+        "The token is missing or invalid. Send `Authorization: Bearer ec_…`; see `evoclaw token`.",
     )

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what every route may answer beside its success, and who may use it."""
+"""The OpenAPI document, with the error responses and the scope of every route."""
 
 from __future__ import annotations
 
@@ -32,55 +32,55 @@ from evoclaw.api.shaping import shape
 from evoclaw.core.messages import JSON
 from evoclaw.core.version import VERSION
 
-ABOUT = """One assistant for all your machines: every call is judged before it runs, sandboxed while
-it runs, recorded after it ran, and never runs twice.
+ABOUT = """EvoClaw runs LLM agents and their tools on your machines. Every tool call is checked by
+policies before it runs, sandboxed while it runs, recorded, and never run twice.
 
-Show a token as `Authorization: Bearer ec_…`; it opens the data of one tenant, and no other's.
-What is not yours is answered as if it were not there."""
+Send a token as `Authorization: Bearer ec_…`; a token opens the data of one tenant.
+The data of other tenants and users is answered with 404, as if it did not exist."""
 BEARER = "token"
 OPENAI = "openai"
-"""The tag of routes whose errors have the shape of OpenAI's."""
+"""The tag of routes that answer errors in OpenAI's format."""
 TAGS = {
-    "agents": "Ask an agent, and get its answer.",
-    OPENAI: "The same for programs that know OpenAI's chat completions.",
-    "runs": "What is being answered: begun, watched, steered, answered, cancelled.",
-    "sessions": "Conversations, and what was said in them.",
-    "approvals": "What agents want to do, and ask, and wait for.",
-    "workflows": "Steps that call agents and tools.",
-    "channels": "Where others' programs post what people say to agents.",
-    "fleet": "The edges.",
-    "tools": "What can be done here.",
-    "skills": "What agents can learn here.",
-    "memory": "What was remembered.",
-    "audit": "Who did what.",
-    "budgets": "What may be spent, and what was.",
-    "policy": "What calls are judged by, and why.",
+    "agents": "Invoke agents.",
+    OPENAI: "Invoke agents through OpenAI-compatible chat completions.",
+    "runs": "Start, watch, steer, answer and cancel runs.",
+    "sessions": "Conversations and their messages.",
+    "approvals": "Tool calls and questions that wait for a person.",
+    "workflows": "Multi-step workflows that call agents and tools.",
+    "channels": "Webhooks that deliver messages to agents, and failed deliveries.",
+    "fleet": "Edges: status, pairing and tools.",
+    "tools": "The tools of this orchestrator.",
+    "skills": "The skills of this orchestrator.",
+    "memory": "Notes that agents keep between sessions.",
+    "audit": "The audit log.",
+    "budgets": "Limits and spending.",
+    "policy": "The policies that judge tool calls.",
     "stops": "The emergency stop.",
-    "tokens": "Who may come in.",
-    "health": "Whether it works, and its figures.",
+    "tokens": "API tokens.",
+    "health": "Liveness, readiness and Prometheus metrics.",
 }
 _ERRORS: Mapping[int, tuple[str, str]] = {
-    400: ("Unreadable", "What was sent cannot be read."),
-    401: ("Unauthorized", "No good token was shown."),
-    403: ("Forbidden", "The token does not hold the scope, or the web page may not ask."),
-    404: ("NotFound", "There is nothing of that id, as far as you can know."),
-    405: ("MethodNotAllowed", "This address does not take that method."),
-    408: ("TooSlow", "The body did not come in time."),
-    409: ("Conflict", "Not as it stands now; the message says why."),
+    400: ("Unreadable", "The request cannot be parsed."),
+    401: ("Unauthorized", "The token is missing or invalid."),
+    403: ("Forbidden", "The token lacks the scope, or the web origin is not allowed."),
+    404: ("NotFound", "The id does not exist, or the caller may not see it."),
+    405: ("MethodNotAllowed", "The path does not support this method."),
+    408: ("TooSlow", "The body did not arrive in time."),
+    409: ("Conflict", "The current state does not allow this; the message says why."),
     413: ("TooLarge", "The body is too large."),
-    421: ("UnknownHost", "This service is not known under that host name."),
-    422: ("Invalid", "What was sent is not what this address takes; `details` says where."),
-    429: ("TooMany", "Too many; `Retry-After` says when to come again."),
-    500: ("Fault", "A fault of the server; its log says which."),
-    503: ("Unavailable", "Not now, or not in this process; the message says why."),
+    421: ("UnknownHost", "The `Host` header is not one of the configured names."),
+    422: ("Invalid", "The request does not fit the schema; `details` says where."),
+    429: ("TooMany", "Too many requests; `Retry-After` says when to try again."),
+    500: ("Fault", "Internal error; the server's log says which."),
+    503: ("Unavailable", "Not available now, or not in this process; the message says why."),
 }
 _WRITING = (408, 409, 413)
 
 
 class Document:
-    """What some routes are for, for programs and for people; made once, when first asked for.
+    """The OpenAPI document as JSON and as HTML, built on the first request.
 
-    It takes a second, and is wanted seldom: so it is made in a thread, from routes of its own.
+    Building takes a second and is rarely needed, so it runs in a thread, on a second application.
     """
 
     def __init__(self, routes: Sequence[Any]) -> None:
@@ -93,7 +93,7 @@ class Document:
         return (await self._get())[0]
 
     async def page(self) -> bytes:
-        """The same as a page."""
+        """The OpenAPI document as an HTML page."""
         return (await self._get())[1]
 
     async def _get(self) -> tuple[bytes, bytes]:
@@ -108,11 +108,11 @@ class Document:
 
 
 def describe(routes: Sequence[Any]) -> dict[str, JSON]:
-    """The OpenAPI document of some routes."""
+    """Build the OpenAPI document of the routes."""
     app = Litestar(
         routes,
         openapi_config=_about(),
-        # Only so that they are not taken for parameters: nobody is answered from here.
+        # Declared so that Litestar does not document them as parameters; no request is served here.
         dependencies={
             name: Provide(lambda: None, sync_to_thread=False) for name in ("parts", "caller")
         },
@@ -125,7 +125,7 @@ def describe(routes: Sequence[Any]) -> dict[str, JSON]:
 
 
 def _name_scopes(app: Litestar) -> None:
-    """Say of each route which scope a token needs for it."""
+    """Add the required scope to each operation."""
     for route in app.routes:
         item = (app.openapi_schema.paths or {}).get(route.path_format)
         if item is None or not isinstance(route, HTTPRoute):
@@ -139,7 +139,7 @@ def _name_scopes(app: Litestar) -> None:
 
 
 def _about() -> OpenAPIConfig:
-    """What the document says of the service as a whole."""
+    """Title, description, tags and security scheme of the document."""
     return OpenAPIConfig(
         title="EvoClaw",
         version=VERSION,
@@ -152,7 +152,7 @@ def _about() -> OpenAPIConfig:
                 BEARER: SecurityScheme(
                     type="http",
                     scheme="bearer",
-                    description="Made by `evoclaw token new`; or a JWT, if that is configured.",
+                    description="A token from `evoclaw token new`, or a JWT if configured.",
                 )
             }
         ),
@@ -161,20 +161,20 @@ def _about() -> OpenAPIConfig:
 
 
 def _complete_all(document: OpenAPI) -> None:
-    """Add to each route what it may answer beside what it says itself."""
+    """Add the shared error responses to each operation."""
     document.components.schemas["ErrorDetails"] = _problem()
     document.components.schemas["ErrorAnswer"] = Schema(
         type=OpenAPIType.OBJECT,
         properties={"error": Reference(ref="#/components/schemas/ErrorDetails")},
         required=["error"],
-        description="The body of every answer that is not a success.",
+        description="The body of every error response.",
     )
     document.components.responses = {
         name: _response(status, text) for status, (name, text) in _ERRORS.items()
     }
     document.components.schemas["OpenAIErrorAnswer"] = _openai_error()
     document.components.responses["OpenAIError"] = OpenAPIResponse(
-        description="What went wrong, as OpenAI's clients read it.",
+        description="The error in OpenAI's format.",
         content={
             "application/json": OpenAPIMediaType(
                 schema=Reference(ref="#/components/schemas/OpenAIErrorAnswer")
@@ -200,7 +200,7 @@ def _complete(path: str, method: str, operation: Operation) -> None:
         if status in _WRITING and method == "get":
             continue
         responses.setdefault(str(status), Reference(ref=f"#/components/responses/{name}"))
-    # Litestar's own words for what cannot be validated, in its own shape.
+    # Replaces Litestar's own description of a validation error, which has another schema.
     if responses.get("400") is not None and not isinstance(responses["400"], Reference):
         responses["400"] = Reference(ref="#/components/responses/Unreadable")
 
@@ -209,12 +209,16 @@ def _problem() -> Schema:
     return Schema(
         type=OpenAPIType.OBJECT,
         properties={
-            "code": Schema(type=OpenAPIType.STRING, description="Short and stable: for programs."),
-            "message": Schema(type=OpenAPIType.STRING, description="For people."),
-            "details": Schema(type=OpenAPIType.OBJECT, description="Data for programs."),
+            "code": Schema(
+                type=OpenAPIType.STRING, description="A short, stable code for programs."
+            ),
+            "message": Schema(
+                type=OpenAPIType.STRING, description="What failed and what to do, for people."
+            ),
+            "details": Schema(type=OpenAPIType.OBJECT, description="Structured data for programs."),
         },
         required=["code", "message"],
-        description="What went wrong, and what to do about it.",
+        description="What failed, and what to do next.",
     )
 
 
@@ -235,13 +239,15 @@ def _openai_error() -> Schema:
             )
         },
         required=["error"],
-        description="The same as OpenAI's clients read it.",
+        description="The body of an error in OpenAI's format.",
     )
 
 
 def _response(status: int, text: str) -> OpenAPIResponse:
     retry = OpenAPIHeader(
-        schema=Schema(type=OpenAPIType.INTEGER), description="Seconds to wait.", required=False
+        schema=Schema(type=OpenAPIType.INTEGER),
+        description="Seconds to wait before the next try.",
+        required=False,
     )
     body = OpenAPIMediaType(schema=Reference(ref="#/components/schemas/ErrorAnswer"))
     return OpenAPIResponse(

@@ -1,4 +1,4 @@
-"""The page that shows the OpenAPI document: made here, so it needs nothing from elsewhere."""
+"""The HTML page of the OpenAPI document, rendered here without external scripts or styles."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ details{border-color:#333}b.m{color:#6bf}b.post,b.patch{color:#6c6}b.delete{colo
 
 
 def policy() -> str:
-    """What a browser may do with the page: show it as it is, and nothing else."""
+    """The Content-Security-Policy of the page: its own style, no scripts."""
     digest = b64encode(sha256(STYLE.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'"
 
 
 def page(document: dict[str, JSON]) -> str:
-    """An OpenAPI document as a page of HTML."""
+    """Render an OpenAPI document as HTML."""
     info = document["info"]
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(info['title'])}</title>"
@@ -43,8 +43,8 @@ def page(document: dict[str, JSON]) -> str:
         found = list(_operations(document, tag["name"]))
         if found:
             parts.append(f"<h2>{escape(tag['name'])}</h2><p>{escape(tag['description'])}</p>")
-            parts += [_operation(*one) for one in found]
-    parts.append("<h2>shapes</h2>")
+            parts += [_operation(*operation) for operation in found]
+    parts.append("<h2>schemas</h2>")
     for name, schema in sorted(document["components"]["schemas"].items()):
         parts.append(
             f"<details id='{escape(name)}'><summary><code>{escape(name)}</code> "
@@ -64,33 +64,33 @@ def _operations(document: dict[str, JSON], tag: str) -> list[tuple[str, str, dic
 
 def _operation(path: str, method: str, operation: dict[str, JSON]) -> str:
     rows = "".join(
-        f"<tr><td><code>{escape(one['name'])}</code><td>{escape(one['in'])}"
-        f"<td>{escape(one.get('description') or '')}"
-        for one in operation.get("parameters", [])
+        f"<tr><td><code>{escape(parameter['name'])}</code><td>{escape(parameter['in'])}"
+        f"<td>{escape(parameter.get('description') or '')}"
+        for parameter in operation.get("parameters", [])
     )
     body = operation.get("requestBody", {}).get("content", {})
-    answers = "".join(
-        f"<tr><td>{escape(status)}<td>{_links(answer)}"
-        for status, answer in sorted(operation["responses"].items())
+    responses = "".join(
+        f"<tr><td>{escape(status)}<td>{_links(response)}"
+        for status, response in sorted(operation["responses"].items())
     )
     return (
         f"<details><summary><b class='m {method}'>{method.upper()}</b> <code>{escape(path)}</code> "
         f"{escape(operation.get('description') or '')}</summary>"
         + (f"<h4>Parameters</h4><table>{rows}</table>" if rows else "")
         + (f"<h4>Body</h4><p>{_links(body)}</p>" if body else "")
-        + f"<h4>Answers</h4><table>{answers}</table></details>"
+        + f"<h4>Responses</h4><table>{responses}</table></details>"
     )
 
 
 def _links(value: JSON) -> str:
-    """Which shapes something refers to, and what is said of it."""
-    text = msgspec.json.encode(value).decode()
-    names = sorted({part.split('"')[0] for part in text.split("#/components/schemas/")[1:]})
-    said = value.get("description", "") if is_object(value) else ""
+    """The description of a part of the document, and links to the schemas that it refers to."""
+    encoded = msgspec.json.encode(value).decode()
+    names = sorted({part.split('"')[0] for part in encoded.split("#/components/schemas/")[1:]})
+    description = value.get("description", "") if is_object(value) else ""
     reference = str(value.get("$ref", "")) if is_object(value) else ""
-    shown = said or reference.rpartition("/")[2]
+    text = description or reference.rpartition("/")[2]
     links = " ".join(f"<a href='#{escape(name)}'><code>{escape(name)}</code></a>" for name in names)
-    return f"{escape(shown)} {links}"
+    return f"{escape(text)} {links}"
 
 
 def _pre(value: JSON) -> str:

@@ -1,7 +1,7 @@
-"""The door: what every request must pass before it is known what it is about.
+"""ASGI middleware that authenticates and limits every request before routing.
 
-Who comes to the right name, from no strange web page, with a body that is not too large, a good
-token, and not too often. What is refused here, or later, is counted and told to the audit.
+It checks the `Host` header, the web origin, the size of the body, the token and the request rate.
+Refused requests, here or in a route, are counted and written to the audit log.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from evoclaw.orchestrator.people.access import Caller
 
 LOG = logging.getLogger("evoclaw.api")
 NOTED = frozenset({401, 403, 404, 421})
-"""The answers that tell somebody no: put on record, as many of them may be an attack."""
+"""Statuses that are written to the audit log, because many of them may be an attack."""
 ALWAYS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
-"""On every answer that does not say otherwise."""
+"""Headers of every response that does not set them itself."""
 METHODS = b"GET, POST, PATCH, DELETE"
 ALLOWED = b"authorization, content-type, idempotency-key, last-event-id, traceparent"
 
 
 class Door:
-    """Lets in who may, and says who does."""
+    """Authenticates requests, applies the limits, and records refused requests."""
 
     def __init__(self, app: ASGIApp, parts: Parts, hosts: frozenset[str] | None) -> None:
-        """Choose who is let in.
+        """Wrap an application.
 
         Args:
-            app: What is behind it.
-            parts: Who has a token, what is too much, and who is told of refusals.
-            hosts: The names under which we are reached; None if any will do.
+            app: The application behind the gate.
+            parts: Tokens, limits, and the callbacks for responses and refused requests.
+            hosts: The accepted `Host` headers; None accepts any.
         """
         self._app, self._parts = app, parts
         self.hosts = hosts
@@ -55,42 +55,42 @@ class Door:
         self._rates = Rates(settings.requests_per_minute, settings.burst)
         self._failures = Rates(settings.failures_per_minute, settings.failures_per_minute)
         self.counts: Counter[int] = Counter()
-        """Answers by status."""
+        """The number of responses by status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Forward a request to the application, or refuse it."""
         if scope["type"] != "http":
-            return  # a web socket: there is nothing here that speaks it
+            return  # WebSockets are not supported
         settings = self._parts.settings
         scope["auth"], headers = None, dict(scope["headers"])
         body = BoundedBody(receive, settings.max_body_bytes, settings.body_seconds)
-        telling = _Telling(self, scope, send, self._cors(headers))
+        sender = _Telling(self, scope, send, self._cors(headers))
         try:
             self._check(scope, headers)
             if _is_preflight(scope, headers):
-                await telling.preflight()
+                await sender.preflight()
                 return
             scope["auth"] = await self._caller(scope, headers)
         except EvoClawError as problem:
-            await telling.refuse(refusal_of(problem), body, has_body=_has_body(headers))
+            await sender.refuse(refusal_of(problem), body, has_body=_has_body(headers))
             return
         parent = headers.get(b"traceparent", b"").decode("latin-1")
         with standing(read_traceparent(parent)):
-            await self._app(scope, cast("Receive", body), telling)
+            await self._app(scope, cast("Receive", body), sender)
 
     def _check(self, scope: HTTPScope, headers: dict[bytes, bytes]) -> None:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self.hosts is not None and host not in self.hosts:
-            text = "we are not known under that host name; see `names` in [server]"
+            text = f"Unknown host name {host[:80]!r}. Add it to `names` in [server]."
             raise Refused(421, "unknown_host", text)
         origin = headers.get(b"origin")
         if origin is not None and not self._knows(origin):
-            text = "this web page may not use it; see `origins` in [server]"
+            text = "This web origin is not allowed. Add it to `origins` in [server]."
             raise Refused(403, "unknown_origin", text)
         length = headers.get(b"content-length", b"0")
-        most = self._parts.settings.max_body_bytes
-        if not length.isdigit() or len(length) > 18 or int(length) > most:
-            raise too_large(most)
+        max_bytes = self._parts.settings.max_body_bytes
+        if not length.isdigit() or len(length) > 18 or int(length) > max_bytes:
+            raise too_large(max_bytes)
 
     def _knows(self, origin: bytes) -> bool:
         shown = origin.decode("latin-1").lower()
@@ -119,40 +119,41 @@ class Door:
         return caller
 
     def count(self, scope: HTTPScope, status: int, seconds: float) -> None:
-        """Count an answer and how long it took, by the route's pattern: paths are without end."""
+        """Record the duration of a response by route pattern: raw paths are unbounded."""
         route = cast("dict[str, str]", scope).get("path_template", "none")
         self._parts.counted(scope["method"], route, status, seconds)
 
     def note(self, scope: HTTPScope, status: int, why: str = "") -> None:
-        """Count an answer; tell of it if it is a refusal.
+        """Count a response, and report it to the audit log if its status is audited.
 
-        Nobody who has no token can fill a disk by it: an address is told of only so often.
+        Reports of unauthenticated requests are rate-limited by address, so that they cannot fill
+        the disk.
         """
         self.counts[status] += 1
         caller = cast("Caller | None", scope["auth"])
         if status not in NOTED or (caller is None and self._is_flood(scope, status)):
             return
-        who = None if caller is None else caller.principal
+        principal = None if caller is None else caller.principal
         refusal = Refusal(
             status,
             scope["method"],
             scope["path"][:200],
             _address(scope),
-            tenant="" if who is None else who.tenant,
-            user="" if who is None else who.user,
+            tenant="" if principal is None else principal.tenant,
+            user="" if principal is None else principal.user,
             token="" if caller is None else caller.token,
             why=why,
         )
-        LOG.info("refused %s", msgspec.json.encode(refusal).decode())
+        LOG.info("request refused: %s", msgspec.json.encode(refusal).decode())
         self._parts.refused(refusal)
 
     def _is_flood(self, scope: HTTPScope, status: int) -> bool:
-        # Those with a wrong token were counted where they were refused.
+        # Requests with an invalid token were counted in `_authenticate`.
         return status != 401 and bool(self._failures.take(_address(scope)))
 
 
 class _Telling:
-    """Sends an answer with the headers that all of them have, and notes what was answered."""
+    """Adds the shared headers to a response, and records it."""
 
     def __init__(
         self, door: Door, scope: HTTPScope, send: Send, more: tuple[tuple[bytes, bytes], ...]
@@ -164,13 +165,13 @@ class _Telling:
         if message["type"] == "http.response.start":
             self._door.count(self._scope, message["status"], time.monotonic() - self._began)
             self._door.note(self._scope, message["status"], self._why)
-            there = {name.lower() for name, _ in message["headers"]}
-            always = [pair for pair in ALWAYS if pair[0] not in there]
-            message["headers"] = [*message["headers"], *always, *self._more]
+            present = {name.lower() for name, _ in message["headers"]}
+            added = [pair for pair in ALWAYS if pair[0] not in present]
+            message["headers"] = [*message["headers"], *added, *self._more]
         await self._send(message)
 
     async def preflight(self) -> None:
-        """Answer a browser that asks whether a page may ask."""
+        """Answer a CORS preflight request."""
         headers = [
             (b"access-control-allow-methods", METHODS),
             (b"access-control-allow-headers", ALLOWED),
@@ -181,7 +182,7 @@ class _Telling:
         await self._finish()
 
     async def refuse(self, refused: Refused, body: BoundedBody, *, has_body: bool) -> None:
-        """Say no; what is still sent to us is not left lying in the way of the answer."""
+        """Send an error response, and drain the request body so that the client reads it."""
         text, self._why = msgspec.json.encode(refused.body), refused.code
         headers = {
             **refused.headers,
@@ -192,8 +193,8 @@ class _Telling:
             headers["connection"] = "close"
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": refused.status, "headers": raw})
-        shown = b"" if self._scope["method"] == "HEAD" else text
-        await self({"type": "http.response.body", "body": shown, "more_body": True})
+        content = b"" if self._scope["method"] == "HEAD" else text
+        await self({"type": "http.response.body", "body": content, "more_body": True})
         if has_body:
             await body.linger()
         await self._finish()
@@ -220,5 +221,5 @@ def _address(scope: HTTPScope) -> str:
 
 
 def _too_often(wait: float) -> Refused:
-    text = f"too many requests; the next may come in {max(1, round(wait))} s"
+    text = f"Too many requests. Try again in {max(1, round(wait))} s."
     return Refused(429, "too_many_requests", text, retry_after=wait)

@@ -1,4 +1,4 @@
-"""What a caller is told when something cannot be done: one shape, the right status, what to do."""
+"""Error responses: one JSON format, and the HTTP status of each kind of error."""
 
 from __future__ import annotations
 
@@ -36,38 +36,38 @@ T = TypeVar("T")
 LOG = logging.getLogger("evoclaw.api")
 NO_DETAILS: Mapping[str, JSON] = {}
 RETRY = 5
-"""Seconds after which a client may try again what was refused for want of room."""
+"""The `Retry-After` of errors 429 and 503 that name no other time."""
 
 
 class Problem(Struct, frozen=True, omit_defaults=True):
-    """What went wrong, and what to do about it."""
+    """What failed, and what to do next."""
 
     code: str
-    """Short and stable: for programs."""
+    """A short, stable code for programs."""
     message: str
-    """For people."""
+    """What failed and what to do, for people."""
     details: dict[str, JSON] = {}
 
 
 class ErrorBody(Struct, frozen=True):
-    """The body of every answer that is not a success."""
+    """The body of every error response."""
 
     error: Problem
 
 
 class NotGiven(EvoClawError):
-    """This process was not given what a further route needs."""
+    """This process has no dependency that an extra route needs."""
 
 
 class Refused(EvoClawError):
-    """Raise it in a route: the caller gets this status, code and message.
+    """An error with an HTTP status: raised in a route, it becomes the response.
 
     Args:
-        status: Of HTTP.
-        code: Short and stable: for programs.
-        message: What went wrong and what to do, for people.
-        details: Data for programs.
-        retry_after: Seconds after which it may be tried again.
+        status: The HTTP status.
+        code: A short, stable code for programs.
+        message: What failed and what to do, for people.
+        details: Structured data for programs.
+        retry_after: Seconds after which the caller may try again.
     """
 
     def __init__(
@@ -85,34 +85,36 @@ class Refused(EvoClawError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with the answer beside its body."""
+        """The headers of the response."""
         found: dict[str, str] = {}
         if self.retry_after is not None:
             found["retry-after"] = str(max(1, round(self.retry_after)))
         if self.status == 401:
             found["www-authenticate"] = "Bearer"
         if self.status in (408, 413):
-            found["connection"] = "close"  # the rest of the body is not worth reading
+            found["connection"] = "close"  # the rest of the body is not read
         return found
 
     @property
     def body(self) -> ErrorBody:
-        """The answer's body."""
+        """The body of the response."""
         return ErrorBody(Problem(self.code, str(self), self.details))
 
 
 def not_found(what: str) -> Refused:
-    """There is none of that id, as far as this caller can know."""
-    return Refused(404, "not_found", f"there is no such {what}; list them to see which there are")
+    """The error for an id that does not exist, or that the caller may not see."""
+    return Refused(
+        404, "not_found", f"There is no such {what}. List the existing ones to find its id."
+    )
 
 
 def absent(what: str) -> Refused:
-    """This process was not given what a route needs."""
-    return Refused(503, "unavailable", f"{what} are not available in this process")
+    """The error of a route whose dependency this process does not have."""
+    return Refused(503, "unavailable", f"This process does not provide {what}.")
 
 
 def given(part: T | None, what: str) -> T:
-    """What a route needs; `Refused` if this process does not have it."""
+    """A dependency of a route; `ApiError` 503 if this process does not have it."""
     if part is None:
         raise absent(what)
     return part
@@ -139,7 +141,7 @@ _STATUS: Mapping[type[EvoClawError], tuple[int, str]] = {
     NotGiven: (503, "unavailable"),
     StoreError: (503, "store"),
 }
-"""The answer to each kind of error; a kind that is not named is answered as the one above it."""
+"""The status and code of each error class; a class that is not listed has its base class's."""
 _PROVIDER: Mapping[ProviderErrorKind, tuple[int, str]] = {
     ProviderErrorKind.MODEL_NOT_FOUND: (503, "no_provider"),
     ProviderErrorKind.AUTH_ERROR: (503, "no_provider"),
@@ -149,7 +151,7 @@ _PROVIDER: Mapping[ProviderErrorKind, tuple[int, str]] = {
 
 
 def refusal_of(error: EvoClawError) -> Refused:
-    """The answer to an error of ours."""
+    """Convert an error of EvoClaw to an `ApiError`."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, ProviderError):
@@ -168,7 +170,7 @@ Asked = Request[Any, Any, Any]
 
 
 def answer(refused: Refused) -> Response[ErrorBody]:
-    """A refusal as a response."""
+    """The HTTP response of an error."""
     return Response(
         refused.body,
         status_code=refused.status,
@@ -178,7 +180,7 @@ def answer(refused: Refused) -> Response[ErrorBody]:
 
 
 def tell_error(request: Asked, error: EvoClawError) -> Response[ErrorBody]:
-    """Answer an error of ours."""
+    """Exception handler for errors of EvoClaw."""
     refused = refusal_of(error)
     if refused.status == 500:
         LOG.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
@@ -186,27 +188,27 @@ def tell_error(request: Asked, error: EvoClawError) -> Response[ErrorBody]:
 
 
 def tell_http(request: Asked, error: HTTPException) -> Response[ErrorBody]:
-    """Answer what the framework refused: unknown paths, other methods, what cannot be read."""
+    """Exception handler for the framework's errors: unknown paths, methods, unreadable bodies."""
     if error.status_code >= 500:
         return tell_fault(request, error)
     return answer(_of_framework(error))
 
 
 def tell_fault(request: Asked, error: Exception) -> Response[ErrorBody]:
-    """Answer a fault of ours: the log says which, the caller only that it was one."""
+    """Exception handler for bugs: the log has the traceback, the caller gets a plain 500."""
     LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return answer(fault())
 
 
 def fault() -> Refused:
-    """Something of ours is broken; which is for the log to say, not for the caller."""
-    return Refused(500, "internal", "this is a fault of the server; its log says which")
+    """The error for a bug: the details are in the log, not in the response."""
+    return Refused(500, "internal", "Internal error. See the server's log for the cause.")
 
 
 _FRAMEWORK: Mapping[int, tuple[str, str]] = {
-    404: ("not_found", "there is nothing under this address; see /openapi.json"),
-    405: ("method_not_allowed", "this address does not take that method; see /openapi.json"),
-    413: ("too_large", "the body is too large; send less at once"),
+    404: ("not_found", "Unknown path. See /openapi.json for all paths."),
+    405: ("method_not_allowed", "This path does not support the method. See /openapi.json."),
+    413: ("too_large", "The body is too large. Send a smaller request."),
 }
 
 
@@ -216,15 +218,18 @@ def _of_framework(error: HTTPException) -> Refused:
         return Refused(422, "invalid", _worded(problems), details={"problems": problems})
     if error.status_code in _FRAMEWORK:
         return Refused(error.status_code, *_FRAMEWORK[error.status_code])
-    text = f"this cannot be read: {error.detail}"
+    text = f"The request cannot be parsed: {error.detail}"
     return Refused(error.status_code, "unreadable", text)
 
 
+_INVALID = "The request does not fit the schema of this path. See /openapi.json."
+
+
 def _worded(problems: JSON) -> str:
-    """What is wrong with what was sent, in one line."""
+    """Validation problems in one line."""
     try:
         found = msgspec.convert(problems, type=list[dict[str, str]])
     except msgspec.ValidationError:
-        return "what was sent is not what this address takes; see /openapi.json"
-    said = [f"{one.get('key', 'body')}: {one.get('message', 'wrong')}" for one in found[:5]]
-    return "; ".join(said) or "what was sent is not what this address takes; see /openapi.json"
+        return _INVALID
+    texts = [f"{item.get('key', 'body')}: {item.get('message', 'invalid')}" for item in found[:5]]
+    return "; ".join(texts) or _INVALID

@@ -1,4 +1,4 @@
-"""How much one caller may ask for: requests a minute, and the size and time of a body."""
+"""Limits per caller: request rate, body size and body time."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from litestar.types import HTTPReceiveMessage, Receive
 from evoclaw.api.errors import Refused
 
 MOST_KEYS = 10_000
-"""Callers whose use is remembered; the one that was away longest is forgotten first."""
+"""Callers whose rate is tracked; the least recently seen is dropped first."""
 LINGER = 1.0
-"""Seconds in which the rest of a refused body is read, so that the refusal arrives."""
+"""How long the rest of a refused body is read, so that the client can read the response."""
 LINGER_BYTES = 8 << 20
 
 
 class Rates:
-    """So many a minute for each, and so many of them at once."""
+    """A token bucket for each key: a rate per minute and a burst."""
 
     def __init__(
         self, per_minute: int, burst: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._each, self._burst, self._clock = 60.0 / per_minute, burst, clock
         self._full_at: OrderedDict[str, float] = OrderedDict()
-        """By key, when its bucket is full again."""
+        """By key: when its bucket is full again."""
 
     def take(self, key: str) -> float:
-        """Take one; 0, or the seconds after which there is one again."""
+        """Take one token; returns 0, or the seconds to wait if the bucket is empty."""
         now = self._clock()
         full_at = max(now, self._full_at.get(key, now)) + self._each
         wait = full_at - now - self._burst * self._each
@@ -43,14 +43,14 @@ class Rates:
 
 
 class BoundedBody:
-    """A request's body, as long as it is not too much and does not take too long."""
+    """The `receive` of a request, with a limit on the size and time of the body."""
 
     def __init__(self, receive: Receive, most: int, seconds: float) -> None:
         self._receive, self._most, self._seconds = receive, most, seconds
         self._size, self._until, self._whole = 0, 0.0, False
 
     async def __call__(self) -> HTTPReceiveMessage:
-        """The next piece; `Refused` if there is no end to it."""
+        """The next message; `ApiError` 408 or 413 if the body is too slow or too large."""
         if self._whole:
             return await self._next()
         now = asyncio.get_running_loop().time()
@@ -59,11 +59,13 @@ class BoundedBody:
             async with asyncio.timeout(self._until - now):
                 message = await self._next()
         except TimeoutError:
-            text = f"the body was not there within {self._seconds:g} s; send it again, faster"
+            text = f"The body did not arrive within {self._seconds:g} s. Send it again, faster."
             raise Refused(408, "too_slow", text) from None
         if message["type"] == "http.disconnect":
-            # For the log alone: nobody is left to read it, and nothing is broken.
-            raise Refused(400, "incomplete", "the connection ended before the body was whole")
+            # Only for the log: the client has disconnected, and this is no internal error.
+            raise Refused(
+                400, "incomplete", "The client disconnected before the body was complete."
+            )
         self._size += len(message["body"])
         self._whole = not message["more_body"]
         if self._size > self._most:
@@ -72,7 +74,7 @@ class BoundedBody:
         return message
 
     async def linger(self) -> None:
-        """Read on for a moment: who is cut off while sending never sees why."""
+        """Read the rest for a moment: a client that is cut off while sending never reads why."""
         left = LINGER_BYTES
         try:
             async with asyncio.timeout(LINGER):
@@ -94,10 +96,10 @@ class BoundedBody:
 
 
 def too_large(most: int) -> Refused:
-    """A body is more than we take."""
+    """The error for a body over the limit."""
     return Refused(
         413,
         "too_large",
-        f"the body is larger than {most} bytes; send less at once",
+        f"The body is larger than {most} bytes. Send a smaller request.",
         details={"max_bytes": most},
     )

@@ -1,4 +1,4 @@
-"""An MCP server over streamable HTTP: on this machine only, unless there is a token."""
+"""The MCP server over streamable HTTP; beyond loopback it requires a token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATH = "/mcp"
 SHORTEST_TOKEN = 16
 MOST_SESSIONS = 500
 PATIENCE = 3.0
-"""Seconds in which open answers may still go out when we stop."""
+"""How long open responses may continue on shutdown."""
 
 
 @asynccontextmanager
@@ -33,15 +33,15 @@ async def serving_http(
     names: Iterable[str] = (),
     origins: Iterable[str] = (),
 ) -> AsyncGenerator[str]:
-    """Serve while the block runs; gives the address.
+    """Serve while the block runs; yields the URL.
 
     Args:
-        tools: What is served.
-        host: Where to listen. Anywhere but on this machine needs a token.
-        port: 0 takes any.
-        token: What clients must show as a bearer token; empty asks for none.
-        names: Under which host names, or `name:port`, we are reached, beside `host` itself.
-        origins: Web pages that may use it, such as `https://example.org`; none by default.
+        tools: The tools to serve.
+        host: The address to listen on. Any address but loopback requires a token.
+        port: 0 chooses a free port.
+        token: The bearer token that clients must send; empty requires none.
+        names: Further accepted `Host` headers beside `host`: `name` or `name:port`.
+        origins: Allowed web origins, such as `https://example.org`; none by default.
     """
     _check_door(host, token)
     listening = listen(host, port)
@@ -50,19 +50,18 @@ async def serving_http(
     app = tools.server().streamable_http_app(
         streamable_http_path=PATH,
         max_sessions=MOST_SESSIONS,
-        # Ours below, which is exact about ports and knows the token.
+        # `_McpRequestGate` replaces it: it checks exact ports and the token.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
-    guard = _Guard(app, hosts, own_origins(hosts) | frozenset(origins), token)
-    async with running(guard, listening, ServerSettings(stop_within_s=PATIENCE)):
+    gate = _Guard(app, hosts, own_origins(hosts) | frozenset(origins), token)
+    async with running(gate, listening, ServerSettings(stop_within_s=PATIENCE)):
         yield f"http://{shown(host)}:{real_port}{PATH}"
 
 
 class _Guard:
-    """Lets in who comes to the right name, from no strange web page, with the token.
+    """ASGI middleware that checks the `Host` header, the web origin and the token.
 
-    A web page that has its name resolved to this machine (DNS rebinding) still sends its own name
-    and its own origin.
+    After DNS rebinding a web page still sends its own host name and origin, so it is refused.
     """
 
     def __init__(
@@ -77,12 +76,16 @@ class _Guard:
 
     def _refuse(self, headers: Headers) -> PlainTextResponse | None:
         if self._hosts is not None and headers.get("host", "").lower() not in self._hosts:
-            return PlainTextResponse("unknown host name", 421)
+            return PlainTextResponse("Unknown host name.", 421)
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in self._origins:
-            return PlainTextResponse("this origin may not use it", 403)
+            return PlainTextResponse("This web origin is not allowed.", 403)
         if self._token and not self._has_token(headers.get("authorization", "")):
-            return PlainTextResponse("a token is needed", 401, {"www-authenticate": "Bearer"})
+            return PlainTextResponse(
+                "The token is missing or invalid. Send `Authorization: Bearer <token>`.",
+                401,
+                {"www-authenticate": "Bearer"},
+            )
         return None
 
     def _has_token(self, said: str) -> bool:
@@ -94,8 +97,11 @@ class _Guard:
 
 def _check_door(host: str, token: str) -> None:
     if token and len(token) < SHORTEST_TOKEN:
-        raise ConfigError(f"the token must have at least {SHORTEST_TOKEN} characters")
+        raise ConfigError(
+            f"the token is too short: it must have at least {SHORTEST_TOKEN} characters"
+        )
     if not token and not is_loopback(host):
         raise ConfigError(
-            f"others could reach {host}: set a token, or listen on 127.0.0.1 for this machine only"
+            f"listening on {host!r} without a token would let other machines in: set a token, or "
+            "listen on 127.0.0.1"
         )

@@ -1,4 +1,4 @@
-"""Our tools as an MCP server: every client's calls are judged, sandboxed and recorded."""
+"""The MCP server: EvoClaw's tools for MCP clients, with policies, sandbox and recording."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.core.version import VERSION
 
 PATIENCE = 15.0
-"""Seconds in which a call ends that its client gave up."""
+"""How long a cancelled call may take to end."""
 CALL_ID = "call_1"
 Heard: TypeAlias = Callable[[str], Awaitable[None]]
 Context: TypeAlias = ServerRequestContext[Any, Any]
 
 
 class Asking(Struct, frozen=True):
-    """One call as a client asks for it."""
+    """A tool call of an MCP client."""
 
     name: str
     arguments: dict[str, Any]
@@ -43,10 +43,10 @@ class Asking(Struct, frozen=True):
 
 
 class McpTools:
-    """An executor's tools for MCP clients, under the same rules as for our own runs.
+    """An executor's tools for MCP clients, under the same policies as agent runs.
 
     Each call is a run of one turn: judged by the policy, approved by a person if the policy asks,
-    performed under its timeout, told to the sinks.
+    executed under its timeout, and recorded by the sinks.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class McpTools:
         sinks: Sequence[Sink] = (),
         settings: LoopSettings = LoopSettings(),
     ) -> None:
-        """Say what is offered and under which rules.
+        """Configure the server.
 
         Args:
             executor: Where calls run.
-            policy: The rules.
-            approver: Who is asked when the rules say so; nobody, if none is given.
-            capabilities: What clients hold: tools that need more are not even listed.
-            sinks: Who is told what happens; a call that cannot be recorded is not run.
-            settings: Of it, how much text a result may hold, how long and how many side by side.
+            policy: Judges each call.
+            approver: Asks a person when the policy returns Ask; without one such calls wait.
+            capabilities: What clients hold; tools that need other permissions are not listed.
+            sinks: Receive the records; a call that cannot be recorded is not run.
+            settings: Limits the text of a result, the duration and the concurrency of calls.
         """
         self._ports = Ports(_NoModel(), executor, policy, approver or NobodyThere())
         self._capabilities, self._sinks, self._settings = capabilities, sinks, settings
@@ -76,7 +76,7 @@ class McpTools:
         self._tools = Toolset()
 
     def tools(self) -> Toolset:
-        """What clients are offered now."""
+        """The tools that clients are offered now."""
         seen = self._ports.executor.tools()
         if seen is not self._seen:
             held = self._capabilities
@@ -85,20 +85,20 @@ class McpTools:
         return self._tools
 
     async def call(self, asking: Asking, heard: Heard, deadline: Deadline) -> ToolResult:
-        """Answer one call; whatever happens becomes a result."""
+        """Execute one call; every failure becomes a result."""
         text = msgspec.json.encode(asking.arguments).decode()
-        asked = ToolCall(CALL_ID, asking.name, text)
-        reply = Reply(calls=(asked,), finish=Finish.CALLS, model=_NoModel.model)
+        call = ToolCall(CALL_ID, asking.name, text)
+        reply = Reply(calls=(call,), finish=Finish.CALLS, model=_NoModel.model)
         state = new_run(
             (user(f"The MCP client {asking.client!r} asks for {asking.name!r}."), reply)
         )
         bus = Bus(state.run_id, self._sinks)
 
-        def note(event: Event) -> None:
+        def record(event: Event) -> None:
             state.apply(event)
             bus.publish(event)
 
-        note(RunStarted(_NoModel.model, state.opening, self._settings, Profile()))
+        record(RunStarted(_NoModel.model, state.opening, self._settings, Profile()))
         if bus.failures:
             text = "It could not be recorded, so it was not run. Explain this to the user."
             return failure(CALL_ID, asking.name, ErrorKind.INTERNAL, f"Error: {text}")
@@ -106,19 +106,19 @@ class McpTools:
         result = _waiting(asking)
         async with self._places, aclosing(run_calls(state, turn)) as events:
             async for event in events:
-                note(event)
+                record(event)
                 if isinstance(event, CallOutput):
                     await heard(event.text)
                 elif isinstance(event, CallFinished):
                     result = event.result
         stop = Stop.CANCELLED if deadline.cancelled else Stop.COMPLETED
         stop = Stop.WAITING if state.pending else stop
-        note(RunFinished(stop, result.text, turns=1, calls=state.calls))
+        record(RunFinished(stop, result.text, turns=1, calls=state.calls))
         deadline.release()
         return result
 
     def server(self) -> Server[Any]:
-        """The same as a server of the SDK's, for either transport."""
+        """The server object of the MCP SDK, for either transport."""
         return Server(
             "evoclaw",
             version=VERSION,
@@ -136,20 +136,20 @@ class McpTools:
     async def _on_call(
         self, context: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult:
-        about = context.session.client_params
-        client = about.client_info.name[:80] if about is not None else "unknown"
-        said = 0
+        parameters = context.session.client_params
+        client = parameters.client_info.name[:80] if parameters is not None else "unknown"
+        reports = 0
 
-        async def heard(text: str) -> None:
-            nonlocal said
-            said += 1
-            # Nobody hears it unless the client asked to be told.
-            await context.session.report_progress(said, message=text)
+        async def report(text: str) -> None:
+            nonlocal reports
+            reports += 1
+            # The SDK sends it only if the client asked for progress.
+            await context.session.report_progress(reports, message=text)
 
         deadline = Deadline(self._settings.max_seconds)
-        asking = Asking(params.name, params.arguments or {}, client)
-        # A task of its own: the SDK cancels over and over, which would cut a clean-up short.
-        work = asyncio.create_task(self.call(asking, heard, deadline))
+        tool_request = Asking(params.name, params.arguments or {}, client)
+        # A separate task: the SDK cancels repeatedly, which would interrupt the clean-up.
+        work = asyncio.create_task(self.call(tool_request, report, deadline))
         try:
             await asyncio.wait([work])
         except asyncio.CancelledError:
@@ -159,7 +159,7 @@ class McpTools:
 
 
 async def _ended(work: asyncio.Task[ToolResult], deadline: Deadline) -> None:
-    """Cancel a call and wait for its end, whatever else is cancelled meanwhile."""
+    """Cancel a call and wait until it has ended, shielded from further cancellation."""
     from anyio import CancelScope
 
     with CancelScope(shield=True):
@@ -199,12 +199,12 @@ def _answer(result: ToolResult) -> types.CallToolResult:
 
 
 class _NoModel:
-    """Where a run has a provider: here it is the client who thinks."""
+    """Stands in for the provider of a run: the MCP client has the model."""
 
     model = "mcp"
     profile = Profile()
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """Refuse: nobody asks for a reply here."""
+        """Always fails: an MCP run never asks for a reply."""
         raise ProviderError(ProviderErrorKind.MODEL_NOT_FOUND, "an MCP server has no model")
         yield

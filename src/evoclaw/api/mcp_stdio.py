@@ -1,4 +1,4 @@
-"""An MCP server over this process's own standard input and output."""
+"""The MCP server over standard input and output."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from evoclaw.api.mcp_server import McpTools
 from evoclaw.core.errors import ConfigError
 
 MAX_MESSAGE = 4 << 20
-"""Bytes of one message; the same as over HTTP."""
+"""The limit of one message; the same as over HTTP."""
 
 Inbound = MemoryObjectSendStream[SessionMessage | Exception]
 Outbound = MemoryObjectReceiveStream[SessionMessage]
 
 
 async def serve_stdio(tools: McpTools) -> None:
-    """Serve until the client closes our input, or until cancelled."""
+    """Serve until the client closes standard input, or until cancelled."""
     server = tools.server()
     async with _streams() as (inbound, outbound):
         await server.run(inbound, outbound, server.create_initialization_options())
@@ -36,10 +36,10 @@ async def _streams() -> AsyncGenerator[
         MemoryObjectSendStream[SessionMessage],
     ]
 ]:
-    """The wire, without threads that a blocked read would keep alive for ever.
+    """The message streams, without threads that a blocked read would keep alive.
 
-    Meanwhile nothing is read from descriptor 0, and what is written to 1 goes to the error output:
-    a stray print, ours or a child's, must not look like a message.
+    Meanwhile descriptor 0 is empty and descriptor 1 goes to standard error: a stray print of this
+    process or a child must not look like a message.
     """
     to_us, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outbound, to_it = anyio.create_memory_object_stream[SessionMessage](0)
@@ -54,7 +54,9 @@ async def _streams() -> AsyncGenerator[
                 lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb")
             )
         except ValueError:
-            raise ConfigError("an MCP client speaks through a pipe; this is a file") from None
+            raise ConfigError(
+                "standard input is a file: an MCP client must connect through a pipe"
+            ) from None
         stack.callback(incoming.close)
         stack.callback(os.close, sink)
         pumps = [
@@ -64,7 +66,7 @@ async def _streams() -> AsyncGenerator[
         try:
             yield inbound, outbound
         finally:
-            # What was answered still goes out; who does not read it is not waited for long.
+            # Flush the responses, but wait only briefly for a client that does not read.
             outbound.close()
             await asyncio.wait(pumps[1:], timeout=1)
             for pump in pumps:
@@ -74,22 +76,22 @@ async def _streams() -> AsyncGenerator[
 
 def _take_over(stack: AsyncExitStack) -> tuple[int, int]:
     source, sink = os.dup(0), os.dup(1)
-    again = os.dup(0), os.dup(1)
+    originals = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    # A client that does not read must not stop everything else.
+    # A client that does not read must not block the event loop.
     os.set_blocking(sink, False)
 
-    def give_back() -> None:
-        for saved in again:
+    def restore() -> None:
+        for saved in originals:
             os.set_blocking(saved, True)
-        for saved, descriptor in zip(again, (0, 1), strict=True):
+        for saved, descriptor in zip(originals, (0, 1), strict=True):
             os.dup2(saved, descriptor)
             os.close(saved)
 
-    stack.callback(give_back)
+    stack.callback(restore)
     return source, sink
 
 
@@ -103,7 +105,7 @@ async def _listen(reader: asyncio.StreamReader, to_us: Inbound) -> None:
                 continue
             await to_us.send(item)
     except ValueError:
-        # Longer than anything we take: from here on we could not tell where a message begins.
+        # The line exceeds the limit, so the start of the next message is unknown.
         return
     except (anyio.ClosedResourceError, anyio.BrokenResourceError):
         return
@@ -117,7 +119,7 @@ async def _tell(to_it: Outbound, sink: int) -> None:
         try:
             await _write(sink, text.encode() + b"\n")
         except BrokenPipeError:
-            # The client is gone; its closing of our input ends the rest.
+            # The client has exited; the end of standard input stops the server.
             return
 
 

@@ -1,4 +1,4 @@
-"""What the routes need built: the composition root's side of the HTTP service."""
+"""The dependencies of the HTTP routes, which the composition root builds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Refusal(Struct, frozen=True):
-    """Somebody was not let in, or asked for what is not theirs."""
+    """A request that was refused: not authenticated, or not authorized."""
 
     status: int
     method: str
@@ -37,89 +37,90 @@ class Refusal(Struct, frozen=True):
     tenant: str = ""
     user: str = ""
     token: str = ""
-    """Its id."""
+    """The id of the token."""
     why: str = ""
+    """The error code."""
 
 
 class Device(Protocol):
-    """An edge that joined."""
+    """A paired edge."""
 
     @property
     def agent_id(self) -> str:
-        """Its name."""
+        """The id of the edge."""
         ...
 
     @property
     def state(self) -> str:
-        """Whether it may be used."""
+        """Whether the edge may be used: `pending`, `approved` or `revoked`."""
         ...
 
     @property
     def approved(self) -> Mapping[str, str]:
-        """The tools that may be used, each with the hash it was approved with."""
+        """The approved tools, each with the hash that was approved."""
         ...
 
     @property
     def waiting(self) -> Mapping[str, str]:
-        """The tools that wait for a person."""
+        """The tools that wait for a person's approval, each with its hash."""
         ...
 
     @property
     def surface(self) -> str:
-        """A hash of all that is approved or waits: what a person looks at before approving."""
+        """A hash of all approved and waiting tools, as a person sees them before approving."""
         ...
 
 
 class Devices(Protocol):
-    """The edges that joined, and who may still."""
+    """The paired edges, and invitations for new ones."""
 
     def all(self) -> Sequence[Device]:
-        """All of them."""
+        """All paired edges."""
         ...
 
     def get(self, agent_id: str) -> Device | None:
-        """One of them."""
+        """A paired edge by its id."""
         ...
 
     async def approve(self, agent_id: str, seen: str = "") -> Device:
-        """Let the tools be used that wait; an error if they are not those that were `seen`."""
+        """Approve the waiting tools; fails if they differ from the surface that was `seen`."""
         ...
 
     async def revoke(self, agent_id: str) -> None:
-        """Shut an edge out."""
+        """Revoke the access of an edge."""
         ...
 
     def invite(self, agent_id: str, seconds: float) -> tuple[str, str]:
-        """Let a new edge in: the broker's address, and a token that works once."""
+        """Invite a new edge: the broker's URL, and a token that works once."""
         ...
 
 
 class AuditBook(Protocol):
-    """Who did what."""
+    """The audit log."""
 
     async def search(self, tenant: str, query: Mapping[str, JSON]) -> Sequence[dict[str, JSON]]:
-        """The newest records of a tenant that fit, the oldest of them first."""
+        """The newest matching records of a tenant, the oldest first."""
         ...
 
     async def verify(self) -> Mapping[str, JSON]:
-        """Whether all of it is as it was written: `ok`, `findings`, and how much there is."""
+        """Verify the hash chain: `ok`, `findings` and the number of records."""
         ...
 
 
 class Tools(Protocol):
-    """The tools of this machine."""
+    """The tools of this orchestrator."""
 
     def offered(self) -> Sequence[Tool]:
-        """Those that can be used."""
+        """The available tools."""
         ...
 
     def absent(self) -> Sequence[UnavailableTool]:
-        """Those that cannot."""
+        """The unavailable tools, each with the reason."""
         ...
 
 
 class SkillView(Struct, frozen=True, omit_defaults=True):
-    """A skill: what it is for, and what it brings."""
+    """A skill: its purpose and its tools."""
 
     name: str
     version: str
@@ -128,45 +129,45 @@ class SkillView(Struct, frozen=True, omit_defaults=True):
     approved: bool
     tools: tuple[str, ...] = ()
     allowed_tools: tuple[str, ...] | None = None
-    """Those that it works with; None is all."""
+    """The tools that it works with; null: all."""
     references: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     instructions: str = ""
-    """Only when one skill is asked for."""
+    """Only in the response for a single skill."""
 
 
 class SkillProblem(Struct, frozen=True):
-    """A skill that cannot be used."""
+    """A skill that is not available."""
 
     path: str
     reason: str
     refused: bool
-    """False if it is only not for this machine."""
+    """False if the skill only does not support this machine."""
 
 
 class Skills(Protocol):
-    """The skills of this machine."""
+    """The skills of this orchestrator."""
 
     def all(self) -> Sequence[SkillView]:
-        """Those that can be used."""
+        """The available skills."""
         ...
 
     def find(self, name: str) -> SkillView | None:
-        """One of them, with its instructions."""
+        """A skill by name, with its instructions."""
         ...
 
     def problems(self) -> Sequence[SkillProblem]:
-        """Those that cannot."""
+        """The skills that are not available, each with the reason."""
         ...
 
 
 class StopView(Struct, frozen=True, omit_defaults=True):
-    """Something that may not go on until a person says so."""
+    """An emergency stop, in force until a person releases it."""
 
     kind: str
     """`all`, `agent`, `tool` or `network`."""
     name: str = ""
-    """Of the agent, or the tool."""
+    """The name of the agent or tool."""
     reason: str = ""
     by: str = ""
     at: float = 0.0
@@ -176,59 +177,59 @@ class Stops(Protocol):
     """The emergency stop."""
 
     def all(self) -> Sequence[StopView]:
-        """What is stopped."""
+        """The stops in force."""
         ...
 
     async def put(self, stop: StopView) -> None:
-        """Stop something."""
+        """Add a stop."""
         ...
 
     async def release(self, kind: str, name: str) -> StopView | None:
-        """Let it go on; None if it was not stopped."""
+        """Release a stop; None if there was none."""
         ...
 
 
 class SheetView(Struct, frozen=True):
-    """What a session shows on its canvas."""
+    """The canvas of a session."""
 
     title: str
     format: Literal["html", "markdown"]
     content: str
-    """Made by a model: show it where it can reach nothing."""
+    """Written by a model: show it in a sandboxed frame."""
     at: float
-    """When it was put there; Unix seconds."""
+    """When it was written; Unix seconds."""
 
 
 class Canvases(Protocol):
-    """What sessions show."""
+    """The canvases of sessions."""
 
     async def shown(self, tenant: str, session_id: str) -> SheetView | None:
-        """What a session shows now."""
+        """The canvas of a session; None if it is empty."""
         ...
 
     async def clear(self, tenant: str, session_id: str) -> None:
-        """Show nothing any more."""
+        """Clear the canvas of a session."""
         ...
 
 
 class RuleView(Struct, frozen=True):
-    """One rule about what calls do."""
+    """One rule of the command policy."""
 
     name: str
     verdict: str
     """`allow`, `ask` or `deny`."""
     summary: str
     source: str
-    """`shipped`, or the owner's file."""
+    """`shipped`, or the path of the owner's rule file."""
 
 
 class PolicyView(Struct, frozen=True):
-    """What calls are judged by here."""
+    """The policies and settings that judge tool calls."""
 
     level: str
-    """How much the default agent may do by itself."""
+    """The autonomy level of the default agent."""
     presets: tuple[str, ...]
-    """The rules about information flow that there are; `settings` says which one holds."""
+    """The information-flow presets; `settings` says which one is in force."""
     rules: tuple[RuleView, ...]
     settings: dict[str, JSON]
     pipelines: dict[str, tuple[DeclaredStep, ...]] = {}
@@ -236,18 +237,18 @@ class PolicyView(Struct, frozen=True):
 
 
 class PolicyQuestion(Struct, frozen=True):
-    """A call that somebody wants to know about; nothing is run, counted or put on record."""
+    """A tool call to explain; it is not run, counted or recorded."""
 
     tool: str
     arguments: dict[str, JSON]
     agent: str = ""
-    """Whose; the default agent's if empty."""
+    """The calling agent; empty: the default agent."""
     level: str = ""
-    """Instead of the agent's."""
+    """Overrides the agent's autonomy level."""
 
 
 class StepView(Struct, frozen=True):
-    """What one policy says."""
+    """The verdict of one policy."""
 
     policy: str
     verdict: str
@@ -256,7 +257,7 @@ class StepView(Struct, frozen=True):
 
 
 class PolicyAnswer(Struct, frozen=True):
-    """How a call would be judged, and by whom."""
+    """The verdict on a tool call, and the policy that decided it."""
 
     verdict: Literal["allow", "deny", "ask"]
     code: str
@@ -264,27 +265,27 @@ class PolicyAnswer(Struct, frozen=True):
     """For people."""
     reason_for_model: str
     by: str
-    """The policy that decides; empty if nothing speaks against the call."""
+    """The policy that decided; empty if no policy objects."""
     steps: tuple[StepView, ...]
-    """What each one says, in the order in which they are asked."""
+    """The verdict of each policy, in order."""
     effects: dict[str, JSON]
-    """What the call would do, as far as that can be told."""
+    """The effects of the call, as far as they are known."""
 
 
 class Policies(Protocol):
-    """What calls are judged by."""
+    """Shows the policies, and explains their verdicts."""
 
     async def shown(self) -> PolicyView:
-        """The rules and settings that hold now."""
+        """The rules and settings that are in force now."""
         ...
 
     async def explain(self, question: PolicyQuestion) -> PolicyAnswer | None:
-        """Judge a call without running it; None if there is no such tool."""
+        """Judge a call without running it; None for an unknown tool."""
         ...
 
 
 class Remembers(Protocol):
-    """What was remembered for one user."""
+    """The memory of one user."""
 
     async def search(
         self,
@@ -295,36 +296,36 @@ class Remembers(Protocol):
         agent: str = ...,
         session_id: str = ...,
     ) -> Sequence[Any]:
-        """What fits a query best, the best first; each a Struct."""
+        """The notes that match a query, the best first; each a Struct."""
         ...
 
     async def forget(self, session_id: str) -> int:
-        """Forget what was noted of a session; how many notes."""
+        """Delete the notes of a session; returns how many there were."""
         ...
 
 
 Check = Callable[[], Awaitable[str]]
-"""What is wrong with a part; empty when it works."""
+"""Returns what is wrong with a component; empty if it is ready."""
 
 
 def forget(refusal: Refusal) -> None:
-    """Note a refusal nowhere but in the counts and the log."""
+    """The default of `on_refused`: only the counters and the log have it."""
 
 
 def uncounted(method: str, route: str, status: int, seconds: float) -> None:
-    """Count a request nowhere."""
+    """The default of `on_response`: records nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What this process was built from. The routes of what is None answer 503."""
+    """The dependencies of the routes. A route whose dependency is None answers 503."""
 
     access: Access
-    """Who may come in."""
+    """Authenticates tokens."""
     settings: ServerSettings = ServerSettings()
     runs: Runs | None = None
     talks: Conversations | None = None
-    """Sessions, questions and agents; of one tenant, and by `of` of any."""
+    """Sessions, questions and agents of one tenant; `of` gives those of another."""
     approvals: Approvals | None = None
     orchestrator: Orchestrator | None = None
     """The fleet."""
@@ -337,32 +338,32 @@ class Parts:
     canvases: Canvases | None = None
     policies: Policies | None = None
     receipts: ReceiptArchive | None = None
-    """What devices signed."""
+    """The signed receipts of devices."""
     replaying: Semaphore = field(default_factory=lambda: Semaphore(2))
-    """How many runs are played again, forked or compared at once: it takes a processor."""
+    """Limits concurrent replays, forks and comparisons: each takes a processor."""
     memory: Callable[[str, str], Remembers] | None = None
-    """What was remembered for a user of a tenant."""
+    """Returns the memory of a tenant's user."""
     workflows: Workflows | None = None
     metrics: Callable[[], str | bytes | Awaitable[bytes]] | None = None
-    """All figures, as Prometheus reads them."""
+    """Renders all metrics in the Prometheus format."""
     counted: Callable[[str, str, int, float], None] = uncounted
-    """Told of each answer: method, route, status, and the seconds until it began."""
+    """Called for each response: method, route, status, and the seconds until it started."""
     figures: MetricsReader | None = None
-    """Those that stored records tell of."""
+    """Reads metrics from stored records."""
     checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
-    """By name, the parts without which nothing can be done: store, broker, provider."""
+    """The readiness checks by name: store, broker, provider."""
     refused: Callable[[Refusal], None] = forget
-    """Told who was not let in, for the audit."""
+    """Called for each refused request, for the audit log."""
     operator: str = "local"
-    """The tenant of whoever has the machine: fleet, skills, stops are that one's to change."""
+    """The tenant that owns this machine: only it may see the fleet, the policies and the stops."""
     routes: Sequence[Any] = ()
-    """Further routes, as those of channels."""
+    """Further routes, such as those of channels and the dashboard."""
     more: Mapping[type, object] = field(default_factory=dict[type, object])
-    """What further routes need, by type."""
+    """The dependencies of the extra routes, by type."""
 
     def get(self, kind: type[T]) -> T:
-        """What a further route needs; `NotGiven` if this process does not have it."""
+        """A dependency of an extra route; `DependencyMissing` if this process does not have it."""
         found = self.more.get(kind)
         if not isinstance(found, kind):
-            raise NotGiven(f"{kind.__name__} is not available in this process")
+            raise NotGiven(f"This process does not provide {kind.__name__}.")
         return found

@@ -1,6 +1,6 @@
-"""Where an event stream leaves: as much at once as there is, and no task of its own to wait in.
+"""Sends an event stream to one client: batches frames, without a task per client.
 
-A watcher of a run that speaks word by word is sent thousands of small pieces. So a piece costs a
+A client that watches a run token by token receives thousands of small frames. A frame costs one
 callback; only a client that does not read costs a task and a timer.
 """
 
@@ -16,20 +16,20 @@ from evoclaw.core.eager import begin
 
 BEAT = b": still here\n\n"
 AHEAD = 64
-"""Pieces that are fetched before they can be sent."""
+"""Frames that are buffered before the source is paused."""
 STALL = 30.0
-"""Seconds in which a client that reads nothing is given up."""
+"""How long a client may read nothing before its stream is closed."""
 
 
 class Outlet:
-    """One client: what is put here is sent in order, and a sign of life when nothing is."""
+    """Sends frames to one client in order, and heartbeats when there are none."""
 
     def __init__(self, send: Send, beat: float) -> None:
-        """Begin.
+        """Start the heartbeat timer.
 
         Args:
-            send: Takes a message to the client.
-            beat: Seconds after which a sign of life is sent if nothing else was.
+            send: The ASGI send function of the response.
+            beat: Seconds without a frame after which a heartbeat is sent.
         """
         self._send, self._beat = send, beat
         self._loop = asyncio.get_running_loop()
@@ -38,12 +38,12 @@ class Outlet:
         self._waiting: asyncio.Task[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self.given_up: asyncio.Future[None] = self._loop.create_future()
-        """Done when nothing more can be sent: the client reads nothing, or sending failed."""
+        """Done when nothing more can be sent: the client reads nothing, or a send failed."""
         self._last = self._loop.time()
         self._timer = self._loop.call_later(beat, self._look)
 
     def put(self, piece: bytes) -> None:
-        """Send something soon, together with whatever else comes by then."""
+        """Buffer a frame; the next iteration of the event loop sends all buffered frames."""
         self._pieces.append(piece)
         if not self._due and self._waiting is None:
             self._due = True
@@ -51,18 +51,18 @@ class Outlet:
 
     @property
     def is_full(self) -> bool:
-        """Whether more is waiting than is fetched ahead."""
+        """Whether the buffer is full."""
         return len(self._pieces) >= AHEAD
 
     async def room(self) -> None:
-        """Wait until what is waiting has been sent."""
+        """Wait until the buffer has space."""
         while self.is_full:
             if self._room is None:
                 self._room = self._loop.create_future()
             await self._room
 
     async def end(self) -> None:
-        """Send the rest, and say that this was all."""
+        """Send the buffered frames and end the response."""
         while self._pieces or self._waiting is not None:
             if self.given_up.done():
                 return
@@ -76,7 +76,7 @@ class Outlet:
                 await asyncio.wait([self._waiting])
 
     async def close(self) -> None:
-        """Leave nothing behind."""
+        """Cancel the timer and the pending send."""
         self._timer.cancel()
         self._pieces.clear()
         if self._waiting is not None:
@@ -86,10 +86,10 @@ class Outlet:
     def _flush(self) -> None:
         self._due = False
         if self._pieces and self._waiting is None and not self.given_up.done():
-            told = b"".join(self._pieces)
+            body = b"".join(self._pieces)
             self._pieces.clear()
             self._last = self._loop.time()
-            self._begin(told)
+            self._begin(body)
             self._make_room()
 
     def _make_room(self) -> None:
@@ -99,7 +99,7 @@ class Outlet:
             self._room = None
 
     def _begin(self, body: bytes, *, more: bool = True) -> None:
-        """Send; only if the client is behind is there anything to wait for."""
+        """Send; a task is created only if the client is behind."""
         try:
             rest = begin(self._sent(body, more))
         except BaseException:
@@ -107,7 +107,7 @@ class Outlet:
             raise
         if rest is not None:
             self._waiting = asyncio.create_task(self._patiently(rest))
-            # One that is cancelled before it begins leaves what it was to await.
+            # A task that is cancelled before it starts does not close its coroutine.
             self._waiting.add_done_callback(lambda _: rest.close())
 
     async def _sent(self, body: bytes, more: bool) -> None:
@@ -118,7 +118,7 @@ class Outlet:
             async with asyncio.timeout(STALL):
                 await rest
         except TimeoutError:
-            self._give_up()  # it reads nothing: whatever else we said would not arrive either
+            self._give_up()  # the client reads nothing, so an error frame would not arrive either
         except BaseException:
             self._give_up()
             raise

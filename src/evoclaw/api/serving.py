@@ -1,4 +1,4 @@
-"""Serving over real sockets: where to listen, under which names, and how to stop."""
+"""The HTTP server: listening sockets, accepted host names, TLS and shutdown."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("evoclaw.api")
 UNHEARD = 30_000
-"""Milliseconds after which the kernel ends a connection whose other side takes nothing."""
+"""After this time the kernel closes a connection whose peer acknowledges nothing."""
 BUFFER = 256 << 10
-"""Bytes that the kernel keeps for one connection until they are taken."""
+"""The kernel's send buffer of one connection."""
 IDLE = 30
-"""Seconds that a connection may wait for its next request."""
+"""How long an idle connection stays open for its next request."""
 
 
 @asynccontextmanager
 async def serving(app: Litestar, settings: ServerSettings) -> AsyncGenerator[str]:
-    """Serve what `create_app` made while the block runs; gives the address.
+    """Serve the application of `create_app` while the block runs; yields the URL.
 
-    When the block ends nobody is let in any more, watchers are told, and what is being answered
-    may end within the time that the settings allow.
+    On exit no request is accepted any more, event streams get a `closing` event, and open
+    responses may finish within `stop_within_s`.
     """
     listening = listen(settings.host, settings.port)
     port: int = listening.getsockname()[1]
-    app.state["door"].hosts = hosts_of(settings.host, port, settings.names)
+    app.state["request_gate"].hosts = hosts_of(settings.host, port, settings.names)
     secure = settings.tls_cert is not None
     if not secure and not is_loopback(settings.host):
-        LOG.warning("tokens go to %s in the clear: set tls_cert and tls_key", settings.host)
+        LOG.warning(
+            "tokens are sent to %s unencrypted: set tls_cert and tls_key in [server]", settings.host
+        )
     async with running(app, listening, settings) as stopping:
         try:
             yield f"{'https' if secure else 'http'}://{shown(settings.host)}:{port}"
@@ -53,12 +55,12 @@ async def serving(app: Litestar, settings: ServerSettings) -> AsyncGenerator[str
 async def running(
     app: Any, listening: socket.socket, settings: ServerSettings
 ) -> AsyncGenerator[uvicorn.Server]:
-    """Run any ASGI application while the block runs."""
+    """Serve any ASGI application while the block runs."""
     from evoclaw.api.strict import MOST_BYTES, StrictProtocol
 
     if settings.tls_key is not None and settings.tls_cert is None:
         listening.close()
-        raise ConfigError("[server] has a tls_key, but no tls_cert: say both, or neither")
+        raise ConfigError("[server] sets tls_key but not tls_cert: set both, or neither")
     config = uvicorn.Config(
         app,
         http=StrictProtocol,
@@ -79,7 +81,8 @@ async def running(
         config.load()
     except OSError as problem:
         listening.close()
-        raise ConfigError(f"the certificate or its key cannot be used: {problem}") from None
+        text = f"cannot load the TLS certificate or key of [server]: {problem}"
+        raise ConfigError(text) from None
     server = _Quiet(config)
     task = asyncio.create_task(server.serve([listening]))
     up = asyncio.create_task(server.up.wait())
@@ -87,7 +90,7 @@ async def running(
         await asyncio.wait((task, up), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
-            raise ConfigError("the HTTP side could not start; the log says why")
+            raise ConfigError("the HTTP server could not start; see the log")
         yield server
     finally:
         up.cancel()
@@ -101,7 +104,7 @@ async def running(
 
 
 class _Quiet(uvicorn.Server):
-    """Leaves signals to whoever runs us, and says when it is up."""
+    """Installs no signal handlers, and sets an event when it has started."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -121,7 +124,7 @@ def _file(path: Path | None) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether a host is a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -131,16 +134,16 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; `ConfigError` if it cannot."""
+    """A listening socket; `ConfigError` if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
     except OSError as problem:
         raise ConfigError(f"cannot listen on {host}:{port}: {problem.strerror}") from None
-    # Inherited by every connection. asyncio sees to this one only for sockets that name their
-    # protocol, and these do not: an answer of two pieces would wait 40 ms for the client's word.
+    # Inherited by every connection. asyncio sets TCP_NODELAY only on sockets that name their
+    # protocol, and these do not: a response in two writes would wait 40 ms for the client's ACK.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # One that takes nothing keeps little, and not for ever.
+    # A client that reads nothing holds little memory, and only for a limited time.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD)
@@ -148,21 +151,21 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def shown(host: str) -> str:
-    """A host as it stands in an address."""
+    """A host as written in a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 def hosts_of(host: str, port: int, names: Iterable[str]) -> frozenset[str] | None:
-    """The `Host` headers that mean us; None if we cannot know: then the token must do."""
-    named = {name.lower() for name in names}
-    if host in ("0.0.0.0", "::", "") and not named:
+    """The accepted `Host` headers; None if they are unknown: then only the token protects."""
+    accepted = {name.lower() for name in names}
+    if host in ("0.0.0.0", "::", "") and not accepted:
         return None
     if is_loopback(host):
-        named |= {"127.0.0.1", "localhost", "[::1]"}
-    named.add(shown(host).lower())
-    return frozenset(named | {f"{name}:{port}" for name in named})
+        accepted |= {"127.0.0.1", "localhost", "[::1]"}
+    accepted.add(shown(host).lower())
+    return frozenset(accepted | {f"{name}:{port}" for name in accepted})
 
 
 def own_origins(hosts: frozenset[str] | None) -> frozenset[str]:
-    """The web pages that are our own."""
+    """The web origins of this server itself."""
     return frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts or ())

@@ -1,4 +1,4 @@
-"""What can be chosen about the HTTP side of the service."""
+"""The `[server]` settings of the HTTP service."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class TokenFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token that is kept in a file, for whoever starts the service without a person."""
+    """An API token in a file, for unattended deployments."""
 
     file: Path
-    """Holds the token and nothing else; nobody but its owner may read it."""
+    """Contains only the token; only its owner may read it."""
     name: str
-    """Who shows it, for the audit."""
+    """The name of the token in the audit log."""
     tenant: str = "local"
-    """Whose data it opens."""
+    """The tenant whose data it opens."""
     user: str = ""
-    """On whose behalf."""
+    """The user on whose behalf it acts."""
     scopes: tuple[str, ...]
-    """What it may ask for."""
+    """The scopes of the token."""
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[server]` table."""
 
     host: str = "127.0.0.1"
-    """Where to listen; `0.0.0.0` is everywhere, and then use TLS."""
+    """The address to listen on; `0.0.0.0` is all interfaces: use TLS then."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8433
-    """0 takes any."""
+    """0 chooses a free port."""
     tls_cert: Path | None = None
-    """The certificate, with those that signed it; in the clear if not given."""
+    """The certificate chain file; without it, HTTP is unencrypted."""
     tls_key: Path | None = None
-    """The certificate's key."""
+    """The private key file of the certificate."""
     names: tuple[str, ...] = ()
-    """Under which host names we are reached, beside `host` itself: `name` or `name:port`."""
+    """Further accepted `Host` headers beside `host`: `name` or `name:port`."""
     origins: tuple[str, ...] = ()
-    """Web pages of others that may use it, such as `https://example.org`."""
+    """Allowed web origins (CORS), such as `https://example.org`."""
     max_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 1 << 20
-    """Of one request."""
+    """The size limit of a request body."""
     body_seconds: Annotated[float, Meta(gt=0, le=3_600)] = 30.0
-    """Within which a request's body must be there."""
+    """The time limit for receiving a request body."""
     requests_per_minute: Count = 600
-    """Of one caller."""
+    """The request rate of one caller."""
     burst: Count = 100
-    """How many of them at once."""
+    """Requests that one caller may send at once."""
     failures_per_minute: Count = 60
-    """Of one address: requests without a good token."""
+    """Requests without a valid token from one address."""
     connections: Count = 2_000
-    """That may be open at once."""
+    """The limit of open connections."""
     watchers: Count = 1_000
-    """Event streams that may be open at once."""
+    """The limit of open event streams."""
     watchers_per_caller: Count = 50
-    """Of them, those of one caller."""
+    """The limit of open event streams of one caller."""
     heartbeat_s: Annotated[float, Meta(gt=0, le=300)] = 15.0
-    """Seconds without news after which a watcher is told that we are still there."""
+    """Seconds without an event after which an event stream sends a heartbeat."""
     stop_within_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
-    """Seconds in which open answers may still go out when we stop."""
+    """Seconds that open responses may take to finish on shutdown."""
     tokens: tuple[TokenFile, ...] = ()
     jwt: JwtSettings | None = None
-    """Signed tokens of somebody else's that are accepted."""
+    """Accept JWTs of an external identity provider."""

@@ -1,7 +1,7 @@
-"""The shapes in the OpenAPI document, described by what reads and writes them: msgspec itself.
+"""Replaces Litestar's JSON Schemas in the OpenAPI document by those of msgspec.
 
-The framework knows less about them: it drops bounds inside of unions, and that a body takes nothing
-but what it names.
+msgspec reads and writes the bodies, so its schemas are exact. Litestar's lose bounds inside unions
+and `forbid_unknown_fields`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BELOW = "#/components/schemas/"
 
 
 def shape(document: dict[str, JSON], app: Litestar) -> None:
-    """Put exact shapes in the place of the framework's; what nothing refers to is left out."""
+    """Replace the schemas of the document, and drop those that nothing refers to."""
     kinds = list(_structs(app))
     _, exact = msgspec.json.schema_components(kinds, ref_template=BELOW + "{name}")
     found: dict[str, JSON] = document["components"]["schemas"]
@@ -37,42 +37,44 @@ def shape(document: dict[str, JSON], app: Litestar) -> None:
 
 
 def _structs(app: Litestar) -> Iterator[type[Struct]]:
-    """What the routes take and give."""
+    """The structs in the requests and responses of the routes."""
     seen: set[type[Struct]] = set()
     for handler in routes_of(app):
         field = handler.parsed_data_field
         returned = handler.parsed_fn_signature.return_type.annotation
         specs = cast("dict[int, Any]", handler.responses or {})
-        declared: list[Any] = [one.data_container for one in specs.values()]
-        taken = None if field is None else field.annotation
-        for kind in (taken, *get_args(taken), returned, *get_args(returned), *declared):
+        declared: list[Any] = [spec.data_container for spec in specs.values()]
+        body = None if field is None else field.annotation
+        for kind in (body, *get_args(body), returned, *get_args(returned), *declared):
             if isinstance(kind, type) and issubclass(kind, Struct) and kind not in seen:
                 seen.add(kind)
                 yield kind
 
 
 def routes_of(app: Litestar) -> Iterator[HTTPRouteHandler]:
-    """Every route that is in the document."""
+    """The routes that are in the document."""
     for route in app.routes:
         if isinstance(route, HTTPRoute):
-            yield from (one for one in route.route_handlers if one.resolve_include_in_schema())
+            yield from (
+                handler for handler in route.route_handlers if handler.resolve_include_in_schema()
+            )
 
 
 def _name(kind: type[Struct], exact: Container[str]) -> str:
-    """What msgspec calls it: by its whole name, if two have the same."""
-    whole = f"{kind.__module__}.{kind.__qualname__}"
-    return whole if whole in exact else kind.__name__
+    """The schema name of msgspec: the qualified name if two structs share a class name."""
+    qualified = f"{kind.__module__}.{kind.__qualname__}"
+    return qualified if qualified in exact else kind.__name__
 
 
 def _names(kind: type[Struct]) -> Iterator[str]:
-    """What the framework may call it: with as much of its module as is needed to tell it apart."""
+    """The possible schema names of Litestar: with as many module names as make it unique."""
     parts = kind.__module__.split(".")
     for first in range(len(parts), -1, -1):
         yield "_".join([*parts[first:], kind.__name__])
 
 
 def _used(document: dict[str, JSON]) -> set[str]:
-    """The shapes that something refers to."""
+    """The names of the schemas that something refers to."""
     schemas = document["components"]["schemas"]
     outside = {key: value for key, value in document.items() if key != "components"}
     outside["responses"] = document["components"].get("responses", {})

@@ -1,8 +1,8 @@
-"""Event streams: what happens, as it happens, to whoever can keep up.
+"""Server-sent event streams.
 
-A route gives `event_stream(request, frames)`, where `frames` yields what `frame` makes. Signs of
-life, the number of watchers, clients that go away or stop reading, and the end of the process are
-seen to here.
+A route returns `event_stream(request, frames)`, where `frames` yields the results of `frame`. This
+module adds heartbeats and stream limits, and ends a stream when the client disconnects or stops
+reading, when its token becomes invalid, and on shutdown.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from evoclaw.orchestrator.people.access import Access, Caller
 
 EVENT_STREAM = "text/event-stream"
 GOOD_FOR = 10.0
-"""Seconds after which a token is looked at again: whoever lost it is told nothing more."""
+"""How often an open stream checks its token again: a revoked token ends the stream."""
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-"""No proxy on the way may keep a stream, nor hold it back."""
+"""Proxies must neither cache nor buffer a stream."""
 
 
 Good = Callable[[], Awaitable[bool]]
-"""Whether who watches still may."""
+"""Whether the token of the client is still valid."""
 
 
 async def _always() -> bool:
@@ -43,63 +43,65 @@ async def _always() -> bool:
 
 
 class StreamedEvent(Struct, frozen=True):
-    """One event of a stream, as its fields are read."""
+    """One event of a stream."""
 
     event: str
-    """Its type."""
+    """The event type."""
     data: str
-    """JSON."""
+    """The data as JSON."""
     id: str = ""
-    """What a client says as `Last-Event-ID` when it comes back, if it can."""
+    """The value of `Last-Event-ID` to resume after this event, if the stream supports it."""
 
 
 def streams(description: str) -> dict[int, ResponseSpec]:
-    """What a route that streams events declares as its answer: the shape of each event."""
-    answer = ResponseSpec(
+    """The OpenAPI response of a route that streams events."""
+    response = ResponseSpec(
         StreamedEvent, media_type=EVENT_STREAM, generate_examples=False, description=description
     )
-    return {200: answer}
+    return {200: response}
 
 
 def frame(event: str, data: object, id_: int | str | None = None) -> bytes:
-    """One event, as it goes over the wire.
+    """Encode one server-sent event.
 
     Args:
-        event: Its type.
-        data: Anything that msgspec makes JSON of; bytes are taken for JSON that is made already.
-        id_: What a client says as `Last-Event-ID` when it comes back.
+        event: The event type.
+        data: A value that msgspec can encode; bytes are sent as they are, as encoded JSON.
+        id_: The value of `Last-Event-ID` to resume after this event.
     """
     text = data if isinstance(data, bytes) else msgspec.json.encode(data)
-    known = "" if id_ is None else f"id: {id_}\n"
-    return b"%bevent: %b\ndata: %b\n\n" % (known.encode(), event.encode(), text)
+    id_line = "" if id_ is None else f"id: {id_}\n"
+    return b"%bevent: %b\ndata: %b\n\n" % (id_line.encode(), event.encode(), text)
 
 
 class Watchers:
-    """Who watches what: how many, and told together when the process stops."""
+    """The open event streams: limits per process and per caller, and a signal on shutdown."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._most, self._each = settings.watchers, settings.watchers_per_caller
         self.beat = settings.heartbeat_s
         self._open: Counter[str] = Counter()
         self.closing = asyncio.Event()
-        """Set when the process is about to stop."""
+        """Set on shutdown."""
 
     @property
     def count(self) -> int:
-        """How many streams are open."""
+        """The number of open streams."""
         return self._open.total()
 
     def check(self, caller: str) -> None:
-        """Refuse one more, if there are too many."""
+        """Refuse another stream if there are too many."""
         if self.closing.is_set():
-            raise Refused(503, "draining", "this process is stopping; try again", retry_after=1)
+            raise Refused(
+                503, "draining", "This process is shutting down. Try again.", retry_after=1
+            )
         if self.count >= self._most or self._open[caller] >= self._each:
-            text = "too many event streams are open; close one, or ask for the records instead"
+            text = "Too many event streams are open. Close one, or read the records instead."
             raise Refused(429, "too_many_watchers", text, retry_after=self.beat)
 
     @contextmanager
     def watching(self, caller: str) -> Generator[None]:
-        """Counted while the block runs; `Refused` if there are too many."""
+        """Count a stream while the block runs; `ApiError` 429 if there are too many."""
         self.check(caller)
         self._open[caller] += 1
         try:
@@ -111,7 +113,7 @@ class Watchers:
 
 
 class EventStream(ASGIResponse):
-    """A response that goes on for as long as there is something to tell."""
+    """A response that streams server-sent events."""
 
     _should_set_content_length = False
 
@@ -123,46 +125,46 @@ class EventStream(ASGIResponse):
         self.is_good: Good = _always
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, unless others who asked at the same moment were the last for whom is room."""
+        """Respond, unless concurrent requests have reached the limit of streams meanwhile."""
         with self._watchers.watching(self._caller):
             await super().__call__(scope, receive, send)
 
     async def send_body(self, send: Send, receive: Receive) -> None:
-        """Send until all is told, the client goes away, stops reading, or the process stops."""
-        outlet = Outlet(send, self._watchers.beat)
-        telling = asyncio.create_task(_tell(self._frames, outlet))
-        gone = asyncio.create_task(_gone(receive))
+        """Send until the frames end, the client leaves or stops reading, or the process stops."""
+        sender = Outlet(send, self._watchers.beat)
+        sending = asyncio.create_task(_tell(self._frames, sender))
+        disconnected = asyncio.create_task(_gone(receive))
         closing = asyncio.create_task(self._watchers.closing.wait())
-        ending = asyncio.create_task(_end(self.is_good))
-        tasks = (telling, gone, closing, ending)
+        revoked = asyncio.create_task(_end(self.is_good))
+        tasks = (sending, disconnected, closing, revoked)
         try:
-            await asyncio.wait((*tasks, outlet.given_up), return_when=asyncio.FIRST_COMPLETED)
-            last = _last_words(telling, closing, ending)
-            await _stop(telling)
+            await asyncio.wait((*tasks, sender.given_up), return_when=asyncio.FIRST_COMPLETED)
+            last = _last_words(sending, closing, revoked)
+            await _stop(sending)
             if last:
-                outlet.put(last)
-            if not gone.done():
-                await outlet.end()
+                sender.put(last)
+            if not disconnected.done():
+                await sender.end()
         finally:
             await _stop(*tasks)
-            await outlet.close()
+            await sender.close()
             await self._frames.aclose()
 
 
 def _last_words(
     telling: asyncio.Task[None], closing: asyncio.Task[Any], ending: asyncio.Task[Refused]
 ) -> bytes:
-    """What is said when it ends before its time; an error too: it is too late for a status."""
+    """The last event of a stream that ends early: an error cannot change the status any more."""
     if ending.done():
         return frame("error", ending.result().body)
     problem = telling.exception() if telling.done() else None
     if isinstance(problem, EvoClawError):
         return frame("error", refusal_of(problem).body)
     if problem is not None:
-        LOG.error("an event stream failed", exc_info=problem)
+        LOG.error("event stream failed", exc_info=problem)
         return frame("error", fault().body)
     if closing.done() and not telling.done():
-        return frame("closing", {"message": "this process stops; connect again"})
+        return frame("closing", {"message": "This process is shutting down. Connect again."})
     return b""
 
 
@@ -185,30 +187,30 @@ async def _tell(frames: AsyncGenerator[bytes, None], outlet: Outlet) -> None:
 
 
 async def _end(is_good: Good) -> Refused:
-    """Wait until the token was taken back, has expired, or opens something else."""
+    """Wait until the token is revoked, has expired, or has other scopes."""
     while True:
         await asyncio.sleep(GOOD_FOR)
         try:
             if not await is_good():
                 return unknown_caller()
-        except EvoClawError as trouble:
-            LOG.warning("a token could not be looked at again: %s", trouble)
-            return refusal_of(trouble)  # who may not be known is told nothing
+        except EvoClawError as error:
+            LOG.warning("event stream closed: its token could not be checked: %s", error)
+            return refusal_of(error)  # fails closed
 
 
 def watchers_of(request: Request[Any, Any, Any]) -> Watchers:
-    """Those who watch this process."""
+    """The open event streams of this process."""
     return cast("Watchers", request.app.state["watchers"])
 
 
 def event_stream(
     request: Request[Any, Any, Any], frames: AsyncGenerator[bytes, None]
 ) -> EventStream:
-    """The response of a route that streams; `Refused` if there are too many such.
+    """The response of a route that streams events; `ApiError` 429 if too many are open.
 
     Args:
-        request: The caller's.
-        frames: What to tell, each piece made by `frame`. Closed when nobody listens any more.
+        request: The current request.
+        frames: The events, each encoded by `frame`; closed when the stream ends.
     """
     watchers = watchers_of(request)
     caller = cast("Caller | None", request.scope["auth"])

@@ -1,8 +1,8 @@
-"""HTTP/1.1 read strictly: of what two programs could understand differently, nothing is understood.
+"""A strict HTTP/1.1 parser, against request smuggling and slow clients.
 
-h11 follows RFC 9112 where that lets a server be lenient. A proxy in front may be lenient in another
-way, and the difference is how requests are smuggled. So the shapes that no honest client sends are
-refused before they are parsed, and so is whoever never comes to an end.
+h11 is lenient where RFC 9112 allows it. A proxy in front may be lenient in another way, and the
+difference enables request smuggling. Ambiguous requests, which no honest client sends, are refused
+before they are parsed; a client that does not finish its headers in time is disconnected.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_BYTES = 32 << 10
-"""Of a request's first line and headers together."""
+"""The limit of the request line and headers together."""
 MOST_HEADERS = 100
 OPENING = 15.0
-"""Seconds in which these must be there."""
+"""How long a client may take to send the request line and headers."""
 ONCE = frozenset(
     {b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization", b"origin"}
 )
-"""Headers that may come once: nobody may have to choose between two of them."""
+"""Headers that may occur only once: a second value would be ambiguous."""
 _END = re.compile(rb"\n\r?\n")
 
 
 def problem_with(head: bytes) -> str:
-    """What is wrong with the first line and headers of a request; empty if nothing is.
+    """What is ambiguous in the request line and headers; empty if nothing is.
 
     Args:
-        head: All of it, without the empty line at the end.
+        head: The request line and headers, without the empty line at the end.
     """
     if b"\0" in head:
         return "NUL"
@@ -51,10 +51,10 @@ def problem_with(head: bytes) -> str:
 
 
 class Strict(h11.Connection):
-    """A connection on which a doubtful request is refused before it is read."""
+    """An h11 connection that refuses ambiguous requests."""
 
     def next_event(self) -> Any:
-        """The next event; `RemoteProtocolError` for what must not be understood."""
+        """The next event; `RemoteProtocolError` for an ambiguous request."""
         if self.their_state is h11.IDLE:
             waiting, _ = self.trailing_data
             found = _END.search(waiting)
@@ -64,7 +64,7 @@ class Strict(h11.Connection):
 
 
 class StrictProtocol(H11Protocol):
-    """uvicorn's side of a connection, read strictly and not for ever."""
+    """uvicorn's HTTP protocol with the strict parser and a timeout for the headers."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -72,12 +72,12 @@ class StrictProtocol(H11Protocol):
         self._opening: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
-        """Somebody connected, and has to say what for."""
+        """Start the header timeout of a new connection."""
         super().connection_made(transport)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Somebody said something; what began must come to an end in time."""
+        """Parse data; stop the header timeout once the headers are complete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._forget()
@@ -85,7 +85,7 @@ class StrictProtocol(H11Protocol):
             self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Stop the header timeout."""
         self._forget()
         super().connection_lost(exc)
 

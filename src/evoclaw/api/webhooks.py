@@ -1,4 +1,4 @@
-"""Where others' programs post what people say to agents: signed, not with a token."""
+"""Routes of channels: signed webhooks that deliver messages to agents, and failed deliveries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evoclaw.orchestrator.channels.webhooks import MAX_BODY, Received, Webhook
 from evoclaw.orchestrator.people.access import Scope
 
 BELOW = "/v1/channels/"
-"""Under which letters are posted: these routes check by themselves who comes."""
+"""The path prefix of the webhooks, which authenticate requests by their signature."""
 _STATUS: Mapping[str, int] = {
     "unsigned": 401,
     "stale": 401,
@@ -29,35 +29,39 @@ _STATUS: Mapping[str, int] = {
     "too_many": 429,
     "not_serving": 503,
 }
-"""The answer to each reason for which a letter is refused."""
+"""The status of each reason for refusing a message."""
 RETRY = 30
-"""Seconds after which a letter may come again that was refused for want of room."""
+"""The `Retry-After` of a message that was refused with 429 or 503."""
 TAGS = ["channels"]
 
 
 class GivenUpList(Struct, frozen=True):
-    """Answers that could not be delivered, the newest first."""
+    """Replies that could not be delivered, the newest first."""
 
     items: tuple[GivenUp, ...]
 
 
 class Revived(Struct, frozen=True):
-    """An answer that is tried again."""
+    """A failed delivery that is tried again."""
 
     id: str
 
 
 def channel_routes(desk: FrontDesk, hooks: Sequence[Webhook]) -> Sequence[HTTPRouteHandler]:
-    """The routes of these webhooks, and those for whoever looks after the channels."""
-    named = {hook.name: hook for hook in hooks}
+    """The routes of the webhooks, and of failed deliveries for administrators."""
+    by_name = {hook.name: hook for hook in hooks}
 
     @post(f"{BELOW}{{name:str}}", scope=ANYBODY, status_code=202, tags=TAGS)
-    async def post_letter(request: Request[Any, Any, Any], name: Id) -> Response[Received | str]:
-        """Say something to an agent over a webhook; see the guide about channels."""
-        hook = named.get(name)
+    async def post_message(request: Request[Any, Any, Any], name: Id) -> Response[Received | str]:
+        """Send a message to an agent through a webhook; see the guide about channels."""
+        hook = by_name.get(name)
         if hook is None:
-            # As if it were not signed: names of channels are nobody's business.
-            raise Refused(401, "unsigned", "the signature is missing or wrong")
+            # Answered like a wrong signature, so that channel names cannot be probed.
+            raise Refused(
+                401,
+                "unsigned",
+                "the signature is missing or wrong; sign the exact bytes of the body",
+            )
         headers = {key.lower(): value for key, value in request.headers.items()}
         try:
             received = await hook.post(headers, await _body(request))
@@ -72,24 +76,28 @@ def channel_routes(desk: FrontDesk, hooks: Sequence[Webhook]) -> Sequence[HTTPRo
 
     @get("/v1/deliveries/given-up", scope=Scope.ADMIN, tags=TAGS)
     async def list_given_up(caller: Who) -> GivenUpList:
-        """Answers to people of the caller's tenant that could not be delivered."""
+        """List the replies of your tenant that could not be delivered."""
         return GivenUpList(tuple(await desk.given_up(caller.tenant)))
 
     @post("/v1/deliveries/{id:str}/revive", scope=Scope.ADMIN, status_code=202, tags=TAGS)
     async def revive(caller: Who, id: Id) -> Revived:
-        """Try again to deliver an answer that was given up."""
+        """Retry a failed delivery."""
         if not await desk.revive(caller.tenant, id):
             raise not_found("delivery")
         return Revived(id)
 
-    return [post_letter, list_given_up, revive]
+    return [post_message, list_given_up, revive]
 
 
 async def _body(request: Request[Any, Any, Any]) -> bytes:
-    """The body as it came, to the byte, as long as it is not too long."""
+    """The raw body, which the signature covers; `ApiError` 413 if it is too large."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > MAX_BODY:
-            raise Refused(413, "too_large", f"a letter has at most {MAX_BODY:,} bytes")
+            raise Refused(
+                413,
+                "too_large",
+                f"The message is larger than {MAX_BODY:,} bytes. Send a shorter one.",
+            )
     return bytes(body)

@@ -1,4 +1,4 @@
-"""What `agent.toml` (an edge) and `evoclaw.toml` (an orchestrator) say, checked and typed."""
+"""Reads `agent.toml` (an edge) and `evoclaw.toml` (an orchestrator) into typed settings."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What an orchestrator's file needs is loaded when it is asked for: an edge has none."""
+    """Load `evoclaw_toml` on first use: an edge does not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("evoclaw.config.evoclaw_toml"), name)

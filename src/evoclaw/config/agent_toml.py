@@ -1,4 +1,4 @@
-"""An edge's `agent.toml`: who it is, what it may do, whom it obeys."""
+"""An edge's `agent.toml`: identity, capabilities, broker and trusted orchestrators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS = (
     "tool", "prompt", "cancel", "ping", "tools_list", "execute", "update_strategy",
     "update_genome", "get_metrics", "evolution", "job", "shutdown",
 )  # fmt: skip
-"""What an edge can be told to take or to refuse."""
+"""The commands that `commands` can allow or refuse."""
 
 UNLIMITED = RateSettings(per_minute=0, burst=0)
 
@@ -42,23 +42,23 @@ _AGENT = {
 }  # fmt: skip
 _PASSWORD = "set EVOCLAW_EDGE_PASSWORD, or name a file with password_file in [broker]"
 _COMMENTS = {
-    "agent_id": "Its name on the broker: every machine has its own.",
-    "summary": "One line on what it can do; a model reads it to decide whom to ask.",
-    "capabilities": "What tools may do here; nothing listed is nothing allowed.",
-    "level": "Its own last word on tools: read_only, supervised or full.",
-    "workspace": "The folder that tools work in.",
-    "data": "Where it keeps its journal and its keys.",
-    "orchestrator_keys": "Whose commands it takes: the public keys of its orchestrators.",
-    "allow_unsigned": "true takes commands from whoever the broker lets in.",
-    "commands": "What it takes: true, false, or the keys of those who may send it.",
-    "broker": "Passwords do not belong here: name a password_file, or set EVOCLAW_EDGE_PASSWORD.",
-    "limits": "How much it takes on at once, and how much it keeps.",
-    "model": "The model that answers prompts; without one only tools are served.",
+    "agent_id": "The id of this edge on the broker, unique for each machine.",
+    "summary": "What this edge can do, in one line; a model reads it to choose an edge.",
+    "capabilities": "The permissions of tools on this edge; an empty list allows nothing.",
+    "level": "The autonomy level that this edge enforces: read_only, supervised or full.",
+    "workspace": "The working folder of tools.",
+    "data": "The folder of the journal and the keys.",
+    "orchestrator_keys": "The public keys of the orchestrators whose commands it accepts.",
+    "allow_unsigned": "true accepts unsigned commands from every client of the broker.",
+    "commands": "For each command: true, false, or the public keys of allowed senders.",
+    "broker": "Put no password here: set password_file or EVOCLAW_EDGE_PASSWORD.",
+    "limits": "Limits of concurrency, queue and storage.",
+    "model": "The model that answers prompts; without one the edge only runs tools.",
 }
 
 
 class ToolPaths(Struct, frozen=True, kw_only=True):
-    """Where tools are found."""
+    """Where programs of tools are found."""
 
     bin: Path | None = None
 
@@ -67,55 +67,55 @@ class EdgeTools(Struct, frozen=True, kw_only=True):
     """How tools run on an edge."""
 
     timeout_ms: Milliseconds | None = None
-    """For calls that name none; each tool's own if not given."""
+    """The timeout of calls that set none; default: the tool's own."""
     sandboxing: Engine | None = None
-    """None is not said."""
+    """Overrides `[sandbox] engine`; not set: no override."""
     only: tuple[Word, ...] | None = None
-    """The tools offered; all that the capabilities allow if not given."""
+    """The offered tools; default: all that the capabilities allow."""
     paths: ToolPaths = ToolPaths()
 
 
 class EdgeLimits(Struct, frozen=True, kw_only=True):
-    """How much an edge takes on, and how much it keeps."""
+    """Limits of concurrency, queue and storage of an edge."""
 
     concurrency: Annotated[int, Meta(ge=1, le=64)] = 4
-    """Commands served at the same time."""
+    """Commands that run at the same time."""
     queue: Annotated[int, Meta(ge=0, le=100_000)] = 100
-    """Commands that may wait; the next one is refused."""
+    """Commands that may be queued; further ones are refused."""
     output_bytes: Annotated[int, Meta(ge=1024, le=200_000)] = 65_536
-    """What of a result is sent; the whole stays here as an artifact."""
+    """The part of a result that is sent; the full result stays on the edge as an artifact."""
     artifact_bytes: Annotated[int, Meta(ge=1024, le=1_000_000_000)] = 10_000_000
-    """What of a result stays here; the rest is only counted."""
+    """The part of a result that the edge stores; the rest is only counted."""
     dedupe_hours: Annotated[int, Meta(ge=1, le=8760)] = 24
-    """How long a command that ended is remembered, so that it is not run again."""
+    """How long a finished command is remembered, so that it does not run twice."""
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
-    """Which model answers prompts."""
+    """The model that answers prompts."""
 
     name: str = ""
     """`provider/model`; without one the edge runs tools but answers no prompts."""
 
 
 class EdgeConfig(Struct, frozen=True, kw_only=True):
-    """What `agent.toml` says, with everything left out filled in."""
+    """The settings of `agent.toml`, with defaults filled in."""
 
     agent_id: str
     agent_type: str = "edge"
     summary: Annotated[str, Meta(max_length=1000)] = ""
-    """The one line it says of itself."""
+    """What this edge can do, in one line."""
     capabilities: frozenset[Word] = frozenset()
-    """Permissions it holds; none means no tools, `"*"` all."""
+    """The permissions of tools on this edge; empty: no tools, `"*"`: all."""
     level: Level = Level.FULL
-    """The edge's own last word on what tools may do."""
+    """The autonomy level that the edge itself enforces."""
     workspace: Path
     data: Path
     heartbeat_s: Annotated[int, Meta(ge=1, le=3600)] = 30
     orchestrator_keys: tuple[Word, ...] = ()
-    """Public keys; given any, a command needs a grant that one of them signed."""
+    """Public keys; if any is set, each command needs a grant signed by one of them."""
     allow_unsigned: bool = False
     commands: tuple[str, ...] | dict[str, bool | tuple[Word, ...]] = {}
-    """A list: only these. A table: true, false, or the keys of those who may send it."""
+    """A list allows only these; a table has true, false, or the public keys of allowed senders."""
     broker: BrokerConfig = BrokerConfig()
     tools: EdgeTools = EdgeTools()
     limits: EdgeLimits = EdgeLimits()
@@ -126,19 +126,19 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     sandbox: SandboxSettings = SandboxSettings()
     audit: AuditSettings = AuditSettings()
     rates: RateSettings = UNLIMITED
-    """Its own, beside those of whoever asks."""
+    """Limits of this edge, in addition to those of the orchestrator."""
     budget: BudgetSettings | None = None
-    """What may be done here, whoever asks: above all `[budget.actions]`. None leaves the counting
-    to whoever drives the run."""
+    """The budget of this edge for all orchestrators, above all `[budget.actions]`. None: only the
+    orchestrator counts."""
 
     @property
     def sandbox_settings(self) -> SandboxSettings:
-        """What commands run in, in whichever of the documented places that was said."""
-        said = self.tools.sandboxing
-        return self.sandbox if said is None else replace(self.sandbox, engine=str(said))
+        """The sandbox settings, with the engine of `[tools] sandboxing` if it is set."""
+        engine = self.tools.sandboxing
+        return self.sandbox if engine is None else replace(self.sandbox, engine=str(engine))
 
     def accepts(self, command: str, signer: str = "") -> bool:
-        """Whether one of `COMMANDS` is taken from whoever signed it; `""` is nobody."""
+        """Whether a command of this signer is accepted; `""` is an unsigned command."""
         if isinstance(self.commands, tuple):
             return command in self.commands
         allowed = self.commands.get(command, True)
@@ -146,7 +146,7 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def accepted(self) -> frozenset[str]:
-        """The commands that are taken from anyone at all."""
+        """The commands that are accepted from at least one sender."""
         if isinstance(self.commands, tuple):
             return frozenset(self.commands)
         return frozenset(name for name in COMMANDS if self.commands.get(name, True))
@@ -155,8 +155,8 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
 def read_agent_toml(path: Path | None, env: Mapping[str, str]) -> EdgeConfig:
     """Read an edge's settings.
 
-    `EVOCLAW_EDGE_<KEY>` overrides (`EVOCLAW_EDGE_BROKER_URL` for a key in a table); with no path
-    there is nothing else. The password is had by `broker_password`.
+    `EVOCLAW_EDGE_<KEY>` overrides a key (`EVOCLAW_EDGE_BROKER_URL` for a key in a table). Without
+    a path, only these variables are read. `broker_password` reads the password.
     """
     if path is None:
         return _read("the settings", "", Path.cwd(), env)
@@ -164,14 +164,14 @@ def read_agent_toml(path: Path | None, env: Mapping[str, str]) -> EdgeConfig:
 
 
 def write_agent_toml(path: Path, values: Mapping[str, JSON], *, replace: bool = False) -> None:
-    """Write an `agent.toml` that reads back as these values, named as in the file.
+    """Write an `agent.toml` with these values, after checking that they are valid.
 
-    It is written whole or not at all, and only its owner may read it.
+    The write is atomic, and only the owner may read the file.
     """
-    text = "# What this machine is to EvoClaw.\n\n" + to_toml(values, _COMMENTS)
+    text = "# Settings of this EvoClaw edge.\n\n" + to_toml(values, _COMMENTS)
     _read(str(path), text, path.parent, {})
     if path.exists() and not replace:
-        raise ConfigError(f"{path} is there already; move it away first")
+        raise ConfigError(f"{path} already exists; move it away first")
     write_private(path, text)
 
 
@@ -201,18 +201,18 @@ def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeCon
 
 
 def _take_summary(document: Document) -> None:
-    """A text under `capabilities` is the summary; permissions are a list."""
+    """Read a string under `capabilities` as the summary: permissions are a list."""
     if isinstance(document.values.get("capabilities"), str):
         document.rename("capabilities", "summary")
 
 
 def _check_trust(document: Document, config: EdgeConfig) -> None:
-    """Fail closed: commands from afar are signed, unless it is said that they need not be."""
+    """Fail closed: with a remote broker, require signed commands or an explicit opt-out."""
     keys = config.orchestrator_keys
     if not (keys or config.allow_unsigned or config.broker.is_here):
         problem = (
-            "the broker is another machine's and orchestrator_keys is empty, so that whoever it "
-            "lets in could run tools here; give the keys, or say allow_unsigned = true"
+            "the broker is on another machine and orchestrator_keys is empty, so every client of "
+            "the broker could run tools here; set orchestrator_keys, or allow_unsigned = true"
         )
         raise document.error(("broker", "url"), problem)
     if keys and config.allow_unsigned:
@@ -230,5 +230,5 @@ def _check_trust(document: Document, config: EdgeConfig) -> None:
 
 
 def _own_name() -> str:
-    """The machine's name, as far as it can be an id."""
+    """The host name of the machine, as a valid id."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", gethostname()).strip("-_")[:64] or "edge"

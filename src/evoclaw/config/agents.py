@@ -1,4 +1,4 @@
-"""What `[[agents]]` says, checked: every refusal with its place."""
+"""Checks `[[agents]]`; every error names the file and line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits
 __all__ = ["AgentConfig", "AgentLimits", "checked_agents"]
 
 _PLACES = ("", "any", "*")
-"""Where tools run, beside the ids of edges."""
+"""The values of `on` that are not edge ids."""
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 def checked_agents(document: Document, agents: tuple[AgentConfig, ...]) -> tuple[AgentConfig, ...]:
-    """The same agents, their prompts read; refuse what cannot be meant."""
+    """Check the agents and read their prompt files; `ConfigError` for invalid values."""
     ids: set[str] = set()
     for number, agent in enumerate(agents):
         keys = ("agents", str(number))
@@ -49,8 +49,8 @@ def _checked(document: Document, keys: Keys, agent: AgentConfig, ids: set[str]) 
     _check_models(document, (*keys, "model"), agent.model)
     if agent.budget.per:
         problem = (
-            "'per' is not known here: this bounds one run; all runs of an agent together are "
-            "bounded by [budget.agent]"
+            "'per' is not known here: this budget limits one run; [budget.agent] limits all runs "
+            "of an agent together"
         )
         raise document.error((*keys, "budget", "per"), problem)
     return _with_prompt(document, keys, agent)
@@ -59,17 +59,19 @@ def _checked(document: Document, keys: Keys, agent: AgentConfig, ids: set[str]) 
 def _check_fields(document: Document, keys: Keys, names: Iterable[str]) -> None:
     for name in names:
         if not _FIELD.fullmatch(name):
-            problem = f"{name[:80]!r} is no name of a field; use letters, digits, _ and -"
+            problem = f"{name[:80]!r} is not a valid field name; use letters, digits, _ and -"
             raise document.error((*keys, name), f"{document.spelled(keys)}: {problem}")
 
 
 def _check_models(document: Document, keys: Keys, given: str | tuple[str, ...]) -> None:
     several = not isinstance(given, str)
     if several and not given:
-        raise document.error(keys, "model: the list is empty; name one, or leave it out")
+        raise document.error(keys, "model: the list is empty; add a model, or remove the key")
     for name in given if several else ():
         if "," in name:
-            raise document.error(keys, f"model: write {name[:80]!r} as several texts of the list")
+            raise document.error(
+                keys, f"model: write {name[:80]!r} as separate strings of the list"
+            )
 
 
 def _with_prompt(document: Document, keys: Keys, agent: AgentConfig) -> AgentConfig:
@@ -77,7 +79,7 @@ def _with_prompt(document: Document, keys: Keys, agent: AgentConfig) -> AgentCon
         return agent
     here = (*keys, "prompt_file")
     if agent.prompt:
-        raise document.error(here, "prompt and prompt_file say the same thing; remove one of them")
+        raise document.error(here, "prompt and prompt_file set the same value; remove one of them")
     try:
         return replace(agent, prompt=read_text(agent.prompt_file))
     except ConfigError as problem:

@@ -1,4 +1,4 @@
-"""How the broker is reached, and with which password."""
+"""The `[broker]` settings: URL, TLS and password."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from evoclaw.transport.address import Address, TlsSettings, parse_url
 
 
 class BrokerConfig(Struct, frozen=True, kw_only=True):
-    """How the broker is reached. The password is not part of it: see `broker_password`."""
+    """How to connect to the broker. `broker_password` reads the password, which is not here."""
 
     url: str = "mqtt://127.0.0.1:1883"
-    """`mqtt://host:port`, or `mqtts://` for TLS; a user may be in it, a password not."""
+    """`mqtt://host:port`, or `mqtts://` for TLS; it may contain a user name, but no password."""
     username: str = ""
-    """The account there."""
+    """The user name on the broker."""
     password_file: Path | None = None
-    """Holds the password, and nothing else."""
+    """A file that contains only the password."""
     ca_file: Path | None = None
-    """Who vouches for the broker; the system's authorities if not given."""
+    """The CA certificates for the broker; default: those of the system."""
     cert_file: Path | None = None
-    """Our own certificate, for brokers that want one."""
+    """The client certificate, for brokers that require one."""
     key_file: Path | None = None
-    """Unless it is in the same file."""
+    """The key of the client certificate, unless `cert_file` contains it."""
     keep_alive_s: Annotated[int, Meta(ge=1, le=65_535)] = 30
-    """Seconds of silence after which the two sides look for each other."""
+    """The MQTT keep-alive interval."""
     qos: Annotated[int, Meta(ge=0, le=1)] = 1
-    """How messages are handed to us: 1, acknowledged; 0, once, which is what a NATS cluster does
-    well. We send with 1 always, and say again what was not answered."""
+    """The QoS of subscriptions: 1 is acknowledged; 0 suits a NATS cluster. Messages are always
+    published with QoS 1, and repeated until they are answered."""
 
     def address(self, password: str = "") -> Address:
-        """Where that is; raise `ConfigError` if it can be nowhere."""
+        """The parsed address; `ConfigError` if the URL is invalid."""
         files = (self.ca_file, self.cert_file, self.key_file)
         names = (None if file is None else str(file) for file in files)
         found = parse_url(self.url, tls=TlsSettings(*names) if any(files) else None)
         if self.username and found.username not in ("", self.username):
-            raise ConfigError("username and the url name two users; remove one of them")
+            raise ConfigError("username and url name different users; remove one of them")
         user = self.username or found.username
         if password and not user:
-            raise ConfigError("a password needs a username")
+            raise ConfigError("a password needs a username: set username in [broker]")
         return replace(found, username=user, password=password)
 
     @property
     def is_named(self) -> bool:
-        """Whether it says which broker, and not only how to speak with ours."""
-        usual = BrokerConfig()
-        return replace(self, keep_alive_s=usual.keep_alive_s, qos=usual.qos) != usual
+        """Whether a broker is configured, not only `keep_alive_s` or `qos` of the default one."""
+        default = BrokerConfig()
+        return replace(self, keep_alive_s=default.keep_alive_s, qos=default.qos) != default
 
     @property
     def is_here(self) -> bool:
-        """Whether it is certainly on this machine: other spellings of that do not count."""
+        """Whether the host is `localhost` or a loopback address; other names count as remote."""
         host = parse_url(self.url).host
         if host == "localhost":
             return True
@@ -68,7 +68,7 @@ class BrokerConfig(Struct, frozen=True, kw_only=True):
 
 
 def broker_password(broker: BrokerConfig, env: Mapping[str, str], variable: str) -> str:
-    """The password, from the environment or its file; empty if there is neither."""
+    """The password from the environment or `password_file`; empty if neither is set."""
     given = env.get(variable, "")
     if given or broker.password_file is None:
         return given
@@ -78,7 +78,7 @@ def broker_password(broker: BrokerConfig, env: Mapping[str, str], variable: str)
 
 
 def check_broker(document: Document, broker: BrokerConfig) -> None:
-    """Refuse what cannot be connected to, or not as safely as it seems."""
+    """Check the URL and the TLS files."""
     try:
         broker.address()
     except ConfigError as problem:

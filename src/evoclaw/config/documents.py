@@ -1,4 +1,4 @@
-"""A TOML text on its way to a type: bounded, every key known, every refusal with its place."""
+"""Parses TOML into a typed struct; unknown keys are errors, and errors name file and line."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from evoclaw.core.toml import parse_toml
 
 T = TypeVar("T")
 Keys: TypeAlias = tuple[str, ...]
-"""The way to a value: its tables, then its own key; numbers count in an array."""
+"""The path of a value: its tables, then its key; array entries are numbers."""
 Decode: TypeAlias = Callable[[type, Any], Any]
-"""Makes what msgspec has no word for, such as paths."""
+"""Decodes types that msgspec does not know, such as paths."""
 
 _NOISE = re.compile(r"[\s\"'\[]")
 _SECRETS = frozenset({"password", "token", "secret", "api_key"})
 
 
 class Document:
-    """One file's values, and where each of them came from."""
+    """The values of one file, and where each of them came from."""
 
     def __init__(self, name: str, text: str, *, password: str) -> None:
-        """`password` says how to give one: not in a file like this."""
+        """Parse the text. `password` is the hint for a password in the file, which is refused."""
         self.values = parse_toml(text, name)
         self._name, self._text, self._password = name, text, password
         self._moved: dict[Keys, Keys] = {}
-        """Where a value was in the file, if not where it is now."""
+        """The path of a moved value in the file."""
         self._variables: dict[Keys, str] = {}
-        """The environment variable that a value is from."""
+        """The environment variable that a value came from."""
         self._lifted: set[str] = set()
 
     def error(self, keys: Keys, problem: str) -> ConfigError:
-        """What is wrong with a value, and where that is."""
+        """An error about a value, with its file and line or its environment variable."""
         if variable := self._variables.get(keys):
             return ConfigError(f"{variable}: {problem}")
         place = self._moved.get(keys, keys)
-        # A value inside an inline table has no line of its own, but its table has.
+        # A value in an inline table has no line of its own; use the line of the table.
         tries = (self._line(place[:end]) for end in range(len(place), 0, -1))
         line = next(filter(None, tries), 0)
         return ConfigError(f"{self._name}{f', line {line}' if line else ''}: {problem}")
 
     def spelled(self, keys: Keys) -> str:
-        """A key as it was given."""
+        """A key as it is in the file."""
         return ".".join(self._moved.get(keys, keys))
 
     def lift(self, table: str, places: Mapping[str, Keys]) -> None:
-        """Take a table apart and put its values where they are looked for."""
+        """Move the values of a table to other paths."""
         self._lifted.add(table)
         given = self.values.pop(table, {})
         if not is_object(given):
@@ -68,22 +68,22 @@ class Document:
             self._put(places[key], value, (table, key))
 
     def rename(self, key: str, to: str) -> None:
-        """Take a value for another one than its key says."""
+        """Rename a top-level key."""
         was = self._moved.pop((key,), (key,))
         self._put((to,), self.values.pop(key), was)
 
     def fill(self, keys: Keys, value: JSON) -> JSON:
-        """Give a value to what has none; what it is then."""
+        """Set a default; returns the value."""
         return self._table(keys).setdefault(keys[-1], value)
 
     def check_keys(self, shape: type[Struct]) -> None:
-        """Refuse keys that nobody reads: most of them are misspelt."""
+        """Refuse unknown keys: most of them are misspelt."""
         self._check(self.values, shape, (), dict(_scalars(shape)))
 
     def override(
         self, shape: type[Struct], prefix: str, env: Mapping[str, str], decode: Decode
     ) -> None:
-        """Let `PREFIX_TABLE_KEY` have the last word on every single value that is set there."""
+        """Override scalar values by environment variables named `PREFIX_TABLE_KEY`."""
         for keys, kind in _scalars(shape):
             variable = "_".join((prefix, *keys)).upper()
             if not (text := env.get(variable)):
@@ -93,26 +93,27 @@ class Document:
                 value = msgspec.convert(text, kind, strict=False, dec_hook=decode)
             except msgspec.ValidationError as problem:
                 raise self.error(keys, f"{problem}{_choices(kind)}") from None
-            # As a file would have it: what cannot be will be refused with the rest.
-            kept = isinstance(value, int | float)
-            plain = text if value is None else value if kept else str(value)
+            # Stored as the file would have it; `convert` checks it with the other values.
+            is_number = isinstance(value, int | float)
+            plain = text if value is None else value if is_number else str(value)
             self._table(keys)[keys[-1]] = plain
 
     def convert(self, shape: type[T], decode: Decode) -> T:
-        """Give the values their type."""
+        """Convert the values to a struct."""
         try:
             return msgspec.convert(self.values, shape, dec_hook=decode)
         except msgspec.ValidationError as problem:
-            said, _, where = str(problem).partition(" - at `$")
-            keys = tuple(re.findall(r"[\w-]+", where))
-            said += _choices(_kind_at(shape, keys))
-            raise self.error(keys, f"{self.spelled(keys)}: {said}" if keys else said) from None
+            message, _, location = str(problem).partition(" - at `$")
+            keys = tuple(re.findall(r"[\w-]+", location))
+            message += _choices(_kind_at(shape, keys))
+            text = f"{self.spelled(keys)}: {message}" if keys else message
+            raise self.error(keys, text) from None
 
     def _put(self, keys: Keys, value: JSON, was: Keys) -> None:
         table = self._table(keys)
         if keys[-1] in table:
             both = f"{self.spelled(keys)} and {'.'.join(was)}"
-            raise self.error(keys, f"{both} say the same thing; remove one of them")
+            raise self.error(keys, f"{both} set the same value; remove one of them")
         table[keys[-1]] = value
         self._moved[keys] = was
 
@@ -136,14 +137,14 @@ class Document:
             if inner is None:
                 continue
             if is_object(value) and get_origin(kinds[key]) is dict:
-                for name, one in value.items():
-                    if is_object(one):
-                        self._check(one, inner, (*here, name), known)
+                for name, entry in value.items():
+                    if is_object(entry):
+                        self._check(entry, inner, (*here, name), known)
             elif is_object(value):
                 self._check(value, inner, here, known)
-            for number, one in enumerate(value if is_array(value) else ()):
-                if is_object(one):
-                    self._check(one, inner, (*here, str(number)), known)
+            for number, entry in enumerate(value if is_array(value) else ()):
+                if is_object(entry):
+                    self._check(entry, inner, (*here, str(number)), known)
 
     def _unknown(self, keys: Keys, names: Iterable[str], known: Iterable[Keys] = ()) -> ConfigError:
         key, table = keys[-1], _shown(keys[:-1])
@@ -156,22 +157,22 @@ class Document:
         return self.error(keys, unknown("key", key, names, f" {table}".rstrip()))
 
     def _line(self, keys: Keys) -> int:
-        """The line that sets a key; 0 if none or several look like it."""
+        """The line that sets a key; 0 if none or several match."""
         wanted = ".".join(keys)
         found = [line for line, key in _lines(self._text) if key == wanted]
         return found[0] if len(found) == 1 else 0
 
 
 def near(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
-    """The name that was meant, perhaps; empty if none is like it."""
+    """The most similar name; empty if none is similar."""
     return next(iter(get_close_matches(name[:80], list(names), 1, likeness)), "")
 
 
 def unknown(what: str, name: str, names: Iterable[str], where: str = "") -> str:
-    """Say that a name is not known, and which one was meant, or which there are."""
-    there = sorted(names)
-    meant = near(name, there)
-    hint = f"did you mean {meant!r}?" if meant else f"there are: {', '.join(there)}"
+    """The error text for an unknown name, with the most similar name or all known names."""
+    known = sorted(names)
+    similar = near(name, known)
+    hint = f"did you mean {similar!r}?" if similar else f"known: {', '.join(known)}"
     return f"unknown {what} {name[:80]!r}{where}; {hint}"
 
 
@@ -183,12 +184,12 @@ def is_struct(kind: Any) -> TypeGuard[type[Struct]]:
 def _struct_in(kind: Any) -> type[Struct] | None:
     if is_struct(kind):
         return kind
-    return next((found for one in get_args(kind) if (found := _struct_in(one))), None)
+    return next((found for inner in get_args(kind) if (found := _struct_in(inner))), None)
 
 
 @cache
 def _scalars(shape: type[Struct]) -> tuple[tuple[Keys, Any], ...]:
-    """Every key that holds one value, with its type; to read the types anew takes long."""
+    """The paths and types of all scalar keys; cached, because reading the types is slow."""
     return tuple(_scalars_below(shape, ()))
 
 
@@ -202,19 +203,19 @@ def _scalars_below(shape: type[Struct], keys: Keys) -> Iterator[tuple[Keys, Any]
 
 
 def _kind_at(kind: Any, keys: Keys) -> Any:
-    """The type of the value that a key leads to; None if no key of it does."""
+    """The type of the value at a path; None if there is none."""
     for key in keys:
         inner = _struct_in(kind)
-        held = {} if inner is None else {one.encode_name: one.type for one in fields(inner)}
-        # An entry of an array, or of a table of tables, is not a field: its type is.
+        held = {} if inner is None else {field.encode_name: field.type for field in fields(inner)}
+        # An entry of an array, or of a table of tables, is not a field but has the struct type.
         kind = held.get(key) if key in held else inner
     return kind
 
 
 def _choices(kind: Any) -> str:
-    for one in (kind, *get_args(kind)):
-        if isinstance(one, type) and issubclass(one, StrEnum):
-            return f"; allowed: {', '.join(one)}"
+    for inner in (kind, *get_args(kind)):
+        if isinstance(inner, type) and issubclass(inner, StrEnum):
+            return f"; allowed: {', '.join(inner)}"
     return ""
 
 
@@ -224,20 +225,20 @@ def _shown(table: Keys) -> str:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Each line that begins a table or sets a key, as far as one can tell without parsing."""
+    """The lines that start a table or set a key, with its path; a heuristic without parsing."""
     here = ""
     arrays: Counter[str] = Counter()
     for number, line in enumerate(text.split("\n"), 1):
-        said = line.strip()
-        if said.startswith("["):
-            here = _NOISE.sub("", said.partition("]")[0])
-            if said.startswith("[["):
+        stripped = line.strip()
+        if stripped.startswith("["):
+            here = _NOISE.sub("", stripped.partition("]")[0])
+            if stripped.startswith("[["):
                 arrays[here] += 1
                 here = f"{here}.{arrays[here] - 1}"
             elif arrays[top := here.partition(".")[0]]:
-                # A table of the entry above it, as [agents.limits] below [[agents]].
+                # A table of the previous array entry, such as [agents.limits] below [[agents]].
                 here = f"{top}.{arrays[top] - 1}{here[len(top) :]}"
             yield number, here
-        elif "=" in said and not said.startswith("#"):
-            name = _NOISE.sub("", said.partition("=")[0])
+        elif "=" in stripped and not stripped.startswith("#"):
+            name = _NOISE.sub("", stripped.partition("=")[0])
             yield number, f"{here}.{name}" if here else name

@@ -1,4 +1,4 @@
-"""An orchestrator's `evoclaw.toml`: how runs are driven, and the agents there are."""
+"""An orchestrator's `evoclaw.toml`: agents, runs, policies, store and server."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ _TOOLS = {
     "sandbox_engine": ("orchestrator", "tools", "sandbox_engine"),
     "permissions": ("orchestrator", "tools", "permissions"),
 }
-"""`[tools]` is the other documented place of these."""
+"""`[tools]` is another documented table for these keys."""
 _AGENTS = re.compile(r"^[ \t]*\[agents\][ \t]*$(?=\s*\[\[agents\]\])", re.MULTILINE)
-"""Documented too, though no TOML: a table's head above the array of that name."""
+"""Also documented, though invalid TOML: `[agents]` above `[[agents]]`."""
 _PASSWORD = "set EVOCLAW_BROKER_PASSWORD, or name a file with password_file in [broker]"
 
 
 class OrchestratorTools(Struct, frozen=True, kw_only=True):
-    """How tools are found and sandboxed."""
+    """Skills, sandbox and permissions of tools."""
 
     skills_path: Path
-    """Where the skills are."""
+    """The folder of the skills."""
     enable_sandboxing: bool = True
     """False runs commands without a sandbox."""
     sandbox_engine: Engine | None = None
-    """None is not said."""
+    """Overrides `[sandbox] engine`; not set: no override."""
     permissions: dict[str, bool] | tuple[Word, ...] | None = None
-    """A table of true and false, or a list of those that are granted."""
+    """The granted permissions: a table of true and false, or a list."""
 
     @property
     def granted(self) -> frozenset[str] | None:
-        """What any agent may hold at most; None is no such limit. Left out is not granted."""
+        """The permissions that agents may hold at most; None: no limit."""
         if isinstance(self.permissions, dict):
             return frozenset(name for name, granted in self.permissions.items() if granted)
         return None if self.permissions is None else frozenset(self.permissions)
@@ -67,43 +67,43 @@ class OrchestratorConfig(Struct, frozen=True, kw_only=True):
     """How runs are driven."""
 
     tool_loop_enabled: bool = True
-    """False is no tools, for nobody."""
+    """False: no agent has tools."""
     max_tool_iterations: Annotated[int, Meta(ge=1, le=100)] = 10
-    """Turns of a run at most, where nobody says otherwise."""
+    """The default turn limit of a run."""
     tool_error_limit: Annotated[int, Meta(ge=1, le=100)] = 3
-    """Failed turns in a row that end a run."""
+    """The failed turns in a row that end a run."""
     cheaper_models: tuple[str, ...] = ()
-    """Who answers instead when little of a budget is left, each cheaper than the one before."""
+    """Fallback models when little of the budget is left, each cheaper than the one before."""
     require_receipts: bool = False
-    """Take no result of a device whose receipt is missing or wrong."""
+    """Reject results of devices without a valid receipt."""
     evidence: bool = False
-    """An answer must cite the receipts of what it says was done."""
+    """Require answers to cite the receipts of the actions that they report."""
     default_tool_timeout_ms: Milliseconds | None = None
-    """For calls that name none; each tool's own if not given."""
+    """The timeout of calls that set none; default: the tool's own."""
     tools: OrchestratorTools
 
 
 class McpConfig(Struct, frozen=True, kw_only=True):
-    """One MCP server of `[[mcp]]`, whose tools are used here."""
+    """An MCP server whose tools agents may use."""
 
     name: str
-    """How it is called here."""
+    """The name of the server in EvoClaw."""
     command: tuple[str, ...] = ()
-    """The program and its arguments."""
+    """The command that starts a local server."""
     url: str = ""
-    """Where it speaks streamable HTTP, instead of a command."""
+    """The URL of a streamable HTTP server, instead of a command."""
     env: dict[str, str] = {}
-    """What its process finds in the environment, beside the usual."""
+    """Extra environment variables of its process."""
     headers: dict[str, str] = {}
-    """Sent with every request to its address."""
+    """HTTP headers of every request to the URL."""
     permissions: frozenset[Word] = frozenset({"network"})
-    """What each of its tools needs."""
+    """The permissions that each of its tools needs."""
     trust_hints: bool = False
-    """Believe what it says of its tools, as that they only read."""
+    """Trust the server's hints about its tools, such as read-only."""
 
 
 class EvoClawConfig(Struct, frozen=True, kw_only=True):
-    """What `evoclaw.toml` says, with everything left out filled in."""
+    """The settings of `evoclaw.toml`, with defaults filled in."""
 
     orchestrator: OrchestratorConfig
     agents: tuple[AgentConfig, ...] = ()
@@ -124,21 +124,21 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
     workflows: WorkflowSettings = WorkflowSettings()
     channels: tuple[ChannelSettings, ...] = ()
     data: Path
-    """Where everything is kept that is not said to be elsewhere."""
+    """The data folder."""
 
     @property
     def sandbox_settings(self) -> SandboxSettings:
-        """What commands run in, in whichever of the documented places that was said."""
-        said = self.orchestrator.tools
-        if not said.enable_sandboxing:
+        """The sandbox settings, with the engine of `[orchestrator.tools]` if it is set."""
+        tools = self.orchestrator.tools
+        if not tools.enable_sandboxing:
             return replace(self.sandbox, engine=str(Engine.NONE))
-        if said.sandbox_engine is None:
+        if tools.sandbox_engine is None:
             return self.sandbox
-        return replace(self.sandbox, engine=str(said.sandbox_engine))
+        return replace(self.sandbox, engine=str(tools.sandbox_engine))
 
 
 def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfig:
-    """Read an orchestrator's settings; `EVOCLAW_<TABLE>_<KEY>` overrides."""
+    """Read an orchestrator's settings; the variable `EVOCLAW_<TABLE>_<KEY>` overrides a key."""
     name, text = ("the settings", "") if path is None else (str(path), read_text(path))
     document = Document(name, _AGENTS.sub("", text), password=_PASSWORD)
     document.lift("tools", _TOOLS)

@@ -1,4 +1,4 @@
-"""Files and folders as people write them: `~` is home, a relative path is beside its file."""
+"""Paths in settings: `~` is the home folder; relative paths start at the settings file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evoclaw.core.toml import MAX_BYTES
 
 
 def default_data_folder(env: Mapping[str, str]) -> Path:
-    """Where everything is kept that is not said to be elsewhere."""
+    """The data folder: `EVOCLAW_HOME`, or `~/.evoclaw`."""
     try:
         return expand(env.get("EVOCLAW_HOME") or "~/.evoclaw", Path.cwd(), env)
     except ValueError as problem:
@@ -20,19 +20,19 @@ def default_data_folder(env: Mapping[str, str]) -> Path:
 
 
 def expand(text: str, folder: Path, env: Mapping[str, str]) -> Path:
-    """The absolute path that is meant; `ValueError` if the text cannot be one."""
+    """The absolute path of a text; `ValueError` if it is not a path."""
     if not text or "\0" in text:
-        raise ValueError("a path may not be empty or hold a NUL character")
+        raise ValueError("a path may not be empty or contain a NUL character")
     first, _, rest = text.partition("/")
     if first == "~":
         return _home(env) / rest
     if first.startswith("~"):
-        raise ValueError(f"{text!r}: write the home folder of another user in full")
+        raise ValueError(f"{text!r}: write the home folder of another user as a full path")
     return folder.absolute() / text
 
 
 def path_decoder(folder: Path, env: Mapping[str, str]) -> Callable[[type, Any], Any]:
-    """Make paths of texts, as msgspec asks for what it does not know."""
+    """A decode hook for msgspec that converts strings to paths."""
 
     def decode(kind: type, value: Any) -> Any:
         if kind is not Path or not isinstance(value, str):
@@ -43,17 +43,17 @@ def path_decoder(folder: Path, env: Mapping[str, str]) -> Callable[[type, Any], 
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file; whatever is wrong with it is a `ConfigError`."""
+    """The text of a small file; `ConfigError` if it cannot be read."""
     try:
         if not path.is_file():
-            # Not only for the wording: opening a pipe would wait for ever.
-            raise ConfigError(f"there is no file {path}")
+            # Checked before opening: opening a named pipe would block.
+            raise ConfigError(f"the file {path} does not exist")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as problem:
         raise ConfigError(f"cannot read {path}: {problem.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path} has more than {MAX_BYTES // 1024} KB")
+        raise ConfigError(f"{path} is too large: it has more than {MAX_BYTES // 1024} KB")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -62,7 +62,7 @@ def read_text(path: Path) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read: whole, or not at all."""
+    """Write a file atomically; only its owner may read it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,4 +86,4 @@ def _home(env: Mapping[str, str]) -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        raise ConfigError("no home folder is known; set HOME or EVOCLAW_HOME") from None
+        raise ConfigError("the home folder is unknown; set HOME or EVOCLAW_HOME") from None

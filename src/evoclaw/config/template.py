@@ -1,7 +1,7 @@
-"""A settings file with every key in it, explained: made from the types, so it is never stale.
+"""Generates a commented settings file with every key, from the types and their docstrings.
 
-What begins with `# ` is an explanation; what begins with `#` alone is a setting with its default,
-or an example where there is none.
+Lines that start with `# ` are explanations; lines that start with `#` alone are settings with
+their defaults, or with an example where there is no default.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from evoclaw.core.messages import JSON
 
 WIDTH = 96
 NAME = "example"
-"""Stands where a name has to be."""
+"""The placeholder for a required name."""
 
 
 class Entry(Struct, frozen=True):
@@ -46,22 +46,22 @@ class Entry(Struct, frozen=True):
 
     name: str
     kind: Any
-    """Its type."""
+    """The type of the value."""
     value: Any
-    """What holds if it is left out; None if nothing does."""
+    """The default; None if there is none."""
     said: str
-    """What it is for."""
+    """The docstring of the field."""
     required: bool
 
 
 def template(config: Struct) -> str:
-    """The file that says what these settings are, all of it commented out."""
+    """The settings file for these values, with every setting commented out."""
     return "\n".join(_table(type(config), config, (), "")).strip("\n") + "\n"
 
 
 def entries(kind: type[Struct], config: Struct | None = None) -> list[Entry]:
-    """The keys of a table, as they stand or as they are left out."""
-    said = meanings(kind)
+    """The keys of a table, with the values of `config` or the defaults."""
+    docs = meanings(kind)
     found: list[Entry] = []
     for field in fields(kind):
         value: Any = None
@@ -72,13 +72,13 @@ def entries(kind: type[Struct], config: Struct | None = None) -> list[Entry]:
         elif field.default_factory is not NODEFAULT:
             value = field.default_factory()
         found.append(
-            Entry(field.encode_name, field.type, value, said.get(field.name, ""), field.required)
+            Entry(field.encode_name, field.type, value, docs.get(field.name, ""), field.required)
         )
     return found
 
 
 def meanings(kind: type[Struct]) -> dict[str, str]:
-    """The string beneath each field."""
+    """The docstring of each field: the string literal below it."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     found: dict[str, str] = {}
@@ -95,7 +95,7 @@ def meanings(kind: type[Struct]) -> dict[str, str]:
 
 
 def _table(kind: type[Struct], config: Struct | None, keys: Keys, mark: str) -> Iterator[str]:
-    """A table's own keys, those that must be said first; then the tables below it."""
+    """The lines of a table: its keys, required ones first, then its sub-tables."""
     own = entries(kind, config)
     for entry in sorted(own, key=lambda entry: not entry.required):
         if _inner(entry.kind) is None:
@@ -124,23 +124,23 @@ def _head(kind: Any, keys: Keys) -> str:
 
 
 def _inner(kind: Any) -> type[Struct] | None:
-    """The struct that a table, an array of tables, or a table of tables is made of."""
+    """The struct of a table, an array of tables, or a table of tables."""
     if is_struct(kind):
         return kind
     kinds: Sequence[Any] = get_args(kind)
     if get_origin(kind) is dict:
         kinds = kinds[1:]
-    return next((found for one in kinds if is_struct(one) and (found := one)), None)
+    return next((inner for inner in kinds if is_struct(inner)), None)
 
 
 def _setting(entry: Entry) -> str:
     unset = entry.value is None
     value = example(type_info(entry.kind)) if unset else _plain(entry.value)
-    why = "must be given" if entry.required else "not set"
-    said = f"  # {why}; this is an example" if unset else ""
+    why = "required" if entry.required else "not set"
+    note = f"  # {why}; this is an example" if unset else ""
     if isinstance(value, dict):
-        return f"{entry.name} = {{}}{said}"
-    return to_toml({entry.name: value}, {}).strip() + said
+        return f"{entry.name} = {{}}{note}"
+    return to_toml({entry.name: value}, {}).strip() + note
 
 
 def _plain(value: Any) -> JSON:
@@ -148,16 +148,16 @@ def _plain(value: Any) -> JSON:
 
 
 def example(kind: Type) -> JSON:
-    """Something that a key of this type may be."""
+    """An example value of a type."""
     match kind:
         case UnionType(types):
-            return example(next(one for one in types if not isinstance(one, NoneType)))
+            return example(next(inner for inner in types if not isinstance(inner, NoneType)))
         case BoolType():
             return False
         case IntType(ge=ge) | FloatType(ge=ge):
             return 1 if ge is None or ge < 1 else ge
         case StrType(pattern=str(pattern)):
-            return next(one for one in (NAME, f"/{NAME}", "") if re.search(pattern, one))
+            return next(text for text in (NAME, f"/{NAME}", "") if re.search(pattern, text))
         case StrType() | CustomType():
             return NAME
         case EnumType(cls):

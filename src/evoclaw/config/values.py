@@ -1,4 +1,4 @@
-"""Kinds of values that both files know."""
+"""Value types and checks that both settings files share."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Word: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 PERMISSIONS = (
     "file_read", "file_write", "shell", "network", "git", "session", "interact", "ui", "device",
 )  # fmt: skip
-"""Those of the built-in tools; a skill's tool may need others."""
+"""The permissions of the built-in tools; tools of skills may need others."""
 
 
 class Engine(StrEnum):
-    """What sandboxes a tool."""
+    """The sandbox engines."""
 
     BUBBLEWRAP = "bubblewrap"
     FIREJAIL = "firejail"
@@ -31,14 +31,14 @@ class Engine(StrEnum):
 
 
 def check_id(document: Document, keys: Keys, given: object) -> None:
-    """Refuse what cannot be part of a topic."""
+    """Refuse an id that cannot be part of an MQTT topic."""
     if isinstance(given, str) and not is_agent_id(given):
-        problem = f"{document.spelled(keys)}: {given[:80]!r} will not do: {ID_RULE}"
+        problem = f"{document.spelled(keys)}: {given[:80]!r} is not a valid id: {ID_RULE}"
         raise document.error(keys, problem)
 
 
 def check_capabilities(document: Document, keys: Keys, held: frozenset[str]) -> None:
-    """Refuse what is all but a known permission: it would quietly allow nothing."""
+    """Refuse misspelt permissions, which would silently allow nothing."""
     for name in sorted(held.difference(PERMISSIONS, (ALL,))):
         if meant := near(name, PERMISSIONS, 0.8):
             problem = f"unknown capability {name!r}; did you mean {meant!r}?"

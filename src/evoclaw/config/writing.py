@@ -1,4 +1,4 @@
-"""Values as TOML text that people like to read."""
+"""Writes values as commented TOML."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def to_toml(values: Mapping[str, JSON], comments: Mapping[str, str]) -> str:
-    """Write values, each key or table under its comment; what is None is left out."""
+    """Write values, each key or table below its comment; None values are omitted."""
     return "".join(f"{line}\n" for line in _lines(values, comments, ()))
 
 
 def _lines(values: Mapping[str, JSON], comments: Mapping[str, str], keys: Keys) -> Iterator[str]:
-    """A table's own values first: after a table's head, TOML has no way back."""
+    """The lines of a table: its values first, because TOML cannot return to a table."""
     tables: dict[str, Mapping[str, JSON]] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -55,7 +55,7 @@ def _value(value: JSON) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, cast('Sequence[JSON]', value)))}]"
     try:
-        # JSON's escapes are TOML's, but for one character that TOML wants escaped too.
+        # JSON escapes are valid in TOML; TOML also requires DEL to be escaped.
         return msgspec.json.encode(str(value)).decode().replace("\x7f", "\\u007f")
     except UnicodeEncodeError:
         raise ConfigError(f"{value!r} is not valid text") from None

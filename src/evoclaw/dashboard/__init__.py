@@ -1,1 +1,1 @@
-"""The web page: plain files that read the public HTTP API, and nothing else."""
+"""The dashboard: static files that use only the public HTTP API."""

@@ -1,4 +1,4 @@
-"""The files of the page, and the routes that give them out."""
+"""The static files of the dashboard, and the routes that serve them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from litestar.params import PathParameter
 from msgspec import Struct
 
 OPEN = ""
-"""The scope of a route that everybody may use: the files hold nothing but the page itself."""
+"""The scope of a route that needs no token: the files contain no data."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Of the page: scripts are its own files, and no text can become a script."""
+"""The policy of the dashboard: only its own scripts, and no text can become a script."""
 FRAME_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "font-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; "
     "require-trusted-types-for 'script'; trusted-types default; sandbox allow-scripts"
 )
-"""Of the frame that shows what a model made: it may draw, but not load, send or see the page."""
+"""The policy of the canvas frame: it may draw, but not load, send or see the dashboard."""
 FRAME = "frame.html"
 _KINDS = {
     ".html": "text/html",
@@ -39,7 +39,7 @@ _FEATURES = "camera=(), microphone=(), geolocation=(), payment=(), usb=()"
 
 
 class File(Struct, frozen=True):
-    """One file, as it is given out."""
+    """One static file."""
 
     data: bytes
     kind: str
@@ -48,19 +48,19 @@ class File(Struct, frozen=True):
 
 
 def page_routes() -> list[HTTPRouteHandler]:
-    """The routes of the page: `/`, and its files below `/ui/`."""
+    """The routes of the dashboard: `/`, and its files below `/ui/`."""
     known = dict(_found(files("evoclaw.dashboard") / "static"))
 
     @get("/", scope=OPEN, include_in_schema=False)
     async def index(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """The page."""
+        """The dashboard."""
         return _answer(request, known, "index.html")
 
     @get("/ui/{name:path}", scope=OPEN, include_in_schema=False)
     async def file(
         request: Request[Any, Any, Any], name: Annotated[str, PathParameter()]
     ) -> Response[bytes]:
-        """One of its files."""
+        """One static file."""
         return _answer(request, known, name.lstrip("/"))
 
     return [index, file]
@@ -71,7 +71,7 @@ def _answer(
 ) -> Response[bytes]:
     found = known.get(name)
     if found is None:
-        raise NotFoundException("there is no such file of the page")
+        raise NotFoundException("The dashboard has no such file.")
     headers = {
         "etag": found.tag,
         "cache-control": "no-cache",
@@ -80,7 +80,7 @@ def _answer(
         "permissions-policy": _FEATURES,
     }
     if name == FRAME:
-        # Its policy leaves peer connections and what a navigation looks up: this stops those.
+        # Covers peer connections and DNS lookups of navigations, which the policy does not.
         headers["connection-allowlist"] = "()"
     if request.headers.get("if-none-match") == found.tag:
         return Response(b"", status_code=304, headers=headers, media_type=found.kind)
@@ -88,7 +88,7 @@ def _answer(
 
 
 def _found(folder: Traversable, below: str = "") -> list[tuple[str, File]]:
-    """Every file, by its name: whatever else is asked for is not there."""
+    """All files by name; other paths answer 404."""
     found: list[tuple[str, File]] = []
     for entry in folder.iterdir():
         name = f"{below}{entry.name}"

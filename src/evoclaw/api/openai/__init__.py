@@ -1,1 +1,1 @@
-"""The agents as OpenAI's chat completions, for programs that know nothing else."""
+"""The OpenAI-compatible API: agents as models of chat completions."""

@@ -1,4 +1,4 @@
-"""What became of a run, as a chat completion: read from its records, whole or piece by piece."""
+"""Builds a chat completion from the records of a run, at once or as a stream."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from evoclaw.core.events import (
 from evoclaw.core.messages import Finish, Reply, Usage
 from evoclaw.orchestrator.sessions.callers import CODE, Place
 
-NOBODY_WAITS = "The run ended before it could be answered; ask again."
+NOBODY_WAITS = "The run's records ended before its answer. Send the request again."
 GAP = "\n\n"
 _FINISHES = {Finish.LENGTH: "length", Finish.FILTERED: "content_filter"}
 
 
 class Answer(Struct, frozen=True):
-    """What the caller is told in the end."""
+    """The final answer to a chat request."""
 
     text: str
     finish: str
@@ -43,19 +43,19 @@ class Answer(Struct, frozen=True):
     calls: tuple[CallOut, ...] = ()
     error: EvoClawError | None = None
     misfit: str = ""
-    """Why the text is not what was asked for, when that is the error."""
+    """Why the text does not fit `response_format`, if that is the error."""
 
 
 class Reading:
-    """Where a run stands for its caller, who may come back to it with results several times."""
+    """Reads the records of a run for a caller, who may send tool results several times."""
 
     def __init__(self, run_id: str, after: frozenset[Place] = frozenset()) -> None:
-        """Begin to read.
+        """Start reading.
 
         Args:
-            run_id: Of the run.
-            after: The calls that the caller gave results for: what came before their end was told
-                to him earlier.
+            run_id: The id of the run.
+            after: The calls that the caller sent results for: earlier responses reported
+                everything before these results.
         """
         self._run_id, self._missing = run_id, set(after)
         self._turn = 0
@@ -65,17 +65,17 @@ class Reading:
         self._reply: Reply | None = None
         self._failed: ReplyFailed | None = None
         self.end: RunFinished | None = None
-        """How it ended, or why it waits."""
+        """How the run ended, or why it waits."""
         self.holds_back = False
-        """Whether a reply may still be sent back to the model, and is not the answer until then."""
+        """Whether a reply may still be rejected, so that it is not streamed before the run ends."""
 
     @property
     def is_news(self) -> bool:
-        """Whether the caller has not been told before of what happens now."""
+        """Whether the current record was not part of an earlier response."""
         return not self._missing
 
     def see(self, record: Record) -> None:
-        """Take one record in."""
+        """Apply one record."""
         match record.event:
             case RunStarted(settings=settings) | RunResumed(settings=settings):
                 self.holds_back = settings.confirm or settings.evidence is True
@@ -111,7 +111,7 @@ class Reading:
             self._usage += usage
 
     def answer(self, wanted: Format | None = None) -> Answer:
-        """What the caller is told, when the run ended or waits."""
+        """The answer of a run that has ended or waits."""
         end, usage = self.end, usage_of(self._usage)
         if end is None:
             return Answer("", "stop", usage, error=BadRequest(NOBODY_WAITS, status=503))
@@ -129,8 +129,8 @@ class Reading:
             return Answer(end.text, finish, usage)
         text, problem = wanted.read(end.text)
         if problem:
-            told = f"the model's answer is not what `response_format` asks for: {problem}"
-            error = BadRequest(told, "response_format", "response_format", status=502)
+            message = f"The model's answer does not fit `response_format`: {problem}"
+            error = BadRequest(message, "response_format", "response_format", status=502)
             return Answer(end.text, finish, usage, error=error, misfit=problem)
         return Answer(text, finish, usage)
 
@@ -142,39 +142,38 @@ class Reading:
 async def pieces(
     records: AsyncGenerator[Record, None], reading: Reading, wanted: Format | None
 ) -> AsyncGenerator[str | Answer, None]:
-    """The text of the answer as it comes, and in the end the answer.
+    """The text of the answer as the model writes it, then the final answer.
 
-    What a reply said before it broke off cannot be taken back. When it is asked for again and says
-    the same, nothing is told twice; when it says something else, that begins a new paragraph.
+    Text of a reply that broke off has already been sent. If the retried reply repeats it, nothing
+    is sent twice; if it differs, it starts a new paragraph.
     """
-    shown = Shown()
+    streamed = Shown()
     async with aclosing(records):
         async for record in records:
             reading.see(record)
             if reading.end is not None:
                 break
             live = reading.is_news and not reading.holds_back and wanted is None
-            if live and (text := shown.take(record)):
+            if live and (text := streamed.take(record)):
                 yield text
     answer = reading.answer(wanted)
-    if answer.error is None and (text := shown.rest(answer.text)):
+    if answer.error is None and (text := streamed.rest(answer.text)):
         yield text
     yield answer
 
 
 class Shown:
-    """What the caller was shown of the replies of a run."""
+    """The text that was already sent to the caller."""
 
     def __init__(self) -> None:
         self._any = False
         self._told: list[str] = []
-        """Of this reply."""
+        """The text of the current reply."""
         self._again: str | None = None
-        """Of a reply that is asked for again: what it has said so far, while that is nothing
-        new."""
+        """The text of a retried reply so far, while it only repeats what was sent."""
 
     def take(self, record: Record) -> str:
-        """What is to be shown for a record."""
+        """The text to send for a record."""
         match record.event:
             case TurnStarted():
                 self._told, self._again = [], None
@@ -189,26 +188,26 @@ class Shown:
         return ""
 
     def rest(self, text: str) -> str:
-        """What is to be shown when the answer is known."""
-        told = "".join(self._told)
-        if not text.strip() or told.strip() == text.strip():
+        """The text still to send when the final answer is known."""
+        sent = "".join(self._told)
+        if not text.strip() or sent.strip() == text.strip():
             return ""
-        if told and text.startswith(told):
-            return text[len(told) :]
+        if sent and text.startswith(sent):
+            return text[len(sent) :]
         return f"{GAP}{text}" if self._any else text
 
     def _show(self, text: str) -> str:
         gap = GAP if self._any and not self._told else ""
         if self._again is not None:
-            told, said = "".join(self._told), self._again + text
-            if told.startswith(said):
-                self._again = said
+            sent, retried = "".join(self._told), self._again + text
+            if sent.startswith(retried):
+                self._again = retried
                 return ""
             self._again = None
-            if said.startswith(told):
-                text = said[len(told) :]
+            if retried.startswith(sent):
+                text = retried[len(sent) :]
             else:
-                self._told, text, gap = [], said, GAP
+                self._told, text, gap = [], retried, GAP
         if not text:
             return ""
         self._any = True
@@ -217,12 +216,12 @@ class Shown:
 
 
 def provider_error(failed: ReplyFailed) -> ProviderError:
-    """The error that ended a run."""
+    """The provider error that ended a run."""
     kinds = {str(kind): kind for kind in ProviderErrorKind}
     return ProviderError(kinds.get(failed.kind, ProviderErrorKind.UNKNOWN), failed.reason)
 
 
 def usage_of(usage: Usage) -> UsageOut:
-    """Tokens, as OpenAI counts them."""
+    """Token usage in OpenAI's format."""
     total = usage.input + usage.output
     return UsageOut(usage.input, usage.output, total, Tokens(usage.cache_read))

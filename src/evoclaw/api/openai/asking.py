@@ -1,4 +1,4 @@
-"""What a caller asks for, checked: what can be honoured is, what cannot is refused by name."""
+"""Parses chat requests: supported parameters are applied, unsupported ones are refused by name."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
 }
-"""What we cannot do, and the values that do not ask for it."""
+"""Unsupported parameters, and the values that make no difference."""
 INSTEAD = {
-    "n": "ask as often as you want answers",
+    "n": "send one request for each answer",
     "functions": "send `tools`",
     "function_call": "send `tool_choice`",
 }
 HINTS = frozenset({"user", "store", "metadata", "safety_identifier", "prompt_cache_key"})
-"""What says nothing about the answer, and needs no word when it is left aside."""
+"""Ignored parameters that do not affect the answer, so that the response does not list them."""
 _ONLY_JSON = "Answer with one JSON object and nothing else: no words around it, no code fences."
 
 
 class Format(Struct, frozen=True):
-    """What the answer must be, when plain text is not enough."""
+    """The required format of the answer: a JSON object, with or without a JSON Schema."""
 
     tool: Tool | None = None
-    """Holds the JSON Schema, if there is one."""
+    """Carries the JSON Schema, if there is one."""
 
     def instruction(self) -> str:
-        """For the model."""
+        """The instruction for the model."""
         if self.tool is None:
             return _ONLY_JSON
         schema = msgspec.json.encode(self.tool.parameters).decode()
         return f"{_ONLY_JSON} It must fit this JSON Schema: {schema}"
 
     def again(self, problem: str) -> str:
-        """For a model whose answer did not fit."""
+        """The instruction for a model whose answer did not fit."""
         return f"Your answer cannot be used: {problem}. {self.instruction()}"
 
     def read(self, text: str) -> tuple[str, str]:
-        """The answer as JSON text, or what is wrong with it."""
+        """The answer as JSON text, and what is wrong with it; one of both is empty."""
         found = parse_output(text, ("",))
         if found == {"": text}:
             return "", "it is no JSON object"
@@ -78,18 +78,18 @@ class Format(Struct, frozen=True):
 
 
 class Asking(Struct, frozen=True):
-    """What is to be done, and how the answer goes out."""
+    """A parsed chat request: the run to start, and how to respond."""
 
     errand: Errand
     stream: bool
     include_usage: bool
     format: Format | None
     ignored: tuple[str, ...]
-    """Parameters that were sent and make no difference."""
+    """The parameters of the request that were ignored."""
 
 
 def ignored_in(body: bytes) -> tuple[str, ...]:
-    """What a request says that makes no difference here."""
+    """The parameters of a request body that are ignored."""
     raw: JSON = msgspec.json.decode(body)
     known = {*ChatRequest.__struct_fields__, *HINTS}
     return tuple(sorted(name[:40] for name in raw if name not in known and name.isidentifier()))
@@ -103,40 +103,40 @@ def to_asking(
     taken: Iterable[str] = (),
     session_id: str = "",
 ) -> Asking:
-    """What to do for a request.
+    """Parse a chat request; `BadRequest` if it asks for something unsupported.
 
     Args:
-        request: What was sent.
-        ignored: What in it makes no difference.
-        agent: Who is asked.
+        request: The body of the request.
+        ignored: The names of the ignored parameters.
+        agent: The agent to invoke.
         taken: The names of the agent's own tools.
-        session_id: The session to go on with; empty begins one with the messages as they are.
+        session_id: The session to continue; empty starts a new one with the messages as history.
     """
     _refuse_unknown(request)
-    wanted = _format(request.response_format)
+    output_format = _format(request.response_format)
     tools = _tools(request, taken)
     settings = _settings(request, agent.settings)
-    said = wanted.instruction() if wanted else ""
+    instruction = output_format.instruction() if output_format else ""
     if session_id:
-        text = "\n\n".join(filter(None, (last_words(request.messages), said)))
-        errand = Errand(
+        text = "\n\n".join(filter(None, (last_words(request.messages), instruction)))
+        run_request = Errand(
             message=text, session_id=session_id, agent=agent.name, settings=settings, tools=tools
         )
     else:
         history = to_history(request.messages)
-        errand = Errand(
+        run_request = Errand(
             agent=agent.name,
             title=_title(request),
             settings=settings,
-            messages=(SystemMessage(said), *history) if said else history,
+            messages=(SystemMessage(instruction), *history) if instruction else history,
             tools=tools,
         )
     options = request.stream_options
     return Asking(
-        errand,
+        run_request,
         bool(request.stream),
         bool(options and options.include_usage),
-        wanted,
+        output_format,
         ignored,
     )
 
@@ -146,30 +146,30 @@ def _refuse_unknown(request: ChatRequest) -> None:
         if getattr(request, name) not in neutral:
             instead = INSTEAD.get(name, "leave it out")
             raise BadRequest(
-                f"{name!r} is not supported here; {instead}", name, "unsupported_parameter"
+                f"{name!r} is not supported: {instead}.", name, "unsupported_parameter"
             )
     if request.stream_options is not None and not request.stream:
-        raise BadRequest("`stream_options` is for `stream: true`", "stream_options")
+        raise BadRequest("`stream_options` requires `stream: true`.", "stream_options")
 
 
 def _settings(request: ChatRequest, usual: LoopSettings) -> LoopSettings:
     changed: dict[str, JSON] = {}
     if request.temperature is not None:
         changed["temperature"] = request.temperature
-    most = request.max_completion_tokens or request.max_tokens
-    if most is not None:
-        changed["max_tokens"] = most if usual.max_tokens is None else min(most, usual.max_tokens)
+    limit = request.max_completion_tokens or request.max_tokens
+    if limit is not None:
+        changed["max_tokens"] = limit if usual.max_tokens is None else min(limit, usual.max_tokens)
     if request.parallel_tool_calls is False:
         changed["max_calls_per_turn"] = 1
     return replace(usual, **changed)
 
 
 def _tools(request: ChatRequest, taken: Iterable[str]) -> tuple[Tool, ...]:
-    """The caller's tools; none if he says that none may be called."""
+    """The caller's tools; empty for `tool_choice: none`."""
     given = request.tools or []
     if len(given) > MOST_TOOLS:
-        raise BadRequest(f"at most {MOST_TOOLS} tools can be given", "tools")
-    tools = tuple(_tool(index, one) for index, one in enumerate(given))
+        raise BadRequest(f"Too many tools: a request may have at most {MOST_TOOLS}.", "tools")
+    tools = tuple(_tool(index, tool) for index, tool in enumerate(given))
     try:
         check_tools(tools, taken)
     except SchemaError as error:
@@ -185,7 +185,7 @@ def _tools(request: ChatRequest, taken: Iterable[str]) -> tuple[Tool, ...]:
             return ()
         case _:
             raise BadRequest(
-                "a model cannot be made to call a tool here: send `auto` or `none`",
+                "A model cannot be forced to call a tool. Send `auto` or `none`.",
                 "tool_choice",
                 "unsupported_parameter",
             )
@@ -194,7 +194,7 @@ def _tools(request: ChatRequest, taken: Iterable[str]) -> tuple[Tool, ...]:
 def _tool(index: int, given: ToolParam) -> Tool:
     if given.type != "function" or given.function is None:
         raise BadRequest(
-            f"tools of the type {given.type!r} are not supported: send `function`",
+            f"Tools of type {given.type!r} are not supported. Send `function`.",
             f"tools[{index}].type",
             "unsupported_parameter",
         )
@@ -210,7 +210,8 @@ def _format(wanted: ResponseFormat | None) -> Format | None:
     given = wanted.json_schema
     if wanted.type != "json_schema" or given is None or not is_object(given.definition):
         raise BadRequest(
-            "send `text`, `json_object`, or `json_schema` with a `schema`", "response_format"
+            "Unsupported format. Send `text`, `json_object`, or `json_schema` with a `schema`.",
+            "response_format",
         )
     tool = Tool(given.name or "response", "", given.definition)
     try:
@@ -221,7 +222,7 @@ def _format(wanted: ResponseFormat | None) -> Format | None:
 
 
 def _title(request: ChatRequest) -> str:
-    """What people see in a list of sessions."""
+    """The title of the session in lists."""
     for message in reversed(request.messages):
         if message.role == "user":
             content = message.content

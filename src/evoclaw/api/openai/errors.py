@@ -1,4 +1,4 @@
-"""Errors in the shape that OpenAI's clients read."""
+"""Error responses in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Asked = Request[Any, Any, Any]
 
 
 class BadRequest(EvoClawError):
-    """What was asked cannot be done; the caller is told which part of it."""
+    """A request that cannot be fulfilled; `param` names the offending parameter."""
 
     def __init__(
         self, message: str, param: str | None = None, code: str | None = None, *, status: int = 400
@@ -31,12 +31,12 @@ class BadRequest(EvoClawError):
 
 
 def problem_of(error: EvoClawError) -> tuple[int, Problem, dict[str, str]]:
-    """The status, body and headers that tell of an error."""
+    """The status, body and headers of an error response."""
     if isinstance(error, BadRequest):
         problem = Problem(str(error), _type(error.status), error.param, error.code)
         return error.status, problem, {}
     if isinstance(error, AgentNotFound):
-        text = f"there is no model {error.name!r}; the agents are the models: GET /v1/models"
+        text = f"Unknown model {error.name!r}. Models are agents: see GET /v1/models."
         return 404, Problem(text, _type(404), "model", "model_not_found"), {}
     return _told(refusal_of(error))
 
@@ -51,28 +51,28 @@ def _type(status: int) -> str:
 
 
 def tell(request: Asked, error: EvoClawError) -> Response[ErrorBody]:
-    """Answer an error of ours."""
+    """Exception handler for errors of EvoClaw."""
     status, problem, headers = problem_of(error)
     if status == 500:
-        tell_error(request, error)  # the log says which
+        tell_error(request, error)  # only to log it
     return _response(status, problem, headers)
 
 
 def tell_framework(request: Asked, error: HTTPException) -> Response[ErrorBody]:
-    """Answer what the framework refused."""
+    """Exception handler for the framework's errors."""
     if isinstance(error, ValidationException):
         return _response(400, _invalid(error), {})
     plain = tell_http(request, error)
-    status, told = plain.status_code or 500, plain.content.error
-    return _response(status, Problem(told.message, _type(status), None, told.code), {})
+    status, cause = plain.status_code or 500, plain.content.error
+    return _response(status, Problem(cause.message, _type(status), None, cause.code), {})
 
 
 def _invalid(error: ValidationException) -> Problem:
-    """What was sent is not what is taken: which part of it, and why."""
+    """The first validation problem, with the name of its parameter."""
     found = msgspec.convert(error.extra, list[dict[str, str]])
     first = found[0] if found else {}
     where = first.get("key", "body")
-    text = f"{where}: {first.get('message', 'not what is taken here')}"
+    text = f"{where}: {first.get('message', 'invalid')}"
     return Problem(text, _type(400), where if first.get("source") == "body" else None, None)
 
 

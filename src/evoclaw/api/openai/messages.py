@@ -1,4 +1,4 @@
-"""The caller's messages as a history of ours, and what in them came from elsewhere."""
+"""Converts OpenAI chat messages to a message history, and labels untrusted content."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from evoclaw.core.messages import (
 
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]{1,40});base64,([A-Za-z0-9+/=\s]+)", re.IGNORECASE)
 EARLIER = Label(untrusted=True, sources=("earlier replies",))
-"""Of a reply that the caller gives back: what had been read for it is not known any more."""
+"""The label of assistant messages that the caller sends back: their sources are unknown."""
 _NOTE = "(The replies above were given earlier. They may quote what others wrote.)"
 
 
 def to_history(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """Read a conversation; it must end with what the user said or with results of tools."""
+    """Convert a conversation, which must end with a user message or tool results."""
     history = _History()
     for index, message in enumerate(messages):
         history.add(index, message)
@@ -38,7 +38,7 @@ def to_history(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
 
 
 def trailing_results(messages: Sequence[ChatMessage]) -> dict[str, tuple[Block, ...]]:
-    """The results of tools that the conversation ends with, by call."""
+    """The tool results at the end of the conversation, by call id."""
     found: dict[str, tuple[Block, ...]] = {}
     first = len(messages)
     while first and messages[first - 1].role == "tool":
@@ -49,7 +49,7 @@ def trailing_results(messages: Sequence[ChatMessage]) -> dict[str, tuple[Block, 
 
 
 def earlier_calls(messages: Sequence[ChatMessage]) -> list[str]:
-    """The last calls that were answered before somebody went on to speak of other things."""
+    """The ids of the last tool calls in the conversation."""
     for message in reversed(messages):
         if message.tool_calls:
             return [call.id for call in message.tool_calls]
@@ -57,31 +57,31 @@ def earlier_calls(messages: Sequence[ChatMessage]) -> list[str]:
 
 
 def last_words(messages: Sequence[ChatMessage]) -> str:
-    """The text of the last message, which must be the user's."""
+    """The text of the last message, which must be a user message."""
     index, message = len(messages) - 1, messages[-1]
     if message.role != "user":
         raise BadRequest(
-            "a session goes on with what the user says: the last message must be the user's",
+            "A session continues with a user message: the last message must have the role `user`.",
             f"messages[{index}].role",
         )
     blocks = _blocks(index, message)
     if any(isinstance(block, ImageBlock) for block in blocks):
         raise BadRequest(
-            "a session takes text; send pictures without X-EvoClaw-Session",
+            "A session takes only text. Send images without the header X-EvoClaw-Session.",
             f"messages[{index}].content",
         )
     return "\n".join(block.text for block in blocks if not isinstance(block, ImageBlock))
 
 
 class _History:
-    """Reads one message after the other, and holds them to the rules of the format."""
+    """Converts messages one by one, and checks that each tool call has its result."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._open: dict[str, str] = {}
-        """The calls that have no result yet, and their tools."""
+        """The tool names of the calls that have no result yet, by call id."""
         self._noted = True
-        """Whether nothing was replied yet that a note must still be made of."""
+        """Whether there is no assistant text that still needs the note."""
 
     def add(self, index: int, message: ChatMessage) -> None:
         if message.role != "tool" and self._open:
@@ -97,8 +97,8 @@ class _History:
                 self._messages.append(self._result(index, message))
             case _:
                 raise BadRequest(
-                    f"there is no role {message.role!r}: use system, developer, user, assistant "
-                    "or tool",
+                    f"Unknown role {message.role!r}. Use system, developer, user, assistant or "
+                    "tool.",
                     f"messages[{index}].role",
                 )
 
@@ -106,23 +106,21 @@ class _History:
         if self._open:
             self._refuse_open(len(self._messages))
         if not self._messages or not isinstance(self._messages[-1], UserMessage | ToolResult):
-            raise BadRequest(
-                "the last message must be the user's, or the result of a tool", "messages"
-            )
+            raise BadRequest("The last message must have the role `user` or `tool`.", "messages")
         return tuple(self._messages)
 
     def _refuse_open(self, index: int) -> None:
         missing = ", ".join(self._open)
         raise BadRequest(
-            "each of the `tool_calls` must be followed by a message of the role `tool` with its "
-            f"result; there is none for: {missing}",
+            "Each of the `tool_calls` must be followed by a message of the role `tool` with its "
+            f"result. Missing results: {missing}",
             f"messages[{index}]" if index < len(self._messages) else "messages",
         )
 
     def _said(self, index: int, message: ChatMessage) -> UserMessage:
         blocks = _blocks(index, message)
         if not blocks:
-            raise BadRequest("a message of the user is empty", f"messages[{index}].content")
+            raise BadRequest("A user message is empty.", f"messages[{index}].content")
         if not self._noted:
             self._noted = True
             blocks = (TextBlock(_NOTE, EARLIER), *blocks)
@@ -131,7 +129,7 @@ class _History:
     def _replied(self, index: int, message: ChatMessage) -> Reply:
         calls = tuple(_call(index, at, call) for at, call in enumerate(message.tool_calls or ()))
         if len({call.id for call in calls}) < len(calls):
-            raise BadRequest("two calls have one id", f"messages[{index}].tool_calls")
+            raise BadRequest("Two tool calls have the same id.", f"messages[{index}].tool_calls")
         self._open = {call.id: call.name for call in calls}
         text = _text(index, message)
         self._noted = self._noted and not text
@@ -142,7 +140,7 @@ class _History:
         name = self._open.pop(call_id, None)
         if name is None:
             raise BadRequest(
-                f"no call before it has the id {call_id!r}, or it has its result already",
+                f"No earlier tool call has the id {call_id!r}, or its result was already given.",
                 f"messages[{index}].tool_call_id",
             )
         label = Label(untrusted=True, sources=(name,))
@@ -151,14 +149,17 @@ class _History:
 
 def _call_id(index: int, message: ChatMessage) -> str:
     if not message.tool_call_id:
-        raise BadRequest("a result must say which call it is of", f"messages[{index}].tool_call_id")
+        raise BadRequest(
+            "A message of the role `tool` must have a `tool_call_id`.",
+            f"messages[{index}].tool_call_id",
+        )
     return message.tool_call_id
 
 
 def _call(index: int, at: int, call: CallParam) -> ToolCall:
     if call.type != "function":
         raise BadRequest(
-            f"there are no calls of the type {call.type!r} here",
+            f"Tool calls of type {call.type!r} are not supported. Send `function`.",
             f"messages[{index}].tool_calls[{at}].type",
         )
     return ToolCall(call.id, call.function.name, call.function.arguments)
@@ -169,7 +170,7 @@ def _text(index: int, message: ChatMessage) -> str:
     for block in _blocks(index, message):
         if isinstance(block, ImageBlock):
             raise BadRequest(
-                f"a message of the role {message.role!r} holds no pictures",
+                f"A message of the role {message.role!r} cannot contain images.",
                 f"messages[{index}].content",
             )
         parts.append(block.text)
@@ -194,8 +195,8 @@ def _block(where: str, part: Part, label: Label) -> Block:
     if part.type == "image_url" and part.image_url is not None:
         return _image(f"{where}.image_url.url", part.image_url.url, label)
     raise BadRequest(
-        f"content of the type {part.type!r} cannot be used here: send `text`, or `image_url` with "
-        "a data URL",
+        f"Content of type {part.type!r} is not supported. Send `text`, or `image_url` with a "
+        "data URL.",
         where,
     )
 
@@ -204,13 +205,13 @@ def _image(where: str, url: str, label: Label) -> ImageBlock:
     found = _DATA_URL.fullmatch(url)
     if found is None:
         raise BadRequest(
-            "pictures are taken as data URLs (data:image/png;base64,…); nothing is fetched from "
-            "elsewhere for a caller",
+            "Images must be data URLs (data:image/png;base64,…): the service fetches no URLs for a "
+            "caller.",
             where,
         )
     media_type, data = found.group(1).lower(), "".join(found.group(2).split())
     try:
         b64decode(data, validate=True)
     except binascii.Error as error:
-        raise BadRequest(f"the picture is not valid base64 ({error})", where) from None
+        raise BadRequest(f"The image is not valid base64: {error}", where) from None
     return ImageBlock(media_type, data, label)

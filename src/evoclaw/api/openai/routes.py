@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and models: the agents are the models."""
+"""Routes of OpenAI's chat completions and models; each agent is a model."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ from evoclaw.orchestrator.sessions.sessions import Conversations, NoSession
 Asked = Request[Any, Any, Any]
 T = TypeVar("T")
 RUN = "x-evoclaw-run"
-"""The header that names the run."""
+"""The response header with the id of the run."""
 SESSION = "x-evoclaw-session"
-"""The header that names a session to go on with."""
+"""The request header with the id of the session to continue."""
 DETACHED = "x-evoclaw-detached"
-"""The header that lets a run go on when its caller has gone."""
+"""The request header that keeps the run alive when the client disconnects."""
 IGNORED = "x-evoclaw-ignored"
-"""The header that names what was sent and makes no difference."""
+"""The response header that lists the ignored parameters."""
 JSON_TYPE = "application/json"
 ERRORS: Any = {EvoClawError: tell, HTTPException: tell_framework}
-"""In OpenAI's shape."""
+"""Exception handlers that answer in OpenAI's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Desk:
-    """What one request is answered with."""
+    """The dependencies of one chat request."""
 
     parts: Parts
     caller: Caller
@@ -89,7 +89,7 @@ class _Desk:
         return found
 
     def names(self, agent: Agent) -> Sequence[str]:
-        """The tools that the agent has of its own."""
+        """The names of the agent's own tools."""
         offered = self.parts.tools.offered() if self.parts.tools is not None else ()
         held = agent.capabilities
         return [tool.name for tool in offered if not missing_permissions(tool, held)]
@@ -101,7 +101,7 @@ class _Desk:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A run that answers a request."""
+    """The run that answers a request: a new one, or one that was resumed."""
 
     view: RunView
     after: frozenset[Place] = frozenset()
@@ -120,46 +120,50 @@ def _desk(parts: Parts, caller: Caller) -> _Desk:
     tags=["openai"],
     responses={
         200: ResponseSpec(
-            Completion, generate_examples=False, description="Or a stream, if asked for."
+            Completion,
+            generate_examples=False,
+            description="A completion, or an event stream for `stream: true`.",
         ),
-        502: ResponseSpec(ErrorBody, generate_examples=False, description="The provider failed."),
+        502: ResponseSpec(
+            ErrorBody, generate_examples=False, description="The model's provider failed."
+        ),
     },
 )
 async def chat(
     request: Asked, parts: Need, caller: Who, data: JSONBody[ChatRequest], key: Key = ""
 ) -> ASGIResponse:
-    """Ask an agent as OpenAI's clients do, whole or as a stream; `model` names the agent."""
-    desk = _desk(parts, caller)
-    agent, ignored = desk.agent(data.model), ignored_in(await request.body())
+    """Create a chat completion, at once or as a stream; `model` names the agent."""
+    context = _desk(parts, caller)
+    agent, ignored = context.agent(data.model), ignored_in(await request.body())
     session_id = request.headers.get(SESSION, "")
     if session_id:
-        await _check_session(desk, session_id, agent)
-    asking = to_asking(data, ignored, agent, taken=desk.names(agent), session_id=session_id)
-    begun = await _begin(desk, data, asking, key)
-    run_id = begun.view.run_id
+        await _check_session(context, session_id, agent)
+    parsed = to_asking(data, ignored, agent, taken=context.names(agent), session_id=session_id)
+    started = await _begin(context, data, parsed, key)
+    run_id = started.view.run_id
     headers = {RUN: run_id}
-    if asking.ignored:
-        headers[IGNORED] = ", ".join(asking.ignored)
-    head = Head(f"chatcmpl-{run_id}", int(begun.view.began_at), data.model, asking.include_usage)
-    keeps = bool(session_id) or request.headers.get(DETACHED, "0") != "0"
-    told = _Telling(desk, asking, begun, keeps)
-    if asking.stream:
-        stream = event_stream(request, told.stream(head))
+    if parsed.ignored:
+        headers[IGNORED] = ", ".join(parsed.ignored)
+    head = Head(f"chatcmpl-{run_id}", int(started.view.began_at), data.model, parsed.include_usage)
+    is_detached = bool(session_id) or request.headers.get(DETACHED, "0") != "0"
+    responder = _Telling(context, parsed, started, is_detached)
+    if parsed.stream:
+        stream = event_stream(request, responder.stream(head))
         for name, value in headers.items():
             stream.headers[name] = value
         return stream
-    return await told.whole(request, head, headers)
+    return await responder.whole(request, head, headers)
 
 
 @get("/v1/models", scope=Scope.AGENTS_INVOKE, exception_handlers=ERRORS, tags=["openai"])
 async def models(parts: Need, caller: Who) -> Models:
-    """The agents, as OpenAI's clients list models."""
+    """List the agents as models."""
     return Models(tuple(Model(name) for name in _desk(parts, caller).talks.agents))
 
 
 @get("/v1/models/{name:str}", scope=Scope.AGENTS_INVOKE, exception_handlers=ERRORS, tags=["openai"])
 async def model(parts: Need, caller: Who, name: Id) -> Model:
-    """One agent, as a model."""
+    """Show one agent as a model."""
     return Model(_desk(parts, caller).agent(name).name)
 
 
@@ -168,16 +172,16 @@ ROUTES: tuple[HTTPRouteHandler, ...] = (chat, models, model)
 
 @dataclass(frozen=True, slots=True)
 class _Telling:
-    """Tells the caller of a run; when he has gone before it ended, it is cancelled."""
+    """Sends the answer of a run; cancels the run if the client disconnects before its end."""
 
     desk: _Desk
     asking: Asking
     begun: _Begun
     keeps: bool
-    """It goes on all the same."""
+    """Whether the run continues when the client disconnects."""
 
     async def whole(self, request: Asked, head: Head, headers: dict[str, str]) -> ASGIResponse:
-        """The answer at once."""
+        """The complete answer as one response."""
         answer = await _unless_gone(request, self._last())
         if answer.error is None:
             return _json(200, _completion(head, answer), headers)
@@ -185,9 +189,9 @@ class _Telling:
         return _json(status, ErrorBody(problem), headers | more)
 
     async def stream(self, head: Head) -> AsyncGenerator[bytes, None]:
-        """The answer in pieces."""
-        async with aclosing(frames(head, self._pieces())) as told:
-            async for frame in told:
+        """The answer as server-sent events."""
+        async with aclosing(frames(head, self._pieces())) as events:
+            async for frame in events:
                 yield frame
 
     async def _last(self) -> Answer:
@@ -195,7 +199,7 @@ class _Telling:
         async with aclosing(self._pieces()) as found:
             async for piece in found:
                 answer = piece if isinstance(piece, Answer) else answer
-        assert answer is not None  # the last piece is one
+        assert answer is not None  # the last piece is the answer
         return answer
 
     async def _pieces(self) -> AsyncGenerator[str | Answer, None]:
@@ -208,16 +212,16 @@ class _Telling:
                 yield piece
 
     async def _mended(self, first: Answer) -> Answer:
-        """Have the model say once more what did not fit; what that takes counts, too."""
-        wanted, errand = self.asking.format, self.asking.errand
-        assert wanted is not None
-        again = Errand(
-            message=wanted.again(first.misfit),
+        """Ask the model once more for an answer that fits; adds up the usage of both runs."""
+        output_format, original = self.asking.format, self.asking.errand
+        assert output_format is not None
+        retry = Errand(
+            message=output_format.again(first.misfit),
             session_id=self.begun.view.session_id,
-            agent=errand.agent,
-            settings=errand.settings,
+            agent=original.agent,
+            settings=original.settings,
         )
-        view, _ = await self.desk.runs.start(self.desk.caller.principal, again)
+        view, _ = await self.desk.runs.start(self.desk.caller.principal, retry)
         answer = first
         async with aclosing(self._told(_Begun(view))) as found:
             async for piece in found:
@@ -225,13 +229,13 @@ class _Telling:
         return replace(answer, usage=first.usage.plus(answer.usage))
 
     async def _told(self, begun: _Begun) -> AsyncGenerator[str | Answer, None]:
-        """What becomes of one run; it is cancelled if nobody hears the end of it."""
+        """The answer of one run; cancels the run if its end is not read."""
         run_id = begun.view.run_id
         reading = Reading(run_id, begun.after)
         try:
             records = self.desk.runs.whole(self.desk.tenant, run_id, follow=True)
-            told = pieces(records, reading, self.asking.format)
-            async with aclosing(told) as found:
+            answer = pieces(records, reading, self.asking.format)
+            async with aclosing(answer) as found:
                 async for piece in found:
                     yield piece
         finally:
@@ -245,27 +249,28 @@ async def _check_session(desk: _Desk, session_id: str, agent: Agent) -> None:
         raise NoSession(session_id)
     if listed.session.agent != agent.name:
         raise BadRequest(
-            f"the session is one of the agent {listed.session.agent!r}: ask that model", "model"
+            f"The session belongs to the agent {listed.session.agent!r}. Use it as the model.",
+            "model",
         )
 
 
 async def _begin(desk: _Desk, asked: ChatRequest, asking: Asking, key: str) -> _Begun:
-    """Go on with the run that waits for these results, or begin one."""
+    """Resume the run that waits for these results, or start a new one."""
     stateless = not asking.errand.session_id
     found = await _resume(desk, asked, asking) if stateless else None
     if found is not None:
         return found
     view, _ = await desk.runs.start(desk.caller.principal, asking.errand, key=key)
     if stateless and (calls := earlier_calls(asked.messages)):
-        # The conversation went on without it: nobody will ever bring what it waits for.
-        left = await Callers(desk.talks.store.questions).left(calls, desk.owns)
-        if left:
-            await desk.runs.cancel(desk.tenant, left)
+        # The conversation continued without these results: the run would wait for ever.
+        abandoned = await Callers(desk.talks.store.questions).left(calls, desk.owns)
+        if abandoned:
+            await desk.runs.cancel(desk.tenant, abandoned)
     return _Begun(view)
 
 
 async def _resume(desk: _Desk, asked: ChatRequest, asking: Asking) -> _Begun | None:
-    """The run that waits for the results at the end of a conversation, gone on with."""
+    """Resume the run that waits for the results at the end of the conversation, if there is one."""
     results = trailing_results(asked.messages)
     if not results:
         return None
@@ -273,7 +278,7 @@ async def _resume(desk: _Desk, asked: ChatRequest, asking: Asking) -> _Begun | N
         raise Draining
     view = await _asked_by(desk, results)
     if view is None or not _is_same(view, asking):
-        return None  # before anything is kept: it would go on with it
+        return None  # checked before the results are stored, which would resume the run
     try:
         parked = await Callers(desk.talks.store.questions).take(results, desk.owns)
     except (ResultsMissing, ResultsUnknown) as error:
@@ -285,9 +290,9 @@ async def _resume(desk: _Desk, asked: ChatRequest, asking: Asking) -> _Begun | N
 
 
 async def _asked_by(desk: _Desk, shown: Iterable[str]) -> RunView | None:
-    """The run whose calls these are."""
-    for one in shown:
-        place = place_of(desk.tenant, one)
+    """The run that made these calls."""
+    for call_id in shown:
+        place = place_of(desk.tenant, call_id)
         view = None if place is None else await desk.runs.look(desk.tenant, place.run_id)
         if view is not None:
             return view
@@ -295,7 +300,7 @@ async def _asked_by(desk: _Desk, shown: Iterable[str]) -> RunView | None:
 
 
 def _is_same(view: RunView, asking: Asking) -> bool:
-    """Whether a run is still one that these results can go to."""
+    """Whether a run can still take these results."""
     return view.agent == asking.errand.agent and view.stop is not StopReason.CANCELLED
 
 
@@ -315,17 +320,17 @@ def _completion(head: Head, answer: Answer) -> Completion:
 
 
 async def _unless_gone(request: Asked, work: Awaitable[T]) -> T:
-    """Await something, but not for a client that has gone: then it is cancelled."""
-    doing, leaving = asyncio.ensure_future(work), asyncio.create_task(_gone(request))
+    """Await something; cancel it if the client disconnects."""
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_gone(request))
     try:
-        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise BadRequest("the client has gone", status=499)
-        return doing.result()
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise BadRequest("The client disconnected.", status=499)
+        return working.result()
     finally:
-        for task in (doing, leaving):
+        for task in (working, leaving):
             task.cancel()
-        await asyncio.wait((doing, leaving))
+        await asyncio.wait((working, leaving))
 
 
 async def _gone(request: Asked) -> None:

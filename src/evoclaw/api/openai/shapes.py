@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's chat completions: what is asked, what is answered."""
+"""The request and response bodies of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from evoclaw.core.messages import JSON
 
 
 class ImageUrl(Struct, frozen=True):
-    """Where a picture is: here, always in the address itself."""
+    """An image, always as a data URL."""
 
     url: str
     detail: str | None = None
 
 
 class Part(Struct, frozen=True):
-    """A piece of a message's content."""
+    """A part of a message's content."""
 
     type: str
     text: str | None = None
@@ -26,14 +26,14 @@ class Part(Struct, frozen=True):
 
 
 class FunctionCall(Struct, frozen=True):
-    """What a call asks for."""
+    """The function and arguments of a tool call."""
 
     name: str
     arguments: str = "{}"
 
 
 class CallParam(Struct, frozen=True):
-    """A call in a message of the assistant."""
+    """A tool call in an assistant message."""
 
     id: str
     function: FunctionCall
@@ -51,7 +51,7 @@ class ChatMessage(Struct, frozen=True):
 
 
 class FunctionParam(Struct, frozen=True):
-    """A tool of the caller's."""
+    """The function of a caller's tool."""
 
     name: str
     description: str | None = None
@@ -60,14 +60,14 @@ class FunctionParam(Struct, frozen=True):
 
 
 class ToolParam(Struct, frozen=True):
-    """A tool of the caller's, as it is sent."""
+    """A tool that the caller runs itself."""
 
     type: str
     function: FunctionParam | None = None
 
 
 class SchemaParam(Struct, frozen=True, rename={"definition": "schema"}):
-    """What the answer must fit."""
+    """The JSON Schema that the answer must fit."""
 
     name: str = ""
     definition: dict[str, JSON] | None = None
@@ -76,20 +76,20 @@ class SchemaParam(Struct, frozen=True, rename={"definition": "schema"}):
 
 
 class ResponseFormat(Struct, frozen=True):
-    """What the answer must be."""
+    """The required format of the answer."""
 
     type: str
     json_schema: SchemaParam | None = None
 
 
 class StreamOptions(Struct, frozen=True):
-    """What a stream tells besides."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
 
 class ChatRequest(Struct, frozen=True):
-    """What is asked."""
+    """The body of a chat request."""
 
     model: str
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
@@ -117,13 +117,13 @@ class ChatRequest(Struct, frozen=True):
 
 
 class Tokens(Struct, frozen=True):
-    """What of the prompt came out of a cache."""
+    """Details of the prompt tokens."""
 
     cached_tokens: int = 0
 
 
 class UsageOut(Struct, frozen=True):
-    """What it took."""
+    """Token usage."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -131,7 +131,7 @@ class UsageOut(Struct, frozen=True):
     prompt_tokens_details: Tokens = Tokens()
 
     def plus(self, other: UsageOut) -> UsageOut:
-        """Both together."""
+        """The sum of two usages."""
         cached = self.prompt_tokens_details.cached_tokens
         return UsageOut(
             self.prompt_tokens + other.prompt_tokens,
@@ -142,7 +142,7 @@ class UsageOut(Struct, frozen=True):
 
 
 class CallOut(Struct, frozen=True):
-    """A call that the caller is to run."""
+    """A tool call that the caller has to run."""
 
     id: str
     function: FunctionCall
@@ -150,7 +150,7 @@ class CallOut(Struct, frozen=True):
 
 
 class MessageOut(Struct, frozen=True):
-    """The answer."""
+    """The assistant message of the answer."""
 
     content: str | None
     role: str = "assistant"
@@ -159,7 +159,7 @@ class MessageOut(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """The one answer there is."""
+    """The only choice of a completion."""
 
     message: MessageOut
     finish_reason: str
@@ -168,7 +168,7 @@ class Choice(Struct, frozen=True):
 
 
 class Completion(Struct, frozen=True):
-    """A whole answer."""
+    """A complete answer."""
 
     id: str
     created: int
@@ -179,7 +179,7 @@ class Completion(Struct, frozen=True):
 
 
 class CallDelta(Struct, frozen=True):
-    """A call in a stream: always whole."""
+    """A tool call in a stream, always complete."""
 
     index: int
     id: str
@@ -188,7 +188,7 @@ class CallDelta(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """What is new."""
+    """The new part of the message."""
 
     role: str | UnsetType = UNSET
     content: str | None | UnsetType = UNSET
@@ -196,7 +196,7 @@ class Delta(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    """What is new in the one answer there is."""
+    """The only choice of a chunk."""
 
     delta: Delta
     finish_reason: str | None = None
@@ -205,7 +205,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class Chunk(Struct, frozen=True):
-    """A piece of an answer."""
+    """A chunk of a streamed answer."""
 
     id: str
     created: int
@@ -216,7 +216,7 @@ class Chunk(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """An agent, as a model."""
+    """An agent as a model."""
 
     id: str
     created: int = 0
@@ -225,14 +225,14 @@ class Model(Struct, frozen=True):
 
 
 class Models(Struct, frozen=True):
-    """All of them."""
+    """The list of models."""
 
     data: tuple[Model, ...]
     object: str = "list"
 
 
 class Problem(Struct, frozen=True):
-    """What went wrong."""
+    """An error in OpenAI's format."""
 
     message: str
     type: str
@@ -241,6 +241,6 @@ class Problem(Struct, frozen=True):
 
 
 class ErrorBody(Struct, frozen=True):
-    """The body of every answer that is not a success."""
+    """The body of an error response in OpenAI's format."""
 
     error: Problem

@@ -1,4 +1,4 @@
-"""A completion in pieces, as server-sent events that OpenAI's clients read."""
+"""Streams a chat completion as server-sent events in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Head(Struct, frozen=True):
-    """What every piece of one completion bears."""
+    """The fields that all chunks of one completion share."""
 
     id: str
     created: int
@@ -31,22 +31,22 @@ class Head(Struct, frozen=True):
     include_usage: bool = False
 
     def chunk(self, delta: Delta, finish: str | None = None) -> bytes:
-        """One piece."""
-        nothing = None if self.include_usage else UNSET
+        """Encode one chunk."""
+        no_usage = None if self.include_usage else UNSET
         choice = ChunkChoice(delta, finish)
-        return _frame(Chunk(self.id, self.created, self.model, (choice,), nothing))
+        return _frame(Chunk(self.id, self.created, self.model, (choice,), no_usage))
 
     def usage(self, usage: UsageOut) -> bytes:
-        """The piece that says what it took."""
+        """Encode the chunk with the token usage."""
         return _frame(Chunk(self.id, self.created, self.model, (), usage))
 
 
 async def frames(
     head: Head, pieces: AsyncGenerator[str | Answer, None]
 ) -> AsyncGenerator[bytes, None]:
-    """The pieces of an answer as they go over the wire; an error is the last one, if there is one.
+    """Encode an answer as server-sent events; an error is the last event.
 
-    Closing this closes the pieces.
+    Closing this generator closes `pieces`.
     """
     yield head.chunk(Delta(role="assistant", content=""))
     async with aclosing(pieces):

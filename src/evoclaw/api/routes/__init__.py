@@ -1,1 +1,1 @@
-"""The addresses of the service, one file for each kind of thing."""
+"""The HTTP routes, one file for each kind of resource."""

@@ -1,4 +1,4 @@
-"""What people answer: approvals and questions, by themselves or by the run that waits."""
+"""Routes of approvals and questions: list them, and answer them by id or by run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUNS = ["runs"]
 
 
 class ApprovalView(Struct, frozen=True, omit_defaults=True):
-    """A call that waits, or waited, for a person."""
+    """A tool call that waits, or waited, for a person's approval."""
 
     id: str
     standing: str
@@ -39,14 +39,14 @@ class ApprovalView(Struct, frozen=True, omit_defaults=True):
     agent: str
     tool: str
     arguments: dict[str, JSON]
-    """What would be run, without secrets, and cut where it is long."""
+    """The arguments of the call, without secrets, and truncated."""
     sha256: str
-    """Of all of it: an approval holds for this alone."""
+    """The hash of the full arguments: an approval holds only for these."""
     code: str
     reason: str
-    """Why it is asked."""
+    """Why the call needs an approval."""
     covers: str
-    """What an approval for the session would cover."""
+    """The calls that an approval for the session would cover."""
     asked_at: float
     expires_at: float
     decision: str = ""
@@ -57,31 +57,31 @@ class ApprovalView(Struct, frozen=True, omit_defaults=True):
 
 
 class ApprovalList(Struct, frozen=True):
-    """What waits for an answer, in the order asked, then what holds for a session."""
+    """The approvals that wait, oldest first, then those in force for a session."""
 
     items: tuple[ApprovalView, ...]
 
 
 class Verdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A person's answer to a call that waits."""
+    """A person's decision on a call that waits."""
 
     decision: Literal["once", "session", "deny"]
     reason: Reason = ""
-    """Told to the model, and kept."""
+    """Sent to the model, and recorded."""
 
 
 class Approving(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A yes to what a run waits for."""
+    """Approves a call that a run waits for."""
 
     approval_id: Name = ""
-    """Which one; may be left out if only one waits."""
+    """Optional if the run waits for only one approval."""
     for_session: bool = False
-    """And to others like it, as `covers` says."""
+    """Approve all calls that `covers` describes, for the session."""
     reason: Reason = ""
 
 
 class Denying(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A no to what a run waits for."""
+    """Denies a call that a run waits for."""
 
     approval_id: Name = ""
     reason: Reason = ""
@@ -91,15 +91,15 @@ class Answering(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A person's answer to a question."""
 
     question_id: Name = ""
-    """Which one; may be left out if only one waits."""
+    """Optional if the run waits for only one question."""
     chosen: Annotated[tuple[Text, ...], Meta(max_length=100)] = ()
-    """Of the options."""
+    """The chosen options."""
     text: Text = ""
-    """In the person's own words."""
+    """A free-text answer."""
 
 
 class QuestionView(Struct, frozen=True, omit_defaults=True):
-    """Something that a run asks its person."""
+    """A question of a run to its user."""
 
     id: str
     session_id: str
@@ -111,14 +111,14 @@ class QuestionView(Struct, frozen=True, omit_defaults=True):
 
 
 class QuestionList(Struct, frozen=True):
-    """What is asked and not answered yet, in the order asked."""
+    """The questions that wait for an answer, oldest first."""
 
     items: tuple[QuestionView, ...]
 
 
 def shown(case: Case) -> ApprovalView:
-    """An asking as it is shown."""
-    asking, said = case.asking, case.answered
+    """The view of an approval."""
+    asking, answer = case.asking, case.answered
     return ApprovalView(
         id=asking.id,
         standing=str(case.standing),
@@ -134,16 +134,16 @@ def shown(case: Case) -> ApprovalView:
         covers=asking.scope.text,
         asked_at=asking.asked_at,
         expires_at=asking.expires_at,
-        decision="" if said is None else str(said.decision),
-        answered_by="" if said is None else said.by.name,
-        answered_at=None if said is None else said.at,
-        answer_reason="" if said is None else said.reason,
+        decision="" if answer is None else str(answer.decision),
+        answered_by="" if answer is None else answer.by.name,
+        answered_at=None if answer is None else answer.at,
+        answer_reason="" if answer is None else answer.reason,
         uses=case.uses,
     )
 
 
 async def _case(parts: Parts, caller: Caller, id_: str) -> Case:
-    """An asking that the caller may see; for any other it is as if there were none."""
+    """An approval that the caller may see; `ApiError` 404 for any other."""
     found = await given(parts.approvals, "approvals").look(id_, caller.tenant)
     if found is None or not is_own(caller, found.asking.scope.user):
         raise not_found("approval")
@@ -153,7 +153,7 @@ async def _case(parts: Parts, caller: Caller, id_: str) -> Case:
 async def _decide(
     parts: Parts, caller: Caller, id_: str, decision: Decision, reason: str
 ) -> ApprovalView:
-    """Answer for a person, and have the run go on that waited for it."""
+    """Record a person's decision, and resume the run that waits for it."""
     approvals = given(parts.approvals, "approvals")
     case = await _case(parts, caller, id_)
     if problem := await approvals.answer(id_, decision, caller.answerer(), reason):
@@ -163,7 +163,7 @@ async def _decide(
 
 
 async def wake(parts: Parts, tenant: str, run_id: str) -> None:
-    """Have whatever waits go on: a run, a step of a workflow, or neither."""
+    """Resume the run or workflow step that waits, if there is one."""
     if parts.runs is not None:
         with suppress(NoRun):
             await parts.runs.wake(tenant, run_id)
@@ -173,9 +173,9 @@ async def wake(parts: Parts, tenant: str, run_id: str) -> None:
 
 @get("/v1/approvals", scope=Scope.APPROVALS_READ, tags=TAGS)
 async def list_approvals(parts: Need, caller: Who, run_id: IdOrNone = "") -> ApprovalList:
-    """What your agents want to do and wait for, and what was approved for a session.
+    """List the tool calls that wait for your approval, and the approvals for a session.
 
-    An admin sees what waits in the whole tenant.
+    An admin sees those of the whole tenant.
     """
     approvals = given(parts.approvals, "approvals")
     waiting, wide = await approvals.waiting(caller.tenant), await approvals.in_force(caller.tenant)
@@ -189,7 +189,7 @@ async def list_approvals(parts: Need, caller: Who, run_id: IdOrNone = "") -> App
 
 @get("/v1/approvals/{approval_id:str}", scope=Scope.APPROVALS_READ, tags=TAGS)
 async def show_approval(parts: Need, caller: Who, approval_id: Id) -> ApprovalView:
-    """One call: all of it that is kept, and what an approval would cover."""
+    """Show one approval: the call, and what an approval for the session would cover."""
     return shown(await _case(parts, caller, approval_id))
 
 
@@ -197,13 +197,13 @@ async def show_approval(parts: Need, caller: Who, approval_id: Id) -> ApprovalVi
 async def answer_approval(
     parts: Need, caller: Who, approval_id: Id, data: JSONBody[Verdict]
 ) -> ApprovalView:
-    """Approve or deny a call; only a person may, and the first answer counts."""
+    """Approve or deny a call. Only a person may; the first answer counts."""
     return await _decide(parts, caller, approval_id, Decision(data.decision), data.reason)
 
 
 @post("/v1/approvals/{approval_id:str}/withdraw", scope=Scope.HUMAN, tags=TAGS, status_code=200)
 async def withdraw_approval(parts: Need, caller: Who, approval_id: Id) -> ApprovalView:
-    """Take back an approval that was not used up."""
+    """Withdraw an approval that is still in force."""
     await _case(parts, caller, approval_id)
     approvals = given(parts.approvals, "approvals")
     if problem := await approvals.withdraw(approval_id, caller.answerer()):
@@ -218,15 +218,15 @@ async def _only_approval(parts: Parts, caller: Caller, view: RunView, id_: str) 
 
 
 def _only(ids: list[str], wanted: str, what: str) -> str:
-    """The one that is meant: named, or the only one that waits."""
+    """The id that the request names, or the only one that waits."""
     if wanted:
         if wanted not in ids:
-            raise not_found(f"{what} of this run that waits")
+            raise not_found(f"waiting {what} of this run")
         return wanted
     if not ids:
-        raise Refused(409, "nothing_waits", f"the run waits for no {what}")
+        raise Refused(409, "nothing_waits", f"The run does not wait for any {what}.")
     if len(ids) > 1:
-        text = f"several wait: say which as {what}_id"
+        text = f"The run waits for several {what}s. Name one as {what}_id."
         raise Refused(409, "several_wait", text, details={f"{what}_ids": ids})
     return ids[0]
 
@@ -235,18 +235,18 @@ def _only(ids: list[str], wanted: str, what: str) -> str:
 async def approve_in_run(
     parts: Need, caller: Who, run_id: Id, data: JSONBody[Approving]
 ) -> ApprovalView:
-    """Let the call run that a run waits for."""
+    """Approve the call that a run waits for."""
     view = await own_run(parts, caller, run_id)
     id_ = await _only_approval(parts, caller, view, data.approval_id)
-    wide = Decision.SESSION if data.for_session else Decision.ONCE
-    return await _decide(parts, caller, id_, wide, data.reason)
+    decision = Decision.SESSION if data.for_session else Decision.ONCE
+    return await _decide(parts, caller, id_, decision, data.reason)
 
 
 @post("/v1/runs/{run_id:str}/deny", scope=Scope.HUMAN, tags=RUNS, status_code=200)
 async def deny_in_run(
     parts: Need, caller: Who, run_id: Id, data: JSONBody[Denying]
 ) -> ApprovalView:
-    """Refuse the call that a run waits for."""
+    """Deny the call that a run waits for."""
     view = await own_run(parts, caller, run_id)
     id_ = await _only_approval(parts, caller, view, data.approval_id)
     return await _decide(parts, caller, id_, Decision.DENY, data.reason)
@@ -256,9 +256,11 @@ async def deny_in_run(
 async def list_questions(
     parts: Need,
     caller: Who,
-    session_id: Annotated[IdOrNone, QueryParameter(description="Only those of this session.")] = "",
+    session_id: Annotated[
+        IdOrNone, QueryParameter(description="Only questions of this session.")
+    ] = "",
 ) -> QuestionList:
-    """What your runs ask and wait for; an admin sees what those of the whole tenant ask."""
+    """List the questions that your runs wait for; an admin sees those of the whole tenant."""
     talks = given(parts.talks, "sessions").of(caller.tenant)
     found = await talks.questions.waiting(session_id)
     owners = await owners_of(talks, {session for session, _ in found})
@@ -268,7 +270,7 @@ async def list_questions(
 
 
 def asked(session_id: str, question: Question) -> QuestionView:
-    """A question as it is shown."""
+    """The view of a question."""
     return QuestionView(
         question.id,
         session_id,
@@ -281,13 +283,13 @@ def asked(session_id: str, question: Question) -> QuestionView:
 
 
 def run_of(request_id: str) -> str:
-    """The run that a call belongs to: its id is what stands before turn, call and attempt."""
+    """The run id in a request id, which adds turn, call and attempt to it."""
     return request_id.rsplit(".", 3)[0]
 
 
 @post("/v1/runs/{run_id:str}/answer", scope=Scope.HUMAN, tags=RUNS, status_code=200)
 async def answer_in_run(parts: Need, caller: Who, run_id: Id, data: JSONBody[Answering]) -> RunView:
-    """Answer what a run asks; it goes on with the answer."""
+    """Answer a question of a run; the run continues with the answer."""
     view = await own_run(parts, caller, run_id)
     questions = given(parts.talks, "sessions").of(caller.tenant).questions
     waiting = await questions.waiting(view.session_id)

@@ -1,4 +1,4 @@
-"""What a session shows its people beside what it says."""
+"""The route of a session's canvas."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from evoclaw.orchestrator.people.access import Scope
 
 @get("/v1/sessions/{session_id:str}/canvas", scope=Scope.SESSIONS_READ, tags=["sessions"])
 async def show_canvas(parts: Need, caller: Who, session_id: Id) -> SheetView:
-    """What a session shows now. A model made it: give it no way to reach anything."""
+    """Show the canvas of a session. A model wrote it: render it in a sandboxed frame."""
     session = await own_session(parts, caller, session_id)
-    sheet = await given(parts.canvases, "canvases").shown(caller.tenant, session.id)
-    if sheet is None:
-        raise not_found("sheet: the session shows nothing")
-    return sheet
+    canvas = await given(parts.canvases, "canvases").shown(caller.tenant, session.id)
+    if canvas is None:
+        raise not_found("canvas in this session")
+    return canvas
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (show_canvas,)

@@ -1,4 +1,4 @@
-"""What there is: the OpenAPI document, and the page that shows it."""
+"""Routes of the OpenAPI document: JSON and HTML."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ OPENAPI = "application/vnd.oai.openapi+json"
 
 @get("/openapi.json", scope=ANYBODY, include_in_schema=False)
 async def document(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """What there is, for programs."""
+    """The OpenAPI document as JSON."""
     return Response(await _document(request).json(), media_type=OPENAPI)
 
 
 @get("/docs", scope=ANYBODY, include_in_schema=False)
 async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """What there is, for people."""
+    """The OpenAPI document as an HTML page."""
     headers = {"content-security-policy": policy()}
     return Response(await _document(request).page(), media_type="text/html", headers=headers)
 

@@ -1,4 +1,4 @@
-"""What can be used of an edge: its own tools, with their schemas."""
+"""The route of an edge's tools, with their schemas."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from evoclaw.orchestrator.people.access import Scope
 
 
 class EdgeTools(Struct, frozen=True):
-    """The tools of an edge, in the order in which it offers them."""
+    """The tools of an edge, in the order of its advert."""
 
     items: tuple[ToolView, ...]
 
 
 @get("/v1/fleet/{agent_id:str}/tools", scope=Scope.FLEET_READ, tags=["fleet"])
 async def list_edge_tools(parts: Need, caller: Who, agent_id: Id) -> EdgeTools:
-    """The tools of an edge that may be used, as it describes them: it is the edge's word."""
+    """List the approved tools of an edge; their descriptions come from the edge itself."""
     fleet = given(parts.orchestrator, "edges").fleet
     found = [member for member in fleet.members() if member.agent_id == agent_id]
     if caller.tenant != parts.operator or not (found or agent_id in joined(parts)):

@@ -1,4 +1,4 @@
-"""What changes, as it changes: edges, runs, and what waits for a person."""
+"""The event stream of changes: edges, runs, approvals and questions."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ TOPICS: Mapping[str, Scope] = {
     "approvals": Scope.APPROVALS_READ,
     "questions": Scope.APPROVALS_READ,
 }
-"""What can be watched, and the scope that it needs."""
+"""The topics of the stream, and the scope of each."""
 
 
 def feed_of(
     parts: Parts, *, pace: float = MIN_POLL_INTERVAL_S, look: float = MAX_POLL_INTERVAL_S
 ) -> Feed:
-    """The feed of a process: what it has of all that can be watched."""
+    """The change feed of this process, with a source for each topic that it provides."""
     sources: dict[str, Callable[[str], FeedSource]] = {}
     changes: list[Change] = []
     if (orchestrator := parts.orchestrator) is not None:
@@ -64,19 +64,21 @@ def feed_of(
 
 
 def _chosen(feed: Feed, caller: Caller, topics: str) -> tuple[str, ...]:
-    """What of it a caller is told; `Refused` if that would be nothing."""
-    named = [one.strip() for one in topics.split(",") if one.strip()] or list(TOPICS)
-    if unknown := [one for one in named if one not in TOPICS]:
-        text = f"no such topic: {unknown[0][:80]!r}; known: {', '.join(TOPICS)}"
+    """The topics that a caller may watch; `ApiError` if there are none."""
+    named = [topic.strip() for topic in topics.split(",") if topic.strip()] or list(TOPICS)
+    if unknown := [topic for topic in named if topic not in TOPICS]:
+        text = f"Unknown topic {unknown[0][:80]!r}. Known topics: {', '.join(TOPICS)}."
         raise Refused(400, "invalid", text)
-    allowed = [one for one in TOPICS if one in named and caller.may(TOPICS[one])]
+    allowed = [topic for topic in TOPICS if topic in named and caller.may(TOPICS[topic])]
     if not allowed:
-        wanted = ", ".join(sorted({TOPICS[one] for one in named}))
-        text = f"this needs a token with one of the scopes {wanted}; ask whoever gave you yours"
+        wanted = ", ".join(sorted({TOPICS[topic] for topic in named}))
+        text = (
+            f"The token needs one of the scopes {wanted}. Ask the administrator for such a token."
+        )
         raise Refused(403, "forbidden", text, details={"scope": wanted})
-    if not (there := tuple(one for one in allowed if one in feed.topics)):
+    if not (provided := tuple(topic for topic in allowed if topic in feed.topics)):
         raise absent(" and ".join(allowed))
-    return there
+    return provided
 
 
 @get(
@@ -85,10 +87,10 @@ def _chosen(feed: Feed, caller: Caller, topics: str) -> tuple[str, ...]:
     tags=["events"],
     media_type=EVENT_STREAM,
     responses=streams(
-        "An event is named after its topic; its data is `items`, and whether these "
-        "are the `whole`. `fleet` and `runs` are told whole at first (of the runs the newest "
-        "50), then those that changed; `approvals` and `questions` always whole. Events have "
-        "no ids: who comes back is told everything again."
+        "The event type is the topic; the data has `items`, and `whole` says whether "
+        "the list is complete. `fleet` and `runs` start with a complete list (of runs, the newest "
+        "50) and then send the changed items; `approvals` and `questions` always send complete "
+        "lists. Events have no ids: a new connection starts with complete lists again."
     ),
 )
 async def watch_all(
@@ -99,14 +101,14 @@ async def watch_all(
         str,
         QueryParameter(
             max_length=200,
-            description="Some of `fleet`, `runs`, `approvals`, `questions`, with commas between; "
-            "empty is all. What your token does not open is left out.",
+            description="Comma-separated: `fleet`, `runs`, `approvals`, `questions`; empty: all. "
+            "Topics without the scope of your token are left out.",
         ),
     ] = "",
 ) -> EventStream:
-    """Watch what you may see: edges, runs, and what waits for a person, within a second.
+    """Stream changes of edges, runs, approvals and questions within a second.
 
-    You are told of your own runs, approvals and questions; an admin of those of the whole tenant.
+    You get your own runs, approvals and questions; an admin gets those of the whole tenant.
     """
     feed = cast("Feed", request.app.state["feed"])
     chosen = _chosen(feed, caller, topics)
@@ -117,13 +119,13 @@ async def _frames(
     feed: Feed, parts: Parts, caller: Caller, topics: tuple[str, ...]
 ) -> AsyncGenerator[bytes, None]:
     if "fleet" in topics and caller.tenant != parts.operator:
-        # As in the list of edges: the fleet is the operator's, and others have none.
-        topics = tuple(one for one in topics if one != "fleet")
+        # As in the list of edges: only the operator's tenant has a fleet.
+        topics = tuple(topic for topic in topics if topic != "fleet")
         yield frame("fleet", FeedUpdate((), whole=True))
     owner = None if caller.may(Scope.ADMIN) else caller.principal.user
-    async with aclosing(feed.watch(caller.tenant, topics, owner)) as news:
-        async for topic, told in news:
-            yield frame(topic, told)
+    async with aclosing(feed.watch(caller.tenant, topics, owner)) as updates:
+        async for topic, update in updates:
+            yield frame(topic, update)
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (watch_all,)

@@ -1,4 +1,4 @@
-"""Figures: how tools and requests went, and who had whom do something, from stored records."""
+"""Routes of metrics from stored records: tool calls, runs, and delegations between agents."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ from evoclaw.orchestrator.people.access import Caller, Scope
 
 Since = Annotated[
     float,
-    QueryParameter(ge=0, le=1e11, description="Unix time, in seconds; 0 is a day before `until`."),
+    QueryParameter(ge=0, le=1e11, description="Unix seconds; 0: one day before `until`."),
 ]
-Until = Annotated[
-    float, QueryParameter(ge=0, le=1e11, description="Unix time, in seconds; 0 is now.")
-]
+Until = Annotated[float, QueryParameter(ge=0, le=1e11, description="Unix seconds; 0: now.")]
 Step = Annotated[
     float,
     QueryParameter(
-        ge=0, le=1e9, description="Seconds between two points; 0 is as it fits, 60 points at most."
+        ge=0, le=1e9, description="Seconds between two points; 0: chosen for at most 60 points."
     ),
 ]
 
 
 class DelegationList(Struct, frozen=True):
-    """Who had whom do something, by name."""
+    """Which agents delegated to which agents and edges, by name."""
 
     items: tuple[Delegation, ...]
 
 
 def _owner(caller: Caller) -> str | None:
-    """Whose runs a caller may see; None is everybody's of the tenant."""
+    """The user whose runs a caller may see; None: all users of the tenant."""
     return None if caller.may(Scope.ADMIN) else caller.principal.user
 
 
@@ -50,7 +48,7 @@ async def show_figures(
     agent: IdOrNone = "",
     step: Step = 0,
 ) -> MetricsView:
-    """How tools and your requests went; an admin's are those of the whole tenant."""
+    """Show metrics of tools and your runs; an admin sees those of the whole tenant."""
     try:
         return await given(parts.figures, "figures").read(
             caller.tenant, owner=_owner(caller), agent=agent, since=since, until=until, step=step
@@ -63,7 +61,7 @@ async def show_figures(
 async def list_delegations(
     parts: Need, caller: Who, since: Since = 0, until: Until = 0
 ) -> DelegationList:
-    """Which agents had which edges and agents work, in your runs; an admin sees the tenant's."""
+    """List delegations in your runs: which agents used which agents and edges; admin: all."""
     try:
         found = await given(parts.figures, "figures").delegations(
             caller.tenant, owner=_owner(caller), since=since, until=until

@@ -1,4 +1,4 @@
-"""The fleet: edges that are there, that may be, and that are let in."""
+"""Routes of the fleet: list, ping, approve, revoke and invite edges."""
 
 from __future__ import annotations
 
@@ -25,84 +25,84 @@ Seen = Annotated[
     str,
     QueryParameter(
         max_length=64,
-        description="The edge's `surface` when you looked: what changed since is not approved. "
-        "Empty approves whatever waits.",
+        description="The edge's `surface` as you saw it: the request fails if it has changed. "
+        "Empty approves all waiting tools.",
     ),
 ]
 PATIENCE = 5.0
-"""Seconds that an edge has to answer a ping."""
+"""How long an edge may take to answer a ping."""
 
 
 class EdgeView(Struct, frozen=True, omit_defaults=True):
-    """One edge, as far as it is known."""
+    """One edge."""
 
     agent_id: str
     online: bool
     state: str
-    """Whether it may be used: as its owner decided, or `unknown`."""
+    """`pending`, `approved` or `revoked`; `unknown` if the edge was never paired."""
     type: str = ""
     summary: str = ""
-    """What it says of itself. It is the edge's word, and no more."""
+    """The edge's own description of itself; untrusted."""
     problem: str = ""
-    """Why its tools are not offered, if they are not."""
+    """Why its tools are not offered; empty if they are."""
     has_model: bool = False
     tools: tuple[str, ...] = ()
     in_flight: int = 0
     queued: int = 0
     approved: tuple[str, ...] = ()
-    """The tools that may be used."""
+    """The approved tools."""
     waiting: tuple[str, ...] = ()
     """The tools that wait for a person's approval."""
     surface: str = ""
-    """Names what waits, as it is now: said as `seen` when it is approved. Empty if nothing does."""
+    """A hash of the waiting tools; send it as `seen` to approve them. Empty if none waits."""
     last_seen: float = 0.0
-    """When it last gave a sign of life, in Unix seconds; 0 is never."""
+    """When the last heartbeat arrived, in Unix seconds; 0: never."""
     cpu_percent: float = 0.0
     memory_mb: float = 0.0
     uptime_s: float = 0.0
     room: int | None = None
-    """How many more commands it takes now; null if it does not say."""
+    """How many more commands it accepts now; null if unknown."""
     loads: tuple[int, ...] = ()
-    """What it had to do at its last heartbeats (at work and waiting), the oldest first."""
+    """Running and queued commands at its last heartbeats, the oldest first."""
 
 
 class EdgeList(Struct, frozen=True):
-    """The edges, by name."""
+    """The edges, sorted by id."""
 
     items: tuple[EdgeView, ...]
 
 
 class Pong(Struct, frozen=True):
-    """An edge answered."""
+    """The answer of an edge to a ping."""
 
     agent_id: str
     seconds: float
 
 
 class Inviting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An edge to let in."""
+    """An edge to invite."""
 
     agent_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
     minutes: Annotated[float, Meta(ge=1, le=10_080)] = 15
-    """How long the invitation holds."""
+    """How long the invitation is valid."""
 
 
 class Invitation(Struct, frozen=True):
-    """What the owner of a new edge needs: the command, or the link, or its picture."""
+    """An invitation for a new edge: as a command, a link and a QR code."""
 
     url: str
     token: str
     """Works once."""
     link: str
-    """Both of them, and the name."""
+    """The URL, the token and the id of the edge in one link."""
     command: str
-    """What is typed on the new edge."""
+    """The command to run on the new edge."""
     qr: tuple[str, ...]
-    """The link as a QR code: rows of `0` (light) and `1` (dark), with the light border."""
+    """The link as a QR code: rows of `0` (light) and `1` (dark), with the quiet zone."""
 
 
 def edge_view(name: str, member: Member | None, device: Device | None) -> EdgeView:
-    """An edge as it is shown."""
+    """The view of an edge."""
     beat = None if member is None else member.heartbeat
     return EdgeView(
         name,
@@ -128,13 +128,13 @@ def edge_view(name: str, member: Member | None, device: Device | None) -> EdgeVi
 
 
 def joined(parts: Parts) -> dict[str, Device]:
-    """The edges that joined, by name."""
+    """The paired edges by id."""
     found = () if parts.devices is None else parts.devices.all()
     return {device.agent_id: device for device in found}
 
 
 def _edges(parts: Parts, caller: Caller) -> dict[str, EdgeView]:
-    """Those that a caller may see: the fleet is the operator's."""
+    """The edges that a caller may see: only the operator's tenant has a fleet."""
     orchestrator = given(parts.orchestrator, "edges")
     if caller.tenant != parts.operator:
         return {}
@@ -154,65 +154,73 @@ def _edge(parts: Parts, caller: Caller, agent_id: str) -> EdgeView:
 
 
 def _devices(parts: Parts, caller: Caller, agent_id: str) -> Devices:
-    """Where to change something about an edge that joined."""
+    """The device registry, after checking that the edge is paired."""
     _edge(parts, caller, agent_id)
-    devices = given(parts.devices, "edges that join")
+    devices = given(parts.devices, "device pairing")
     if devices.get(agent_id) is None:
-        raise Refused(409, "not_joined", "it never joined: invite it first")
+        raise Refused(409, "not_joined", f"The edge {agent_id!r} is not paired. Invite it first.")
     return devices
 
 
 @get("/v1/fleet", scope=Scope.FLEET_READ, tags=TAGS)
 async def list_edges(parts: Need, caller: Who) -> EdgeList:
-    """Who is there, who may be, and what they say they can do."""
+    """List the edges: online, paired or both, with their tools."""
     return EdgeList(tuple(_edges(parts, caller).values()))
 
 
 @get("/v1/fleet/{agent_id:str}", scope=Scope.FLEET_READ, tags=TAGS)
 async def show_edge(parts: Need, caller: Who, agent_id: Id) -> EdgeView:
-    """One edge."""
+    """Show one edge."""
     return _edge(parts, caller, agent_id)
 
 
 @post("/v1/fleet/{agent_id:str}/ping", scope=Scope.FLEET_READ, tags=TAGS, status_code=200)
 async def ping_edge(parts: Need, caller: Who, agent_id: Id) -> Pong:
-    """Ask an edge whether it is there, and wait for its answer."""
+    """Ping an edge and wait for its answer."""
     edge = _edge(parts, caller, agent_id)
     if not edge.online:
-        raise Refused(409, "offline", "the edge is not online")
-    began = time.monotonic()
+        raise Refused(
+            409, "offline", f"The edge {agent_id!r} is offline. Start it, then try again."
+        )
+    started_at = time.monotonic()
     outcome = await given(parts.orchestrator, "edges").say(agent_id, "ping", seconds=PATIENCE)
     if outcome.error:
-        raise Refused(409, "no_answer", f"the edge did not answer: {outcome.error}")
-    return Pong(agent_id, round(time.monotonic() - began, 4))
+        raise Refused(
+            409, "no_answer", f"The edge {agent_id!r} did not answer the ping: {outcome.error}"
+        )
+    return Pong(agent_id, round(time.monotonic() - started_at, 4))
 
 
 @post("/v1/fleet/{agent_id:str}/approve", scope=Scope.FLEET_WRITE, tags=TAGS, status_code=200)
 async def approve_tools(parts: Need, caller: Who, agent_id: Id, seen: Seen = "") -> EdgeView:
-    """Let the tools of an edge be used that wait for approval; only a person may."""
+    """Approve the waiting tools of an edge. Only a person may."""
     if not caller.may(Scope.HUMAN):
-        raise Refused(403, "forbidden", "only a person may approve tools: scope 'human'")
+        raise Refused(
+            403, "forbidden", "Only a person may approve tools: the token needs the scope 'human'."
+        )
     devices = _devices(parts, caller, agent_id)
     device = devices.get(agent_id)
     if seen and device is not None and seen != device.surface:
-        raise Refused(409, "changed", "the edge offers other tools than you saw; look again")
+        raise Refused(
+            409, "changed", "The edge's tools changed since you looked. Look again, then approve."
+        )
     await devices.approve(agent_id, seen)
     return _edge(parts, caller, agent_id)
 
 
 @post("/v1/fleet/{agent_id:str}/revoke", scope=Scope.FLEET_WRITE, tags=TAGS, status_code=200)
 async def revoke_edge(parts: Need, caller: Who, agent_id: Id) -> EdgeView:
-    """Shut an edge out."""
+    """Revoke the access of an edge."""
     await _devices(parts, caller, agent_id).revoke(agent_id)
     return _edge(parts, caller, agent_id)
 
 
 @post("/v1/fleet/invitations", scope=Scope.FLEET_WRITE, tags=TAGS)
 async def invite_edge(parts: Need, caller: Who, data: JSONBody[Inviting]) -> Invitation:
-    """Let a new edge in: gives what its owner types there."""
+    """Invite a new edge: returns the command to run on it."""
     if caller.tenant != parts.operator:
-        raise Refused(403, "forbidden", "this is for the operator of this machine")
-    devices = given(parts.devices, "edges that join")
+        raise Refused(403, "forbidden", "Only the operator's tenant may invite edges.")
+    devices = given(parts.devices, "device pairing")
     try:
         url, token = devices.invite(data.agent_id, data.minutes * 60)
         link = join_link(url, token, data.agent_id)

@@ -1,4 +1,4 @@
-"""Whether the process lives, whether it can do anything, and its figures."""
+"""Routes for liveness, readiness and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from evoclaw.orchestrator.people.access import Scope
 
 LOG = logging.getLogger("evoclaw.api")
 PATIENCE = 3.0
-"""Seconds in which a part must say how it is."""
+"""The time limit of one readiness check."""
 FIGURES = "text/plain; version=0.0.4; charset=utf-8"
 TAGS = ["health"]
 
 
 class Alive(Struct, frozen=True):
-    """The process lives."""
+    """The process is alive."""
 
     status: Literal["ok"]
     version: str
 
 
 class Readiness(Struct, frozen=True):
-    """Whether something can be done here now, and which part keeps it from that."""
+    """Whether the process can serve requests, and the state of each component."""
 
     ready: bool
     parts: dict[str, str]
-    """By name: `ok`, `failed` or `draining`. The log says more."""
+    """By component: `ok`, `failed` or `draining`. The log has the reason."""
 
 
 @get("/health/live", scope=ANYBODY, tags=TAGS, security=[])
 async def live() -> Alive:
-    """Whether the process lives: restart it if this does not answer."""
+    """Liveness probe: restart the process if it does not answer."""
     return Alive("ok", VERSION)
 
 
@@ -53,10 +53,12 @@ async def live() -> Alive:
     scope=ANYBODY,
     tags=TAGS,
     security=[],
-    responses={503: ResponseSpec(Readiness, description="Not now; the parts say why.")},
+    responses={
+        503: ResponseSpec(Readiness, description="Not ready; `parts` names the failed component.")
+    },
 )
 async def ready(parts: Need) -> Response[Readiness]:
-    """Whether requests should be sent here."""
+    """Readiness probe: send requests here only if it answers 200."""
     names = list(parts.checks)
     states = await asyncio.gather(*(_state(name, parts.checks[name]) for name in names))
     found = dict(zip(names, states, strict=True))
@@ -78,8 +80,8 @@ async def _state(name: str, check: Check) -> str:
     except (EvoClawError, TimeoutError, OSError) as error:
         problem = str(error) or type(error).__name__
     if problem:
-        # For everybody to see is only which part: what is wrong with it may name places.
-        LOG.warning("not ready: %s: %s", name, problem)
+        # The route is public, so it names only the component: the reason may contain paths.
+        LOG.warning("readiness check %r failed: %s", name, problem)
     return "failed" if problem else "ok"
 
 
@@ -88,31 +90,35 @@ async def _state(name: str, check: Check) -> str:
     scope=Scope.METRICS_READ,
     tags=TAGS,
     media_type="text/plain",
-    responses={200: ResponseSpec(str, media_type="text/plain", description="For Prometheus.")},
+    responses={
+        200: ResponseSpec(
+            str, media_type="text/plain", description="In the Prometheus text format."
+        )
+    },
 )
 async def metrics(request: Request[Any, Any, Any], parts: Need, caller: Who) -> Response[bytes]:
-    """All figures of the process, as Prometheus reads them; for the operator.
+    """All metrics of the process in the Prometheus text format, over all tenants.
 
-    They count what all tenants do.
+    Only for the operator's tenant.
     """
     check_operator(parts, caller)
-    told = b"" if parts.metrics is None else parts.metrics()
-    told = told if isinstance(told, str | bytes) else await told
-    text = told.encode() if isinstance(told, str) else told
+    rendered = b"" if parts.metrics is None else parts.metrics()
+    rendered = rendered if isinstance(rendered, str | bytes) else await rendered
+    text = rendered.encode() if isinstance(rendered, str) else rendered
     return Response(text + _own(request), media_type=FIGURES)
 
 
 def _own(request: Request[Any, Any, Any]) -> bytes:
-    """What is counted at the door."""
-    door = cast("Door", request.app.state["door"])
+    """The metrics of the request gate and the event streams."""
+    gate = cast("Door", request.app.state["request_gate"])
     lines = [
-        "# HELP evoclaw_http_responses_total Answers over HTTP, by status.",
+        "# HELP evoclaw_http_responses_total HTTP responses by status.",
         "# TYPE evoclaw_http_responses_total counter",
         *(
             f'evoclaw_http_responses_total{{status="{status}"}} {count}'
-            for status, count in sorted(door.counts.items())
+            for status, count in sorted(gate.counts.items())
         ),
-        "# HELP evoclaw_http_watchers Event streams that are open.",
+        "# HELP evoclaw_http_watchers Open event streams.",
         "# TYPE evoclaw_http_watchers gauge",
         f"evoclaw_http_watchers {watchers_of(request).count}",
     ]

@@ -1,4 +1,4 @@
-"""What people keep agents in check by: the audit, budgets and the emergency stop."""
+"""Routes of the audit log, budgets and the emergency stop."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.people.access import Caller, Scope
 
 Said = Annotated[str, QueryParameter(max_length=200, pattern=PLAIN)]
-Moment = Annotated[
-    float, QueryParameter(ge=0, le=1e11, description="Unix time, in seconds; 0 does not matter.")
-]
+Moment = Annotated[float, QueryParameter(ge=0, le=1e11, description="Unix seconds; 0: no limit.")]
 Kind = Literal["all", "agent", "tool", "network"]
 
 
 class AuditPage(Struct, frozen=True):
-    """Records of the audit, the oldest first."""
+    """Records of the audit log, the oldest first."""
 
     items: tuple[dict[str, JSON], ...]
 
 
 class FindingView(Struct, frozen=True):
-    """One thing that is not as it was written."""
+    """One integrity problem of the audit log."""
 
     kind: str
     place: str
@@ -44,34 +42,34 @@ class FindingView(Struct, frozen=True):
 
 
 class AuditReport(Struct, frozen=True):
-    """Whether the audit is as it was written."""
+    """The result of verifying the audit log."""
 
     ok: bool
     findings: tuple[FindingView, ...]
-    """What is not, in the order of the chain."""
+    """The integrity problems, in the order of the chain."""
     records: int
     first: int
     last: int
     checkpoints: int
     signed: int
-    """The last record that a signed checkpoint speaks of."""
+    """The last record that a signed checkpoint covers."""
     dropped: tuple[str, ...] = ()
-    """What a policy let go."""
+    """Ranges of records that were deleted because the spool was full."""
 
 
 class SpendingView(Struct, frozen=True):
-    """What was spent of a kind, and what is left."""
+    """Spending of one kind, and what is left."""
 
     spent: float
     reserved: float
     limit: float | None
     per_seconds: float | None
-    """The time in which the limit counts; null is for ever."""
+    """The period of the limit; null: no period."""
     left: float | None
 
 
 class AccountView(Struct, frozen=True):
-    """What one account may spend and has spent; dollars and seconds are whole ones."""
+    """The limits and spending of one account, in dollars, seconds or counts."""
 
     account: str
     closed: bool
@@ -86,35 +84,35 @@ class AccountList(Struct, frozen=True):
 
 class _Stop(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
     reason: Reason = ""
-    """Told to the models and to people."""
+    """Shown to models and people."""
 
 
 class StopAll(_Stop, frozen=True, kw_only=True, tag="all"):
-    """Stop everything, also what runs now."""
+    """Stop everything, including current runs."""
 
 
 class StopNetwork(_Stop, frozen=True, kw_only=True, tag="network"):
-    """Stop calls that can reach the network."""
+    """Stop tool calls that can reach the network."""
 
 
 class StopAgent(_Stop, frozen=True, kw_only=True, tag="agent"):
-    """Stop one agent or edge, also what runs now."""
+    """Stop one agent or edge, including its current runs."""
 
     name: Annotated[str, Meta(pattern=NAMED)]
 
 
 class StopTool(_Stop, frozen=True, kw_only=True, tag="tool"):
-    """Stop calls of one tool."""
+    """Stop the calls of one tool."""
 
     name: Annotated[str, Meta(pattern=NAMED)]
 
 
 Stopping: TypeAlias = StopAll | StopNetwork | StopAgent | StopTool
-"""What must not go on."""
+"""The body of an emergency stop."""
 
 
 class StopList(Struct, frozen=True):
-    """What is stopped."""
+    """The stops in force."""
 
     items: tuple[StopView, ...]
 
@@ -134,7 +132,7 @@ async def search_audit(
     until: Moment = 0,
     limit: Annotated[int, QueryParameter(ge=1, le=1_000)] = 100,
 ) -> AuditPage:
-    """The newest records of your tenant that fit: who did what, and what was said to it."""
+    """Search the audit log: the newest matching records of your tenant."""
     query: dict[str, JSON] = {
         "kind": kind, "user": user, "agent_id": agent, "run_id": run_id, "tool": tool,
         "verdict": verdict, "text": text, "since": since or None, "until": until or None,
@@ -146,38 +144,38 @@ async def search_audit(
 
 @get("/v1/audit/verify", scope=Scope.AUDIT_READ, tags=["audit"])
 async def verify_audit(parts: Need, caller: Who) -> AuditReport:
-    """Check the whole of the audit: nothing edited, left out, moved or cut; for the operator."""
+    """Verify the hash chain of the audit log. Only for the operator's tenant."""
     check_operator(parts, caller)
     found = await given(parts.audit, "audit records").verify()
     return msgspec.convert(found, AuditReport)
 
 
 def check_operator(parts: Parts, caller: Caller) -> None:
-    """Refuse who is not of the tenant that has this machine."""
+    """Refuse a caller of another tenant than the operator's."""
     if caller.tenant != parts.operator:
-        raise Refused(403, "forbidden", "this is for the operator of this machine")
+        raise Refused(403, "forbidden", "Only the operator's tenant may use this.")
 
 
 @get("/v1/budgets", scope=Scope.BUDGETS_READ, tags=["budgets"])
 async def list_budgets(
     parts: Need,
     caller: Who,
-    closed: Annotated[bool, QueryParameter(description="Also those that have ended.")] = False,
+    closed: Annotated[bool, QueryParameter(description="Include closed accounts.")] = False,
 ) -> AccountList:
-    """What your tenant, its users and their agents may spend, have spent, and have left."""
+    """List the budgets of your tenant, its users and their agents."""
     own, now = f"tenant:{quote(caller.tenant, safe='')}", time.time()
     accounts = await given(parts.ledger, "budgets").accounts(own)
-    found = [_account(one, now) for one in accounts if closed or not one.closed]
+    found = [_account(account, now) for account in accounts if closed or not account.closed]
     return AccountList(tuple(found))
 
 
 @get("/v1/budgets/runs/{run_id:str}", scope=Scope.BUDGETS_READ, tags=["budgets"])
 async def show_budget(parts: Need, caller: Who, run_id: Id) -> AccountView:
-    """What one run may spend, has spent, and has left."""
+    """Show the budget of one run."""
     view = await own_run(parts, caller, run_id)
     for account in await given(parts.ledger, "budgets").accounts(f"run:{view.run_id}"):
         return _account(account, time.time())
-    raise not_found("budget: the run has not spent anything yet")
+    raise Refused(404, "not_found", "The run has no budget account: it has not spent anything yet.")
 
 
 def _account(account: Account, now: float) -> AccountView:
@@ -200,14 +198,14 @@ def _spending(account: Account, kind: str, now: float) -> SpendingView:
 
 @get("/v1/stops", scope=Scope.ADMIN, tags=["stops"])
 async def list_stops(parts: Need, caller: Who) -> StopList:
-    """What is stopped until a person releases it."""
+    """List the stops in force."""
     check_operator(parts, caller)
     return StopList(tuple(given(parts.stops, "stops").all()))
 
 
 @post("/v1/stops", scope=Scope.ADMIN, tags=["stops"])
 async def stop(parts: Need, caller: Who, data: JSONBody[Stopping]) -> StopList:
-    """The emergency stop: nothing more of it, from now on, until a person releases it."""
+    """Add an emergency stop; it is in force until a person releases it."""
     check_operator(parts, caller)
     stops = given(parts.stops, "stops")
     kind, by = str(data.__struct_config__.tag), caller.principal.user or caller.token
@@ -222,13 +220,16 @@ async def release(
     caller: Who,
     kind: FromPath[Kind],
     name: Annotated[
-        str, QueryParameter(max_length=128, pattern=PLAIN, description="Of the agent, or the tool.")
+        str,
+        QueryParameter(max_length=128, pattern=PLAIN, description="The name of the agent or tool."),
     ] = "",
 ) -> StopList:
-    """Let go on what was stopped; only a person may, so the token needs `human` as well."""
+    """Release a stop. Only a person may: the token also needs the scope `human`."""
     check_operator(parts, caller)
     if not caller.may(Scope.HUMAN):
-        raise Refused(403, "forbidden", "only a person may release a stop: scope 'human'")
+        raise Refused(
+            403, "forbidden", "Only a person may release a stop: the token needs the scope 'human'."
+        )
     stops = given(parts.stops, "stops")
     if await stops.release(kind, name) is None:
         raise not_found("stop")

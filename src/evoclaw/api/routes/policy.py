@@ -1,4 +1,4 @@
-"""What calls are judged by, and why one would be judged so; for the operator."""
+"""Routes of the policies: show them, and explain the verdict on a call; for the operator."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from evoclaw.orchestrator.people.access import Scope
 
 TAGS = ["policy"]
 MOST = 65_536
-"""Letters of arguments that are explained: reading more would keep others waiting."""
+"""The size limit of explained arguments: parsing more would block other requests."""
 
 
 class Explaining(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A call to be told about. It is judged as if nothing had been read before it."""
+    """A tool call to explain. It is judged as the first call of a run."""
 
     tool: Annotated[str, Meta(min_length=1, max_length=200)]
     arguments: dict[str, JSON] = {}
     agent: Name = ""
-    """Who would call; the default agent if empty."""
+    """The calling agent; empty: the default agent."""
     level: Literal["", "read_only", "supervised", "full"] = ""
-    """How much it may do by itself, instead of what the agent may."""
+    """Overrides the agent's autonomy level."""
 
 
 @get("/v1/policy", scope=Scope.TOOLS_READ, tags=TAGS)
 async def show_policy(parts: Need, caller: Who) -> PolicyView:
-    """The rules and the settings by which calls are judged here."""
+    """Show the rules and settings that judge tool calls."""
     check_operator(parts, caller)
     return await given(parts.policies, "policies").shown()
 
 
 @post("/v1/policy/explain", scope=Scope.TOOLS_READ, tags=TAGS, status_code=200)
 async def explain_call(parts: Need, caller: Who, data: JSONBody[Explaining]) -> PolicyAnswer:
-    """How a call would be judged, and why; it is not run, not counted, not put on record.
+    """Explain the verdict on a tool call; the call is not run, counted or recorded.
 
-    By the rules of a run that begins now, but for rates, budgets and what was read before it.
+    Uses the policies of a run that starts now, without rates, budgets and information flow.
     """
     check_operator(parts, caller)
     if len(msgspec.json.encode(data.arguments)) > MOST:
-        raise Refused(422, "invalid", f"arguments of more than {MOST} letters are not explained")
+        raise Refused(422, "invalid", f"The arguments are larger than {MOST} bytes. Shorten them.")
     question = PolicyQuestion(data.tool, data.arguments, data.agent, data.level)
     found = await given(parts.policies, "policies").explain(question)
     if found is None:

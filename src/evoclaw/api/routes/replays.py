@@ -1,4 +1,4 @@
-"""Runs that were: what devices signed in them, played again, gone another way, compared."""
+"""Routes that replay, fork and compare recorded runs, and list their receipts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from evoclaw.orchestrator.receipts.archive import CheckedReceipt
 
 TAGS = ["runs"]
 MOST = 100_000
-"""Records of a run that is looked at as a whole; a longer one is for `evoclaw replay`."""
+"""The limit of records for replay, fork and compare; use `evoclaw replay` for longer runs."""
 
 
 class ReceiptView(Struct, frozen=True):
-    """What a device signed about one call of a run."""
+    """A device's signed receipt of one call."""
 
     call_id: str
-    """Empty if the run knows of no such call."""
+    """Empty if the run has no such call."""
     request_id: str
     agent_id: str
     chain: str
@@ -45,48 +45,48 @@ class ReceiptView(Struct, frozen=True):
     hash: str
     at: float
     valid: bool | None
-    """Checked now, with the key that the device is known by; null if it is known by none."""
+    """Whether the signature is valid for the device's known key; null if no key is known."""
     receipt: dict[str, JSON]
-    """As it was signed."""
+    """The signed content."""
 
 
 class ReceiptList(Struct, frozen=True):
-    """The receipts of a run, by device and in their order."""
+    """The receipts of a run, by device, in order."""
 
     items: tuple[ReceiptView, ...]
 
 
 class Forking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a run is to go another way."""
+    """Where to fork a run."""
 
     turn: Annotated[int, Meta(ge=1, le=1_000_000)]
-    """The turn to have anew; what was before it is kept."""
+    """The turn to run again; earlier turns are kept."""
     message: Text = ""
-    """What is said there; at turn 1, instead of the task."""
+    """A new message at this turn; at turn 1 it replaces the original message."""
     model: Annotated[str, Meta(max_length=200)] = ""
-    """Instead of the agent's."""
+    """Overrides the agent's model."""
 
 
 class Comparison(Struct, frozen=True):
-    """Two runs beside each other; ids and times never count."""
+    """The differences of two runs; ids and times are ignored."""
 
     same: bool
     differences: tuple[Difference, ...]
-    """Of the run as a whole first (turn 0), then turn by turn."""
+    """Those of the whole run first (turn 0), then turn by turn."""
 
 
 @get("/v1/runs/{run_id:str}/receipts", scope=Scope.RUNS_READ, tags=TAGS)
 async def list_receipts(parts: Need, caller: Who, run_id: Id) -> ReceiptList:
-    """What devices signed about the calls of a run, each checked anew."""
+    """List the receipts of a run's calls; each signature is verified again."""
     view = await own_run(parts, caller, run_id)
     archive = given(parts.receipts, "receipts").of(caller.tenant)
     found = await archive.of_run(view.run_id)
     calls = await _calls(parts, caller.tenant, view.run_id) if found else {}
-    return ReceiptList(tuple(_receipt(one, calls) for one in found))
+    return ReceiptList(tuple(_receipt(receipt, calls) for receipt in found))
 
 
 async def _calls(parts: Parts, tenant: str, run_id: str) -> dict[str, str]:
-    """The calls of a run, by their place in it."""
+    """The call ids of a run, by turn and index."""
     found: dict[str, str] = {}
     async with aclosing(numbered(parts, tenant, run_id)) as records:
         async for record in records:
@@ -96,7 +96,7 @@ async def _calls(parts: Parts, tenant: str, run_id: str) -> dict[str, str]:
 
 
 def _place(request_id: str) -> str:
-    """The turn and the index of a call; the devices that a call goes to share one."""
+    """The turn and index of a call; all devices that a call goes to share it."""
     return ".".join(part.partition("-")[0] for part in request_id.split(".")[1:3])
 
 
@@ -116,10 +116,10 @@ def _receipt(proof: CheckedReceipt, calls: Mapping[str, str]) -> ReceiptView:
 
 @post("/v1/runs/{run_id:str}/replay", scope=Scope.RUNS_READ, tags=TAGS, status_code=200)
 async def replay_run(parts: Need, caller: Who, run_id: Id) -> Played:
-    """Play a run again from its records, without its model and tools: does it come out the same?"""
+    """Replay a run from its records, without model and tools, and compare the outcome."""
     view = await own_run(parts, caller, run_id)
     if view.state not in (State.ENDED, State.WAITING):
-        raise Refused(409, "goes_on", "the run still goes on; play it again when it has ended")
+        raise Refused(409, "goes_on", "The run has not ended. Replay it after its end.")
     async with parts.replaying:
         return await play(await _records(parts, caller, run_id))
 
@@ -135,7 +135,7 @@ async def replay_run(parts: Need, caller: Who, run_id: Id) -> Played:
 async def fork_run(
     parts: Need, caller: Who, run_id: Id, data: JSONBody[Forking], key: Key = ""
 ) -> Response[RunView]:
-    """Begin a run of your own where another one stood before a turn, in a session of its own."""
+    """Fork a run: start a new run from a turn of another run, in a new session."""
     view = await own_run(parts, caller, run_id)
     async with parts.replaying:
         records = await _records(parts, caller, run_id)
@@ -144,39 +144,41 @@ async def fork_run(
         except RecordingError as problem:
             raise Refused(409, "cannot_fork", str(problem)) from None
     if isinstance(messages[0], SystemMessage):
-        messages = messages[1:]  # a new session begins with the agent's instructions of today
-    errand = Errand(
+        messages = messages[1:]  # a new session starts with the agent's current instructions
+    run_request = Errand(
         agent=view.agent,
         title=f"fork of {view.asked or view.run_id}",
         model=data.model,
         messages=messages,
     )
-    return await begin(parts, caller, errand, key)
+    return await begin(parts, caller, run_request, key)
 
 
 @get(
     "/v1/runs/{run_id:str}/compare/{other:str}",
     scope=Scope.RUNS_READ,
     tags=TAGS,
-    responses={409: ResponseSpec(ErrorBody, description="One of them is too long for this.")},
+    responses={409: ResponseSpec(ErrorBody, description="One of the runs is too long.")},
 )
 async def compare_runs(parts: Need, caller: Who, run_id: Id, other: Id) -> Comparison:
-    """Compare two runs, turn by turn: what was said, called, answered and spent."""
+    """Compare two runs turn by turn: messages, calls, results and usage."""
     async with parts.replaying:
-        a, b = [await _records(parts, caller, one) for one in (run_id, other)]
+        a, b = [await _records(parts, caller, id_) for id_ in (run_id, other)]
         found = await asyncio.to_thread(lambda: tuple(compare(a, b)))
     return Comparison(not found, found)
 
 
 async def _records(parts: Parts, caller: Caller, run_id: str) -> Sequence[Record]:
-    """All of a run that the caller may see, as a recording has it."""
+    """All records of a run that the caller may see, numbered as in a recording."""
     view = await own_run(parts, caller, run_id)
     found: list[Record] = []
     async with aclosing(numbered(parts, caller.tenant, view.run_id)) as records:
         async for record in records:
             found.append(record)
             if len(found) > MOST:
-                text = f"the run has more than {MOST} records; take /v1/runs/{run_id}/records"
+                text = (
+                    f"The run has more than {MOST} records. Read /v1/runs/{run_id}/records instead."
+                )
                 raise Refused(409, "too_long", text)
     return found
 

@@ -1,4 +1,4 @@
-"""Runs: begun, watched, steered, answered, cancelled."""
+"""Routes of runs: start, list, watch, steer and cancel."""
 
 from __future__ import annotations
 
@@ -41,54 +41,56 @@ from evoclaw.orchestrator.runs.hub import TooSlow
 
 TAGS = ["runs"]
 LINES = "application/x-ndjson"
-BEGUN_BEFORE = {200: ResponseSpec(RunView, description="Begun before with the same key.")}
+BEGUN_BEFORE = {
+    200: ResponseSpec(RunView, description="The run that was started before with the same key.")
+}
 LOCATION = (ResponseHeader(name="location", required=False, documentation_only=True),)
-"""What a route that begins a run may answer beside 201, and where the run is then."""
+"""The header with the path of the started run."""
 AT_ONCE = 500
-"""Records that are read at once."""
+"""Records per read from the store."""
 
 
 class NewRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to have answered, where and by whom."""
+    """A run to start."""
 
     message: Annotated[Text, Meta(min_length=1)]
     session_id: Name = ""
-    """Of a session that is there; a new one if empty."""
+    """An existing session; empty: a new one."""
     agent: Name = ""
-    """Who answers in a new session; the default agent if empty."""
+    """The agent of a new session; empty: the default agent."""
     title: Line = ""
-    """Of a new session."""
+    """The title of a new session."""
     model: Annotated[str, Meta(max_length=200)] = ""
-    """Instead of the agent's."""
+    """Overrides the agent's model."""
     max_turns: Annotated[int, Meta(ge=1, le=1_000)] | None = None
-    """Fewer than the agent has; never more."""
+    """Lowers the agent's turn limit; cannot raise it."""
     max_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
-    """Fewer than the agent has; never more."""
+    """Lowers the agent's time limit; cannot raise it."""
 
 
 class RunPage(Struct, frozen=True):
-    """Some runs, the newest first."""
+    """A page of runs, the newest first."""
 
     items: tuple[RunView, ...]
     next: str = ""
-    """Given as `before`, it brings the next page; empty on the last one."""
+    """The value of `before` for the next page; empty on the last page."""
 
 
 class Cancelled(Struct, frozen=True):
-    """What became of a wish to cancel."""
+    """The result of a cancellation."""
 
     cancelled: bool
-    """False if it had ended already."""
+    """False if it had already ended."""
 
 
 class Steering(Struct, frozen=True, forbid_unknown_fields=True):
-    """One more message for a run that goes on."""
+    """A message for a run that has not ended."""
 
     message: Annotated[Text, Meta(min_length=1)]
 
 
 async def own_run(parts: Parts, caller: Caller, run_id: str) -> RunView:
-    """A run that the caller may see; for any other the answer is as for one that nobody has."""
+    """A run that the caller may see; `ApiError` 404 for any other."""
     view = await given(parts.runs, "runs").look(caller.tenant, run_id)
     if view is None or not is_own(caller, view.owner):
         raise not_found("run")
@@ -96,7 +98,7 @@ async def own_run(parts: Parts, caller: Caller, run_id: str) -> RunView:
 
 
 def is_own(caller: Caller, owner: str) -> bool:
-    """Whether a caller may see what somebody of its tenant owns."""
+    """Whether a caller may see the data of a user of its tenant."""
     return owner == caller.principal.user or caller.may(Scope.ADMIN)
 
 
@@ -111,17 +113,17 @@ def is_own(caller: Caller, owner: str) -> bool:
 async def start_run(
     parts: Need, caller: Who, data: JSONBody[NewRun], key: Key = ""
 ) -> Response[RunView]:
-    """Begin a run: it is kept before this answers, and goes on whoever watches."""
-    errand = await _errand(parts, caller, data)
-    return await begin(parts, caller, errand, key)
+    """Start a run. It is stored before the response, and needs no watcher to continue."""
+    run_request = await _errand(parts, caller, data)
+    return await begin(parts, caller, run_request, key)
 
 
 async def begin(parts: Parts, caller: Caller, errand: Errand, key: str) -> Response[RunView]:
-    """Begin what an errand says; the same key again gives the same run."""
+    """Start the run of a run request; the same key again returns the same run."""
     runs = given(parts.runs, "runs")
     view, fresh = await runs.start(caller.principal, errand, key=key)
-    where = {"location": f"/v1/runs/{view.run_id}"}
-    return Response(view, status_code=201 if fresh else 200, headers=where)
+    headers = {"location": f"/v1/runs/{view.run_id}"}
+    return Response(view, status_code=201 if fresh else 200, headers=headers)
 
 
 async def _errand(parts: Parts, caller: Caller, data: JSONBody[NewRun]) -> Errand:
@@ -142,7 +144,7 @@ async def _errand(parts: Parts, caller: Caller, data: JSONBody[NewRun]) -> Erran
 
 
 def _narrowed(parts: Parts, agent: str, data: JSONBody[NewRun]) -> LoopSettings | None:
-    """The agent's settings with less of what there is less of; None if they are just those."""
+    """The agent's settings with the lower limits of the request; None if it sets none."""
     if data.max_turns is None and data.max_seconds is None:
         return None
     known = given(parts.talks, "sessions").agents.get(agent or given(parts.runs, "runs").default)
@@ -165,7 +167,7 @@ async def list_runs(
     before: Cursor = "",
     limit: Most = 50,
 ) -> RunPage:
-    """Your runs, the newest first; an admin's list has those of the whole tenant."""
+    """List your runs, the newest first; an admin sees those of the whole tenant."""
     owner = None if caller.may(Scope.ADMIN) else caller.principal.user
     found = await given(parts.runs, "runs").list(
         caller.tenant,
@@ -181,7 +183,7 @@ async def list_runs(
 
 @get("/v1/runs/{run_id:str}", scope=Scope.RUNS_READ, tags=TAGS)
 async def show_run(parts: Need, caller: Who, run_id: Id) -> RunView:
-    """How a run stands, and its answer once it has ended."""
+    """Show the status of a run, and its answer once it has ended."""
     return await own_run(parts, caller, run_id)
 
 
@@ -191,8 +193,8 @@ async def show_run(parts: Need, caller: Who, run_id: Id) -> RunView:
     tags=TAGS,
     media_type=EVENT_STREAM,
     responses=streams(
-        "Each record as one event: `id` its number, `event` its type, `data` the record as JSON. "
-        "A watcher that reads too slowly is told `dropped` with `after`."
+        "One event per record: `id` is its number, `event` its type, `data` the record as JSON. "
+        "A client that reads too slowly gets `dropped` with `after`, the last number it got."
     ),
 )
 async def watch_run(
@@ -203,10 +205,10 @@ async def watch_run(
     after: After = 0,
     last_event_id: LastEvent = 0,
     follow: Annotated[
-        bool, QueryParameter(description="Go on while the run waits for somebody.")
+        bool, QueryParameter(description="Keep the stream open while the run waits for a person.")
     ] = False,
 ) -> EventStream:
-    """Watch a run: what happened so far, then the rest as it happens."""
+    """Stream the records of a run: the past ones, then new ones as they happen."""
     view = await own_run(parts, caller, run_id)
     frames = _frames(parts, caller.tenant, view.run_id, last_event_id or after, follow)
     return event_stream(request, frames)
@@ -225,7 +227,7 @@ async def _frames(
 
 
 def record_frame(record: Record) -> bytes:
-    """A record as an event."""
+    """A record as a server-sent event."""
     tag = str(type(record.event).__struct_config__.tag)
     return frame(tag, record, record.seq)
 
@@ -242,7 +244,7 @@ def record_frame(record: Record) -> bytes:
     },
 )
 async def read_records(parts: Need, caller: Who, run_id: Id) -> Stream:
-    """What happened in a run so far, as a recording that `evoclaw replay` takes."""
+    """Read the records of a run as a recording for `evoclaw replay`."""
     view = await own_run(parts, caller, run_id)
     records = numbered(parts, caller.tenant, view.run_id)
 
@@ -255,9 +257,9 @@ async def read_records(parts: Need, caller: Who, run_id: Id) -> Stream:
 
 
 async def numbered(parts: Parts, tenant: str, run_id: str) -> AsyncGenerator[Record, None]:
-    """What happened in a run so far, as a recording has it."""
+    """The records of a run so far, numbered without gaps as in a recording."""
     store = given(parts.talks, "sessions").of(tenant).store
-    # A run that was cut off leaves numbers out; a recording has them all.
+    # An interrupted run skips numbers; a recording has no gaps.
     numbers, after = count(1), 0
     while page := await store.records(run_id, after, AT_ONCE):
         after = page[-1].seq
@@ -267,17 +269,17 @@ async def numbered(parts: Parts, tenant: str, run_id: str) -> AsyncGenerator[Rec
 
 @post("/v1/runs/{run_id:str}/cancel", scope=Scope.RUNS_WRITE, tags=TAGS, status_code=200)
 async def cancel_run(parts: Need, caller: Who, run_id: Id) -> Cancelled:
-    """End a run with all that it began."""
+    """Cancel a run and everything that it started."""
     view = await own_run(parts, caller, run_id)
     return Cancelled(await given(parts.runs, "runs").cancel(caller.tenant, view.run_id))
 
 
 @post("/v1/runs/{run_id:str}/messages", scope=Scope.RUNS_WRITE, tags=TAGS, status_code=202)
 async def steer_run(parts: Need, caller: Who, run_id: Id, data: JSONBody[Steering]) -> RunView:
-    """Say something to a run that goes on: it hears it before it decides whether to end."""
+    """Steer a run: the model reads the message before the run ends."""
     view = await own_run(parts, caller, run_id)
     if view.state is State.ENDED:
-        text = "the run has ended; begin another in its session"
+        text = "The run has ended. Start a new run in its session."
         raise Refused(409, "ended", text, details={"session_id": view.session_id})
     await given(parts.runs, "runs").steer(caller.tenant, view.run_id, data.message)
     return await own_run(parts, caller, run_id)

@@ -1,4 +1,4 @@
-"""Sessions: conversations with agents, and what was said in them."""
+"""Routes of sessions: conversations with agents and their messages."""
 
 from __future__ import annotations
 
@@ -31,63 +31,63 @@ class SessionView(Struct, frozen=True, omit_defaults=True):
     title: str
     created_at: float
     parent: str = ""
-    """The session that began it, if one did."""
+    """The session that started this one, if any."""
     messages: int = 0
-    """How many there are."""
+    """The number of messages."""
     last_run: str = ""
     is_open: bool = False
-    """Whether its last run goes on, or waits for somebody."""
+    """Whether its last run has not ended."""
 
 
 class SessionPage(Struct, frozen=True):
-    """Some sessions, the newest first."""
+    """A page of sessions, the newest first."""
 
     items: tuple[SessionView, ...]
     next: str = ""
-    """Given as `before`, it brings the next page; empty on the last one."""
+    """The value of `before` for the next page; empty on the last page."""
 
 
 class NewSession(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A conversation to begin."""
+    """A session to create."""
 
     agent: Name
     title: Line = ""
 
 
 class Renaming(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to change about a session."""
+    """The new title of a session."""
 
     title: Line
 
 
 class Branching(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a session is to be gone on with in another way."""
+    """Where to branch a session."""
 
     at_message: Annotated[int, Meta(ge=0, le=1_000_000_000)] | None = None
-    """The number of the last message that is kept; all if left out."""
+    """The number of the last message to copy; default: all."""
     title: Line = ""
-    """Of the new session; that of the old one if empty."""
+    """The title of the new session; empty: that of the old one."""
 
 
 class NewMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is said in a session."""
+    """A message to send in a session."""
 
     message: Annotated[Text, Meta(min_length=1)]
 
 
 class Said(Struct, frozen=True):
-    """A message, and its place in the session."""
+    """A message and its number in the session."""
 
     number: int
     message: Message
 
 
 class MessagePage(Struct, frozen=True):
-    """Some messages, in order."""
+    """A page of messages, in order."""
 
     items: tuple[Said, ...]
     next: int | None = None
-    """Given as `start`, it brings the next page; null on the last one."""
+    """The value of `start` for the next page; null on the last page."""
 
 
 def _view(
@@ -111,7 +111,7 @@ def _talks(parts: Parts, caller: Caller) -> Conversations:
 
 
 async def own_session(parts: Parts, caller: Caller, session_id: str) -> SessionView:
-    """A session that the caller may see; for any other it is as if there were none."""
+    """A session that the caller may see; `ApiError` 404 for any other."""
     listed = await _talks(parts, caller).store.look(session_id)
     if listed is None or not is_own(caller, listed.session.owner):
         raise not_found("session")
@@ -127,25 +127,26 @@ async def list_sessions(
     caller: Who,
     agent: IdOrNone = "",
     owner: Annotated[
-        str, QueryParameter(max_length=200, pattern=PLAIN, description="Whose; yours if empty.")
+        str, QueryParameter(max_length=200, pattern=PLAIN, description="The owner; empty: you.")
     ] = "",
     before: Cursor = "",
     limit: Most = 50,
 ) -> SessionPage:
-    """Your sessions, the newest first; an admin may ask for those of another user."""
-    whose = owner or caller.principal.user
-    if not is_own(caller, whose):
-        raise Refused(403, "forbidden", "only an admin sees what is another user's")
+    """List your sessions, the newest first; an admin may list those of another user."""
+    user = owner or caller.principal.user
+    if not is_own(caller, user):
+        raise Refused(403, "forbidden", "Only an admin may list the sessions of another user.")
     store = _talks(parts, caller).store
     last = await store.session(before) if before else None
-    if before and (last is None or last.owner != whose):
-        raise not_found("page: its session is gone, begin anew")
-    found = await store.sessions(whose, agent=agent, before=before, limit=limit + 1)
+    if before and (last is None or last.owner != user):
+        text = "The session of this page was deleted. Start again with the first page."
+        raise Refused(404, "not_found", text)
+    found = await store.sessions(user, agent=agent, before=before, limit=limit + 1)
     views = [
-        _view(one.session, one.messages)
-        if one.last is None
-        else _view(one.session, one.messages, one.last.id, one.last.is_open)
-        for one in found
+        _view(listed.session, listed.messages)
+        if listed.last is None
+        else _view(listed.session, listed.messages, listed.last.id, listed.last.is_open)
+        for listed in found
     ]
     page = views[:limit]
     return SessionPage(tuple(page), page[-1].id if len(views) > limit else "")
@@ -153,7 +154,7 @@ async def list_sessions(
 
 @post("/v1/sessions", scope=Scope.SESSIONS_WRITE, tags=TAGS)
 async def open_session(parts: Need, caller: Who, data: JSONBody[NewSession]) -> SessionView:
-    """Begin a conversation with an agent."""
+    """Create a session with an agent."""
     session = await _talks(parts, caller).open(
         data.agent, owner=caller.principal.user, title=data.title
     )
@@ -162,7 +163,7 @@ async def open_session(parts: Need, caller: Who, data: JSONBody[NewSession]) -> 
 
 @get("/v1/sessions/{session_id:str}", scope=Scope.SESSIONS_READ, tags=TAGS)
 async def show_session(parts: Need, caller: Who, session_id: Id) -> SessionView:
-    """One session."""
+    """Show one session."""
     return await own_session(parts, caller, session_id)
 
 
@@ -172,11 +173,11 @@ async def read_messages(
     caller: Who,
     session_id: Id,
     start: Annotated[
-        int, QueryParameter(ge=0, le=1 << 53, description="The first one's number.")
+        int, QueryParameter(ge=0, le=1 << 53, description="The number of the first message.")
     ] = 0,
     limit: Most = 100,
 ) -> MessagePage:
-    """What was said in a session, in order."""
+    """List the messages of a session, in order."""
     session = await own_session(parts, caller, session_id)
     found = await _talks(parts, caller).store.messages(session.id, start, limit + 1)
     page = [Said(number, message) for number, message in found]
@@ -188,7 +189,7 @@ async def read_messages(
 async def rename_session(
     parts: Need, caller: Who, session_id: Id, data: JSONBody[Renaming]
 ) -> SessionView:
-    """Give a session another title."""
+    """Rename a session."""
     await own_session(parts, caller, session_id)
     await _talks(parts, caller).rename(session_id, data.title)
     return await own_session(parts, caller, session_id)
@@ -198,14 +199,14 @@ async def rename_session(
 async def branch_session(
     parts: Need, caller: Who, session_id: Id, data: JSONBody[Branching]
 ) -> SessionView:
-    """Begin another session with what was said in this one, up to a message."""
+    """Create a new session with the messages of this one, up to a given message."""
     session = await own_session(parts, caller, session_id)
-    talks = _talks(parts, caller)
+    conversations = _talks(parts, caller)
     last = session.messages - 1 if data.at_message is None else data.at_message
-    made = await talks.branch(session_id, last)
+    created = await conversations.branch(session_id, last)
     if data.title:
-        await talks.rename(made.id, data.title)
-    return await own_session(parts, caller, made.id)
+        await conversations.rename(created.id, data.title)
+    return await own_session(parts, caller, created.id)
 
 
 @post(
@@ -219,24 +220,24 @@ async def branch_session(
 async def say(
     parts: Need, caller: Who, session_id: Id, data: JSONBody[NewMessage], key: Key = ""
 ) -> Response[RunView]:
-    """Say something in a session: begins a run, which waits for the one before it."""
+    """Send a message in a session: starts a run, after the session's earlier runs have ended."""
     session = await own_session(parts, caller, session_id)
-    errand = Errand(message=data.message, session_id=session_id, agent=session.agent)
-    return await begin(parts, caller, errand, key)
+    run_request = Errand(message=data.message, session_id=session_id, agent=session.agent)
+    return await begin(parts, caller, run_request, key)
 
 
 @delete("/v1/sessions/{session_id:str}", scope=Scope.SESSIONS_WRITE, tags=TAGS)
 async def forget_session(parts: Need, caller: Who, session_id: Id) -> None:
-    """Delete a session with everything that was said and done in it; the audit stays."""
+    """Delete a session with its messages, runs, canvas and notes; the audit log stays."""
     session = await own_session(parts, caller, session_id)
-    gone = await _talks(parts, caller).forget(session_id)
+    deleted = await _talks(parts, caller).forget(session_id)
     if parts.canvases is not None:
-        for one in gone:
-            await parts.canvases.clear(caller.tenant, one)
+        for deleted_id in deleted:
+            await parts.canvases.clear(caller.tenant, deleted_id)
     if parts.memory is not None:
         memory = parts.memory(caller.tenant, session.owner)
-        for one in gone:
-            await memory.forget(one)
+        for deleted_id in deleted:
+            await memory.forget(deleted_id)
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (

@@ -1,4 +1,4 @@
-"""What the requests and answers of several routes are made of."""
+"""Parameter types that several routes share."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from litestar.params import HeaderParameter, PathParameter, QueryParameter
 from msgspec import Meta
 
 PLAIN = r"^[^\u0000]*$"
-"""Any text without NUL, which not every store can keep."""
+"""Any text without NUL, which PostgreSQL cannot store."""
 NAMED = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$"
 
-Id = Annotated[str, PathParameter(pattern=NAMED, description="As the list of these says.")]
+Id = Annotated[str, PathParameter(pattern=NAMED, description="The id, as in the list.")]
 """An id in a path."""
 Cursor = Annotated[
     str,
     QueryParameter(
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@-]{0,127})?$",
-        description="What `next` said on the page before; empty begins with the newest.",
+        description="The `next` of the previous page; empty starts with the newest.",
     ),
 ]
-Most = Annotated[int, QueryParameter(ge=1, le=200, description="How many at most.")]
+Most = Annotated[int, QueryParameter(ge=1, le=200, description="The maximum number of items.")]
 IdOrNone = Annotated[
     str,
     QueryParameter(
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@-]{0,127})?$",
-        description="Only those of this one; empty is all.",
+        description="Only items with this id; empty: all.",
     ),
 ]
 Key = Annotated[
@@ -33,11 +33,11 @@ Key = Annotated[
     HeaderParameter(
         name="Idempotency-Key",
         pattern=r"^[\x20-\x7e]{0,200}$",
-        description="Of your own choice; the same again gives what was begun with it, not another.",
+        description="A key of your choice: a repeated request with it returns the first result.",
     ),
 ]
 After = Annotated[
-    int, QueryParameter(ge=0, le=1 << 53, description="Begin behind the record of this number.")
+    int, QueryParameter(ge=0, le=1 << 53, description="Start after the record with this number.")
 ]
 LastEvent = Annotated[
     int,
@@ -45,14 +45,14 @@ LastEvent = Annotated[
         name="Last-Event-ID",
         ge=0,
         le=1 << 53,
-        description="The same as `after`, as a client says it by itself when it comes back.",
+        description="The same as `after`; event-stream clients send it when they reconnect.",
     ),
 ]
 
 Text = Annotated[str, Meta(pattern=PLAIN)]
-"""What somebody says; how long it may be is for the limit on bodies to say."""
+"""Free text; its length is limited by the size of the body."""
 Line = Annotated[str, Meta(max_length=200, pattern=PLAIN)]
-"""A title, a name."""
+"""A title or a name."""
 Reason = Annotated[str, Meta(max_length=2_000, pattern=PLAIN)]
 Name = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@/-]{0,127})?$")]
-"""An id in a body; empty leaves it open."""
+"""An id in a body; empty: not set."""

@@ -1,4 +1,4 @@
-"""What agents have at hand: tools, skills, what was remembered."""
+"""Routes of tools, skills and memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evoclaw.orchestrator.people.access import Scope
 
 
 class ToolView(Struct, frozen=True):
-    """A tool of this machine."""
+    """A tool of this orchestrator."""
 
     name: str
     description: str
@@ -36,7 +36,7 @@ class ToolView(Struct, frozen=True):
 
 
 class AbsentTool(Struct, frozen=True):
-    """A tool that cannot be used here."""
+    """A tool that is not available."""
 
     name: str
     why: str
@@ -48,27 +48,27 @@ class AbsentTool(Struct, frozen=True):
 
 
 class ToolList(Struct, frozen=True):
-    """The tools there are, and those that cannot be used."""
+    """The available tools, and the unavailable ones with the reason."""
 
     items: tuple[ToolView, ...]
     absent: tuple[AbsentTool, ...]
 
 
 class SkillList(Struct, frozen=True):
-    """The skills there are, and those that cannot be used."""
+    """The available skills, and the unavailable ones with the reason."""
 
     items: tuple[SkillView, ...]
     problems: tuple[SkillProblem, ...]
 
 
 class MemoryList(Struct, frozen=True):
-    """What fits best, the best first."""
+    """The matching notes, the best first."""
 
     items: tuple[dict[str, JSON], ...]
 
 
 def tool_view(tool: Tool) -> ToolView:
-    """A tool as it is shown."""
+    """The view of a tool."""
     return ToolView(
         tool.name,
         tool.description,
@@ -84,7 +84,7 @@ def tool_view(tool: Tool) -> ToolView:
 
 @get("/v1/tools", scope=Scope.TOOLS_READ, tags=["tools"])
 async def list_tools(parts: Need, caller: Who) -> ToolList:
-    """The tools of this machine, and why others cannot be used."""
+    """List the tools of this orchestrator, and the unavailable ones with the reason."""
     tools = given(parts.tools, "tools")
     absent = tuple(
         AbsentTool(
@@ -97,7 +97,7 @@ async def list_tools(parts: Need, caller: Who) -> ToolList:
 
 @get("/v1/tools/{name:str}", scope=Scope.TOOLS_READ, tags=["tools"])
 async def show_tool(parts: Need, caller: Who, name: Id) -> ToolView:
-    """One tool."""
+    """Show one tool."""
     for tool in given(parts.tools, "tools").offered():
         if tool.name == name:
             return tool_view(tool)
@@ -106,14 +106,14 @@ async def show_tool(parts: Need, caller: Who, name: Id) -> ToolView:
 
 @get("/v1/skills", scope=Scope.SKILLS_READ, tags=["skills"])
 async def list_skills(parts: Need, caller: Who) -> SkillList:
-    """The skills of this machine, and why others cannot be used."""
+    """List the skills of this orchestrator, and the unavailable ones with the reason."""
     skills = given(parts.skills, "skills")
     return SkillList(tuple(skills.all()), tuple(skills.problems()))
 
 
 @get("/v1/skills/{name:str}", scope=Scope.SKILLS_READ, tags=["skills"])
 async def show_skill(parts: Need, caller: Who, name: Id) -> SkillView:
-    """One skill with its instructions."""
+    """Show one skill with its instructions."""
     found = given(parts.skills, "skills").find(name)
     if found is None:
         raise not_found("skill")
@@ -128,16 +128,19 @@ async def search_memory(
         str, QueryParameter(name="query", min_length=1, max_length=1_000, pattern=PLAIN)
     ],
     level: Annotated[
-        Literal["index", "timeline", "full"], QueryParameter(description="How much of it.")
+        Literal["index", "timeline", "full"],
+        QueryParameter(description="How much of each note to return."),
     ] = "index",
-    top_k: Annotated[int, QueryParameter(ge=1, le=100, description="How many at most.")] = 5,
+    top_k: Annotated[
+        int, QueryParameter(ge=1, le=100, description="The maximum number of notes.")
+    ] = 5,
     agent: IdOrNone = "",
     session_id: IdOrNone = "",
 ) -> MemoryList:
-    """What your agents went through and fits a query."""
+    """Search the notes that your agents keep between sessions."""
     memory = given(parts.memory, "memories")(caller.tenant, caller.principal.user)
     found = await memory.search(wanted, level, top_k, agent=agent, session_id=session_id)
-    return MemoryList(tuple(msgspec.to_builtins(one) for one in found))
+    return MemoryList(tuple(msgspec.to_builtins(note) for note in found))
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (

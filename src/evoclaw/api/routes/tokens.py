@@ -1,4 +1,4 @@
-"""Tokens: who may come in, made and taken back by an admin."""
+"""Routes of API tokens: an admin creates, lists and revokes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Short = Annotated[str, Meta(max_length=128, pattern=PLAIN)]
 
 
 class TokenView(Struct, frozen=True):
-    """A token, without its secret."""
+    """An API token, without its secret."""
 
     id: str
     name: str
@@ -29,7 +29,7 @@ class TokenView(Struct, frozen=True):
     made_at: float
     expires_at: float | None
     used_at: float | None
-    """About when it was last shown."""
+    """When it was last used, approximately."""
     revoked_at: float | None
 
 
@@ -40,30 +40,30 @@ class TokenList(Struct, frozen=True):
 
 
 class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token to make."""
+    """A token to create."""
 
     name: Annotated[Line, Meta(min_length=1)]
-    """For people: what it is for."""
+    """A name for people: what the token is for."""
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=50)]
-    """What it may ask for; none that you do not hold yourself."""
+    """The scopes of the token; you cannot grant a scope that you do not hold."""
     user: Short = ""
-    """On whose behalf it asks."""
+    """The user on whose behalf it acts."""
     tenant: Short = ""
-    """Whose data it opens; yours if empty. Only the operator may say another."""
+    """The tenant whose data it opens; empty: yours. Only the operator may name another."""
     expires_in: Annotated[float, Meta(gt=0, le=315_360_000)] | None = None
-    """Seconds until it is worth nothing; never if left out."""
+    """Seconds until it expires; default: never."""
 
 
 class MadeToken(Struct, frozen=True):
-    """A token that was made."""
+    """A token that was created."""
 
     id: str
     token: str
-    """The whole of it. It is not kept and never shown again."""
+    """The secret. It is not stored and never shown again."""
 
 
 class Whoami(Struct, frozen=True):
-    """Whoever asks, as far as the token says."""
+    """The identity and scopes of the caller."""
 
     tenant: str
     user: str
@@ -73,50 +73,50 @@ class Whoami(Struct, frozen=True):
 
 @get("/v1/tokens", scope=Scope.ADMIN, tags=TAGS)
 async def list_tokens(parts: Need, caller: Who) -> TokenList:
-    """The tokens of your tenant, also those that were taken back."""
+    """List the tokens of your tenant, including revoked ones."""
     found = await parts.access.list(caller.tenant)
     return TokenList(
         tuple(
             TokenView(
-                one.id, one.name, one.tenant, one.user, tuple(sorted(one.scopes)), one.made_at,
-                one.expires_at, one.used_at, one.revoked_at,
+                token.id, token.name, token.tenant, token.user, tuple(sorted(token.scopes)),
+                token.made_at, token.expires_at, token.used_at, token.revoked_at,
             )
-            for one in found
+            for token in found
         )
     )  # fmt: skip
 
 
 @post("/v1/tokens", scope=Scope.ADMIN, tags=TAGS)
 async def make_token(parts: Need, caller: Who, data: JSONBody[NewToken]) -> MadeToken:
-    """Make a token: it is shown once."""
+    """Create a token. Its secret is shown only once."""
     tenant = data.tenant or caller.tenant
     if caller.tenant not in (tenant, parts.operator):
-        raise Refused(403, "forbidden", "only the operator makes tokens for another tenant")
+        raise Refused(403, "forbidden", "Only the operator may create tokens for another tenant.")
     _check(caller, data.scopes)
-    made = await parts.access.new(data.name, tenant, data.user, data.scopes, data.expires_in)
-    return MadeToken(*made)
+    created = await parts.access.new(data.name, tenant, data.user, data.scopes, data.expires_in)
+    return MadeToken(*created)
 
 
 def _check(caller: Caller, scopes: tuple[Scope, ...]) -> None:
-    """Nobody gives what they do not have; a person's scope least of all."""
+    """Refuse scopes that the caller does not hold; this includes `human`."""
     lacking = [str(scope) for scope in scopes if not caller.may(scope)]
     if lacking:
-        text = f"you cannot give what you do not hold: {', '.join(sorted(lacking))}"
+        text = f"You cannot grant scopes that you do not hold: {', '.join(sorted(lacking))}."
         raise Refused(403, "forbidden", text, details={"scopes": sorted(lacking)})
 
 
 @delete("/v1/tokens/{token_id:str}", scope=Scope.ADMIN, tags=TAGS)
 async def revoke_token(parts: Need, caller: Who, token_id: Id) -> None:
-    """Take a token back: from now on it lets nobody in."""
+    """Revoke a token; it takes effect at once."""
     if not await parts.access.revoke(caller.tenant, token_id):
         raise not_found("token")
 
 
 @get("/v1/me", scope=ANY_CALLER, tags=TAGS)
 async def who_am_i(caller: Who) -> Whoami:
-    """Who your token says you are, and what you may ask for."""
-    who = caller.principal
-    return Whoami(who.tenant, who.user, caller.token, tuple(sorted(caller.scopes)))
+    """Show the identity and scopes of your token."""
+    principal = caller.principal
+    return Whoami(principal.tenant, principal.user, caller.token, tuple(sorted(caller.scopes)))
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (list_tokens, make_token, revoke_token, who_am_i)

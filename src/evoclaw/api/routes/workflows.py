@@ -1,4 +1,4 @@
-"""Workflows: what can be started, what was, and the steps that wait for a person."""
+"""Routes of workflows: definitions, workflow runs, and steps that wait for a person."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ TAGS = ["workflows"]
 
 
 class DefinitionView(Struct, frozen=True, omit_defaults=True):
-    """A workflow that can be started, or what is wrong with it."""
+    """A workflow definition, or what is wrong with it."""
 
     name: str
     description: str = ""
     inputs: dict[str, JSON] = {}
-    """What it takes, by name."""
+    """The inputs by name."""
     steps: tuple[str, ...] = ()
     problem: str = ""
     next_at: float | None = None
-    """When it starts by itself next, if it does."""
+    """When its schedule starts it next, if it has one."""
 
 
 class DefinitionList(Struct, frozen=True):
-    """The workflows that are defined."""
+    """The workflow definitions."""
 
     items: tuple[DefinitionView, ...]
 
 
 class Starting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to start a workflow with."""
+    """The inputs of a workflow run."""
 
     inputs: dict[str, JSON] = {}
 
 
 class WorkflowPage(Struct, frozen=True):
-    """Some workflows that were started, the newest first, without their steps."""
+    """A page of workflow runs, the newest first, without their steps."""
 
     items: tuple[WorkflowView, ...]
     next: str = ""
-    """Given as `before`, it brings the next page; empty on the last one."""
+    """The value of `before` for the next page; empty on the last page."""
 
 
 class StepAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a person says to a step that waits."""
+    """A person's answer to a step that waits."""
 
     step: Line
     decision: Decision
@@ -78,7 +78,7 @@ class StepAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 async def _own(parts: Parts, caller: Caller, workflow_id: str) -> WorkflowView:
-    """A workflow that the caller may see; for any other it is as if there were none."""
+    """A workflow run that the caller may see; `ApiError` 404 for any other."""
     view = await given(parts.workflows, "workflows").look(caller.tenant, workflow_id)
     if view is None or not is_own(caller, view.user):
         raise not_found("workflow")
@@ -87,18 +87,18 @@ async def _own(parts: Parts, caller: Caller, workflow_id: str) -> WorkflowView:
 
 @get("/v1/workflows", scope=Scope.WORKFLOWS_READ, tags=TAGS)
 async def list_definitions(parts: Need, caller: Who) -> DefinitionList:
-    """What can be started, and what is wrong with the rest."""
+    """List the workflow definitions, with the problems of invalid ones."""
     found = await given(parts.workflows, "workflows").definitions()
     views: list[DefinitionView] = []
-    for one in found:
-        workflow = one.workflow
+    for definition in found:
+        name, problem, workflow = definition.name, definition.problem, definition.workflow
         if workflow is None:
-            views.append(DefinitionView(one.name, problem=one.problem))
+            views.append(DefinitionView(name, problem=problem))
             continue
         inputs: dict[str, JSON] = msgspec.to_builtins(workflow.inputs)
         steps = tuple(step.name for step in workflow.steps)
         views.append(
-            DefinitionView(one.name, workflow.description, inputs, steps, one.problem, one.next_at)
+            DefinitionView(name, workflow.description, inputs, steps, problem, definition.next_at)
         )
     return DefinitionList(tuple(views))
 
@@ -107,7 +107,7 @@ async def list_definitions(parts: Need, caller: Who) -> DefinitionList:
 async def start_workflow(
     parts: Need, caller: Who, name: Id, data: JSONBody[Starting], key: Key = ""
 ) -> WorkflowView:
-    """Start a workflow: it is kept before this answers; the same key again gives the same one."""
+    """Start a workflow. It is stored before the response; the same key returns the same run."""
     workflows = given(parts.workflows, "workflows")
     return await workflows.start(caller.principal, name, data.inputs, key=key)
 
@@ -121,10 +121,10 @@ async def list_workflows(
     before: Cursor = "",
     limit: Most = 50,
 ) -> WorkflowPage:
-    """The workflows that you started, the newest first; an admin sees all of the tenant."""
+    """List your workflow runs, the newest first; an admin sees those of the whole tenant."""
     workflows = given(parts.workflows, "workflows")
     own: list[WorkflowView] = []
-    # A page is full though others' are between one's own; only the last one is short.
+    # Skips the runs of other users and fills the page; only the last page is short.
     while len(own) < limit:
         found = await workflows.list(
             caller.tenant, name=name, state=stands, before=before, limit=limit
@@ -138,7 +138,7 @@ async def list_workflows(
 
 @get("/v1/workflow-runs/{workflow_id:str}", scope=Scope.WORKFLOWS_READ, tags=TAGS)
 async def show_workflow(parts: Need, caller: Who, workflow_id: Id) -> WorkflowView:
-    """One workflow with its steps."""
+    """Show one workflow run with its steps."""
     return await _own(parts, caller, workflow_id)
 
 
@@ -147,7 +147,7 @@ async def show_workflow(parts: Need, caller: Who, workflow_id: Id) -> WorkflowVi
     scope=Scope.WORKFLOWS_READ,
     tags=TAGS,
     media_type=EVENT_STREAM,
-    responses=streams("Each record as one event, until the workflow has ended."),
+    responses=streams("One event per record, until the workflow run has ended."),
 )
 async def watch_workflow(
     request: Request[Any, Any, Any],
@@ -157,7 +157,7 @@ async def watch_workflow(
     after: After = 0,
     last_event_id: LastEvent = 0,
 ) -> EventStream:
-    """Watch a workflow: what happened so far, then the rest as it happens."""
+    """Stream the records of a workflow run: the past ones, then new ones as they happen."""
     view = await _own(parts, caller, workflow_id)
     frames = _frames(parts, caller.tenant, view.id, last_event_id or after)
     return event_stream(request, frames)
@@ -179,7 +179,7 @@ async def _frames(
     status_code=200,
 )
 async def cancel_workflow(parts: Need, caller: Who, workflow_id: Id) -> Cancelled:
-    """End a workflow, and the runs that it began."""
+    """Cancel a workflow run and the runs that it started."""
     view = await _own(parts, caller, workflow_id)
     by = caller.principal.user or caller.token
     workflows = given(parts.workflows, "workflows")
@@ -190,7 +190,7 @@ async def cancel_workflow(parts: Need, caller: Who, workflow_id: Id) -> Cancelle
 async def answer_step(
     parts: Need, caller: Who, workflow_id: Id, data: JSONBody[StepAnswer]
 ) -> WorkflowView:
-    """Say something to a step that waits for a person; the first answer counts."""
+    """Answer a step that waits for a person. The first answer counts."""
     view = await _own(parts, caller, workflow_id)
     workflows = given(parts.workflows, "workflows")
     return await workflows.answer(caller.answerer(), view.id, data.step, data.decision, data.reason)

@@ -1,9 +1,9 @@
-// The public HTTP API: requests with the token, and event streams that come back by themselves.
+// Client of the public HTTP API: requests with the token, and event streams that reconnect.
 
 const KEY = "evoclaw.token";
 let token = sessionStorage.getItem(KEY) || localStorage.getItem(KEY) || "";
 
-/** Something was refused or failed: `status`, `code`, and a text for people. */
+/** An error response: `status`, `code`, and a message for people. */
 export class Problem extends Error {
   constructor(status, code, message, details) {
     super(message);
@@ -13,15 +13,15 @@ export class Problem extends Error {
   }
 }
 
-/** Whether there is a token to show. */
+/** Whether a token is set. */
 export function hasToken() {
   return token !== "";
 }
 
-/** Whether this is the token that is shown already. */
+/** Whether this is the current token. */
 export const isToken = (value) => value.trim() === token;
 
-/** Use a token from now on; it is kept for this tab, or on this device if `remember`. */
+/** Set the token; it is stored for this tab, or on this device if `remember`. */
 export function useToken(value, remember) {
   token = value.trim();
   sessionStorage.setItem(KEY, token);
@@ -29,14 +29,14 @@ export function useToken(value, remember) {
   else localStorage.removeItem(KEY);
 }
 
-/** Forget the token. */
+/** Remove the token. */
 export function dropToken() {
   if (localStorage.getItem(KEY) === token) localStorage.removeItem(KEY);
   token = "";
   sessionStorage.removeItem(KEY);
 }
 
-/** Be told when the token that is used here was forgotten in another tab. */
+/** Call back when the token was removed in another tab. */
 export function onForgotten(call) {
   window.addEventListener("storage", ({ key, oldValue, newValue }) => {
     if (key === KEY && newValue === null && token && oldValue === token) call();
@@ -45,13 +45,13 @@ export function onForgotten(call) {
 
 const WHO = "evoclaw.who";
 
-/** What was typed here and not sent is for whoever typed it: nobody else finds it. */
+/** Delete the drafts of another user: unsent text is only for its author. */
 export function keepFor(who) {
   if (sessionStorage.getItem(WHO) !== who) forgetKept();
   sessionStorage.setItem(WHO, who);
 }
 
-/** Let go of all that was kept in this tab, but for the token. */
+/** Delete everything that this tab stored, except the token. */
 export function forgetKept() {
   for (const key of Object.keys(sessionStorage)) {
     if (key.startsWith("evoclaw.") && key !== KEY) sessionStorage.removeItem(key);
@@ -63,26 +63,26 @@ function headers(more) {
 }
 
 async function problemOf(response) {
-  let said = {};
+  let error = {};
   try {
-    said = (await response.json()).error || {};
+    error = (await response.json()).error || {};
   } catch {
-    said = {}; // not ours: a proxy's own page, perhaps
+    error = {}; // not from EvoClaw: perhaps the error page of a proxy
   }
   if (response.status === 401) window.dispatchEvent(new CustomEvent("evoclaw:out"));
-  const text = said.message || `the server answered ${response.status}`;
-  return new Problem(response.status, said.code || "", text, said.details);
+  const text = error.message || `The server answered with status ${response.status}.`;
+  return new Problem(response.status, error.code || "", text, error.details);
 }
 
-/** An address as it is meant: a name in it that leads elsewhere, as `..`, is nobody's. */
-function meant(path) {
+/** Check that a path does not lead elsewhere, such as through `..` in an id. */
+function checkedPath(path) {
   const [wanted] = path.split("?");
   if (new URL(path, location.origin).pathname === wanted) return path;
-  throw new Problem(404, "not_found", "there is nothing of that name");
+  throw new Problem(404, "not_found", "There is nothing with this id.");
 }
 
 async function ask(method, path, body, { signal, key } = {}) {
-  meant(path);
+  checkedPath(path);
   const more = body === undefined ? {} : { "content-type": "application/json" };
   if (key) more["idempotency-key"] = key;
   let response;
@@ -91,7 +91,8 @@ async function ask(method, path, body, { signal, key } = {}) {
     response = await fetch(path, { method, headers: headers(more), body: sent, signal });
   } catch (cause) {
     if (cause.name === "AbortError") throw cause;
-    throw new Problem(0, "unreachable", "the orchestrator cannot be reached; is it up?");
+    throw new Problem(0, "unreachable",
+      "The orchestrator is unreachable. Check that `evoclaw up` is running.");
   }
   if (!response.ok) throw await problemOf(response);
   return response;
@@ -102,37 +103,37 @@ async function json(response) {
   return text ? JSON.parse(text) : null;
 }
 
-/** Ask for something; `query` is an object of parameters. */
+/** Send a GET request; `query` is an object of parameters. */
 export async function get(path, query, options) {
   return json(await ask("GET", withQuery(path, query), undefined, options));
 }
 
-/** Have something done. */
+/** Send a POST request. */
 export async function post(path, body = {}, options) {
   return json(await ask("POST", path, body, options));
 }
 
-/** Have something done that takes no body. */
+/** Send a POST request without a body. */
 export async function postEmpty(path, options) {
   return json(await ask("POST", path, undefined, options));
 }
 
-/** Change something. */
+/** Send a PATCH request. */
 export async function patch(path, body, options) {
   return json(await ask("PATCH", path, body, options));
 }
 
-/** Remove something. */
+/** Send a DELETE request. */
 export async function del(path, query, options) {
   return json(await ask("DELETE", withQuery(path, query), undefined, options));
 }
 
-/** A text that is no JSON, such as a recording of a run. */
+/** GET a text that is not JSON, such as a recording of a run. */
 export async function text(path, options) {
   return (await ask("GET", path, undefined, options)).text();
 }
 
-/** An address with parameters; those that are empty are left out. */
+/** A path with query parameters; empty ones are left out. */
 export function withQuery(path, query) {
   const pairs = Object.entries(query || {})
     .filter(([, value]) => value !== "" && value !== null && value !== undefined);
@@ -140,23 +141,23 @@ export function withQuery(path, query) {
 }
 
 /**
- * Follow an event stream; what breaks off is taken up again behind the last event.
+ * Follow an event stream; reconnect after the last event when it breaks off.
  * @param {string} path
  * @param {object} options `signal`; `onEvent(type, data, id)`; `onState("open"|"away"|"over")`;
- *   `after`, the id to begin behind; `forever`: a stream that ends is asked for again.
+ *   `after`, the id to start after; `forever`: reconnect also when the stream ends.
  */
 export async function follow(path, { signal, onEvent, onState = () => {}, after = "", forever }) {
-  const place = { id: after, again: false };
+  const cursor = { id: after, again: false };
   for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
     try {
-      const more = place.id ? { "last-event-id": place.id } : {};
-      const response = await fetch(meant(path), { headers: headers(more), signal });
+      const more = cursor.id ? { "last-event-id": cursor.id } : {};
+      const response = await fetch(checkedPath(path), { headers: headers(more), signal });
       if (!response.ok) throw await problemOf(response);
       onState("open");
       wait = 250;
-      place.again = false;
-      await read(response.body, place, onEvent);
-      if (!forever && !place.again) {
+      cursor.again = false;
+      await read(response.body, cursor, onEvent);
+      if (!forever && !cursor.again) {
         onState("over");
         return;
       }
@@ -170,7 +171,7 @@ export async function follow(path, { signal, onEvent, onState = () => {}, after 
   }
 }
 
-async function read(body, place, onEvent) {
+async function read(body, cursor, onEvent) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -178,23 +179,23 @@ async function read(body, place, onEvent) {
     if (done) return;
     const frames = (rest + value).split("\n\n");
     rest = frames.pop();
-    for (const frame of frames) tell(frame, place, onEvent);
+    for (const frame of frames) dispatch(frame, cursor, onEvent);
   }
 }
 
-function tell(frame, place, onEvent) {
+function dispatch(frame, cursor, onEvent) {
   let type = "message", data = "", id;
   for (const line of frame.split("\n")) {
     if (line.startsWith("event: ")) type = line.slice(7);
     else if (line.startsWith("data: ")) data += line.slice(6);
     else if (line.startsWith("id: ")) id = line.slice(4);
   }
-  if (!data) return; // a sign of life
-  if (id !== undefined) place.id = id;
+  if (!data) return; // a heartbeat
+  if (id !== undefined) cursor.id = id;
   const value = JSON.parse(data);
   if (type === "dropped" || type === "closing" || type === "error") {
-    if (type === "dropped") place.id = String(value.after);
-    place.again = true;
+    if (type === "dropped") cursor.id = String(value.after);
+    cursor.again = true;
     return;
   }
   onEvent(type, value, id);

@@ -1,29 +1,29 @@
-// The page: who is logged in, which view is shown, and what waits for a person.
+// The dashboard: login, navigation between views, and the count of what waits for a person.
 
 import { dropToken, forgetKept, hasToken, isToken, onForgotten, useToken } from "./api.js";
 import { announce, clean, h, oneLine, replace } from "./dom.js";
 import { begin, forget, known, on } from "./live.js";
-import { confirmed, dialog, failed, field, toast } from "./parts.js";
+import { confirmed, dialog, failed, field, toast } from "./components.js";
 
 const VIEWS = [
   ["fleet", "Fleet", "f"], ["chat", "Chat", "c"], ["runs", "Runs", "r"],
   ["approvals", "Approvals", "a"], ["tools", "Tools & skills", "t"], ["metrics", "Metrics", "m"],
   ["audit", "Audit", "u"], ["settings", "Settings", "s"],
 ];
-// What stands behind each address: a name may have another module for one thing of it.
+// The module of each view; a view may have another module for a single item.
 const MODULES = { runs: (args) => (args.length ? "run" : "runs") };
 
-let session = null; // ends when whoever is logged in leaves
-let shown = null; // ends when another view is shown
+let session = null; // aborted on logout
+let shown = null; // aborted when another view is shown
 
-/** Where the view is, as its address says: the view's name, then its arguments. */
+/** The view and its arguments, from the URL fragment. */
 function place() {
   const [path] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...args] = path.split("/").filter(Boolean).map(decoded);
-  return VIEWS.some(([one]) => one === name) ? { name, args } : { name: "chat", args: [] };
+  return VIEWS.some(([view]) => view === name) ? { name, args } : { name: "chat", args: [] };
 }
 
-/** What a piece of an address says; one that says nothing is taken as it is. */
+/** Decode a part of the URL; an invalid one is returned as it is. */
 function decoded(piece) {
   try {
     return decodeURIComponent(piece);
@@ -74,7 +74,7 @@ async function show() {
 }
 
 function showWaiting() {
-  const number = known.approvals.filter((one) => one.standing === "waiting").length
+  const number = known.approvals.filter((approval) => approval.standing === "waiting").length
     + known.questions.length;
   const place = document.getElementById("waiting");
   replace(place, number ? String(number) : null,
@@ -87,8 +87,8 @@ function showLink(state) {
   place.dataset.state = state;
 }
 
-/** In whose name one is here: a link may have logged in somebody else than one thinks. */
-function showWho() {
+/** Show the current user: a link may have logged in another user than expected. */
+function showUser() {
   const { tenant, user, token } = known.me, place = document.getElementById("leave");
   place.title = clean(`${user || token} of ${tenant}`);
   if (user) replace(place, `Log out ${oneLine(user, 14)}`);
@@ -105,7 +105,7 @@ async function enter() {
     on("questions", showWaiting, signal);
     on("link", showLink, signal);
     await begin(signal);
-    showWho();
+    showUser();
     await show();
   } catch (cause) {
     if (signal.aborted) return;
@@ -130,8 +130,8 @@ function askToken(why) {
       field("Token", input), h("label", { class: "check" }, keep, " Remember it on this device"),
       h("button", { class: "primary" }, "Log in"),
       h("p", { class: "hint" }, "On the orchestrator's machine, ", h("code", null, "evoclaw page"),
-        " gives a link that logs in; ", h("code", null, "evoclaw token new"),
-        " makes a token."))));
+        " prints a link that logs you in; ", h("code", null, "evoclaw token new"),
+        " creates a token."))));
   input.focus();
 }
 
@@ -140,7 +140,7 @@ function logOut() {
   leave("You are logged out.");
 }
 
-/** Nothing of whoever leaves stays in sight, or in memory for whoever comes next. */
+/** Log out: remove the user's data from the screen and from memory. */
 function leave(why) {
   session?.abort();
   shown?.abort();
@@ -158,7 +158,7 @@ function changeTheme() {
   const next = order[(order.indexOf(localStorage.getItem("evoclaw.theme") || "") + 1) % 3];
   localStorage.setItem("evoclaw.theme", next);
   setTheme();
-  toast(next ? `${next} theme` : "theme of the system");
+  toast(next ? `${next} theme` : "system theme");
 }
 
 function setTheme() {
@@ -186,17 +186,17 @@ function help() {
     h("dt", null, h("kbd", null, "?")), h("dd", null, "this list")));
 }
 
-/** A link from `evoclaw page` brings its token behind the `#`, which no server is ever told. */
+/** A link from `evoclaw page` has its token in the fragment, which browsers do not send. */
 async function takeToken() {
   const found = /^#token=([^&]+)/.exec(location.hash);
   if (!found) return false;
   const brought = decoded(found[1]);
   history.replaceState(null, "", location.pathname);
   if (isToken(brought)) return false;
-  // Anybody can send a link: it must not make somebody work in another one's name unawares.
-  if (hasToken() && await confirmed("Log in as somebody else?", "This link brings a token of its "
-    + "own. If you go on, it takes the place of the one that you use here now, and what you then "
-    + "say and do is in the name of whoever made it. Go on only if you made the link yourself.",
+  // A malicious link must not silently make the user work under another account.
+  if (hasToken() && await confirmed("Log in as another user?", "This link contains another token. "
+    + "If you continue, it replaces your current token, and everything that you do is in the name "
+    + "of the token's owner. Continue only if you created the link yourself.",
   { action: "Log in with the link" }) === null) return false;
   if (session) leave("");
   useToken(brought, false);
@@ -212,11 +212,11 @@ setTheme();
 window.addEventListener("hashchange", moved);
 onForgotten(() => leave("You logged out in another tab."));
 window.addEventListener("evoclaw:out", () => {
-  if (session) leave(known.me ? "The token no longer works." : "That token is not known here.");
+  if (session) leave(known.me ? "The token is no longer valid." : "Unknown token.");
 });
 document.addEventListener("keydown", onKey);
 document.getElementById("skip")
   .addEventListener("click", () => document.getElementById("main")?.focus());
 await takeToken();
 if (hasToken()) enter();
-else askToken("Show your token to come in.");
+else askToken("Enter your API token.");

@@ -1,4 +1,4 @@
-// Elements made from values. Every text goes in as text, cleaned: nothing here can become markup.
+// Creates DOM elements. Every text is cleaned and inserted as text, never as markup.
 
 const SEQUENCES = new RegExp(
   "\\x1b\\[[0-?]*[ -/]*[@-~]" + // CSI
@@ -11,7 +11,7 @@ const PLAIN = /^[\x20-\x7e\n\t]*$/;
 
 /** A text without escape sequences, control characters, and what reorders or hides text. */
 export function clean(text) {
-  // An object of somebody's making may not even know how to become a text.
+  // An untrusted object may have no usable toString.
   const value = typeof text === "object" ? JSON.stringify(text) : String(text);
   if (PLAIN.test(value)) return value;
   return value.replace(/\r\n/g, "\n").replace(SEQUENCES, "")
@@ -41,7 +41,7 @@ export function s(tag, props, ...children) {
 }
 
 const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "indeterminate", "hidden"]);
-// Addresses go only where they can do no harm: to this page and its own files.
+// URLs may only lead to the dashboard and its own files.
 const ADDRESSES = new Set(["href", "src", "xlink:href", "action", "formaction"]);
 const HERE = /^(#|\/\w|data:image\/(png|jpeg|gif|webp);)/;
 
@@ -61,7 +61,7 @@ function fill(element, props, children) {
     } else if (name.startsWith("on") || name === "srcdoc") {
       throw new Error(`${name} is never set as an attribute`);
     } else if (ADDRESSES.has(name) && !HERE.test(value)) {
-      throw new Error(`${name} may only lead to this page`);
+      throw new Error(`${name} may only lead to the dashboard`);
     } else {
       element.setAttribute(name, value === true ? "" : clean(value));
     }
@@ -79,27 +79,27 @@ function add(element, children) {
   }
 }
 
-/** Put these children in place of whatever an element holds. */
+/** Replace the children of an element. */
 export function replace(element, ...children) {
   element.replaceChildren();
   add(element, children);
   return element;
 }
 
-/** Set an element's text, only if it differs: a selection and a reader are not disturbed. */
+/** Set an element's text only if it differs, to keep selections and screen readers undisturbed. */
 export function setText(element, text) {
   const value = clean(text);
   if (element.textContent !== value) element.textContent = value;
 }
 
-/** Say something to whoever listens instead of looking. */
+/** Announce a text to screen readers. */
 export function announce(text) {
   const place = document.getElementById("announcer");
   place.textContent = "";
   requestAnimationFrame(() => { place.textContent = clean(text); });
 }
 
-/** Call, but not while somebody presses in a place: what is clicked must still be there then. */
+/** Defer a call while the pointer is down in an element, so that the click still hits it. */
 export function unpressed(place, signal, call) {
   let pressed = false, asked = false;
   const released = () => {
@@ -127,7 +127,7 @@ export function perFrame(call) {
   };
 }
 
-/** Call every second until aborted: for what tells how long ago, or how long still. */
+/** Call every second until aborted, for relative times. */
 export function ticking(call, signal) {
   const timer = setInterval(call, 1000);
   signal.addEventListener("abort", () => clearInterval(timer), { once: true });

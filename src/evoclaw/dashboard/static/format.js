@@ -19,15 +19,15 @@ export const millis = (value) => duration(value === null ? null : value / 1000);
 /** How long ago a moment was. */
 export function ago(unix) {
   if (!unix) return "never";
-  const gone = Math.max(0, Date.now() / 1000 - unix);
-  if (gone < 5) return "just now";
-  if (gone < 60) return `${Math.floor(gone)} s ago`;
-  if (gone < 3600) return `${Math.floor(gone / 60)} min ago`;
-  if (gone < 86400) return `${Math.floor(gone / 3600)} h ago`;
-  return `${Math.floor(gone / 86400)} d ago`;
+  const elapsed = Math.max(0, Date.now() / 1000 - unix);
+  if (elapsed < 5) return "just now";
+  if (elapsed < 60) return `${Math.floor(elapsed)} s ago`;
+  if (elapsed < 3600) return `${Math.floor(elapsed / 60)} min ago`;
+  if (elapsed < 86400) return `${Math.floor(elapsed / 3600)} h ago`;
+  return `${Math.floor(elapsed / 86400)} d ago`;
 }
 
-/** A moment of today as a time, another as a day with a time. */
+/** A Unix time: only the time if it is today, else date and time. */
 export function moment(unix) {
   if (!unix) return "–";
   const date = new Date(unix * 1000);
@@ -37,7 +37,7 @@ export function moment(unix) {
   return today ? time : `${date.toLocaleDateString()} ${time}`;
 }
 
-/** US dollars; null is a price that nobody knows. */
+/** US dollars; null is an unknown price. */
 export function money(value) {
   if (value === null || value === undefined) return "no price";
   if (value === 0) return "$0";

@@ -1,8 +1,8 @@
-// A list that draws only what is seen: a thousand edges or ten thousand events cost a screenful.
+// A virtual list: only visible rows are in the DOM.
 
 import { h, perFrame } from "./dom.js";
 
-const AHEAD = 240; // pixels drawn beyond the edge of what is seen
+const AHEAD = 240; // pixels drawn beyond the visible area
 
 /**
  * A scrolling list of rows of one height, several columns if there is room.
@@ -25,7 +25,7 @@ export class VirtualList {
     this.sizes.observe(this.element);
   }
 
-  /** Show these items; those that are drawn already and are the same are not made again. */
+  /** Set the items; unchanged items keep their elements. */
   set(items) {
     this.items = items;
     this.redraw();
@@ -40,13 +40,13 @@ export class VirtualList {
     return this.narrowest ? Math.max(1, Math.floor(this.element.clientWidth / this.narrowest)) : 1;
   }
 
-  /** Whether the end is in sight. */
+  /** Whether the end is visible. */
   get atEnd() {
     const { scrollTop, clientHeight, scrollHeight } = this.element;
     return scrollTop + clientHeight >= scrollHeight - this.height;
   }
 
-  /** Bring an item into sight. */
+  /** Scroll to an item. */
   scrollTo(index) {
     const top = Math.floor(index / this.columns) * this.height;
     const { scrollTop, clientHeight } = this.element;
@@ -56,7 +56,7 @@ export class VirtualList {
     this.redraw();
   }
 
-  /** Draw what is in sight. */
+  /** Draw the visible rows. */
   draw() {
     const columns = this.columns, total = this.items.length;
     const rows = Math.ceil(total / columns);
@@ -80,7 +80,7 @@ export class VirtualList {
     this.order();
   }
 
-  /** Have the elements in the order in which they are seen: the Tab key goes by it. */
+  /** Sort the elements by position: the Tab key follows the DOM order. */
   order() {
     const { activeElement } = document;
     let at = this.inner.firstChild;
@@ -101,7 +101,7 @@ export class VirtualList {
     const element = this.render(item, index);
     if (!element.hasAttribute("role")) element.setAttribute("role", "listitem");
     element.classList.add("list-item");
-    // Whoever has the focus in it keeps it.
+    // Keep the focus in a replaced element.
     const focused = old && old.element.contains(document.activeElement);
     this.inner.append(element);
     if (focused) (element.querySelector("a, button, [tabindex]") || element).focus();

@@ -1,24 +1,24 @@
-// What changes by itself: one event stream for the whole page, and what it said last.
+// Live state: one event stream for the whole dashboard, and its latest data.
 
 import { follow, get, keepFor } from "./api.js";
 
-/** By name, the edges as last heard of. */
+/** The edges by id. */
 export const fleet = new Map();
-/** By id, the runs that were told of. */
+/** The runs by id. */
 export const runs = new Map();
-/** What the page knows of itself and of what waits. */
+/** The current user, what waits for a person, and the state of the connection. */
 export const known = { me: null, approvals: [], questions: [], link: "away" };
 
 const listeners = new Map();
 
-/** Be told of one kind of change: `fleet`, `runs`, `approvals`, `questions` or `link`. */
+/** Subscribe to changes of one kind: `fleet`, `runs`, `approvals`, `questions` or `link`. */
 export function on(kind, listener, signal) {
   const all = listeners.get(kind) || new Set();
   listeners.set(kind, all.add(listener));
   signal.addEventListener("abort", () => all.delete(listener), { once: true });
 }
 
-function tell(kind, changed) {
+function notify(kind, changed) {
   for (const listener of listeners.get(kind) || []) listener(changed);
 }
 
@@ -29,26 +29,26 @@ export function may(scope) {
   return held.includes("admin") && scope !== "human";
 }
 
-/** Know nothing any more: whoever comes next is told what is theirs. */
+/** Clear the state on logout. */
 export function forget() {
   fleet.clear();
   runs.clear();
   Object.assign(known, { me: null, approvals: [], questions: [], link: "away" });
 }
 
-/** Find out who this is, then follow what changes until aborted. */
+/** Load the current user, then follow changes until aborted. */
 export async function begin(signal) {
   known.me = await get("/v1/me", null, { signal });
   keepFor(JSON.stringify([known.me.tenant, known.me.user, known.me.user ? "" : known.me.token]));
   const onState = (state) => {
     known.link = state === "open" ? "open" : "away";
-    tell("link", known.link);
+    notify("link", known.link);
   };
   whileSeen(signal, (seen) => follow("/v1/events", { signal: seen, onEvent: take, onState,
     forever: true }).catch(() => onState("away")));
 }
 
-/** Do something for as long as the tab is seen: a browser has few connections for all its tabs. */
+/** Work only while the tab is visible: a browser has few connections for all its tabs. */
 function whileSeen(signal, work) {
   let seen = null;
   const look = () => {
@@ -69,7 +69,7 @@ function take(kind, data) {
   if (kind === "fleet") keep(fleet, data, (edge) => edge.agent_id);
   else if (kind === "runs") keep(runs, data, (run) => run.run_id);
   else if (kind === "approvals" || kind === "questions") known[kind] = data.items;
-  tell(kind, data.items || []);
+  notify(kind, data.items || []);
 }
 
 function keep(map, { items, whole }, id) {

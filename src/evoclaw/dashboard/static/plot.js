@@ -1,8 +1,8 @@
-// Plots drawn as SVG, each with the same numbers as a table for whoever does not see it.
+// SVG plots, each with the same numbers as a table for screen readers.
 
 import { h, s } from "./dom.js";
 import { moment } from "./format.js";
-import { fold, table } from "./parts.js";
+import { fold, table } from "./components.js";
 
 const WIDTH = 600, LEFT = 52, BOTTOM = 22, TOP = 8, RIGHT = 8;
 
@@ -27,7 +27,7 @@ export function linePlot({ title, series, format = String, height = 180 }) {
   const times = all.map((point) => point.at);
   const known = all.map((point) => point.value).filter((value) => value !== null);
   if (!known.length) {
-    return plotFigure(title, h("p", { class: "empty" }, "nothing yet"), [], format);
+    return plotFigure(title, h("p", { class: "empty" }, "no data yet"), [], format);
   }
   const from = Math.min(...times), to = Math.max(...times, from + 1);
   const top = niceTop(Math.max(...known));
@@ -86,7 +86,7 @@ function plotFigure(title, drawn, series, format) {
 export function bars({ title, items, format = String }) {
   const highest = Math.max(...items.map((item) => item.value), 0) || 1;
   return h("figure", { class: "plotted" }, h("figcaption", null, title),
-    items.length === 0 ? h("p", { class: "empty" }, "nothing yet")
+    items.length === 0 ? h("p", { class: "empty" }, "no data yet")
       : h("ul", { class: "bars" }, items.map((item) => h("li", null,
         h("span", { class: "bar-name" }, item.name),
         h("span", { class: "bar-track", "aria-hidden": "true" },

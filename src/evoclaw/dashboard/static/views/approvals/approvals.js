@@ -1,25 +1,25 @@
-// Approvals: what agents want to do and may not without a person.
+// Approvals: tool calls that wait for a person.
 
 import { get } from "../../api.js";
 import { announce, h, replace, ticking } from "../../dom.js";
 import { some } from "../../format.js";
 import { known, may, on } from "../../live.js";
-import { empty, toast } from "../../parts.js";
+import { empty, toast } from "../../components.js";
 import { ApprovalCard } from "./card.js";
 import { EFFECT_ORDER, Group, send, whyNot } from "./group.js";
-import { history, questions, standing } from "./more.js";
+import { history, questions, standing } from "./answers.js";
 
 export const title = "Approvals";
 
-const SETTLE = 500; // milliseconds in which a click may have been meant for what stood there before
+const SETTLE = 500; // milliseconds after a layout change in which clicks are rejected
 const KEYS = [["j", "next"], ["k", "previous"], ["o", "approve once"], ["s", "for the session"],
   ["d", "deny"], ["x", "select"]];
 const WRITING = "input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]";
 
-/** Show what waits for a person, what sessions were allowed, and what was answered before. */
+/** Show waiting calls and questions, approvals for a session, and past answers. */
 export async function mount(root, _args, signal) {
   if (!may("approvals:read")) {
-    replace(root, empty("Your token may not see approvals: it lacks the scope 'approvals:read'."));
+    replace(root, empty("Your token cannot see approvals: it lacks the scope 'approvals:read'."));
     return;
   }
   const queue = new Queue(signal);
@@ -30,8 +30,8 @@ export async function mount(root, _args, signal) {
     "You can look but not answer: your token lacks the scope 'human', which only a person's "
     + "token has."),
   askedSection, queue.element,
-  h("section", null, h("h2", null, "Allowed for a session"), sessions),
-  h("section", null, h("h2", null, "Answered before"), past));
+  h("section", null, h("h2", null, "Approved for a session"), sessions),
+  h("section", null, h("h2", null, "Past answers"), past));
   const drawQuestions = () => {
     questions(asked, cards, human);
     askedSection.hidden = cards.size === 0;
@@ -55,7 +55,7 @@ function hint() {
     KEYS.map(([key, text]) => h("span", null, h("kbd", null, key), ` ${text}`)));
 }
 
-/** The calls that wait, grouped; a card stays the same element as long as its call waits. */
+/** The waiting calls, grouped; a card keeps its element while its call waits. */
 class Queue {
   constructor(signal) {
     this.signal = signal;
@@ -64,7 +64,7 @@ class Queue {
     this.cards = new Map();
     this.groups = new Map();
     this.current = "";
-    this.since = -Infinity; // when another card was marked without being asked to
+    this.since = -Infinity; // when another card was selected automatically
     this.quietUntil = 0;
     this.none = h("div");
     this.element = h("div", { class: "approval-queue" });
@@ -77,16 +77,16 @@ class Queue {
       for (const tool of items) this.effects.set(tool.name, tool.effect);
     } catch (cause) {
       if (cause.name === "AbortError") return;
-      toast(`what tools do is not known: ${cause.message}`, "bad");
+      toast(`The effects of tools are unknown: ${cause.message}`, "bad");
     }
     this.ready = true;
     this.draw();
   }
 
-  /** Bring the cards up to what waits now; those that stay are not touched. */
+  /** Update the cards; those that stay are not touched. */
   draw() {
     if (!this.ready || this.signal.aborted) return;
-    const waiting = known.approvals.filter((one) => one.standing === "waiting")
+    const waiting = known.approvals.filter((approval) => approval.standing === "waiting")
       .sort((a, b) => a.asked_at - b.asked_at);
     const before = this.places();
     const now = new Set(waiting.map((one) => one.id));
@@ -134,17 +134,17 @@ class Queue {
     else if (had) document.getElementById("main").focus();
   }
 
-  /** What changes something stands first; a section that is there already is not moved. */
+  /** Sort the groups, writes first; groups that are in place are not moved. */
   arrange() {
     const rank = (group) => EFFECT_ORDER.indexOf(group.effect);
     const sorted = [...this.groups.values()].sort((a, b) => rank(a) - rank(b));
     sorted.forEach((group, index) => {
-      const there = this.element.children[index];
-      if (there !== group.element) this.element.insertBefore(group.element, there || null);
+      const current = this.element.children[index];
+      if (current !== group.element) this.element.insertBefore(group.element, current || null);
     });
     if (this.cards.size) this.none.remove();
     else if (!this.none.isConnected) {
-      replace(this.none, empty("Nothing waits for you."));
+      replace(this.none, empty("Nothing is waiting for you."));
       this.element.append(this.none);
     }
   }
@@ -167,10 +167,10 @@ class Queue {
     for (const card of this.cards.values()) card.tick();
   }
 
-  /** A click that comes right after cards moved may have been meant for another. */
+  /** Reject a click right after the cards moved: it may have been meant for another card. */
   clicked(card, decision) {
     if (performance.now() < this.quietUntil) {
-      toast("the queue moved just now: look again, then press again", "bad");
+      toast("The queue has just changed. Check the call, then click again.", "bad");
       return null;
     }
     return this.answer(card, decision);
@@ -210,7 +210,7 @@ class Queue {
     this.since = unasked ? performance.now() : -Infinity;
   }
 
-  /** Keys; not while one writes, in a dialog, held down, or as the second key of “g …”. */
+  /** Handle shortcuts, except in inputs, in dialogs, when held down, or after “g”. */
   key(event) {
     const second = this.began;
     this.began = event.key === "g";

@@ -1,20 +1,20 @@
-// One call that waits for a person: what exactly would run, why it is asked, what a yes covers.
+// The card of one waiting call: its arguments, the reason, and what an approval covers.
 
 import { h, replace, setText } from "../../dom.js";
 import { duration } from "../../format.js";
-import { badge, button } from "../../parts.js";
+import { badge, button } from "../../components.js";
 
-const LINES = 14, LETTERS = 900; // of one argument that are shown before it is folded
+const LINES = 14, LETTERS = 900; // of one argument that are shown before it is truncated
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu;
 const CUT = /\[… (\d+) characters not shown …\]/g;
 const code = (letter) => `⟨U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 
-/** A text with every character that cannot be seen, or reorders others, written out. */
+/** A text with invisible and reordering characters written out. */
 export function visible(text) {
   return String(text).replace(HIDDEN, (c) => (c === "\n" || c === "\t" ? c : code(c)));
 }
 
-/** What one argument is, all of it that is known; what is folded or left out is said. */
+/** One argument, with notes about truncated or removed parts. */
 function argument(name, value) {
   const raw = typeof value === "string" ? value : JSON.stringify(value, null, 2);
   const text = visible(raw), lines = text.split("\n");
@@ -28,13 +28,13 @@ function argument(name, value) {
     const rest = (text.length - short.length).toLocaleString();
     const all = button(`Show the other ${rest} of ${text.length.toLocaleString()} characters`,
       () => { replace(block, text); all.remove(); folded.remove(); block.focus(); });
-    const folded = badge("warn", "folded: not all of it is shown");
+    const folded = badge("warn", "truncated: not all of it is shown");
     block.append("…");
     notes.append(folded, all);
   }
   if (left) {
-    notes.append(badge("warn", `${left.toLocaleString()} characters were left out before this `
-      + "was kept; the sha256 covers them too"));
+    notes.append(badge("warn", `${left.toLocaleString()} characters were removed before this `
+      + "was stored; the sha256 covers them too"));
   }
   if (text !== raw) notes.append(badge("warn", "hidden characters are written out as ⟨U+…⟩"));
   return [h("dt", null, h("code", null, visible(name))), h("dd", null, block, notes)];
@@ -43,11 +43,11 @@ function argument(name, value) {
 /** The arguments of a call. */
 export function argumentList(values) {
   const pairs = Object.entries(values || {});
-  if (!pairs.length) return h("p", { class: "soft" }, "It has no arguments.");
+  if (!pairs.length) return h("p", { class: "soft" }, "No arguments.");
   return h("dl", { class: "arguments" }, pairs.map(([name, value]) => argument(name, value)));
 }
 
-/** Until when something can be answered. */
+/** When an approval expires. */
 export function expiry(unix) {
   const left = unix - Date.now() / 1000;
   return left > 0 ? `expires in ${duration(left)}` : "expired";
@@ -60,7 +60,8 @@ export const runLink = (id) =>
 /**
  * The card of one call.
  * @param {object} item as the API shows it.
- * @param {object} options `human`: whether one may answer; `answer(decision)`; `select(checked)`.
+ * @param {object} options `human`: whether the user may answer; `answer(decision)`;
+ *   `select(checked)`.
  */
 export class ApprovalCard {
   constructor(item, { human, answer, select }) {
@@ -74,7 +75,7 @@ export class ApprovalCard {
       button("For the session", () => answer("session")),
       button("Deny…", () => answer("deny"), { tone: "danger" }));
     this.element = h("article", { class: "card approval", tabindex: "-1", data: { id: item.id },
-      "aria-label": `${item.tool} wanted by ${item.agent}` }, this.head(), this.body(),
+      "aria-label": `${item.tool} requested by ${item.agent}` }, this.head(), this.body(),
     this.done, this.buttons);
     this.tick();
   }
@@ -84,7 +85,7 @@ export class ApprovalCard {
     return h("header", { class: "row between" },
       h("span", { class: "row" }, this.check,
         h("h3", null, h("code", null, item.tool)),
-        h("span", { class: "soft small" }, "wanted by ", h("strong", null, item.agent || "?"),
+        h("span", { class: "soft small" }, "requested by ", h("strong", null, item.agent || "?"),
           item.user && [" for ", h("strong", null, item.user)], " in ", runLink(item.run_id))),
       this.left);
   }
@@ -93,21 +94,21 @@ export class ApprovalCard {
     const { item } = this;
     return [argumentList(item.arguments),
       h("dl", { class: "facts small" },
-        h("dt", null, "asked because"),
+        h("dt", null, "reason"),
         h("dd", null, item.reason || "no reason was given", " ",
           h("code", { class: "soft" }, item.code)),
         h("dt", null, "for the session"), h("dd", null, `would cover ${item.covers}`),
         h("dt", null, "sha256"),
         h("dd", null, h("code", { title: item.sha256 }, item.sha256.slice(0, 12)), "… ",
-          h("span", { class: "soft" }, "of all that would run: “once” holds for this alone")))];
+          h("span", { class: "soft" }, "of the full arguments: “once” approves only these")))];
   }
 
-  /** Say anew how long is left. */
+  /** Update the time that is left. */
   tick() {
     setText(this.left, expiry(this.item.expires_at));
   }
 
-  /** Mark it as answered, until the orchestrator no longer tells of it. */
+  /** Mark it as answered, until the orchestrator no longer lists it. */
   answered(text) {
     this.over = true;
     this.element.classList.add("over");

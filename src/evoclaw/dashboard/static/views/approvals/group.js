@@ -1,27 +1,27 @@
-// Calls that wait, of one effect and asked for one reason: answered one by one or together.
+// A group of waiting calls with the same effect and code, answered one by one or together.
 
 import { post } from "../../api.js";
 import { h, replace, setText } from "../../dom.js";
 import { some } from "../../format.js";
-import { badge, button, confirmed } from "../../parts.js";
+import { badge, button, confirmed } from "../../components.js";
 
 const DONE = { once: "approved once", session: "approved for the session", deny: "denied" };
-const EFFECTS = { write: ["warn", "changes something"], read: ["quiet", "only reads"],
+const EFFECTS = { write: ["warn", "writes"], read: ["quiet", "read-only"],
   unknown: ["bad", "effect unknown"] };
-/** The order of the effects: what changes something first. */
+/** The order of the effects: writes first. */
 export const EFFECT_ORDER = ["write", "unknown", "read"];
 
 /** Send one answer; the card says so. */
 export async function send(card, decision, reason) {
   await post(`/v1/approvals/${encodeURIComponent(card.item.id)}/answer`, { decision, reason });
-  card.answered(`${DONE[decision]}; the run goes on`);
+  card.answered(`${DONE[decision]}; the run continues`);
 }
 
-/** Ask for the reason of a no; null is none after all. */
+/** Ask for the reason of a denial; null if cancelled. */
 export function whyNot(number, tool) {
   const what = number === 1 ? `this call of ${tool}` : some(number, "call");
-  return confirmed(`Deny ${what}?`, "The model is told so, and goes on without it.",
-    { action: "Deny", ask: "Reason, told to the model (may be empty)" });
+  return confirmed(`Deny ${what}?`, "The model is notified, and continues without the call.",
+    { action: "Deny", ask: "Reason, shown to the model (optional)" });
 }
 
 /** A section of the queue. */
@@ -46,11 +46,11 @@ export class Group {
     this.once = button("Approve", () => this.answerChosen("once"));
     this.deny = button("Deny…", () => this.answerChosen("deny"), { tone: "danger" });
     return h("div", { class: "row approval-together" },
-      h("label", { class: "check small" }, this.all, "all of these"), this.once, this.deny);
+      h("label", { class: "check small" }, this.all, "select all"), this.once, this.deny);
   }
 
   chooseAll() {
-    const chosen = this.all.checked; // counting sets it anew
+    const chosen = this.all.checked; // counting sets it again
     for (const [id, card] of this.cards) {
       if (!card.open) continue;
       card.check.checked = chosen;
@@ -58,14 +58,14 @@ export class Group {
     }
   }
 
-  /** Note that a card is chosen, or no longer. */
+  /** Select or deselect a card. */
   choose(id, chosen) {
     if (chosen) this.chosen.add(id);
     else this.chosen.delete(id);
     this.count();
   }
 
-  /** Say how many there are and are chosen. */
+  /** Update the numbers of waiting and selected calls. */
   count() {
     setText(this.number, some(this.cards.size, "call waits", "calls wait"));
     if (!this.all) return;
@@ -93,7 +93,7 @@ export class Group {
       }
       this.chosen.delete(card.item.id);
     }
-    this.tell(decision, cards.length - failures.length, failures);
+    this.showReport(decision, cards.length - failures.length, failures);
     this.count();
   }
 
@@ -103,13 +103,13 @@ export class Group {
     for (const { item } of cards) tools.set(item.tool, (tools.get(item.tool) || 0) + 1);
     const text = [...tools].map(([tool, number]) => `${number} × ${tool}`).join(", ");
     return confirmed(`Approve ${cards.length} calls once?`,
-      `Each of them runs as shown, once: ${text}.`,
+      `Each call runs once, as shown: ${text}.`,
       { action: `Approve ${cards.length} once`, tone: "primary" });
   }
 
-  tell(decision, went, failures) {
-    replace(this.report, h("p", null, `${went} ${DONE[decision]}`,
-      failures.length > 0 && `; ${failures.length} not:`),
+  showReport(decision, succeeded, failures) {
+    replace(this.report, h("p", null, `${succeeded} ${DONE[decision]}`,
+      failures.length > 0 && `; ${failures.length} failed:`),
     failures.length > 0 && h("ul", null, failures.map(([item, why]) =>
       h("li", null, h("code", null, item.tool), ` ${item.id}: ${why}`))));
   }

@@ -1,19 +1,19 @@
-// Audit: who did what, searched; and the proof that it is as it was written.
+// Audit: search the log, and verify its integrity.
 
 import { get } from "../../api.js";
 import { h, oneLine, replace } from "../../dom.js";
 import { some } from "../../format.js";
 import { badge, button, empty, field, jsonBlock, load, select, table, verdictBadge, when }
-  from "../../parts.js";
+  from "../../components.js";
 
 export const title = "Audit";
 
-const FIELDS = [["text", "Words"], ["tool", "Tool"], ["agent", "Agent or edge"], ["user", "User"],
+const FIELDS = [["text", "Text"], ["tool", "Tool"], ["agent", "Agent or edge"], ["user", "User"],
   ["run_id", "Run"], ["kind", "Kind"]];
 const SPANS = [["", "any time"], ["3600", "last hour"], ["86400", "last 24 hours"],
   ["604800", "last 7 days"]];
 
-/** Show a search, its records, and the check of the whole. */
+/** Show the search form, the records, and the integrity check. */
 export async function mount(root, args, signal) {
   const place = h("div"), checked = h("div");
   const inputs = new Map(FIELDS.map(([name]) => [name, h("input", { type: "search", name })]));
@@ -26,7 +26,7 @@ export async function mount(root, args, signal) {
     look();
   } } }, FIELDS.map(([name, text]) => field(text, inputs.get(name))), field("Verdict", verdict),
   field("When", span), h("button", { class: "primary" }, "Search"),
-  button("Verify the whole", () => verify(checked, signal)));
+  button("Verify the log", () => verify(checked, signal)));
   replace(root, form, checked, place);
   await look();
 }
@@ -38,9 +38,9 @@ function search(inputs, verdict, span, signal) {
 }
 
 function records({ items }) {
-  if (!items.length) return empty("No record fits.");
+  if (!items.length) return empty("No matching records.");
   return [h("p", { class: "soft small", role: "status" }, some(items.length, "record"),
-    items.length === 300 ? ": the newest; narrow the search for others" : ""),
+    items.length === 300 ? ", the newest ones; narrow the search to see others" : ""),
   table("audit records, the newest first", COLUMNS, items.toReversed())];
 }
 
@@ -49,9 +49,9 @@ const COLUMNS = [
   { title: "who", cell: (one) => [one.user || "", one.user && one.agent_id ? " / " : "",
     one.agent_id || (one.user ? "" : "–")] },
   { title: "what", cell: (one) => h("span", { class: "mono" }, one.tool || one.kind) },
-  { title: "how", cell: (one) => [one.verdict && verdictBadge(one.verdict), " ",
+  { title: "verdict", cell: (one) => [one.verdict && verdictBadge(one.verdict), " ",
     one.result && outcome(one.result)] },
-  { title: "said", cell: (one) => h("details", null,
+  { title: "details", cell: (one) => h("details", null,
     h("summary", null, oneLine(gist(one), 90)), detail(one)) },
 ];
 
@@ -67,7 +67,8 @@ function gist(one) {
 
 function detail(one) {
   return h("div", null,
-    one.run_id && h("p", { class: "small" }, h("a", { href: `#/runs/${one.run_id}` }, "its run")),
+    one.run_id && h("p", { class: "small" },
+      h("a", { href: `#/runs/${one.run_id}` }, "show the run")),
     jsonBlock(one, `record ${one.seq}`));
 }
 
@@ -79,12 +80,12 @@ function report(found) {
   const span = `records ${found.first} to ${found.last}`;
   const signed = found.signed ? `signed up to record ${found.signed}` : "no checkpoint signed yet";
   return h("div", { class: "card", role: "status" },
-    found.ok ? badge("good", "as it was written") : badge("bad", "NOT as it was written"),
+    found.ok ? badge("good", "integrity verified") : badge("bad", "integrity check FAILED"),
     ` ${some(found.records, "record")} (${span}), `,
     `${some(found.checkpoints, "checkpoint")}, ${signed}.`,
-    found.dropped.length > 0 && h("p", { class: "small" }, "Let go by retention: ",
+    found.dropped.length > 0 && h("p", { class: "small" }, "Deleted because the spool was full: ",
       found.dropped.join(", ")),
-    found.findings.length > 0 && table("what is not as it was written", [
+    found.findings.length > 0 && table("integrity problems", [
       { title: "where", cell: (one) => `${one.place}:${one.line}` },
       { title: "kind", cell: (one) => one.kind }, { title: "what", cell: (one) => one.text },
     ], found.findings));

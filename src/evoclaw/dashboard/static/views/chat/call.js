@@ -1,27 +1,27 @@
-// One call of a tool, as a card: what, where, whether it may, what it says, what came of it.
+// The card of one tool call: arguments, verdict, output and result.
 
 import { clean, h, oneLine, replace, setText } from "../../dom.js";
 import { duration } from "../../format.js";
-import { badge, fold, jsonBlock, textBlock } from "../../parts.js";
+import { badge, fold, jsonBlock, textBlock } from "../../components.js";
 
-const MOST_LIVE = 8000; // characters of live output that stay in sight
+const MAX_LIVE_CHARS = 8000; // of live output that stay visible
 const PICTURE = /^image\/(png|jpeg|gif|webp)$/;
 const BASE64 = /^[A-Za-z0-9+/=\s]*$/;
-// What a call is mostly about: the first of these that it has is told beside its name.
-const TELLING = ["command", "path", "file_path", "pattern", "url", "query", "agent", "tool", "task",
-  "question", "action", "title", "name", "text"];
+// The main argument of a call: the first of these is shown beside its name.
+const MAIN_ARGUMENTS = ["command", "path", "file_path", "pattern", "url", "query", "agent", "tool",
+  "task", "question", "action", "title", "name", "text"];
 const ANSWERS = { once: "approved once", session: "approved for the session", deny: "denied" };
 
-/** The one line that says what a call is about. */
+/** A one-line summary of a call. */
 export function aboutCall(args) {
-  const told = TELLING.map((name) => args[name]).find((value) => typeof value === "string");
-  const whom = typeof args.agent_id === "string" ? `${args.agent_id}: ` : "";
-  if (told) return oneLine(whom + told, 160);
+  const main = MAIN_ARGUMENTS.map((name) => args[name]).find((value) => typeof value === "string");
+  const target = typeof args.agent_id === "string" ? `${args.agent_id}: ` : "";
+  if (main) return oneLine(target + main, 160);
   const text = JSON.stringify(args);
   return text === "{}" ? "" : oneLine(text, 160);
 }
 
-/** Arguments as the model wrote them: an object, or the text if they are no JSON. */
+/** Arguments as the model wrote them: an object, or the text if it is not JSON. */
 export function argumentsOf(text) {
   try {
     const value = JSON.parse(text || "{}");
@@ -31,20 +31,20 @@ export function argumentsOf(text) {
   }
 }
 
-/** What a result says: texts and errors as text, pictures as pictures. */
+/** The blocks of a result: texts, errors and images. */
 function blocksOf(result) {
   return (result.blocks || []).map((block) => {
     if (block.type !== "image") return textBlock(block.text, "result");
     const safe = PICTURE.test(block.media_type) && BASE64.test(block.data);
-    if (!safe) return h("p", { class: "soft" }, `a picture (${block.media_type})`);
+    if (!safe) return h("p", { class: "soft" }, `an image (${block.media_type})`);
     const src = `data:${block.media_type};base64,${block.data.replace(/\s/g, "")}`;
-    return h("img", { class: "picture", alt: "picture that the call gave", src });
+    return h("img", { class: "picture", alt: "image from the result of the call", src });
   });
 }
 
 const textOf = (result) => (result.blocks || []).map((block) => block.text || "").join("\n");
 
-/** A card for a call; it is told what happens to it. */
+/** The card of a call; its methods take the events of the call. */
 export class CallCard {
   constructor(call, runId) {
     this.args = argumentsOf(call.arguments);
@@ -52,18 +52,18 @@ export class CallCard {
     this.live = "";
     this.startedAt = null;
     this.result = null;
-    this.state = h("span", { class: "state" }, badge("quiet", "asked for"));
+    this.state = h("span", { class: "state" }, badge("quiet", "requested"));
     this.place = h("span", { class: "soft" });
     this.time = h("span", { class: "soft number" });
     this.verdict = h("p", { class: "verdict small", hidden: true });
-    this.said = h("div", { class: "said" });
+    this.content = h("div", { class: "said" });
     const about = aboutCall(this.args);
     const name = oneLine(call.name, 60);
     this.element = h("article", { class: "call", "aria-label": `call of ${name}` },
       h("header", { class: "row" }, h("strong", { class: "mono" }, name),
         this.state, h("span", { class: "grow" }), this.place, this.time),
       about && h("p", { class: "about mono", title: about }, about),
-      this.verdict, this.said,
+      this.verdict, this.content,
       h("footer", { class: "row small" },
         Object.keys(this.args).length > 0
           && fold("Arguments", () => jsonBlock(this.args, "arguments")),
@@ -74,59 +74,59 @@ export class CallCard {
     this.element.call = this;
   }
 
-  /** A policy said whether it may run. */
+  /** A policy judged the call. */
   judged({ verdict, code, reason }) {
     if (verdict === "allow") this.show("quiet", "allowed");
     else this.show(verdict === "ask" ? "warn" : "bad",
-      verdict === "ask" ? "asks first" : "denied");
+      verdict === "ask" ? "needs approval" : "denied");
     const why = [reason, code && `(${code})`].filter(Boolean).join(" ");
     if (verdict === "allow" && !why) return;
-    const word = { allow: "Allowed", ask: "Asked", deny: "Denied" }[verdict] || verdict;
+    const word = { allow: "Allowed", ask: "Needs approval", deny: "Denied" }[verdict] || verdict;
     this.verdict.hidden = false;
     setText(this.verdict, why ? `${word}: ${why}` : word);
   }
 
   /** A person answered. */
   answered({ decision, reason }) {
-    const said = ANSWERS[decision];
-    if (!said) return;
+    const answer = ANSWERS[decision];
+    if (!answer) return;
     this.verdict.hidden = false;
     replace(this.verdict, this.verdict.textContent, " ",
-      h("strong", null, reason && decision === "deny" ? `${said}: ${reason}` : said));
+      h("strong", null, reason && decision === "deny" ? `${answer}: ${reason}` : answer));
     if (decision !== "deny") this.show("quiet", "approved");
   }
 
-  /** It was handed to its executor. */
+  /** The call started. */
   started(at) {
     this.startedAt = at;
-    this.show("busy", "runs");
+    this.show("busy", "running");
     this.live = "";
   }
 
-  /** It said something. */
+  /** The call produced output. */
   output(text) {
-    this.live = (this.live + text).slice(-MOST_LIVE);
+    this.live = (this.live + text).slice(-MAX_LIVE_CHARS);
     if (!this.pre) {
       this.pre = h("pre", { class: "text live", tabindex: "0", role: "group",
-        "aria-label": "what it says while it runs" });
-      replace(this.said, this.pre);
+        "aria-label": "live output" });
+      replace(this.content, this.pre);
     }
   }
 
-  /** Draw what it said since; asked for once per frame. */
+  /** Draw new output; called once per frame. */
   draw() {
     if (!this.pre || this.result) return;
     setText(this.pre, this.live);
     this.pre.scrollTop = this.pre.scrollHeight;
   }
 
-  /** How long it has been running, while it does. */
+  /** Update the running time. */
   tick(now) {
     if (!this.startedAt || this.result) return;
     setText(this.time, duration(Math.max(0, now - this.startedAt)));
   }
 
-  /** It has its answer. */
+  /** The call has its result. */
   finished(result, at) {
     this.result = result;
     const { details = {}, error } = result;
@@ -144,8 +144,8 @@ export class CallCard {
     const text = clean(textOf(result)).trim();
     const pictures = (result.blocks || []).some((block) => block.type === "image");
     const short = text && text.length <= 160 && !text.includes("\n") && !pictures;
-    const line = oneLine(text, 120) || (pictures ? "a picture" : "(nothing)");
-    replace(this.said, short ? h("p", { class: result.error ? "bad-text" : "" }, text)
+    const line = oneLine(text, 120) || (pictures ? "an image" : "(empty)");
+    replace(this.content, short ? h("p", { class: result.error ? "bad-text" : "" }, text)
       : text || pictures ? fold(h("span", { class: result.error ? "bad-text" : "" }, line),
         () => blocksOf(result)) : null);
     const proof = details.receipt && details.receipt.state;

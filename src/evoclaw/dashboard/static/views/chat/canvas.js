@@ -1,15 +1,15 @@
-// The canvas: what a model made to be looked at, in a frame that can reach nothing.
+// The canvas: content that a model wrote, in a sandboxed frame without network access.
 
 import { get } from "../../api.js";
 import { announce, h, oneLine, replace } from "../../dom.js";
-import { button } from "../../parts.js";
+import { button } from "../../components.js";
 
 const WIDTH = "evoclaw.canvas.width";
-const CLOSED = "evoclaw.canvas.closed"; // when what the person closed was put there
-const NARROWEST = 260;
-const ROOMY = 1100; // pixels of a window that has room for a canvas beside the rest
+const CLOSED = "evoclaw.canvas.closed"; // the time of the canvas that the user closed
+const MIN_WIDTH = 260;
+const ROOMY = 1100; // window width in pixels from which the canvas opens beside the chat
 
-/** The panel; `onChange()` is told when there is something to show, or nothing any more. */
+/** The panel; `onChange()` is called when the canvas appears or disappears. */
 export class Canvas {
   constructor(sessionId, signal, onChange) {
     Object.assign(this, { sessionId, signal, onChange, sheet: null });
@@ -30,7 +30,7 @@ export class Canvas {
     signal.addEventListener("abort", () => this.unframe(), { once: true });
   }
 
-  /** Ask what is shown; `fresh`: it was shown just now, so open it. */
+  /** Load the canvas; `fresh`: it has just changed, so open it. */
   async load(fresh) {
     let sheet = null;
     try {
@@ -62,13 +62,13 @@ export class Canvas {
     else this.element.querySelector("button").focus();
   }
 
-  /** A person closes it: it does not open by itself again until something else is shown. */
+  /** The user closes it: it stays closed until its content changes. */
   close() {
     sessionStorage.setItem(CLOSED, String(this.sheet?.at));
     this.hide();
   }
 
-  /** Hide it, and end whatever runs in it. */
+  /** Hide it, and remove the frame. */
   hide() {
     if (this.element.hidden) return;
     const had = this.element.contains(document.activeElement);
@@ -83,7 +83,7 @@ export class Canvas {
     replace(this.stage);
   }
 
-  /** A new frame for every sheet: nothing of the one before it is left. */
+  /** Create a new frame for each content, so that nothing of the old one remains. */
   draw() {
     this.unframe();
     const { sheet } = this;
@@ -92,7 +92,7 @@ export class Canvas {
       referrerpolicy: "no-referrer", title: `Canvas: ${oneLine(sheet.title || "untitled", 80)}` });
     this.hush = new AbortController();
     const { signal } = this.hush;
-    // Its origin is opaque: whose message this is, only its window tells. It is heard once.
+    // The origin is opaque, so only the window identifies the sender. Only one message counts.
     window.addEventListener("message", ({ source, data }) => {
       if (source !== frame.contentWindow || data !== "evoclaw:ready") return;
       this.hush.abort();
@@ -102,12 +102,12 @@ export class Canvas {
   }
 
   resize(width) {
-    const most = Math.max(NARROWEST, window.innerWidth - 620);
-    this.width = Math.round(Math.min(most, Math.max(NARROWEST, width)));
+    const maxWidth = Math.max(MIN_WIDTH, window.innerWidth - 620);
+    this.width = Math.round(Math.min(maxWidth, Math.max(MIN_WIDTH, width)));
     this.element.style.setProperty("--width", `${this.width}px`);
     this.grip.setAttribute("aria-valuenow", this.width);
-    this.grip.setAttribute("aria-valuemin", NARROWEST);
-    this.grip.setAttribute("aria-valuemax", most);
+    this.grip.setAttribute("aria-valuemin", MIN_WIDTH);
+    this.grip.setAttribute("aria-valuemax", maxWidth);
     sessionStorage.setItem(WIDTH, this.width);
   }
 

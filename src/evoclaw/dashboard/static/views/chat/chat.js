@@ -1,20 +1,21 @@
-// Chat: sessions at the left, a conversation, and the canvas beside it.
+// Chat: the session list, one conversation, and its canvas.
 
 import { del, get, patch, post } from "../../api.js";
 import { announce, h, oneLine, replace } from "../../dom.js";
 import { may } from "../../live.js";
-import { button, confirmed, dialog, empty, failed, field, select, toast } from "../../parts.js";
+import { button, confirmed, dialog, empty, failed, field, select, toast }
+  from "../../components.js";
 import { Canvas } from "./canvas.js";
 import { Composer, leaveDraft } from "./composer.js";
 import { SessionList } from "./sessions.js";
-import { Talk } from "./talk.js";
-import { costLine, loopSaid, textOf, titleOf } from "./turns.js";
+import { Conversation } from "./conversation.js";
+import { costLine, loopMessageKind, textOf, titleOf } from "./messages.js";
 
 export const title = "Chat";
 
 const AGENT = "evoclaw.chat.agent";
 
-/** Show a session, or the beginning of a new one. */
+/** Show a session, or the form for a new one. */
 export async function mount(root, args, signal) {
   const chat = new Chat(root, signal);
   chat.list.load().catch((cause) => toast(cause.message, "bad"));
@@ -24,7 +25,7 @@ export async function mount(root, args, signal) {
 /** The view: one session at a time, changed without leaving it. */
 class Chat {
   constructor(root, signal) {
-    Object.assign(this, { signal, shown: null, talk: null, canvas: null });
+    Object.assign(this, { signal, shown: null, conversation: null, canvas: null });
     this.list = new SessionList((id) => this.open(id), signal);
     this.drawer = h("aside", { class: "drawer", id: "chat-sessions", "aria-label": "Sessions" },
       h("div", { class: "row between" }, h("h2", null, "Sessions"),
@@ -61,13 +62,13 @@ class Chat {
     return made;
   }
 
-  /** Show another session in place of this one; the empty id begins a new one. */
+  /** Show another session; an empty id shows the form for a new one. */
   async open(id, { push = true, focus = push } = {}) {
     this.shown?.abort();
     this.shown = new AbortController();
     this.signal.addEventListener("abort", () => this.shown.abort(), { once: true });
     this.showDrawer(false);
-    this.talk = this.canvas = this.session = null;
+    this.conversation = this.canvas = this.session = null;
     replace(this.side);
     this.list.mark(id);
     if (push) history.pushState(null, "", id ? `#/chat/${encodeURIComponent(id)}` : "#/chat");
@@ -77,10 +78,10 @@ class Chat {
       else await this.showNew(signal);
     } catch (cause) {
       if (signal.aborted || cause.name === "AbortError") return;
-      const gone = cause.status === 404;
+      const missing = cause.status === 404;
       replace(this.place, h("header", { class: "row talk-head" }, this.opener()),
-        failed(gone ? new Error("There is no such session; it may have been deleted.") : cause,
-          gone ? null : () => this.open(id, { push: false })));
+        failed(missing ? new Error("There is no such session. It may have been deleted.") : cause,
+          missing ? null : () => this.open(id, { push: false })));
       return;
     }
     if (focus && !signal.aborted) this.focusComposer();
@@ -97,14 +98,15 @@ class Chat {
       const run = await post("/v1/runs", { message, agent: choice.agent }, { signal, key });
       this.composer.draft.done();
       await this.open(run.session_id);
-      this.talk?.heard([run]); // it may have ended meanwhile, and be shown as what was said before
+      this.conversation?.onRuns([run]); // it may have ended already, and be part of the history
       this.list.soon();
     };
     this.composer = new Composer("", { send, stop: () => {}, before });
     replace(this.place, h("header", { class: "row talk-head" }, this.opener(),
       h("h2", null, "New session")),
-    h("div", { class: "talk" }, empty("Say what is to be done. The agent answers, shows every call "
-      + "it makes, and asks you where its rules say so.")), this.composer.element);
+    h("div", { class: "talk" }, empty("Write what you want done. The agent answers, shows every "
+      + "tool call, and asks for your approval where its policies require it.")),
+    this.composer.element);
     this.composer.fit();
     try {
       const { agents } = await get("/v1/agents", null, { signal });
@@ -122,7 +124,7 @@ class Chat {
     } catch (cause) {
       if (cause.name === "AbortError") return;
       replace(before, h("span", { class: "soft small", role: "alert" },
-        `The agents cannot be listed (${cause.message}); the default one answers.`));
+        `The agents cannot be listed (${cause.message}). The default agent answers.`));
     }
   }
 
@@ -130,10 +132,10 @@ class Chat {
     const session = await get(`/v1/sessions/${encodeURIComponent(id)}`, null, { signal });
     if (signal.aborted) return;
     this.session = session;
-    this.talk = new Talk(session, this, signal);
+    this.conversation = new Conversation(session, this, signal);
     this.canvas = new Canvas(id, signal, (problem) => this.canvasShown(problem));
-    this.composer = new Composer(id, { stop: () => this.talk.stop(),
-      send: (text, key, how) => this.talk.say(text, key, how) });
+    this.composer = new Composer(id, { stop: () => this.conversation.stop(),
+      send: (text, key, how) => this.conversation.say(text, key, how) });
     this.foot = h("p", { class: "foot soft small" });
     this.heading = h("h2", null, titleOf(session));
     this.canvasButton = button("Canvas", () => this.toggleCanvas());
@@ -144,13 +146,13 @@ class Chat {
       h("header", { class: "row talk-head" }, this.opener(), this.heading,
         h("span", { class: "soft small agent-name" }, session.agent), h("span", { class: "grow" }),
         this.canvasButton, writes && this.menu()),
-      this.talk.element, this.composer.element, this.foot);
+      this.conversation.element, this.composer.element, this.foot);
     replace(this.side, this.canvas.element);
     this.composer.fit();
-    await this.talk.begin();
+    await this.conversation.begin();
   }
 
-  /** What is seldom done with a session. */
+  /** The menu of a session. */
   menu() {
     const made = h("details", { class: "menu" },
       h("summary", { "aria-label": "More about this session", title: "More" }, "⋯"),
@@ -169,22 +171,22 @@ class Chat {
     return made;
   }
 
-  /** A run began, went on or ended. */
-  stateChanged(talk) {
-    if (talk !== this.talk || !this.composer) return;
-    this.composer.show(talk.current?.view.state || null);
-    replace(this.foot, costLine(talk.lastRun));
-    if (!talk.current && !this.session.title) this.refreshTitle();
+  /** A run started, continued or ended. */
+  stateChanged(conversation) {
+    if (conversation !== this.conversation || !this.composer) return;
+    this.composer.show(conversation.current?.view.state || null);
+    replace(this.foot, costLine(conversation.lastRun));
+    if (!conversation.current && !this.session.title) this.refreshTitle();
   }
 
   async refreshTitle() {
-    if (this.asksTitle || !this.talk.live.length) return;
+    if (this.asksTitle || !this.conversation.live.length) return;
     this.asksTitle = true;
     try {
       const { signal } = this.shown;
       this.renamed(await get(`/v1/sessions/${this.session.id}`, null, { signal }));
     } catch (cause) {
-      if (cause.name !== "AbortError") announce("the title could not be read");
+      if (cause.name !== "AbortError") announce("The title could not be loaded.");
     } finally {
       this.asksTitle = false;
     }
@@ -217,31 +219,32 @@ class Chat {
 
   async remove() {
     const { id } = this.session;
-    const sure = await confirmed("Delete this session?", `“${titleOf(this.session)}” goes with `
-      + "everything that was said and done in it, and the sessions it began. The audit stays.",
+    const name = titleOf(this.session);
+    const sure = await confirmed("Delete this session?", `This permanently deletes “${name}” `
+      + "with its messages and runs, and the sessions it started. The audit log stays.",
     { action: "Delete" });
     if (sure === null) return;
     await del(`/v1/sessions/${id}`);
     this.list.drop(id);
     toast("deleted");
-    history.replaceState(null, "", "#/chat"); // there is nothing to come back to
+    history.replaceState(null, "", "#/chat"); // the session no longer exists
     await this.open("", { push: false, focus: true });
   }
 
-  /** Go on from a message in a new session: with it if a model said it, else just before it. */
+  /** Branch a session after a reply of the model, or before a message of the user. */
   async branch(number, role, text) {
     const { id, agent } = this.session;
-    if (number === null) throw new Error("this was not kept yet; try again in a moment");
+    if (number === null) throw new Error("This message is not stored yet. Try again in a moment.");
     const path = `/v1/sessions/${id}/messages`;
     const start = Math.max(0, number - 1);
     const { items } = await get(path, { start, limit: number - start + 1 });
     const found = items.at(-1)?.message;
-    const said = found && (found.role === "user" ? textOf(found) : found.text);
-    if (!found || found.role !== role || said !== text) {
-      throw new Error("this message has moved; load the session anew");
+    const stored = found && (found.role === "user" ? textOf(found) : found.text);
+    if (!found || found.role !== role || stored !== text) {
+      throw new Error("The session has changed. Reload it, then try again.");
     }
-    // What was remembered for a message stands before it, and goes with it.
-    const remembered = items.length > 1 && loopSaid(items[0].message) === "memory";
+    // The recalled notes of a message are stored before it, and belong to it.
+    const remembered = items.length > 1 && loopMessageKind(items[0].message) === "memory";
     const last = role === "user" ? number - (remembered ? 2 : 1) : number;
     const named = oneLine(`branch of ${this.session.title || "a session"}`, 80);
     const made = last < 0 ? await post("/v1/sessions", { agent, title: named })
@@ -252,13 +255,13 @@ class Chat {
     await this.open(made.id);
   }
 
-  /** Ask the same again. */
+  /** Send the same message again. */
   async again(asked) {
     this.composer.put(asked);
     await this.composer.submit(this.composer.mode);
   }
 
-  /** A call for the canvas was seen: just now, or in what was said before. */
+  /** The canvas was changed: just now, or in the history. */
   canvasChanged(fresh) { this.canvas?.load(fresh); }
 
   toggleCanvas() {
@@ -267,7 +270,7 @@ class Chat {
   }
 
   canvasShown(problem) {
-    if (problem) toast(`The canvas cannot be read: ${problem.message}`, "bad");
+    if (problem) toast(`The canvas could not be loaded: ${problem.message}`, "bad");
     const { sheet, element } = this.canvas || {};
     this.canvasButton.hidden = !sheet;
     this.canvasButton.setAttribute("aria-expanded", String(!element?.hidden));

@@ -1,17 +1,17 @@
-// Where a person writes: drafts are kept, and what was sent is never begun twice.
+// The message input: drafts are stored, and a message never starts two runs.
 
 import { h, replace, setText } from "../../dom.js";
-import { busy, button } from "../../parts.js";
+import { busy, button } from "../../components.js";
 
-const TALLEST = 220; // pixels
+const MAX_HEIGHT = 220; // pixels
 
-/** A new key: the same again gives the same run. */
+/** A new idempotency key. */
 function newKey() {
   const parts = crypto.getRandomValues(new Uint32Array(4));
   return `page-${[...parts].map((one) => one.toString(16).padStart(8, "0")).join("")}`;
 }
 
-/** What was typed in a session and not sent, and the key under which it was tried. */
+/** The unsent text of a session, and the idempotency key of its last attempt. */
 class Draft {
   constructor(sessionId) {
     this.name = `evoclaw.draft.${sessionId || "new"}`;
@@ -25,7 +25,7 @@ class Draft {
     else sessionStorage.removeItem(this.name);
   }
 
-  /** The key for a text: that of the last trial if it was the same text. */
+  /** The key for a text: that of the last attempt if the text is the same. */
   key(text) {
     const tried = JSON.parse(sessionStorage.getItem(this.trial) || "null");
     if (tried && tried.text === text) return tried.key;
@@ -34,36 +34,36 @@ class Draft {
     return key;
   }
 
-  /** It was taken. */
+  /** The message was accepted. */
   done() {
     sessionStorage.removeItem(this.trial);
     sessionStorage.removeItem(this.name);
   }
 }
 
-/** Keep a draft for a session that is about to be opened. */
+/** Store a draft for a session that is about to be opened. */
 export function leaveDraft(sessionId, text) {
   new Draft(sessionId).text = text;
 }
 
 /**
- * The box at the foot.
+ * The input form.
  * @param {object} options `send(text, key, how)`, `how` being `say`, `steer` or `queue`;
- *   `stop()`; `before`, what stands before the buttons.
+ *   `stop()`; `before`, the element before the buttons.
  */
 export class Composer {
   constructor(sessionId, { send, stop, before }) {
     Object.assign(this, { send, draft: new Draft(sessionId), mode: "say" });
     this.input = h("textarea", { rows: "1", id: "composer", value: this.draft.text,
-      "aria-describedby": "composer-hint", placeholder: "Say what is to be done" });
+      "aria-describedby": "composer-hint", placeholder: "Write what you want done" });
     this.label = h("label", { class: "unseen", for: "composer" }, "Message");
     this.problem = h("p", { class: "bad-text small", role: "alert", hidden: true });
     this.go = h("button", { class: "primary", type: "submit" }, "Send");
     this.queue = button("Queue", () => this.submit("queue"),
-      { title: "Say it as the next message, once this run has ended" });
+      { title: "Send it as the next message, after this run has ended" });
     this.stop = button("Stop", stop, { tone: "danger", title: "Cancel the run" });
     this.hint = h("span", { class: "unseen", id: "composer-hint" },
-      "Enter sends, Shift and Enter begin a new line");
+      "Enter sends, Shift and Enter start a new line");
     this.element = h("form", { class: "composer" }, this.problem, this.label,
       h("div", { class: "box" }, this.input, h("div", { class: "row" }, before, this.hint,
         h("span", { class: "grow" }), this.stop, this.queue, this.go)));
@@ -87,24 +87,24 @@ export class Composer {
     this.fit();
   }
 
-  /** As tall as what is in it, up to a point. */
+  /** Fit the height to the text, up to a limit. */
   fit() {
     this.input.style.setProperty("height", "auto");
-    const wanted = Math.min(TALLEST, this.input.scrollHeight + 2);
+    const wanted = Math.min(MAX_HEIGHT, this.input.scrollHeight + 2);
     this.input.style.setProperty("height", `${wanted}px`);
   }
 
-  /** A run goes on (its state), or none does. */
+  /** Show the buttons for the state of the current run, or for none. */
   show(state) {
     this.mode = state ? "steer" : "say";
     setText(this.go, state ? "Steer" : "Send");
     setText(this.label, state ? "Message that steers the run" : "Message");
-    this.input.placeholder = state ? "Steer it: it hears this before its next step"
-      : "Say what is to be done";
+    this.input.placeholder = state ? "Steer the run: the model reads this before its next step"
+      : "Write what you want done";
     this.stop.hidden = this.queue.hidden = !state;
   }
 
-  /** Put a text in, for a person to change. */
+  /** Set the text, for the user to edit. */
   put(text) {
     this.input.value = text;
     this.typed();
@@ -120,7 +120,7 @@ export class Composer {
       } catch (cause) {
         if (cause.name === "AbortError") return;
         this.problem.hidden = false;
-        replace(this.problem, `Not sent (${cause.message}). Your words are kept: send them again.`);
+        replace(this.problem, `Not sent (${cause.message}). Your text is kept: send it again.`);
         return;
       }
       this.problem.hidden = true;

@@ -1,17 +1,17 @@
-// What was said before: the last hundred messages, and older ones on demand.
+// The history of a session: the last hundred messages, and older ones on demand.
 
 import { get } from "../../api.js";
 import { h, oneLine } from "../../dom.js";
-import { button } from "../../parts.js";
+import { button } from "../../components.js";
 import {
-  Reply, ending, loopSaid, saidByLoop, saidByPerson, showsCanvas, textOf,
-} from "./turns.js";
+  Reply, ending, loopMessageKind, loopMessage, userMessage, showsCanvas, textOf,
+} from "./messages.js";
 
-const AT_ONCE = 100;
-const LONGEST = 12; // messages that are drawn together
-const LOOKED_THROUGH = 20; // runs that may have said nothing, between two that did
+const PAGE_SIZE = 100;
+const MAX_GROUP_MESSAGES = 12; // messages that are drawn together
+const MAX_SKIPPED_RUNS = 20; // runs without messages between two with messages
 
-/** The messages of a session that no run which goes on will tell of. */
+/** The messages of a session, except those of runs that have not ended. */
 export class History {
   constructor(sessionId, act, signal) {
     Object.assign(this, { sessionId, act, signal, first: 0, runs: [], nextRuns: "" });
@@ -20,7 +20,7 @@ export class History {
     this.older.hidden = true;
   }
 
-  /** Load the end of it. `count`: of all messages; gives the runs, the newest first. */
+  /** Load the last page. `count`: of all messages; returns the runs, the newest first. */
   async load(count) {
     const page = await this.askRuns("");
     this.first = count;
@@ -31,22 +31,22 @@ export class History {
   }
 
   async askRuns(before) {
-    const query = { session_id: this.sessionId, before, limit: AT_ONCE };
+    const query = { session_id: this.sessionId, before, limit: PAGE_SIZE };
     const page = await get("/v1/runs", query, { signal: this.signal });
     this.nextRuns = page.next || "";
     return page.items;
   }
 
-  /** Put the messages before the first one in front. */
+  /** Load the page before the first message. */
   async loadOlder() {
-    const end = this.first, start = Math.max(0, end - AT_ONCE);
+    const end = this.first, start = Math.max(0, end - PAGE_SIZE);
     const path = `/v1/sessions/${this.sessionId}/messages`;
     const page = await get(path, { start, limit: end - start }, { signal: this.signal });
     const items = page.items.filter((one) => one.number < end);
-    // Results stand with the reply that asked for them: without it they come with the next page.
+    // Results belong to the reply with their calls: without it they come with the next page.
     while (start > 0 && items.length && items[0].message.role === "tool") items.shift();
     this.first = items.length ? items[0].number : start;
-    if (this.runs.length < AT_ONCE / 2 && this.nextRuns) {
+    if (this.runs.length < PAGE_SIZE / 2 && this.nextRuns) {
       this.runs.push(...await this.askRuns(this.nextRuns));
     }
     const groups = this.grouped(items);
@@ -54,21 +54,22 @@ export class History {
       .map((group) => this.section(group));
     this.older.hidden = this.first === 0;
     this.act.keepingPlace(() => this.element.prepend(...made));
-    if (this.hasCanvas) this.act.canvas(false); // else there is none, and nobody need be asked
+    if (this.hasCanvas) this.act.canvas(false); // else there is no canvas to load
   }
 
   /**
-   * The messages in groups, each with the run that it is of: what a person said that is what a run
-   * was asked begins its messages. A long run has several groups, so that each can be left undrawn.
+   * Group the messages by run: a user message that equals the text of a run starts its messages.
+   * A long run has several groups, so that each can be left undrawn.
    */
   grouped(items) {
     const groups = [];
-    let group = null, of = []; // `of`: the groups of the run whose beginning is looked for
+    let group = null, of = []; // `of`: the groups of the run whose start is searched
     for (const one of items.toReversed()) {
-      const role = one.message.role, why = role === "user" ? loopSaid(one.message) : role;
-      // What was remembered for a run stands just before what it was asked.
+      const role = one.message.role, why = role === "user" ? loopMessageKind(one.message) : role;
+      // The recalled notes of a run are stored just before its message.
       if (group?.asked && why !== "memory") group = null;
-      if (!group || (group.items.length >= LONGEST && group.items[0].message.role !== "tool")) {
+      const full = group && group.items.length >= MAX_GROUP_MESSAGES;
+      if (!group || (full && group.items[0].message.role !== "tool")) {
         group = { run: null, items: [] };
         groups.unshift(group);
         of.unshift(group);
@@ -87,14 +88,14 @@ export class History {
     return groups;
   }
 
-  /** Say how a run ended that began on another page than it did. */
+  /** Show the ending of a run that started on another page. */
   finish(group, run) {
     const end = ending(run, "", this.act);
     if (end) group.element?.append(end);
   }
 
   matched(text) {
-    const index = this.runs.slice(0, LOOKED_THROUGH).findIndex((run) => run.asked === text);
+    const index = this.runs.slice(0, MAX_SKIPPED_RUNS).findIndex((run) => run.asked === text);
     if (index < 0) return null;
     return this.runs.splice(0, index + 1)[index];
   }
@@ -103,9 +104,9 @@ export class History {
     const { run, items, asked } = group;
     const made = h("section", { class: "run past",
       "aria-label": oneLine(run?.asked || "earlier", 60) });
-    const shown = { reply: null, told: "" };
+    const shown = { reply: null, lastText: "" };
     for (const one of items) made.append(...this.shownOne(one, run, one === asked, shown));
-    const end = group.isLast && ending(run, shown.told, this.act);
+    const end = group.isLast && ending(run, shown.lastText, this.act);
     if (end) made.append(end);
     made.dataset.number = (asked || items[0]).number;
     group.element = made;
@@ -113,7 +114,7 @@ export class History {
   }
 
   shownOne({ number, message }, run, isAsked, shown) {
-    if (message.role === "system") return [saidByLoop(message.text, "start")];
+    if (message.role === "system") return [loopMessage(message.text, "start")];
     if (message.role === "user") return [this.shownUser(number, message, isAsked)];
     if (message.role === "tool") {
       const card = shown.reply?.cards.get(message.call_id);
@@ -123,19 +124,19 @@ export class History {
     }
     shown.reply = new Reply(run?.run_id || "", this.act);
     shown.reply.whole(message, number);
-    shown.told = message.text || shown.told;
+    shown.lastText = message.text || shown.lastText;
     return [shown.reply.element];
   }
 
   shownUser(number, message, isAsked) {
-    const text = textOf(message), why = isAsked ? "" : loopSaid(message);
-    if (why) return saidByLoop(text, why);
+    const text = textOf(message), why = isAsked ? "" : loopMessageKind(message);
+    if (why) return loopMessage(text, why);
     const tools = [button("Ask differently", () => this.act.branch(number, "user", text), {
-      tone: "plain tiny", title: "Go on from before this in a new session, with other words" })];
-    return saidByPerson(text, { tools });
+      tone: "plain tiny", title: "Continue before this in a new session, with another text" })];
+    return userMessage(text, { tools });
   }
 
-  /** A run tells of everything from this number on: what stands here of it goes. */
+  /** Remove the messages from this number on: a live run shows them. */
   cut(number) {
     for (const section of [...this.element.children]) {
       if (Number(section.dataset.number) >= number) section.remove();

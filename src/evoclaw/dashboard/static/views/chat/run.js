@@ -1,13 +1,13 @@
-// A run as it happens: its event stream, folded into elements.
+// A live run: its event stream, rendered as elements.
 
 import { follow, get, postEmpty } from "../../api.js";
 import { announce, h, oneLine, perFrame, replace } from "../../dom.js";
-import { button, failed } from "../../parts.js";
+import { button, failed } from "../../components.js";
 import {
-  Reply, ending, queuedLine, saidByLoop, saidByPerson, showsCanvas, textOf,
-} from "./turns.js";
+  Reply, ending, queuedLine, loopMessage, userMessage, showsCanvas, textOf,
+} from "./messages.js";
 
-/** Aborted with another signal, or when nobody sees the page: a browser has few connections. */
+/** A signal that aborts with another one, or when the tab is hidden, to save connections. */
 function whileSeen(signal) {
   const made = new AbortController();
   const look = () => { if (document.hidden) made.abort(); };
@@ -17,7 +17,7 @@ function whileSeen(signal) {
   return made.signal;
 }
 
-/** Wait until somebody sees the page. */
+/** Wait until the tab is visible. */
 function untilSeen(signal) {
   return new Promise((resolve) => {
     const look = () => { if (!document.hidden || signal.aborted) resolve(); };
@@ -27,10 +27,10 @@ function untilSeen(signal) {
   });
 }
 
-/** One run that goes on, or has just ended; `act` is what the view can do for it. */
+/** A run that has not ended, or has just ended; `act` has the actions of the view. */
 export class LiveRun {
   constructor(view, act) {
-    Object.assign(this, { view, act, seq: 0, next: null, reply: null, told: "", steers: [] });
+    Object.assign(this, { view, act, seq: 0, next: null, reply: null, lastText: "", steers: [] });
     this.turns = h("div", { class: "turns" });
     this.pending = h("div", { class: "turns" });
     this.waits = h("div", { class: "waits" });
@@ -49,16 +49,16 @@ export class LiveRun {
     if (!this.view.asked) return null;
     const tools = [button("Ask differently", () =>
       this.act.branch(this.start, "user", this.view.asked), { tone: "plain tiny",
-      title: "Go on from before this in a new session, with other words" })];
-    return saidByPerson(this.view.asked, { tools });
+      title: "Continue before this in a new session, with another text" })];
+    return userMessage(this.view.asked, { tools });
   }
 
-  /** The number of what the person said, once it is known. */
+  /** The number of the user message, once it is known. */
   get start() { return this.opening === undefined ? null : this.opening - 1; }
 
-  /** Another look at it came. */
+  /** Update the view of the run. */
   update(view) {
-    if (this.ended && view.state !== "ended") return; // what the stream said is newer
+    if (this.ended && view.state !== "ended") return; // the stream is newer
     this.view = { ...this.view, ...view };
     this.shown();
   }
@@ -67,11 +67,11 @@ export class LiveRun {
     this.element.dataset.state = this.view.state;
     const cancel = () => postEmpty(`/v1/runs/${this.id}/cancel`);
     replace(this.foot, this.view.state === "queued" ? queuedLine(cancel)
-      : ending(this.view, this.told, this.act));
+      : ending(this.view, this.lastText, this.act));
     this.act.changed(this);
   }
 
-  /** Watch it until it has ended. */
+  /** Follow the run until it has ended. */
   async follow(signal) {
     const path = `/v1/runs/${this.id}/events?follow=true`;
     const onEvent = (type, record) => this.take(type, record);
@@ -93,10 +93,10 @@ export class LiveRun {
       this.shown();
       replace(this.foot, failed(cause));
     }
-    this.stopTelling();
+    this.clearSteers();
   }
 
-  /** One record. */
+  /** Apply one record. */
   take(type, record) {
     if (record.seq <= this.seq) return;
     this.seq = record.seq;
@@ -122,11 +122,11 @@ export class LiveRun {
 
   on_turn_started({ turn }) {
     this.reply = null;
-    this.open().tell("waits for the model…");
+    this.open().setStatus("waiting for the model…");
     this.state("running", { turns: Math.max(turn - 1, 0) });
   }
 
-  /** The reply that is being written. */
+  /** The current reply. */
   open() {
     if (!this.reply) {
       this.reply = new Reply(this.id, this.act);
@@ -147,19 +147,19 @@ export class LiveRun {
 
   on_reply_retried({ reason, attempt, wait }) {
     this.open().clear();
-    this.reply.tell(`The reply broke off: ${oneLine(reason, 200)}. Asked again (attempt ${attempt}`
-      + `${wait ? `, after ${Math.round(wait * 10) / 10} s` : ""})…`);
+    this.reply.setStatus(`The reply broke off: ${oneLine(reason, 200)}. `
+      + `Retrying (attempt ${attempt}${wait ? `, after ${Math.round(wait * 10) / 10} s` : ""})…`);
   }
 
   on_reply_failed({ reason }) {
-    this.open().tell(`No reply could be had: ${oneLine(reason, 300)}`);
+    this.open().setStatus(`The model did not reply: ${oneLine(reason, 300)}`);
   }
 
   on_replied({ reply }) {
     const number = this.next;
     if (this.next !== null) this.next += 1 + (reply.calls || []).length;
     this.open().whole(reply, number);
-    if (reply.text) this.told = reply.text;
+    if (reply.text) this.lastText = reply.text;
     const { usage = {}, cost } = reply;
     const { tokens_in = 0, tokens_out = 0 } = this.view;
     const unpriced = this.view.cost === null || cost === undefined;
@@ -199,45 +199,45 @@ export class LiveRun {
     const text = textOf(message);
     if (this.next !== null) this.next += 1;
     this.reply = null;
-    this.turns.append(why === "steer" ? saidByPerson(text, { kind: "steer" })
-      : saidByLoop(text, why));
-    const heard = this.steers.findIndex((one) => one.text === text);
-    if (why === "steer" && heard >= 0) this.steers.splice(heard, 1)[0].element.remove();
+    this.turns.append(why === "steer" ? userMessage(text, { kind: "steer" })
+      : loopMessage(text, why));
+    const read = this.steers.findIndex((steer) => steer.text === text);
+    if (why === "steer" && read >= 0) this.steers.splice(read, 1)[0].element.remove();
   }
 
   on_context_trimmed() {
     this.turns.append(h("p", { class: "note soft small" },
-      "Older parts were shortened for the model; nothing is lost here."));
+      "Older messages were shortened for the model; the history here is complete."));
   }
 
   on_run_finished(event, at) {
     const { stop, text, reason, turns, calls, usage = {}, cost } = event;
     const state = stop === "waiting" ? "waiting" : "ended";
     this.reply?.draw();
-    this.reply?.tell("");
+    this.reply?.setStatus("");
     this.state(state, { stop, text, reason, turns: turns || 0, calls: calls || 0,
       tokens_in: usage.input || 0, tokens_out: usage.output || 0, cost: cost ?? null,
       ended_at: state === "ended" ? at : null });
     if (state !== "ended") return;
-    this.stopTelling();
+    this.clearSteers();
     if (!this.act.isFresh(at)) return;
     announce(stop === "completed" ? oneLine(text, 400) : `${stop}. ${oneLine(reason || "", 200)}`);
   }
 
-  /** What a person said while it ran; it is shown as not heard until the run hears it. */
+  /** A steering message; it is shown as pending until the model has read it. */
   steered(text) {
-    const element = saidByPerson(text, { kind: "steer" });
+    const element = userMessage(text, { kind: "steer" });
     element.classList.add("unheard");
     this.steers.push({ text, element });
     this.pending.append(element);
   }
 
-  stopTelling() {
+  clearSteers() {
     for (const { element } of this.steers) element.remove();
     this.steers = [];
   }
 
-  /** Once a second, while calls run. */
+  /** Called once a second while calls run. */
   tick(now) {
     for (const card of this.reply?.cards.values() || []) card.tick(now);
   }

@@ -1,16 +1,16 @@
-// The sessions at the left: the newest first, those that go on marked.
+// The session list: the newest first, open ones marked.
 
 import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { ago } from "../../format.js";
 import { on, runs } from "../../live.js";
-import { badge, button, empty, failed } from "../../parts.js";
-import { titleOf } from "./turns.js";
+import { badge, button, empty, failed } from "../../components.js";
+import { titleOf } from "./messages.js";
 
-const AT_ONCE = 50;
-let kept = []; // from the last time, so that a list is there at once
+const PAGE_SIZE = 50;
+let cached = []; // cached, so that the list is shown at once
 let next = "";
-window.addEventListener("evoclaw:left", () => { kept = []; next = ""; });
+window.addEventListener("evoclaw:left", () => { cached = []; next = ""; });
 
 /** The list; `open(id)` shows a session. */
 export class SessionList {
@@ -20,55 +20,56 @@ export class SessionList {
     this.more = button("Older", () => this.load(next), { tone: "plain" });
     this.element = h("div", { class: "session-list" }, this.rows, this.more);
     this.draw();
-    on("runs", (items) => this.heard(items), signal);
+    on("runs", (items) => this.onRuns(items), signal);
     signal.addEventListener("abort", () => clearTimeout(this.timer), { once: true });
   }
 
-  /** Ask for the list, or for more of it. */
+  /** Load the list, or the next page. */
   async load(before = "") {
     try {
-      const page = await get("/v1/sessions", { before, limit: AT_ONCE }, { signal: this.signal });
-      const old = before ? kept : [];
-      kept = [...old, ...page.items];
+      const page = await get("/v1/sessions", { before, limit: PAGE_SIZE }, { signal: this.signal });
+      const old = before ? cached : [];
+      cached = [...old, ...page.items];
       next = page.next || "";
       this.draw();
     } catch (cause) {
       if (cause.name === "AbortError") return;
-      if (!kept.length) replace(this.rows, h("li", null, failed(cause, () => this.load())));
+      if (!cached.length) replace(this.rows, h("li", null, failed(cause, () => this.load())));
       else throw cause;
     }
   }
 
-  heard(items) {
-    const ids = new Set(kept.map((one) => one.id));
-    // A run of another's session, or of a part of one of ours, is none of this list.
+  onRuns(items) {
+    const ids = new Set(cached.map((session) => session.id));
+    // Sub-runs have sessions that are not in this list.
     const fresh = items.some((run) => !ids.has(run.session_id) && !run.parent_run);
     if (fresh) this.soon();
     else this.draw();
   }
 
-  /** Ask again, but not for every change by itself. */
+  /** Reload soon, once for several changes. */
   soon() {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.load().catch(() => this.draw()), 400);
   }
 
-  /** Which one is shown. */
+  /** Mark the session that is shown. */
   mark(id) {
     this.shownId = id;
     this.draw();
   }
 
-  /** One was changed or made here. */
+  /** Add or update a session. */
   put(session) {
-    const there = kept.some((one) => one.id === session.id);
-    kept = there ? kept.map((one) => (one.id === session.id ? session : one)) : [session, ...kept];
+    const known = cached.some((one) => one.id === session.id);
+    cached = known ? cached.map((old) => (old.id === session.id ? session : old))
+      : [session, ...cached];
     this.draw();
   }
 
-  /** One is gone. */
+  /** Remove a session. */
   drop(id) {
-    kept = kept.filter((one) => one.id !== id);
+    cached = cached.filter((one) => one.id !== id);
     this.draw();
   }
 
@@ -78,7 +79,7 @@ export class SessionList {
     for (const run of runs.values()) {
       if (run.state !== "ended") states.set(run.session_id, run.state);
     }
-    replace(this.rows, kept.length ? kept.map((one) => this.row(one, states.get(one.id)))
+    replace(this.rows, cached.length ? cached.map((one) => this.row(one, states.get(one.id)))
       : h("li", null, empty("No sessions yet.")));
     this.more.hidden = !next;
     if (focused) this.rows.querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();

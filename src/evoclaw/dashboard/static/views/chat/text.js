@@ -1,20 +1,20 @@
-// What a model wrote, as elements: a small part of Markdown, line by line, so that it can stream.
+// Renders a streaming subset of Markdown as elements, line by line.
 
 import { clean, h } from "../../dom.js";
-import { button, toast } from "../../parts.js";
+import { button, toast } from "../../components.js";
 
-// Each of these finds out in one go: a model must not make a browser try for minutes.
+// Linear-time patterns: model output must not cause catastrophic backtracking.
 const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const HEADING = /^#{1,6}\s+(.*)$/;
 const QUOTE = /^>\s?(.*)$/;
 const INLINE = /(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)|\*\*(?=\S)(.+?)\*\*/g;
-const LONGEST_LINE = 4000; // of a longer one, nothing but the text is shown
+const MAX_LINE_CHARS = 4000; // a longer line is shown as plain text
 
 /** A line with its inline code and bold words. */
 function inline(line) {
   const text = clean(line), parts = [];
-  if (text.length > LONGEST_LINE) return [text];
+  if (text.length > MAX_LINE_CHARS) return [text];
   let last = 0;
   for (const found of text.matchAll(INLINE)) {
     parts.push(text.slice(last, found.index));
@@ -25,7 +25,7 @@ function inline(line) {
   return parts.filter((part) => part !== "");
 }
 
-/** Copy what an element says; where the browser forbids that, mark it, so that a person can. */
+/** Copy the text of an element, or select it where the browser forbids the clipboard. */
 export function copyOf(element, label = "Copy") {
   return button(label, async () => {
     try {
@@ -33,18 +33,18 @@ export function copyOf(element, label = "Copy") {
       toast("copied");
     } catch {
       getSelection().selectAllChildren(element);
-      toast("marked; copy it with the keyboard");
+      toast("Selected. Copy it with the keyboard.");
     }
   }, { tone: "plain tiny" });
 }
 
-/** Writes text into a place as it comes. Only the line that is not whole is ever drawn again. */
+/** Renders streamed text. Only the incomplete last line is rendered again. */
 export class Writer {
   constructor(place) {
     this.place = place;
     this.rest = "";
-    this.block = null; // what the next line may belong to: {kind, element, …}
-    this.tail = null; // shows the line that is not whole yet
+    this.block = null; // the block that the next line may continue: {kind, element, …}
+    this.tail = null; // shows the incomplete line
   }
 
   /** Add a piece of text. */

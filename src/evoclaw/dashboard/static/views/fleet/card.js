@@ -1,34 +1,35 @@
-// One edge on a card: changed in place, so that a heartbeat takes no focus away.
+// The card of an edge, updated in place so that a heartbeat does not move the focus.
 
 import { post, postEmpty, withQuery } from "../../api.js";
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { ago, count, duration, some } from "../../format.js";
 import { fleet, may } from "../../live.js";
-import { badge, button, confirmed, edgeBadge, toast } from "../../parts.js";
+import { badge, button, confirmed, edgeBadge, toast } from "../../components.js";
 import { sparkline } from "../../plot.js";
 
-const parts = new WeakMap(); // of a card, its pieces that change
+const parts = new WeakMap(); // the elements of a card that change
 
-/** What an edge has to do, as a sentence. */
+/** The load of an edge, as a text. */
 export function loadText(edge) {
-  const room = edge.room === undefined || edge.room === null ? "" : ` · room ${count(edge.room)}`;
-  return `${edge.in_flight || 0} at work · ${edge.queued || 0} queued${room}`;
+  const known = edge.room !== undefined && edge.room !== null;
+  const room = known ? ` · accepts ${count(edge.room)} more` : "";
+  return `${edge.in_flight || 0} running · ${edge.queued || 0} queued${room}`;
 }
 
-/** How an edge's machine is, as far as it says. */
+/** CPU, memory and uptime of an edge, as far as known. */
 export function machineText(edge) {
-  const said = [];
+  const facts = [];
   if (edge.uptime_s) {
-    said.push(`cpu ${count(Math.round(edge.cpu_percent || 0))} %`,
+    facts.push(`cpu ${count(Math.round(edge.cpu_percent || 0))} %`,
       `${count(Math.round(edge.memory_mb || 0))} MB`, `up ${duration(edge.uptime_s)}`);
   }
-  return said.length ? said.join(" · ") : "says nothing of its machine yet";
+  return facts.length ? facts.join(" · ") : "no machine data yet";
 }
 
-/** When it last gave a sign of life. */
+/** When the last heartbeat arrived. */
 export const seenText = (edge) => (edge.last_seen ? `seen ${ago(edge.last_seen)}` : "never seen");
 
-/** What it had to do lately, drawn. */
+/** The recent load, as a sparkline. */
 export function loadLine(edge, width, height) {
   const loads = edge.loads || [];
   const most = loads.length ? Math.max(...loads) : 0;
@@ -70,7 +71,7 @@ export function showEdge(element, edge) {
     replace(mine.state, edgeBadge(edge));
   }
   const words = [edge.type, edge.summary].filter(Boolean).join(" — ");
-  setText(mine.summary, oneLine(words || "says nothing of itself", 160));
+  setText(mine.summary, oneLine(words || "no description", 160));
   setText(mine.load, loadText(edge));
   if (String(old?.loads) !== String(edge.loads) || !old) replace(mine.line, loadLine(edge));
   setText(mine.machine, machineText(edge));
@@ -84,7 +85,7 @@ export function showEdge(element, edge) {
   mine.revoke.hidden = edge.state === "revoked" || edge.state === "unknown" || !may("fleet:write");
 }
 
-/** Say anew how long ago it was seen. */
+/** Update the time since the last heartbeat. */
 export function tickEdge(element) {
   const mine = parts.get(element);
   setText(mine.seen, seenText(mine.edge));
@@ -99,12 +100,12 @@ function noteOf(edge) {
   return number ? badge("warn", `${some(number, "tool waits", "tools wait")} for approval`) : null;
 }
 
-/** Whether whoever is here may approve an edge's tools: only a person may. */
+/** Whether the user may approve an edge's tools: only a person may. */
 export const mayApprove = () => may("fleet:write") && may("human");
 
-/** Ask an edge whether it is there, and show how long the answer took. */
+/** Ping an edge, and show the round-trip time. */
 export async function ping(id, place) {
-  setText(place, "asking…");
+  setText(place, "pinging…");
   try {
     const { seconds } = await postEmpty(`/v1/fleet/${encodeURIComponent(id)}/ping`);
     setText(place, `answered in ${duration(seconds)}`);
@@ -113,26 +114,26 @@ export async function ping(id, place) {
   }
 }
 
-/** Let an edge's tools be used, once a person saw which; gives whether they may be now. */
+/** Approve the tools of an edge after confirmation; returns whether all are approved. */
 export async function approveTools(edge) {
   const waiting = edge.waiting || [];
-  const text = "From then on agents may use them there: "
+  const text = "Agents may then use these tools on the edge: "
     + `${waiting.map((name) => oneLine(name, 80)).join(", ")}.`;
   const asked = `Approve ${some(waiting.length, "tool")} of ${edge.agent_id}?`;
   if (await confirmed(asked, text, { action: "Approve", tone: "primary" }) === null) return false;
-  // What the edge offers by now may be something else: only what was shown is approved.
+  // The edge may offer other tools by now: approve only those that were shown.
   const now = await post(withQuery(`/v1/fleet/${encodeURIComponent(edge.agent_id)}/approve`,
     { seen: edge.surface }));
   const left = (now.waiting || []).length;
-  toast(left ? `${some(left, "tool")} of ${edge.agent_id} still wait`
+  toast(left ? `${some(left, "tool")} of ${edge.agent_id} still need approval`
     : `tools of ${edge.agent_id} approved`);
   return left === 0;
 }
 
-/** Shut an edge out, once that was confirmed. */
+/** Revoke an edge after confirmation. */
 export async function revoke(id) {
-  const text = "It is shut out at once: its tools are no longer offered and it cannot connect. "
-    + "To come back it must be invited and join again.";
+  const text = "It loses access at once: its tools are no longer offered and it cannot connect. "
+    + "To use it again, invite and pair it again.";
   if (await confirmed(`Revoke ${id}?`, text, { action: "Revoke" }) === null) return;
   await post(`/v1/fleet/${encodeURIComponent(id)}/revoke`);
   toast(`${id} is revoked`);

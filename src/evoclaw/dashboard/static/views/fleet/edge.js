@@ -1,29 +1,29 @@
-// One edge: what it can do, what may be used of it, what ran there lately.
+// One edge: status, tools, delegations and recent calls.
 
 import { get } from "../../api.js";
 import { h, oneLine, replace, setText, ticking } from "../../dom.js";
 import { ago, count, duration, millis, some } from "../../format.js";
 import { fleet, may, on } from "../../live.js";
 import { badge, button, edgeBadge, empty, figure, fold, jsonBlock, load, table, when }
-  from "../../parts.js";
+  from "../../components.js";
 import { approveTools, loadLine, mayApprove, ping, revoke } from "./card.js";
 import { delegationTable } from "./map.js";
 
-const LATELY = 40; // records that are shown
+const MAX_RECENT = 40; // records that are shown
 
-/** Fill a place with one edge, as it changes. */
+/** Show one edge, updated live. */
 export function edgePage(root, id, signal) {
   const back = h("p", { class: "edge-back" }, h("a", { href: "#/fleet" }, "← all edges"));
   const head = h("section", { class: "card edge-head", "aria-label": `State of ${id}` });
   const tools = h("section", { "aria-label": "Tools" });
-  const asked = h("section", { "aria-label": "Who asks it" });
-  const lately = h("section", { "aria-label": "Lately" });
+  const asked = h("section", { "aria-label": "Delegations" });
+  const lately = h("section", { "aria-label": "Recent calls" });
   const refs = {};
   let drawnTools = "";
   const draw = () => {
     const edge = fleet.get(id);
     if (!edge) {
-      replace(head, empty(`There is no edge named ${id}, or it was not heard of yet.`));
+      replace(head, empty(`There is no edge ${id}, or it has not connected yet.`));
       delete refs.head;
       return;
     }
@@ -45,17 +45,17 @@ export function edgePage(root, id, signal) {
 
 function showAsked(place, id, signal) {
   const body = h("div");
-  replace(place, h("h2", null, "Who asked it in the last 24 hours"), body);
+  replace(place, h("h2", null, "Delegations in the last 24 hours"), body);
   load(body, () => get("/v1/fleet/delegations", null, { signal }), ({ items }) => {
     const found = items.filter((one) => one.target === id || one.source === id);
-    return found.length ? delegationTable(found) : h("p", { class: "soft" }, "Nobody.");
+    return found.length ? delegationTable(found) : h("p", { class: "soft" }, "None.");
   }, signal);
 }
 
 const FIGURES = {
-  work: ["at work", (edge) => String(edge.in_flight || 0)],
+  work: ["running", (edge) => String(edge.in_flight || 0)],
   queued: ["queued", (edge) => String(edge.queued || 0)],
-  room: ["room", (edge) => count(edge.room)],
+  room: ["accepts more", (edge) => count(edge.room)],
   cpu: ["cpu", (edge) => (edge.uptime_s ? `${count(Math.round(edge.cpu_percent || 0))} %` : "–")],
   memory: ["memory", (edge) => (edge.memory_mb ? `${count(Math.round(edge.memory_mb))} MB` : "–")],
   up: ["up", (edge) => (edge.uptime_s ? duration(edge.uptime_s) : "–")],
@@ -84,7 +84,7 @@ function showHead(refs, edge) {
   refs.old = edge;
   const waiting = (edge.waiting || []).length;
   setText(refs.says, [edge.type, edge.summary].filter(Boolean).join(" — ")
-    || "It says nothing of itself.");
+    || "No description.");
   if (!old || old.online !== edge.online || old.state !== edge.state
     || old.has_model !== edge.has_model) {
     replace(refs.state, edgeBadge(edge), " ", badge("quiet", `trust: ${edge.state}`), " ",
@@ -112,13 +112,13 @@ function showTools(place, edge, signal) {
     ...(edge.waiting || [])])].sort();
   const body = h("div");
   replace(place, h("h2", null, `Tools (${names.length})`), body);
-  if (!names.length) return replace(body, empty("It offers no tools now."));
+  if (!names.length) return replace(body, empty("The edge offers no tools now."));
   return load(body, () => described(edge.agent_id, signal), ({ own, here }) =>
     h("ul", { class: "edge-toolset" }, names.map((name) =>
       toolRow(name, edge, own.get(name), here.get(name)))), signal);
 }
 
-/** Tools as the edge describes them, and as this machine does those of the same name. */
+/** The tools as the edge describes them, and the orchestrator's tools of the same names. */
 async function described(id, signal) {
   const byName = ({ items }) => new Map(items.map((tool) => [tool.name, tool]));
   const none = { items: [] };
@@ -133,14 +133,14 @@ function toolRow(name, edge, own, here) {
   const about = fold(h("span", { class: "edge-tool" }, h("code", null, name),
     h("span", null, standing(name, edge)),
     h("span", { class: "soft small" }, tool ? oneLine(tool.description, 90) : "")), () => (tool
-    ? [h("p", { class: "soft small" }, own ? "As the edge describes it: its word, and no more."
-      : "It may not be used yet. This is what this machine's own tool of that name says; the "
-      + "edge's may differ."),
+    ? [h("p", { class: "soft small" }, own ? "As the edge describes it; it is not verified."
+      : "Not approved yet. This is the description of the orchestrator's tool with this name; "
+      + "the edge's tool may differ."),
     h("p", { class: "said" }, tool.description),
-    h("p", { class: "small" }, `It ${tool.effect}s; needs ${tool.permissions.join(", ")
-      || "nothing"}; has ${duration(tool.timeout)}, at most ${duration(tool.max_timeout)}.`),
+    h("p", { class: "small" }, `Effect: ${tool.effect}; permissions: ${tool.permissions.join(", ")
+      || "none"}; timeout: ${duration(tool.timeout)}, at most ${duration(tool.max_timeout)}.`),
     jsonBlock(tool.parameters, `schema of ${name}`)]
-    : h("p", { class: "soft" }, "What it takes is told once it may be used.")));
+    : h("p", { class: "soft" }, "Its arguments are shown once it is approved.")));
   return h("li", null, about);
 }
 
@@ -175,22 +175,22 @@ function what(row) {
 function showLately(place, id, signal) {
   const body = h("div");
   const again = () => load(body, () => lately(id, signal), (rows) => (rows.length
-    ? table(`what ran on ${id} lately, the newest first`, COLUMNS, rows)
-    : empty("Nothing is on record of it yet.")), signal);
-  replace(place, h("div", { class: "row between" }, h("h2", null, "What ran there lately"),
+    ? table(`recent calls on ${id}, the newest first`, COLUMNS, rows)
+    : empty("No records yet.")), signal);
+  replace(place, h("div", { class: "row between" }, h("h2", null, "Recent calls"),
     may("audit:read") && button("Refresh", again)), body);
   if (may("audit:read")) return again();
-  return replace(body, empty("Your token may not read the audit: it lacks 'audit:read'."));
+  return replace(body, empty("Your token cannot read the audit log: it lacks 'audit:read'."));
 }
 
-/** Records by the edge itself, and calls that were sent to it. */
+/** Audit records of the edge itself, and calls that were sent to it. */
 async function lately(id, signal) {
   const [own, sent] = await Promise.all([
-    get("/v1/audit", { agent: id, limit: LATELY }, { signal }),
+    get("/v1/audit", { agent: id, limit: MAX_RECENT }, { signal }),
     get("/v1/audit", { kind: "call", text: id, limit: 200 }, { signal })]);
   const rows = [...own.items, ...sent.items.filter((row) => isFor(row.parameters?.agent_id, id))];
   const once = new Map(rows.map((row) => [row.seq, row]));
-  return [...once.values()].sort((a, b) => b.seq - a.seq).slice(0, LATELY);
+  return [...once.values()].sort((a, b) => b.seq - a.seq).slice(0, MAX_RECENT);
 }
 
 const isFor = (target, id) => (Array.isArray(target) ? target.includes(id) : target === id);

@@ -1,16 +1,16 @@
-// Fleet: who is there, what they have to do, who waits to be let in, who delegates to whom.
+// Fleet: the edges, their load, waiting approvals, and delegations.
 
 import { h, perFrame, replace, setText, ticking } from "../../dom.js";
 import { fleet, known, may, on } from "../../live.js";
 import { VirtualList } from "../../list.js";
-import { empty, figure, select } from "../../parts.js";
+import { empty, figure, select } from "../../components.js";
 import { edgeCard, showEdge, tickEdge } from "./card.js";
 import { edgePage } from "./edge.js";
 import { mapPage } from "./map.js";
 
 export const title = "Fleet";
 
-const HEIGHT = 196, NARROWEST = 330; // of a card, in pixels
+const HEIGHT = 196, MIN_WIDTH = 330; // of a card, in pixels
 const order = new Intl.Collator(undefined, { numeric: true }).compare;
 const load = (edge) => (edge.in_flight || 0) + (edge.queued || 0);
 const waits = (edge) => (edge.waiting || []).length > 0;
@@ -25,10 +25,10 @@ const FILTERS = {
 const SORTS = {
   name: ["name", () => 0],
   load: ["load, most first", (a, b) => load(b) - load(a)],
-  seen: ["seen, longest ago first", (a, b) => (a.last_seen || 0) - (b.last_seen || 0)],
-  care: ["what needs care first", (a, b) => care(b) - care(a)],
+  seen: ["last seen, oldest first", (a, b) => (a.last_seen || 0) - (b.last_seen || 0)],
+  care: ["problems first", (a, b) => care(b) - care(a)],
 };
-const wish = { text: "", filter: "all", sort: "name" }; // kept while one looks at an edge
+const wish = { text: "", filter: "all", sort: "name" }; // kept while an edge is shown
 
 function care(edge) {
   if (edge.problem) return 3;
@@ -36,10 +36,10 @@ function care(edge) {
   return edge.online ? 0 : 1;
 }
 
-/** Show the fleet, one edge of it (`#/fleet/EDGE`), or who delegates (`#/fleet?show=map`). */
+/** Show the fleet, one edge (`#/fleet/EDGE`), or the delegations (`#/fleet?show=map`). */
 export async function mount(root, [id], signal) {
   if (!may("fleet:read")) {
-    replace(root, empty("Your token may not see the fleet: it lacks the scope 'fleet:read'."));
+    replace(root, empty("Your token cannot see the fleet: it lacks the scope 'fleet:read'."));
   } else if (id) edgePage(root, id, signal);
   else if (location.hash.endsWith("?show=map")) mapPage(root, tabs("map"), signal);
   else listPage(root, signal);
@@ -53,7 +53,7 @@ function tabs(here) {
 }
 
 function listPage(root, signal) {
-  const list = new VirtualList({ label: "edges", height: HEIGHT, narrowest: NARROWEST,
+  const list = new VirtualList({ label: "edges", height: HEIGHT, narrowest: MIN_WIDTH,
     key: (edge) => edge.agent_id, render: edgeCard, update: showEdge });
   const shown = h("span", { class: "soft small", role: "status" });
   const figures = h("div", { class: "row edge-figures" });
@@ -104,18 +104,18 @@ function says(edge, words) {
 }
 
 function nothing() {
-  if (fleet.size) return empty("No edge fits what you look for.");
+  if (fleet.size) return empty("No edge matches the search.");
   if (known.link !== "open") return empty("Waiting for the orchestrator…");
-  return empty("No edge has joined yet.",
+  return empty("No edge is paired yet.",
     h("p", null, h("a", { href: "#/settings/pair" }, "Pair a device")));
 }
 
 const FIGURES = [
-  ["edges", () => 1], ["online", (edge) => edge.online], ["wait for approval", waits],
-  ["with a problem", (edge) => edge.problem], ["at work", (edge) => edge.in_flight || 0],
+  ["edges", () => 1], ["online", (edge) => edge.online], ["waiting for approval", waits],
+  ["with a problem", (edge) => edge.problem], ["running", (edge) => edge.in_flight || 0],
   ["queued", (edge) => edge.queued || 0]];
 
-/** Count the fleet; the figures are made once and then only their numbers change. */
+/** Update the numbers of the fleet in place. */
 function count(place) {
   const all = [...fleet.values()];
   if (!place.firstChild) replace(place, FIGURES.map(([name]) => figure(name, "0")));

@@ -1,21 +1,21 @@
-// Who delegates to whom: a layered drawing, and the same as a table.
+// The delegation graph: layers of agents and edges, and the same as a table.
 
 import { get } from "../../api.js";
 import { h, oneLine, perFrame, replace, s } from "../../dom.js";
 import { count, percent, some } from "../../format.js";
 import { fleet, on } from "../../live.js";
-import { badge, button, empty, failed, select, table, when } from "../../parts.js";
+import { badge, button, empty, failed, select, table, when } from "../../components.js";
 
-const MOST = 60; // nodes that are drawn
-const ROW = 34, BOX = 24, TOP = 12, BETWEEN = 96, DEEPEST = 4;
+const MAX_NODES = 60; // nodes that are drawn
+const ROW = 34, BOX = 24, TOP = 12, BETWEEN = 96, MAX_DEPTH = 4;
 const SPANS = [["86400", "the last 24 hours"], ["604800", "the last 7 days"],
   ["2592000", "the last 30 days"]];
 const wish = { span: "86400" };
 
-/** Fill a place with the map, asked for anew when runs change. */
+/** Show the graph, reloaded when runs change. */
 export function mapPage(root, tabs, signal) {
   const drawing = h("div", { class: "map-place" }), rows = h("div");
-  const said = h("p", { class: "soft small", role: "status" });
+  const summary = h("p", { class: "soft small", role: "status" });
   let found = [], width = 0, asked = 0;
   const ask = async () => {
     asked = Date.now();
@@ -27,22 +27,22 @@ export function mapPage(root, tabs, signal) {
       if (cause.name === "AbortError") return;
       replace(drawing, failed(cause, ask));
       replace(rows);
-      replace(said);
+      replace(summary);
     }
   };
   const show = () => {
     const map = layered(found);
     replace(drawing, found.length ? drawn(map, drawing.clientWidth) : empty(
-      "Nobody delegated anything in that time.",
+      "No delegations in this period.",
       h("p", null, "An agent delegates with edge_call to an edge, or with delegate to an agent.")));
-    replace(said, found.length ? sentence(found, map) : null);
+    replace(summary, found.length ? sentence(found, map) : null);
     replace(rows, found.length > 0 && delegationTable(found));
   };
   replace(root, tabs, h("div", { class: "row between" },
     h("label", { class: "row small map-span" }, "In", select(SPANS, wish.span, (value) => {
       wish.span = value;
       ask();
-    })), h("span", { class: "row" }, legend(), button("Refresh", ask))), drawing, said, rows);
+    })), h("span", { class: "row" }, legend(), button("Refresh", ask))), drawing, summary, rows);
   const sizes = new ResizeObserver(perFrame(() => {
     if (Math.abs(drawing.clientWidth - width) < 2) return;
     width = drawing.clientWidth;
@@ -50,7 +50,7 @@ export function mapPage(root, tabs, signal) {
   }));
   sizes.observe(drawing);
   signal.addEventListener("abort", () => sizes.disconnect(), { once: true });
-  let later = 0; // runs change often: at most one question in three seconds, and none is lost
+  let later = 0; // runs change often: at most one request in three seconds
   on("runs", () => {
     clearTimeout(later);
     later = setTimeout(ask, Math.max(0, asked + 3000 - Date.now()));
@@ -72,7 +72,7 @@ function sentence(found, { nodes, hidden }) {
 
 const sum = (items, key) => items.reduce((total, one) => total + one[key], 0);
 
-/** Choose what is drawn, and in which column: whoever delegates stands left of whom it asks. */
+/** Choose the nodes and their columns: a source is left of its targets. */
 export function layered(found) {
   const weight = new Map();
   const kinds = new Map();
@@ -82,7 +82,7 @@ export function layered(found) {
     }
     kinds.set(one.target, one.kind);
   }
-  const heaviest = [...weight].sort((a, b) => b[1] - a[1]).slice(0, MOST);
+  const heaviest = [...weight].sort((a, b) => b[1] - a[1]).slice(0, MAX_NODES);
   const chosen = new Set(heaviest.map(([name]) => name));
   const links = found.filter((one) => chosen.has(one.source) && chosen.has(one.target));
   const depth = depths([...chosen], links);
@@ -91,10 +91,10 @@ export function layered(found) {
   return { nodes, links, hidden: weight.size - chosen.size };
 }
 
-/** Columns by rounds, as deep as chains go; a circle ends at the last column. */
+/** The columns by depth; a cycle ends at the last column. */
 function depths(names, links) {
   const depth = new Map(names.map((name) => [name, 0]));
-  for (let round = 1; round < DEEPEST; round += 1) {
+  for (let round = 1; round < MAX_DEPTH; round += 1) {
     for (const { source, target } of links) {
       if (source !== target && depth.get(source) === round - 1) {
         depth.set(target, Math.max(depth.get(target), round));
@@ -124,7 +124,7 @@ function drawn({ nodes, links }, wide) {
   nodes.map((node) => nodeOf(node, spots.get(node.name), box)));
 }
 
-/** The columns, each in an order that keeps lines short: by where its neighbours stand. */
+/** Sort each column by its neighbours, to keep lines short. */
 function placed(nodes, links) {
   const columns = [];
   for (const node of nodes) (columns[node.depth] ||= []).push(node);
@@ -184,17 +184,17 @@ function nodeOf(node, { x, y }, box) {
 }
 
 const COLUMNS = [
-  { title: "who", cell: (row) => row.source },
-  { title: "asks", cell: (row) => (row.kind === "edge"
+  { title: "from", cell: (row) => row.source },
+  { title: "to", cell: (row) => (row.kind === "edge"
     ? h("a", { href: `#/fleet/${encodeURIComponent(row.target)}` }, row.target) : row.target) },
-  { title: "which is", cell: (row) => (row.kind === "edge" ? "an edge" : "an agent") },
+  { title: "kind", cell: (row) => (row.kind === "edge" ? "edge" : "agent") },
   { title: "calls", number: true, cell: (row) => count(row.calls) },
   { title: "failed", number: true, cell: (row) => (row.errors
     ? badge("bad", `${count(row.errors)} (${percent(row.errors / row.calls)})`) : "0") },
   { title: "last", cell: (row) => when(row.last) },
 ];
 
-/** Who asked whom, as a table. */
+/** The delegations as a table. */
 export function delegationTable(found) {
   const sorted = [...found].sort((a, b) => b.calls - a.calls);
   return table("who delegates to whom, most calls first", COLUMNS, sorted.slice(0, 500));

@@ -1,19 +1,19 @@
-// Metrics: how tools and requests went, computed from the stored records.
+// Metrics of tools and requests, computed from the stored records.
 
 import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { count, duration, millis, money, percent } from "../../format.js";
 import { on } from "../../live.js";
-import { field, figure, load, select, table } from "../../parts.js";
+import { field, figure, load, select, table } from "../../components.js";
 import { bars, linePlot } from "../../plot.js";
 
 export const title = "Metrics";
 
 const SPANS = [["3600", "last hour"], ["86400", "last 24 hours"], ["604800", "last 7 days"],
   ["2592000", "last 30 days"]];
-const SETTLE = 2000; // milliseconds after a run ended: several ends are one look
+const SETTLE = 2000; // milliseconds after the end of a run before reloading
 
-/** Show the figures of a span, again when runs end. */
+/** Show the metrics of a period, reloaded when runs end. */
 export async function mount(root, _args, signal) {
   const place = h("div", { class: "metrics" });
   const look = () => load(place, () => figures(span.value, agent.value, signal), page, signal);
@@ -54,7 +54,7 @@ function summary(all) {
     figure("p95", duration(all.seconds.p95)),
     figure("recovery rate", all.recovery_rate === null ? "nothing failed"
       : percent(all.recovery_rate), "failed calls after which the run still completed"),
-    figure("wall time saved", duration(all.saved_seconds), "by calls that ran side by side"),
+    figure("wall time saved", duration(all.saved_seconds), "by calls that ran in parallel"),
     figure("tokens", count(all.tokens_in + all.tokens_out)),
     figure("cost", money(all.unpriced && !all.cost ? null : all.cost),
       all.unpriced ? `${all.unpriced} replies have no known price` : ""));
@@ -88,7 +88,7 @@ function plots({ series, tool_series: byTool, tools, requests }) {
 function toolTable(tools) {
   const errors = (one) => Object.entries(one.errors).map(([kind, n]) => `${kind} ${n}`).join(", ");
   return h("section", { class: "card", "aria-label": "Per tool" }, h("h2", null, "Per tool"),
-    table("figures per tool", [
+    table("metrics per tool", [
       { title: "tool", cell: (one) =>
         h("a", { href: `#/tools/${encodeURIComponent(one.tool)}`, class: "mono" }, one.tool) },
       { title: "calls", number: true, cell: (one) => count(one.calls) },

@@ -1,19 +1,19 @@
-// What a person can do with a run: stop it, fork it, check its replay, keep it, compare it.
+// The actions of a run: stop, fork, check the replay, compare, download.
 
 import { get, post, postEmpty, text } from "../../api.js";
 import { h, oneLine } from "../../dom.js";
 import { moment } from "../../format.js";
 import { may } from "../../live.js";
-import { badge, busy, button, dialog, failed, field, select, toast } from "../../parts.js";
+import { badge, busy, button, dialog, failed, field, select, toast } from "../../components.js";
 
 const path = (id, more = "") => `/v1/runs/${encodeURIComponent(id)}${more}`;
 
-/** The buttons of a run; `page` gives the view, the recording and the signal. */
+/** The buttons of a run; `page` has the view, the recording and the signal. */
 export function actions(page) {
   const { view, signal } = page;
   const stop = button("■ Stop", async () => {
     const { cancelled } = await postEmpty(path(view.run_id, "/cancel"), { signal });
-    toast(cancelled ? "the run is being stopped" : "the run had ended already");
+    toast(cancelled ? "The run is being cancelled." : "The run had already ended.");
   }, { tone: "danger" });
   page.stop = stop;
   const write = may("runs:write");
@@ -25,23 +25,23 @@ export function actions(page) {
     button("Download", () => download(view.run_id, signal))];
 }
 
-/** Play a run again from its records, and say whether it came out the same. */
+/** Replay a run from its records, and show whether the outcome is the same. */
 async function checkReplay(id, signal) {
-  const said = await postEmpty(path(id, "/replay"), { signal });
-  dialog("Replay", said.same
+  const result = await postEmpty(path(id, "/replay"), { signal });
+  dialog("Replay", result.same
     ? [h("p", null, badge("good", "the same")),
-      h("p", null, `Replayed ${said.records} records, byte for byte the same.`)]
+      h("p", null, `Replayed ${result.records} records, byte for byte the same.`)]
     : [h("p", null, badge("bad", "not the same")),
-      h("p", null, `It differs at record ${said.differs_at}: ${said.reason || "no reason given"}.`),
-      h("p", { class: "soft" }, `${said.records} records before it came out as they are.`)]);
+      h("p", null, `It differs at record ${result.differs_at}: ${result.reason || "unknown"}.`),
+      h("p", { class: "soft" }, `The ${result.records} records before it are the same.`)]);
 }
 
-/** Ask how to go another way from a turn, then go to the run that does. */
+/** Ask where and how to fork a run, then open the new run. */
 export function forkDialog(page, turn) {
   const turns = page.recording.model.turns.map((one) => String(one.number));
-  if (!turns.length) return toast("the run has no turn yet");
+  if (!turns.length) return toast("The run has no turns yet.");
   const where = select([...new Set(turns)], String(turn || turns.at(-1)));
-  const said = h("textarea", { rows: "4", maxlength: "100000" });
+  const message = h("textarea", { rows: "4", maxlength: "100000" });
   const model = h("input", { type: "text", maxlength: "200", autocomplete: "off",
     placeholder: page.recording.model.model });
   const problem = h("div", { role: "alert" });
@@ -49,19 +49,19 @@ export function forkDialog(page, turn) {
   const form = h("form", { class: "dialog-form", on: { submit: (event) => {
     event.preventDefault();
     busy(go, () => fork(page, made, problem,
-      { turn: Number(where.value), message: said.value, model: model.value.trim() }));
+      { turn: Number(where.value), message: message.value, model: model.value.trim() }));
   } } },
-  field("Turn to have anew", where, "What was before it is kept."),
-  field("Say there", said, "At turn 1 it is said instead of the task; may be empty."),
+  field("Turn to run again", where, "Earlier turns are kept."),
+  field("New message", message, "At turn 1 it replaces the original message; optional."),
   field("Model", model, "Empty: the agent's own."),
   problem, h("div", { class: "row end" }, go));
   const made = dialog("Fork this run", form);
   page.signal.addEventListener("abort", () => made.close(), { once: true });
 }
 
-async function fork(page, made, problem, wish) {
+async function fork(page, made, problem, body) {
   try {
-    const run = await post(path(page.view.run_id, "/fork"), wish, { signal: page.signal });
+    const run = await post(path(page.view.run_id, "/fork"), body, { signal: page.signal });
     made.close();
     location.hash = `#/runs/${encodeURIComponent(run.run_id)}`;
   } catch (cause) {
@@ -80,7 +80,7 @@ async function chooseOther(view, signal) {
   const go = (event) => {
     event.preventDefault();
     const other = typed.value.trim() || list.value;
-    if (!other) return toast("choose a run first");
+    if (!other) return toast("Choose a run first.");
     made.close();
     const ids = [view.run_id, other].map(encodeURIComponent);
     location.hash = `#/runs/${ids[0]}/compare/${ids[1]}`;
@@ -91,10 +91,10 @@ async function chooseOther(view, signal) {
       h("div", { class: "row end" }, h("button", { class: "primary" }, "Compare"))));
 }
 
-/** Give a text to the person as a file. */
+/** Download a text as a file. */
 export function saveText(name, content, kind) {
   const address = URL.createObjectURL(new Blob([content], { type: kind }));
-  if (!address.startsWith("blob:")) throw new Error("only a text made here can be saved");
+  if (!address.startsWith("blob:")) throw new Error("only a text created here can be saved");
   const link = h("a", { download: name });
   link.setAttribute("href", address);
   link.click();
@@ -104,5 +104,5 @@ export function saveText(name, content, kind) {
 async function download(id, signal) {
   const lines = await text(path(id, "/records"), { signal });
   saveText(`run-${id.replace(/[^\w.-]/g, "_")}.jsonl`, lines, "application/x-ndjson");
-  toast("saved: `evoclaw replay` takes it");
+  toast("Saved. Replay it with `evoclaw replay`.");
 }

@@ -1,10 +1,10 @@
-// What stands in a timeline: a box for each turn and call, its words, and what is beside it.
+// The boxes of a timeline: one for each turn and call, with labels and neighbours.
 
 import { duration, some } from "../../format.js";
 import { outcome, until } from "./model.js";
-import { callLabel, OUTCOMES, turnLabel } from "./words.js";
+import { callLabel, OUTCOMES, turnLabel } from "./labels.js";
 
-/** A turn or a call from one second to another, at so many pixels a second. */
+/** The box of a turn or call between two times, in pixels by the scale. */
 export function boxOf(kind, thing, row, from, to, scale) {
   const what = { kind, place: thing.place };
   const order = kind === "turn" ? thing.first * 2 : thing.first * 2 + 1 + thing.place * 1e-6;
@@ -12,7 +12,7 @@ export function boxOf(kind, thing, row, from, to, scale) {
     right: to * scale, order };
 }
 
-/** A box's classes, its label for whoever does not see it, and the text in it. */
+/** The classes, the accessible label and the text of a box. */
 export function boxWords(run, box) {
   if (box.many.length > 1) return gatheredWords(box, run);
   const { kind, place } = box.what;
@@ -32,7 +32,7 @@ export function boxWords(run, box) {
 function gatheredWords(box, run) {
   if (box.row === "band") {
     const [a, b] = [box.many[0], box.many.at(-1)].map((one) => run.turns[one.what.place].number);
-    return ["tl-band many", `turns ${a} to ${b}, too short to be seen alone: zoom in`, ""];
+    return ["tl-band many", `turns ${a} to ${b}, too short to show separately: zoom in`, ""];
   }
   const label = `${some(box.many.length, "call")}, ${failures(run, box)} of them failed or denied`;
   return ["tl-bar many", `${label}: zoom in`, ""];
@@ -42,8 +42,8 @@ const failures = (run, { many }) =>
   many.filter((one) => run.calls[one.what.place].result?.error).length;
 
 /**
- * Which part of a box is drawn otherwise: of a turn what was thought before the first word, of a
- * call what was waited for a person, of many calls how many failed.
+ * The highlighted share of a box: of a turn the time before the first token, of a call the time
+ * that it waited for a person, of several calls the failed ones.
  */
 export function boxShare(run, box, scale) {
   if (box.row === "band") return part(thought(run, box, scale), box);
@@ -64,7 +64,7 @@ function thought(run, { what, right }, scale) {
 const part = (at, { left, right }) =>
   `${(100 * Math.min(1, Math.max(0, (at - left) / (right - left)))).toFixed(1)}%`;
 
-/** The first turn that is not over before a moment (seconds from the beginning). */
+/** The first turn that has not ended before a time (seconds from the start). */
 export function firstInSight(run, from, now) {
   let low = 0, high = run.turns.length;
   while (low < high) {
@@ -74,10 +74,10 @@ export function firstInSight(run, from, now) {
   return low;
 }
 
-/** Whether two choices are of the same thing. */
+/** Whether two selections are the same. */
 export const same = (a, b) => Boolean(a && b && a.kind === b.kind && a.place === b.place);
 
-/** What comes `by` steps after something, in the order of turns and their calls. */
+/** The item `by` steps after the selected one, in the order of turns and their calls. */
 export function neighbour(run, selected, by) {
   if (!run || !run.turns.length) return null;
   const last = run.turns.at(-1);

@@ -1,6 +1,6 @@
-// Two values as texts, and which part of them is not the same.
+// A line diff of two values.
 
-const AROUND = 2; // lines of what is the same that are kept beside what is not
+const AROUND = 2; // unchanged context lines around a change
 
 /** Both values in pieces: ["same" or "changed", text]. */
 export function changed(a, b) {

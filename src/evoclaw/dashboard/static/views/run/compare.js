@@ -1,14 +1,14 @@
-// Two runs on one scale of time, and what is not the same in both.
+// Compares two runs: timelines on one scale, and their differences.
 
 import { get, text } from "../../api.js";
 import { h, oneLine, replace } from "../../dom.js";
 import { count, duration, money } from "../../format.js";
-import { badge, button, empty, load, runBadge, when } from "../../parts.js";
+import { badge, button, empty, load, runBadge, when } from "../../components.js";
 import { changed } from "./changes.js";
 import { Recording } from "./model.js";
 import { Timeline } from "./timeline.js";
 
-/** Show two runs beside each other. */
+/** Show two runs side by side. */
 export async function mountCompare(root, a, b, signal) {
   const ids = [a, b].map(encodeURIComponent);
   const above = h("div", { class: "compare" }), below = h("section", { class: "card" });
@@ -39,14 +39,14 @@ function timelines(found, signal) {
     return { view, run, timeline };
   });
   const first = rows[0].timeline;
-  return [h("div", { class: "row between" }, h("p", { class: "soft" }, "One scale for both."),
+  return [h("div", { class: "row between" }, h("p", { class: "soft" }, "Both on one time scale."),
     h("div", { class: "row" },
       button("−", () => first.zoom(1 / 1.6), { label: "Zoom out" }),
       button("+", () => first.zoom(1.6), { label: "Zoom in" }),
       button("Fit", () => first.fit()))), rows.map(part)];
 }
 
-/** Give the others the same scale and place. */
+/** Give the other timelines the same scale and position. */
 function alike(moved, rows) {
   for (const { timeline } of rows) {
     if (timeline === moved) continue;
@@ -74,15 +74,15 @@ function part({ view, run, timeline }, place) {
 
 function differences({ same, differences: found }) {
   if (same) {
-    return [h("h2", null, "Differences"), empty("The two are the same: turns, calls, results, "
-      + "tokens. Ids and times never count.")];
+    return [h("h2", null, "Differences"), empty("The runs are the same: turns, calls, results, "
+      + "tokens. Ids and times are ignored.")];
   }
   const turns = new Map();
   for (const one of found) turns.set(one.turn, [...(turns.get(one.turn) || []), one]);
   return [h("div", { class: "row" }, h("h2", null, "Differences"),
     badge("warn", String(found.length))),
   [...turns].map(([turn, all]) => h("section", { class: "compare-turn" },
-    h("h3", null, turn ? `Turn ${turn}` : "The run as a whole"), all.map(difference)))];
+    h("h3", null, turn ? `Turn ${turn}` : "The whole run"), all.map(difference)))];
 }
 
 function difference({ what, a, b }) {

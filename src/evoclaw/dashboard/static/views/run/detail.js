@@ -1,16 +1,16 @@
-// The panel beside the timeline: all that is known of the chosen turn, call or record.
+// The detail panel of the selected turn, call or record.
 
 import { h, replace, setText } from "../../dom.js";
 import { count, duration, money, some } from "../../format.js";
 import { badge, button, copyButton, empty, facts, fold, jsonBlock, textBlock, verdictBadge, when,
-} from "../../parts.js";
+} from "../../components.js";
 import { outcome } from "./model.js";
 import { receiptPart } from "./receipts.js";
-import { gist, OUTCOMES, parsed, turnState } from "./words.js";
+import { gist, OUTCOMES, parsed, turnState } from "./labels.js";
 
 const TAIL = 20_000; // characters of a running call's output that are shown
 
-/** The panel. `page` gives `select`, `fork`, `receipts`. */
+/** The panel. `page` has `select`, `fork` and `receipts`. */
 export class Detail {
   constructor(page) {
     this.page = page;
@@ -20,7 +20,7 @@ export class Detail {
     this.shown = null;
   }
 
-  /** What is shown while nothing is chosen: the answer, once there is one. */
+  /** Shown while nothing is selected: the answer, once there is one. */
   overview(run) {
     const key = `run ${run.finished ? run.finished.at : ""}`;
     if (key === this.shown) return;
@@ -28,10 +28,10 @@ export class Detail {
     const { text, stop } = run.finished || {};
     this.title(text ? "Answer" : "Detail");
     replace(this.body, text && stop !== "waiting" && textBlock(text, "answer"),
-      empty("Choose a turn, a call or a record."));
+      empty("Select a turn, a call or a record."));
   }
 
-  /** Show what is chosen as it is in this run; it is made anew only where it changed. */
+  /** Show the selected item; it is rendered again only if it changed. */
   update(run, selected, record) {
     if (!selected && !record) return this.overview(run);
     const thing = selected && run[selected.kind === "turn" ? "turns" : "calls"][selected.place];
@@ -65,7 +65,7 @@ export class Detail {
     setText(this.element.firstChild, text);
   }
 
-  /** A text that is still coming in. */
+  /** A text that is still streaming. */
   growingText(label) {
     this.grown = -1;
     this.growing = h("pre", { class: "text", tabindex: "0", role: "region", "aria-label": label });
@@ -95,19 +95,20 @@ function turnPart(detail, turn, run) {
   const writes = turn.repliedAt === null && !run.finished;
   const took = turn.repliedAt === null ? null : duration(turn.repliedAt - turn.startedAt);
   return [
-    facts([["state", turnState(turn, run)], ["began", when(turn.startedAt)],
-      ["first word after", turn.firstAt && duration(turn.firstAt - turn.startedAt)],
+    facts([["state", turnState(turn, run)], ["started", when(turn.startedAt)],
+      ["first token after", turn.firstAt && duration(turn.firstAt - turn.startedAt)],
       ["reply after", took], ["model", reply?.model || run.model], ["finish", reply?.finish],
       ["tokens", reply && `${count(usage.input || 0)} in, ${count(usage.output || 0)} out`],
       ["cost", reply && money(reply.cost ?? null)],
       ["sent", turn.chars ? some(turn.chars, "character") : null]]),
     turn.failed && part("No reply", h("p", { class: "bad-text" },
       `${turn.failed.kind}: ${turn.failed.reason}`)),
-    turn.said.map((one) => part(`Said before it${one.why ? ` (${one.why})` : ""}`,
-      textBlock((one.message.blocks || []).map((block) => block.text || "").join("\n"), "said"))),
-    turn.retries.map((one) => part(`Asked again (${one.attempt})`,
+    turn.messages.map((one) => part(`Message before it${one.why ? ` (${one.why})` : ""}`,
+      textBlock((one.message.blocks || []).map((block) => block.text || "").join("\n"),
+        "message"))),
+    turn.retries.map((one) => part(`Retry (${one.attempt})`,
       h("p", null, `${one.kind}: ${one.reason}`))),
-    turn.reasoning && fold("What it thought aloud", () => textBlock(turn.reasoning, "thoughts")),
+    turn.reasoning && fold("Reasoning", () => textBlock(turn.reasoning, "thoughts")),
     (turn.text || writes) && part("Text",
       writes ? detail.growingText("text so far") : textBlock(turn.text, "text")),
     turn.calls.length > 0 && part(some(turn.calls.length, "call"), callList(detail, turn, run)),
@@ -146,17 +147,17 @@ function callPart(detail, call, run) {
 }
 
 function callFacts(call) {
-  const told = call.result?.details || {};
+  const details = call.result?.details || {};
   const ran = call.startedAt !== null && call.endedAt !== null;
   const asked = call.verdict === "ask" ? call.from : call.judgedAt ?? call.askedAt;
   const held = call.startedAt !== null ? call.startedAt - asked : 0;
   return [
-    ["began", call.startedAt === null ? "never ran" : when(call.startedAt)],
+    ["started", call.startedAt === null ? "never ran" : when(call.startedAt)],
     ["took", ran ? duration(call.endedAt - call.startedAt) : null],
-    ["of it on the device", told.elapsed_ms ? duration(told.elapsed_ms / 1000) : null],
-    ["waited before", held > 0.05 ? duration(held) : null],
-    ["ran on", told.agent], ["isolation", told.isolation],
-    ["exit code", told.exit_code],
+    ["on the device", details.elapsed_ms ? duration(details.elapsed_ms / 1000) : null],
+    ["waited", held > 0.05 ? duration(held) : null],
+    ["ran on", details.agent], ["isolation", details.isolation],
+    ["exit code", details.exit_code],
     ["request", call.requestId && h("span", { class: "row" },
       h("code", null, call.requestId), copyButton(call.requestId))],
   ];
@@ -172,14 +173,14 @@ function verdictPart(call) {
 }
 
 const ANSWERS = {
-  pending: "Nobody had answered yet", once: "Allowed this once",
-  session: "Allowed for the whole conversation", deny: "Denied",
+  pending: "Not answered yet", once: "Approved once",
+  session: "Approved for the session", deny: "Denied",
 };
 
 function outputPart(detail, call, how) {
   if (how === "running") return part("Output", detail.growingText("output so far"));
   if (!call.output) return null;
-  return fold(`Output as it came, ${some(call.output.length, "character")}`,
+  return fold(`Live output, ${some(call.output.length, "character")}`,
     () => textBlock(call.output, "output"));
 }
 
@@ -188,8 +189,8 @@ const PICTURES = /^image\/(png|jpeg|gif|webp)$/;
 function resultBlocks(result) {
   return (result.blocks || []).map((block) => {
     if (block.type === "image") {
-      if (!PICTURES.test(block.media_type)) return h("p", null, `a picture (${block.media_type})`);
-      return h("img", { class: "result-image", alt: "a picture from the tool",
+      if (!PICTURES.test(block.media_type)) return h("p", null, `an image (${block.media_type})`);
+      return h("img", { class: "result-image", alt: "an image from the tool",
         src: `data:${block.media_type};base64,${block.data}` });
     }
     return h("div", { class: block.type === "error" ? "error-block" : "" },

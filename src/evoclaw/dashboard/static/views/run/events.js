@@ -1,23 +1,23 @@
-// The records of a run as a list: ten thousand of them cost a screenful.
+// The list of a run's records.
 
 import { h } from "../../dom.js";
 import { VirtualList } from "../../list.js";
-import { field, select } from "../../parts.js";
+import { field, select } from "../../components.js";
 import { clock } from "./scale.js";
-import { isTrouble, says } from "./words.js";
+import { isTrouble, says } from "./labels.js";
 
 const HEIGHT = 30;
 const PIECES = new Set(["text_delta", "reasoning_delta", "call_output"]);
 const KINDS = {
-  facts: ["without pieces of text", (record) => !PIECES.has(record.event.type)],
+  facts: ["without streamed text", (record) => !PIECES.has(record.event.type)],
   all: ["every record", () => true],
   calls: ["calls", (record) => /^call_|^approval/.test(record.event.type)],
-  trouble: ["trouble", isTrouble],
+  trouble: ["problems", isTrouble],
 };
 
 /**
- * The list. `onSelect(record, number)` is told what was chosen; the number counts from 1.
- * `following`: the end is kept in sight as it grows, until somebody scrolls away.
+ * The list. `onSelect(record, number)` is called on selection; the number counts from 1.
+ * `following`: scroll with the end until the user scrolls away.
  */
 export class Events {
   constructor(recording, onSelect, following) {
@@ -50,7 +50,7 @@ export class Events {
     if (redraw) this.update(this.position);
   }
 
-  /** Take in what is new, and mark where the replay stands; null is the end. */
+  /** Add new records, and mark the position of the replay; null is the end. */
   update(position) {
     const { records } = this.recording;
     const grew = records.length > this.seen;
@@ -73,7 +73,7 @@ export class Events {
     this.list.element.scrollTop = this.list.element.scrollHeight;
   }
 
-  /** The place of the last listed record among the first so many. */
+  /** The index of the last listed record up to a position. */
   before(position) {
     let low = 0, high = this.items.length;
     while (low < high) {
@@ -83,7 +83,7 @@ export class Events {
     return Math.max(0, low - 1);
   }
 
-  /** Mark a record as the chosen one. */
+  /** Select a record. */
   select(record) {
     this.chosen = record;
     this.mark();
@@ -102,12 +102,12 @@ export class Events {
 
   row(record) {
     const [name, text] = says(record), number = this.numbers.get(record);
-    const gone = `+${clock(record.at - this.recording.records[0].at)}`;
+    const elapsed = `+${clock(record.at - this.recording.records[0].at)}`;
     const trouble = isTrouble(record);
     const element = h("div", { class: `event ${trouble ? "trouble" : ""}` },
       h("button", { type: "button", tabindex: "-1", class: "plain",
         on: { click: () => this.onSelect(record, number) } },
-      h("span", { class: "event-number" }, number), h("span", { class: "event-at" }, gone),
+      h("span", { class: "event-number" }, number), h("span", { class: "event-at" }, elapsed),
       h("span", { class: "event-name" }, trouble && h("span", { "aria-hidden": "true" }, "▲ "),
         name), h("span", { class: "event-text" }, text)));
     this.dress(element, record);

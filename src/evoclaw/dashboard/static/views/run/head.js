@@ -1,17 +1,17 @@
-// The head of a run: what was asked, how it stands, its figures, its budget, its relatives.
+// The header of a run: message, status, metrics, budget, parent and sub-runs.
 
 import { get } from "../../api.js";
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { count, duration, money } from "../../format.js";
-import { badge, figure, fold, load, runBadge, textBlock, when } from "../../parts.js";
+import { badge, figure, fold, load, runBadge, textBlock, when } from "../../components.js";
 
 const FIGURES = {
   turns: ["turns", "Replies of the model"],
   calls: ["calls", "Calls that ran"],
-  tokens: ["tokens in / out", "As the model's server counts them"],
-  cost: ["cost", "No price: the model's price is not known"],
-  wall: ["wall time", "From its first record to its last"],
-  saved: ["saved by overlap", "What its calls took one by one, less what they took side by side"],
+  tokens: ["tokens in / out", "As counted by the provider"],
+  cost: ["cost", "No price: the price of the model is unknown"],
+  wall: ["wall time", "From the first record to the last"],
+  saved: ["saved by overlap", "The sum of the call durations, less the time in which calls ran"],
 };
 
 /** The head. */
@@ -40,18 +40,18 @@ export class Head {
     const { view } = this;
     return h("span", { class: "soft small" }, view.agent, " · ", this.model, " · ",
       when(view.began_at), " · ", h("a", { href: `#/chat/${encodeURIComponent(view.session_id)}` },
-        "its conversation"));
+        "its session"));
   }
 
   asked() {
-    const text = this.view.asked || "(nothing was said)";
+    const text = this.view.asked || "(no message)";
     const line = h("p", { class: "run-asked" }, oneLine(text, 220));
     if (oneLine(text, 220) === text.trim()) return line;
     return h("details", { class: "run-asked" }, h("summary", null, oneLine(text, 160)),
-      textBlock(text, "what was asked"));
+      textBlock(text, "message"));
   }
 
-  /** Show the figures of a run as it is, or was: `past` when it is not its end. */
+  /** Show the metrics of a run; `past`: at an earlier position of the replay. */
   update(run, now, past) {
     const { stop, reason } = run.finished || {};
     const state = run.finished ? (stop === "waiting" ? "waiting" : "ended") : "running";
@@ -60,7 +60,7 @@ export class Head {
     if (key !== this.shown) {
       this.shown = key;
       replace(this.state, runBadge({ state: queued ? "queued" : state, stop }),
-        past && badge("busy", "as it was"));
+        past && badge("busy", "in the past"));
     }
     this.drawReason(reason || "", !past && stop === "waiting");
     setText(this.model, run.model || "…");
@@ -99,15 +99,15 @@ export class Head {
 
   drawRelatives(children, problem = "") {
     const { parent_run: parent } = this.view;
-    // Drawn anew only if it differs: what is being clicked must still be there.
-    const told = children.map((one) => [one.run_id, one.state, one.stop]);
-    const said = JSON.stringify([told, problem]);
-    if (said === this.toldRelatives) return;
-    this.toldRelatives = said;
+    // Rendered again only if it differs, so that a click does not miss.
+    const states = children.map((run) => [run.run_id, run.state, run.stop]);
+    const key = JSON.stringify([states, problem]);
+    if (key === this.relativesShown) return;
+    this.relativesShown = key;
     this.relatives.hidden = !parent && !children.length && !problem;
-    replace(this.relatives, problem && `What it began cannot be told: ${problem}`,
-      parent && h("span", null, "begun by ", link(parent, `run ${parent.slice(0, 8)}`)),
-      children.length > 0 && h("span", null, "began "),
+    replace(this.relatives, problem && `The sub-runs could not be loaded: ${problem}`,
+      parent && h("span", null, "started by ", link(parent, `run ${parent.slice(0, 8)}`)),
+      children.length > 0 && h("span", null, "started "),
       children.map((one) => h("span", { class: "row" },
         link(one.run_id, `${one.agent}: ${oneLine(one.asked || one.run_id, 50)}`),
         runBadge(one))));
@@ -118,7 +118,7 @@ const link = (id, text) => h("a", { href: `#/runs/${encodeURIComponent(id)}` }, 
 
 function budgetTable({ kinds, closed }) {
   const rows = Object.entries(kinds || {});
-  if (!rows.length) return h("p", { class: "soft" }, "Nothing is counted for it.");
+  if (!rows.length) return h("p", { class: "soft" }, "No spending recorded.");
   return [h("ul", { class: "bars" }, rows.map(([kind, one]) => {
     const share = one.limit ? Math.min(1, (one.spent + one.reserved) / one.limit) : 0;
     const limit = one.limit === null ? "no limit" : `of ${count(one.limit)}`;

@@ -1,6 +1,6 @@
-// What a run is, folded from its records one by one. No page in here: values in, values out.
+// The state of a run, folded from its records. No DOM: values in, values out.
 
-/** How a call stands, or came out, in one word. */
+/** The status or outcome of a call, in one word. */
 export function outcome(call, run) {
   if (call.result) return resultOutcome(call);
   const over = run.finished !== null && run.finished.stop !== "waiting";
@@ -16,13 +16,13 @@ function resultOutcome({ result, startedAt }) {
   return ["timeout", "cancelled"].includes(result.error) ? result.error : "failed";
 }
 
-/** When something was over; `now` while it is not. */
+/** When an item ended; `now` if it has not. */
 export const until = (thing, now) => (thing.endedAt === null ? now : thing.endedAt);
 
-/** A run as far as its records tell. Each record costs the same, however many came before. */
+/** The state of a run. Folding a record takes constant time. */
 export class RunModel {
   constructor() {
-    this.gen = {}; // who may write into what it holds: a copy shares with its original
+    this.gen = {}; // marks items that this model owns: copies share items with the original
     this.count = 0;
     this.began = null;
     this.last = null;
@@ -31,11 +31,11 @@ export class RunModel {
     this.finished = null;
     this.turns = [];
     this.calls = [];
-    this.index = new Map(); // only ever grows, and in the same way: copies share it
+    this.index = new Map(); // append-only, so copies share it
     this.lanes = []; // which call a lane holds; -1 when it is free
-    this.marked = []; // lanes of calls that never ran: kept until the turn is over, to be seen
+    this.marked = []; // lanes of calls that never ran: kept until the end of the turn
     this.pauses = [];
-    this.said = [];
+    this.messages = [];
     this.tools = 0;
     this.tokensIn = 0;
     this.tokensOut = 0;
@@ -49,7 +49,7 @@ export class RunModel {
     this.union = 0;
   }
 
-  /** Take in the next record. */
+  /** Fold the next record. */
   fold(record) {
     const { event, at } = record;
     if (this.began === null) this.began = at;
@@ -58,22 +58,22 @@ export class RunModel {
     this.count += 1;
   }
 
-  /** The same as it is now: whatever either of the two takes in later, the other keeps this. */
+  /** A copy: later records of one do not change the other. */
   copy() {
     const copy = Object.assign(new RunModel(), this, {
       gen: {}, turns: this.turns.slice(), calls: this.calls.slice(), lanes: this.lanes.slice(),
-      marked: this.marked.slice(), pauses: this.pauses.slice(), said: this.said.slice(),
+      marked: this.marked.slice(), pauses: this.pauses.slice(), messages: this.messages.slice(),
     });
     this.gen = {};
     return copy;
   }
 
-  /** Its price; null when a part of it has none. */
+  /** The cost; null if a part has no price. */
   get price() {
     return this.unpriced ? null : this.cost;
   }
 
-  /** Seconds that calls took one by one, less those that they took beside each other. */
+  /** The sum of the call durations, less the time in which calls ran. */
   saved(now) {
     const sum = this.sum + this.open * now - this.openSince;
     return Math.max(0, sum - this.union - (this.open ? now - this.busySince : 0));
@@ -85,7 +85,7 @@ export class RunModel {
     return found !== undefined && found < this.calls.length ? this.calls[found] : null;
   }
 
-  /** The last turn that began before so many records. */
+  /** The last turn that started within the first `count` records. */
   turnAt(count) {
     let low = 0, high = this.turns.length;
     while (low < high) {
@@ -122,7 +122,7 @@ export class RunModel {
     return made;
   }
 
-  /** Give a call the first lane that is free. */
+  /** Give a call the first free lane. */
   takeLane(call, at) {
     if (call.from === null) call.from = at;
     if (call.lane >= 0) return;
@@ -155,7 +155,7 @@ function resume(run, event, at) {
   const gap = run.pauses.at(-1);
   if (gap && gap.to === null) run.pauses[run.pauses.length - 1] = { ...gap, to: at };
   const turn = run.turn();
-  if (turn && run.finished) turn.endedAt = null; // it goes on where it stood
+  if (turn && run.finished) turn.endedAt = null; // the turn continues
   run.finished = null;
 }
 
@@ -164,9 +164,9 @@ function startTurn(run, event, at) {
   run.turns.push({
     gen: run.gen, place: run.turns.length, number: event.turn, startedAt: at, firstAt: null,
     repliedAt: null, endedAt: null, text: "", reasoning: "", retries: [], failed: null,
-    reply: null, calls: [], said: run.said, first: run.count, chars: event.chars || 0,
+    reply: null, calls: [], messages: run.messages, first: run.count, chars: event.chars || 0,
   });
-  run.said = [];
+  run.messages = [];
 }
 
 function piece(name) {
@@ -191,14 +191,14 @@ function failReply(run, event, at) {
   if (turn) Object.assign(turn, { failed: event, repliedAt: at });
 }
 
-function reply(run, { reply: said }, at) {
-  run.spend(said.usage || {}, said.cost);
+function reply(run, { reply: received }, at) {
+  run.spend(received.usage || {}, received.cost);
   const turn = run.turn();
   if (!turn) return;
-  Object.assign(turn, { reply: said, repliedAt: at, text: said.text || "" });
-  if (said.reasoning) turn.reasoning = said.reasoning;
+  Object.assign(turn, { reply: received, repliedAt: at, text: received.text || "" });
+  if (received.reasoning) turn.reasoning = received.reasoning;
   if (turn.firstAt === null) turn.firstAt = at;
-  for (const one of said.calls || []) {
+  for (const one of received.calls || []) {
     const call = run.call(one.id, one.name);
     call.name = one.name;
     call.written = one.arguments;
@@ -271,14 +271,14 @@ const FOLDS = {
   call_started: start,
   call_output: (run, event) => { run.call(event.call_id).output += event.text; },
   call_finished: finish,
-  prompted: (run, event) => { run.said.push({ why: event.why || "", message: event.message }); },
+  prompted: (run, { why, message }) => { run.messages.push({ why: why || "", message }); },
   context_trimmed: (run, event) => { if (event.usage) run.spend(event.usage, event.cost); },
   run_finished: end,
 };
 
-const APART = 500; // records between two copies that are kept
+const SNAPSHOT_INTERVAL = 500; // records between two stored copies
 
-/** All records of a run, the run as it is, and as it was after any number of them. */
+/** All records of a run, its current state, and its state after any record. */
 export class Recording {
   constructor() {
     this.records = [];
@@ -287,18 +287,18 @@ export class Recording {
     this.cursor = new RunModel();
   }
 
-  /** Take in a record; one that was here before, or is older, changes nothing. */
+  /** Add a record; a known or older one is ignored. */
   add(record) {
     if (this.records.length && record.seq <= this.records.at(-1).seq) return false;
     this.records.push(record);
     this.model.fold(record);
-    if (this.records.length % APART === 0) this.kept.push(this.model.copy());
+    if (this.records.length % SNAPSHOT_INTERVAL === 0) this.kept.push(this.model.copy());
     return true;
   }
 
-  /** The run as it was after so many records. */
+  /** The state after `count` records. */
   at(count) {
-    const near = this.kept[Math.floor(count / APART)];
+    const near = this.kept[Math.floor(count / SNAPSHOT_INTERVAL)];
     if (this.cursor.count > count || this.cursor.count < near.count) this.cursor = near.copy();
     while (this.cursor.count < count) this.cursor.fold(this.records[this.cursor.count]);
     return this.cursor;

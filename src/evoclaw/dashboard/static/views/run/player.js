@@ -1,19 +1,19 @@
-// Playing a run again: a play button, speeds, and a scrubber over its records.
+// The replay controls of a run: play, speed, and a slider over its records.
 
 import { h, setText } from "../../dom.js";
 import { duration } from "../../format.js";
-import { button, select } from "../../parts.js";
-import { says } from "./words.js";
+import { button, select } from "../../components.js";
+import { says } from "./labels.js";
 
 const SPEEDS = [["1", "1×"], ["4", "4×"], ["16", "16×"], ["max", "max"]];
-const LONGEST = 3; // seconds that a pause between two records is played, at most
+const MAX_PAUSE_S = 3; // the longest pause between two records in a replay
 const FRAMES = 240; // how many frames `max` takes for a whole run
 
-/** The controls. `onMove(position)` is told where it stands; null is the end, as it goes on. */
+/** The controls. `onMove(position)` is called on each move; null is the live end. */
 export class Player {
   constructor(recording, onMove, signal) {
     Object.assign(this, { recording, onMove, position: null, playing: false, speed: "4" });
-    this.play = button("▶ Play", () => this.toggle(), { label: "Play the run again" });
+    this.play = button("▶ Play", () => this.toggle(), { label: "Replay the run" });
     this.range = h("input", { type: "range", min: "0", max: "0", step: "1",
       "aria-label": "Record", on: { input: () => this.go(Number(this.range.value)) } });
     this.where = h("span", { class: "small soft mono player-where" });
@@ -27,7 +27,7 @@ export class Player {
     signal.addEventListener("abort", () => { this.playing = false; }, { once: true });
   }
 
-  /** Seconds of the run that were played since the record where it stands. */
+  /** Seconds that were played since the current record. */
   get beyond() {
     return this.playing && this.position ? this.waited : 0;
   }
@@ -36,7 +36,7 @@ export class Player {
     return this.recording.records.length;
   }
 
-  /** Go to where so many records are told; null or the last one is the end. */
+  /** Go to the state after `position` records; null or the last one is the end. */
   go(position) {
     this.position = position === null || position >= this.total ? null : Math.max(0, position);
     this.waited = 0;
@@ -58,23 +58,23 @@ export class Player {
 
   frame(time) {
     if (!this.playing) return;
-    const gone = Math.max(0, time - this.before) / 1000;
+    const elapsed = Math.max(0, time - this.before) / 1000;
     this.before = time;
     const next = this.speed === "max"
       ? this.position + Math.max(1, Math.ceil(this.total / FRAMES))
-      : this.later(gone * Number(this.speed));
-    if (next !== this.position) this.move(next); else this.onMove(next); // time goes on, too
+      : this.later(elapsed * Number(this.speed));
+    if (next !== this.position) this.move(next); else this.onMove(next); // the time advances
     if (this.playing) requestAnimationFrame((at) => this.frame(at));
   }
 
-  /** Where it stands so many played seconds later. */
+  /** The position after so many more seconds. */
   later(seconds) {
     const { records } = this.recording;
     let position = this.position;
     this.waited += seconds;
     while (position < records.length) {
       const gap = position === 0 ? 0 : records[position].at - records[position - 1].at;
-      const pause = Math.min(Math.max(gap, 0), LONGEST);
+      const pause = Math.min(Math.max(gap, 0), MAX_PAUSE_S);
       if (this.waited < pause) break;
       this.waited -= pause;
       position += 1;
@@ -101,18 +101,18 @@ export class Player {
     }
   }
 
-  /** Show where it stands. */
+  /** Show the position. */
   show() {
     const { total } = this, at = this.position ?? total;
     if (this.range.max !== String(total)) this.range.max = String(total);
     if (this.range.value !== String(at)) this.range.value = String(at);
     const record = at ? this.recording.records[at - 1] : null;
-    const gone = record ? duration(record.at - this.recording.records[0].at) : "0 s";
-    setText(this.where, `${at} / ${total} · ${gone}`);
-    const text = `record ${at} of ${total}, ${gone}${record ? `, ${says(record)[0]}` : ""}`;
+    const elapsed = record ? duration(record.at - this.recording.records[0].at) : "0 s";
+    setText(this.where, `${at} / ${total} · ${elapsed}`);
+    const text = `record ${at} of ${total}, ${elapsed}${record ? `, ${says(record)[0]}` : ""}`;
     this.range.setAttribute("aria-valuetext", text);
     setText(this.play, this.playing ? "❚❚ Pause" : "▶ Play");
-    this.play.setAttribute("aria-label", this.playing ? "Pause" : "Play the run again");
+    this.play.setAttribute("aria-label", this.playing ? "Pause" : "Replay the run");
     this.back.hidden = this.position === null;
   }
 }

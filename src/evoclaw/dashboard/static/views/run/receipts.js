@@ -1,16 +1,16 @@
-// What devices signed about a run's calls, and whether it holds.
+// The receipts that devices signed for a run's calls, and whether they are valid.
 
 import { get } from "../../api.js";
 import { h } from "../../dom.js";
-import { badge, facts, fold, jsonBlock, load, when } from "../../parts.js";
+import { badge, facts, fold, jsonBlock, load, when } from "../../components.js";
 
-/** The receipts of a run; asked for when first needed, and again after more calls ended. */
+/** The receipts of a run, loaded when first needed, and again after more calls ended. */
 export class Receipts {
   constructor(runId, signal) {
     Object.assign(this, { runId, signal, asked: null, ended: -1 });
   }
 
-  /** Those of one call; `ended` is how many calls have ended by now; `again`: ask anew. */
+  /** The receipts of one call; `ended`: the number of ended calls; `again`: reload. */
   async of(call, ended, again) {
     if (!this.asked || this.ended !== ended || again) {
       this.ended = ended;
@@ -26,20 +26,20 @@ export class Receipts {
 export function receiptPart(call, page) {
   if (call.startedAt === null) return null;
   const place = h("div", { class: "small" }, "…");
-  const more = told(call);
+  const more = checkedOnArrival(call);
   let tries = 0;
   load(place, () => page.receiptsOf(call, tries++ > 0),
     (items) => (items.length ? items.map(receipt)
-      : h("p", { class: "soft" }, more ? "" : "No device signed it.")), page.signal);
+      : h("p", { class: "soft" }, more ? "" : "No device signed this call.")), page.signal);
   return h("div", { class: "detail-part" }, h("h3", null, "Receipt"), more, place);
 }
 
-/** What the orchestrator found when the result came. */
-function told(call) {
+/** The orchestrator's check when the result arrived. */
+function checkedOnArrival(call) {
   const details = call.result.details || {};
   const several = Array.isArray(details.receipts) ? details.receipts : [];
   const all = [details.receipt, ...several].filter((one) => one && typeof one === "object");
-  return all.length > 0 && h("p", { class: "row small" }, "when it came:", all.map((one) =>
+  return all.length > 0 && h("p", { class: "row small" }, "on arrival:", all.map((one) =>
     badge(one.state === "valid" ? "good" : "bad", `${one.state}, ${one.agent} ${one.id || ""}`)));
 }
 
@@ -50,5 +50,5 @@ function receipt(one) {
     facts([["checked now", valid], ["signed by", one.agent_id], ["counter", one.counter],
       ["chain", h("code", null, one.chain)], ["hash", h("code", null, one.hash)],
       ["at", when(one.at)]]),
-    fold("As it was signed", () => jsonBlock(one.receipt, "receipt")));
+    fold("Signed content", () => jsonBlock(one.receipt, "receipt")));
 }

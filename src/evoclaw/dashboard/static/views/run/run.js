@@ -1,9 +1,9 @@
-// One run: its timeline, its records, what is known of each call; live, or played again.
+// One run: timeline, records and details; live, or as a replay.
 
 import { follow, get } from "../../api.js";
 import { h, perFrame, replace, setText } from "../../dom.js";
 import { on } from "../../live.js";
-import { button, field, failed, load, select, toast } from "../../parts.js";
+import { button, field, failed, load, select, toast } from "../../components.js";
 import { actions, forkDialog } from "./actions.js";
 import { mountCompare } from "./compare.js";
 import { Detail } from "./detail.js";
@@ -13,13 +13,13 @@ import { Recording } from "./model.js";
 import { Player } from "./player.js";
 import { Receipts } from "./receipts.js";
 import { Timeline } from "./timeline.js";
-import { callIdOf, OUTCOMES } from "./words.js";
+import { callIdOf, OUTCOMES } from "./labels.js";
 
 export const title = "Run";
 
-const TICK = 200; // milliseconds between two looks at the clock while a run goes on
+const TICK = 200; // milliseconds between two redraws of a live run
 
-/** Show a run, or two beside each other. */
+/** Show a run, or compare two. */
 export async function mount(root, args, signal) {
   const [id, word, other] = args;
   if (word === "compare" && other) return mountCompare(root, id, other, signal);
@@ -33,7 +33,7 @@ class RunPage {
     Object.assign(this, { view, signal, selected: null, record: null, position: null });
     this.recording = new Recording();
     this.receipts = new Receipts(view.run_id, signal);
-    this.ahead = 0; // seconds that the run's clock is ahead of ours
+    this.ahead = 0; // seconds that the orchestrator's clock is ahead of the browser's
     this.draw = perFrame(() => { if (!signal.aborted) this.drawNow(); });
     this.head = new Head(view, signal);
     replace(this.head.actions, actions(this));
@@ -69,7 +69,7 @@ class RunPage {
 
   begin() {
     const { signal } = this;
-    on("runs", (changed) => this.heard(changed), signal);
+    on("runs", (changed) => this.onRuns(changed), signal);
     const tick = setInterval(() => { if (this.isLive) this.draw(); }, TICK);
     signal.addEventListener("abort", () => {
       clearInterval(tick);
@@ -99,14 +99,14 @@ class RunPage {
     this.draw();
   }
 
-  heard(changed) {
+  onRuns(changed) {
     const found = changed.find((one) => one.run_id === this.view.run_id);
     if (found) this.view = this.head.view = found;
     if (changed.some((one) => one.parent_run === this.view.run_id)) this.head.findChildren();
     this.draw();
   }
 
-  /** The stream is over: the run has ended. */
+  /** The stream has ended: the run is over. */
   async over() {
     this.ended = true;
     this.draw();
@@ -117,7 +117,7 @@ class RunPage {
     return !this.ended && (finished === null || finished.stop === "waiting");
   }
 
-  /** The present of the run as it is: the clock, or its last moment. */
+  /** The current time of a live run, or the end of an ended one. */
   get present() {
     const { model } = this.recording;
     if (model.began === null) return 0;
@@ -129,7 +129,7 @@ class RunPage {
     this.draw();
   }
 
-  /** Choose a turn or a call. */
+  /** Select a turn or a call. */
   select(selected, record = null) {
     this.selected = selected;
     this.record = record;
@@ -169,7 +169,7 @@ class RunPage {
     const run = past ? recording.at(position) : recording.model;
     const now = past ? (run.last ?? recording.model.began ?? 0) + this.player.beyond : present;
     const began = recording.model.began ?? 0;
-    if (past && run.began === null) run.began = began; // nothing yet, on the same axis
+    if (past && run.began === null) run.began = began; // no records yet, on the same axis
     this.timeline.set(run, { now, total: present - began, lanes: recording.model.lanes.length,
       head: past ? now : null });
     this.head.update(run, now, past);
@@ -181,7 +181,7 @@ class RunPage {
     this.showFollowing();
   }
 
-  /** A panel that grows is read by people: five times a second is enough. */
+  /** Redraw a growing panel at most five times a second. */
   drawDetail(run) {
     const now = performance.now(), key = `${JSON.stringify(this.selected)} ${this.record?.seq}`;
     if (key === this.detailKey && now - (this.detailAt || 0) < TICK && this.isLive) return;
@@ -198,15 +198,15 @@ class RunPage {
   }
 
   showFollowing() {
-    const away = this.isLive && !this.timeline.following;
-    if (this.follow.hidden === away) this.follow.hidden = !away;
+    const detached = this.isLive && !this.timeline.following;
+    if (this.follow.hidden === detached) this.follow.hidden = !detached;
   }
 }
 
 function legend() {
   return h("ul", { class: "tl-legend", "aria-label": "What the bars mean" },
-    h("li", null, h("span", { class: "swatch thinks" }), "model thinks"),
-    h("li", null, h("span", { class: "swatch writes" }), "model writes"),
+    h("li", null, h("span", { class: "swatch thinks" }), "model is thinking"),
+    h("li", null, h("span", { class: "swatch writes" }), "model is writing"),
     ["ok", "failed", "denied", "running", "waiting"].map((how) => h("li", null,
       h("span", { class: `swatch ${how}`, "aria-hidden": "true" }, OUTCOMES[how][1]),
       OUTCOMES[how][2])));

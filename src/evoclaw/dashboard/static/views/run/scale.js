@@ -1,12 +1,12 @@
-// Time as pixels: ticks that people can read, and bars that are too small to be seen alone.
+// The time scale: ticks, and the grouping of bars that are too small to show separately.
 
 const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120,
   300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
 const TICK = 84; // pixels between two ticks, at least
-const SMALL = 5; // a bar below this is drawn together with its neighbours
-const TOGETHER = 14; // pixels that are drawn together at most: the shape of a run stays
+const MIN_BAR = 5; // pixels; a smaller bar is grouped with its neighbours
+const MAX_GROUP = 14; // pixels of a group at most, to keep the shape of the run
 
-/** The moments between `from` and `to` (seconds) that get a tick, at so many pixels a second. */
+/** The times of the ticks between `from` and `to` (seconds), by pixels per second. */
 export function ticks(from, to, scale) {
   const step = STEPS.find((one) => one * scale >= TICK) || STEPS.at(-1);
   const found = [];
@@ -16,7 +16,7 @@ export function ticks(from, to, scale) {
   return { step, found };
 }
 
-/** A tick's words. */
+/** The label of a tick. */
 export function tickLabel(at, step) {
   if (step < 1) return `${at.toFixed(step < 0.01 ? 3 : step < 0.1 ? 2 : 1)} s`;
   if (at < 60 || step < 15) {
@@ -39,21 +39,21 @@ export function clock(seconds) {
 }
 
 /**
- * Put boxes that are too small to be seen alone together with their neighbours of the same row.
+ * Group boxes that are too small to show separately with their neighbours of the same row.
  * @param {object[]} boxes [{row, left, right, bad}] by their left edge
  */
 export function gathered(boxes) {
   const found = [], open = new Map();
   for (const box of boxes) {
     const before = open.get(box.row);
-    const small = box.right - box.left < SMALL;
+    const small = box.right - box.left < MIN_BAR;
     if (small && before?.small && box.left < before.right + 2
-      && box.right - before.left <= TOGETHER) {
+      && box.right - before.left <= MAX_GROUP) {
       before.many.push(box);
-      before.right = Math.max(before.right, box.right, before.left + SMALL);
+      before.right = Math.max(before.right, box.right, before.left + MIN_BAR);
       continue;
     }
-    const made = { ...box, right: Math.max(box.right, box.left + SMALL), small, many: [box] };
+    const made = { ...box, right: Math.max(box.right, box.left + MIN_BAR), small, many: [box] };
     open.set(box.row, made);
     found.push(made);
   }

@@ -1,19 +1,19 @@
-// The timeline of a run: turns as bands, calls as bars in lanes. Only what is in sight is drawn.
+// The timeline of a run: turns as bands, calls as bars in lanes. Only the visible part is drawn.
 
 import { h, perFrame, setText } from "../../dom.js";
 import { boxOf, boxShare, boxWords, firstInSight, neighbour, same } from "./boxes.js";
 import { until } from "./model.js";
 import { gathered, tickLabel, ticks } from "./scale.js";
 
-const AXIS = 24, BAND = 30, LANE = 28, PAD = 8, TALLEST = 8;
-const WIDEST = 4_000_000; // pixels: more, and browsers lay it out wrongly
+const AXIS = 24, BAND = 30, LANE = 28, PAD = 8, MAX_LANES = 8;
+const MAX_WIDTH = 4_000_000; // pixels; browsers fail to lay out more
 
-/** A timeline. `onSelect({kind, place})` is told what was chosen, `onLook()` that it was moved. */
+/** A timeline. `onSelect({kind, place})` is called on selection, `onLook()` on scroll or zoom. */
 export class Timeline {
   constructor({ label, onSelect, onLook = () => {} }) {
     Object.assign(this, { onSelect, onLook });
-    this.scale = null; // pixels a second; null: all of it is in sight
-    this.wide = 0; // of the window, in pixels: asking the page anew would lay it out
+    this.scale = null; // pixels per second; null: fit the whole run
+    this.wide = 0; // of the window, in pixels; cached, because reading it forces a layout
     this.following = true;
     this.selected = null;
     this.run = null;
@@ -48,8 +48,8 @@ export class Timeline {
 
   /**
    * Show a run.
-   * @param {object} options `now`, its present; `total`, the seconds that the axis has; `lanes`
-   *   that it has room for; `head`, the moment that is played, or null.
+   * @param {object} options `now`, the current time; `total`, the seconds of the axis; `lanes`,
+   *   the number of lanes; `head`, the replay position, or null.
    */
   set(run, { now, total, lanes = run.lanes.length, head = null }) {
     const played = head !== null && head !== this.headAt;
@@ -68,7 +68,7 @@ export class Timeline {
     this.moveTo(left - this.wide * 0.2);
   }
 
-  /** Mark what is chosen, and bring it into sight. */
+  /** Mark the selected item, and scroll to it. */
   select(selected, reveal = true) {
     this.selected = selected;
     if (selected && reveal && this.run) this.reveal(selected);
@@ -80,11 +80,11 @@ export class Timeline {
   }
 
   get pixels() {
-    const most = WIDEST / this.total;
-    return this.scale === null ? this.fitting : Math.min(Math.max(this.scale, this.fitting), most);
+    const limit = MAX_WIDTH / this.total;
+    return this.scale === null ? this.fitting : Math.min(Math.max(this.scale, this.fitting), limit);
   }
 
-  /** Make it larger or smaller around a point of the window. */
+  /** Zoom around a point of the window. */
   zoom(factor, x = this.wide / 2) {
     const before = this.pixels, at = (this.element.scrollLeft + x - PAD) / before;
     this.scale = before * factor;
@@ -95,7 +95,7 @@ export class Timeline {
     this.onLook();
   }
 
-  /** All of it in sight again. */
+  /** Fit the whole run. */
   fit() {
     this.scale = null;
     this.following = true;
@@ -104,14 +104,14 @@ export class Timeline {
     this.onLook();
   }
 
-  /** Go to the end, and stay there as it grows. */
+  /** Scroll to the end, and follow it. */
   followEnd() {
     this.following = true;
     this.redraw();
     this.onLook();
   }
 
-  /** Show this part: seconds from its beginning. */
+  /** Show a range: seconds from the start. */
   show(from, to) {
     const span = Math.max(to - from, 0.001);
     this.scale = (this.wide * 0.8) / span;
@@ -159,7 +159,7 @@ export class Timeline {
     acts[event.key]();
   }
 
-  /** Choose the next thing, or the one before it, and go there. */
+  /** Select the next or previous item, and scroll to it. */
   step(by) {
     const next = neighbour(this.run, this.selected, by);
     if (!next) return;
@@ -194,10 +194,10 @@ export class Timeline {
     this.size = key;
     this.inner.style.setProperty("width", whole);
     this.inner.style.setProperty("height", tall(lanes));
-    this.element.style.setProperty("height", `calc(${tall(Math.min(lanes, TALLEST))} + 14px)`);
+    this.element.style.setProperty("height", `calc(${tall(Math.min(lanes, MAX_LANES))} + 14px)`);
   }
 
-  /** Draw what is in sight. */
+  /** Draw the visible part. */
   draw() {
     if (!this.run || this.run.began === null || !this.wide) return;
     this.resize();
@@ -221,7 +221,7 @@ export class Timeline {
       to: (one.to === null ? this.now : one.to) - this.run.began }))
       .filter((one) => one.to >= from && one.from <= to);
     const all = [...found.map((at) => ["tl-tick", at, tickLabel(at, step), 0]),
-      ...pauses.map((one) => ["tl-pause", one.from, "waits", (one.to - one.from) * scale])];
+      ...pauses.map((one) => ["tl-pause", one.from, "waiting", (one.to - one.from) * scale])];
     while (this.marks.children.length > all.length) this.marks.lastChild.remove();
     all.forEach(([name, at, text, width], place) => {
       const mark = this.marks.children[place] || this.marks.appendChild(h("div"));
@@ -237,20 +237,20 @@ export class Timeline {
     boxes.sort((a, b) => a.order - b.order);
     const wanted = new Map();
     for (const box of boxes) {
-      box.left = Math.max(box.left, from * scale); // what is out of sight need not be painted
+      box.left = Math.max(box.left, from * scale); // invisible parts are not painted
       box.right = Math.min(box.right, to * scale);
       wanted.set(box.key, this.placeBox(box, this.drawn.get(box.key)));
     }
     for (const [key, item] of this.drawn) if (!wanted.has(key)) item.remove();
     let place = this.items.firstChild;
-    for (const item of wanted.values()) { // in order, for whoever reads it
+    for (const item of wanted.values()) { // in order, for screen readers
       if (item === place) place = place.nextSibling; else this.items.insertBefore(item, place);
     }
     this.drawn = wanted;
     this.roving(boxes);
   }
 
-  /** The turns in sight; what they called goes into `bars`. */
+  /** The boxes of the visible turns; those of their calls go into `bars`. */
   bands(from, to, scale) {
     const { run, now } = this, found = [];
     this.bars = [];
@@ -290,7 +290,7 @@ export class Timeline {
     return made;
   }
 
-  /** One of them can be reached with Tab: the chosen one, or the first. */
+  /** The roving tabindex: the selected item, or the first. */
   roving(boxes) {
     const chosen = boxes.find((box) => box.many.some((one) => same(one.what, this.selected)));
     const first = chosen || boxes[0];

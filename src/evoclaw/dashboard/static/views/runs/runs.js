@@ -1,23 +1,23 @@
-// Runs: what was asked, how it stands, what it cost; two of them can be compared.
+// Runs: message, status and cost; two runs can be compared.
 
 import { get } from "../../api.js";
 import { h, oneLine, perFrame, replace, unpressed } from "../../dom.js";
 import { duration, money } from "../../format.js";
 import { on, runs } from "../../live.js";
-import { button, empty, field, runBadge, select, table, toast, when } from "../../parts.js";
+import { button, empty, field, runBadge, select, table, toast, when } from "../../components.js";
 
 export const title = "Runs";
 
 const STATES = {
   "": ["all", () => true],
   running: ["running or queued", (run) => ["running", "queued"].includes(run.state)],
-  waiting: ["waiting for somebody", (run) => run.state === "waiting"],
+  waiting: ["waiting for a person", (run) => run.state === "waiting"],
   completed: ["completed", (run) => run.stop === "completed"],
-  trouble: ["ended otherwise", (run) => run.state === "ended" && run.stop !== "completed"],
+  trouble: ["ended without completing", (run) => run.state === "ended" && run.stop !== "completed"],
 };
 const ASKED = { running: "running", waiting: "waiting", completed: "ended", trouble: "ended" };
 
-/** Show the newest runs, as they change, and older ones on demand. */
+/** Show the newest runs live, and older ones on demand. */
 export async function mount(root, _args, signal) {
   const list = new RunList(signal);
   on("runs", list.draw, signal);
@@ -50,19 +50,19 @@ class RunList {
   async fetch() {
     const { state } = this;
     const before = this.next ?? (state ? "" : newest().at(-1)?.run_id ?? "");
-    if (this.next === "") return toast("there are no older runs");
+    if (this.next === "") return toast("There are no older runs.");
     const page = await get("/v1/runs", { before, state: ASKED[state], limit: 50 },
       { signal: this.signal });
     if (state !== this.state) return; // another state was chosen meanwhile
     this.older = [...this.older, ...page.items];
     this.next = page.next || "";
-    if (!page.items.length && !state) toast("there are no older runs");
+    if (!page.items.length && !state) toast("There are no older runs.");
     this.drawNow();
   }
 
   choose(id, checked) {
     this.chosen = this.chosen.filter((one) => one !== id);
-    if (checked) this.chosen = [...this.chosen, id].slice(-2); // the oldest choice gives way
+    if (checked) this.chosen = [...this.chosen, id].slice(-2); // the oldest choice is dropped
     for (const box of this.place.querySelectorAll("input[data-run]")) {
       box.checked = this.chosen.includes(box.dataset.run);
     }
@@ -80,7 +80,7 @@ class RunList {
     const sorted = [...known.values()].filter(fits).sort((a, b) => b.began_at - a.began_at);
     const held = document.activeElement?.dataset?.run;
     replace(this.place, sorted.length ? table("runs, the newest first", this.columns(), sorted)
-      : empty(this.state ? "No run is so." : "Nothing was asked yet. Say something in Chat."));
+      : empty(this.state ? "No run has this state." : "No runs yet. Send a message in Chat."));
     if (held) this.place.querySelector(`[data-run="${CSS.escape(held)}"]`)?.focus();
     this.drawChoice();
   }
@@ -101,11 +101,11 @@ class RunList {
 }
 
 const COLUMNS = [
-  { title: "asked", cell: (run) => h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` },
+  { title: "message", cell: (run) => h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` },
     oneLine(run.asked || "(nothing)", 90)) },
   { title: "state", cell: runBadge },
   { title: "agent", cell: (run) => run.agent },
-  { title: "began", cell: (run) => when(run.began_at) },
+  { title: "started", cell: (run) => when(run.began_at) },
   { title: "took", number: true, cell: (run) =>
     (run.ended_at ? duration(run.ended_at - run.began_at) : "–") },
   { title: "turns", number: true, cell: (run) => run.turns || 0 },

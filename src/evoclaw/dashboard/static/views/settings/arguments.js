@@ -1,17 +1,17 @@
-// A simple form made from a tool's schema, or the same as JSON.
+// A form for a tool's arguments, generated from its schema, or JSON.
 
 import { h, oneLine, replace } from "../../dom.js";
-import { button, field, select } from "../../parts.js";
+import { button, field, select } from "../../components.js";
 
 const isNull = (schema) => schema.type === "null";
 
-/** What kind of value a property takes, looking through "or nothing". */
+/** The schema of a property without null. */
 function plain(schema) {
   const some = schema.anyOf?.filter((one) => !isNull(one));
   return some?.length === 1 ? { ...schema, ...some[0] } : schema;
 }
 
-/** An input for one property, and how its value is read; undefined is left out. */
+/** The input of one property, and a function that reads it; undefined if it is empty. */
 function control(name, schema) {
   const one = plain(schema);
   if (one.enum) {
@@ -38,7 +38,7 @@ function parsed(text, what) {
   try {
     return JSON.parse(text);
   } catch (cause) {
-    throw new Error(`${what} is no JSON: ${cause.message}`);
+    throw new Error(`${what} is not valid JSON: ${cause.message}`);
   }
 }
 
@@ -59,7 +59,7 @@ export function argumentForm(schema) {
     change.textContent = asJson ? "As a form" : "As JSON";
     replace(place, asJson ? field("Arguments, as JSON", whole)
       : h("div", { class: "settings-form" }, fields.map(({ name, about, input }) => field(
-        required.has(name) ? `${name} (needed)` : name, input, oneLine(about, 110)))));
+        required.has(name) ? `${name} (required)` : name, input, oneLine(about, 110)))));
   };
   const change = button("As JSON", () => {
     if (!asJson) whole.value = JSON.stringify(fromFields(), null, 2);

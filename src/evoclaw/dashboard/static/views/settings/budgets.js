@@ -1,10 +1,10 @@
-// Budgets: what each account spent, holds back for what runs, and has left.
+// Budgets: spent, reserved and remaining amounts of each account.
 
 import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { bytes, count, duration, money, percent } from "../../format.js";
 import { may } from "../../live.js";
-import { badge, button, empty, load } from "../../parts.js";
+import { badge, button, empty, load } from "../../components.js";
 
 const FORMATS = { dollars: money, seconds: duration, bytes };
 const ORDER = ["dollars", "tokens", "calls", "turns", "seconds", "files", "lines", "bytes"];
@@ -12,15 +12,15 @@ const ORDER = ["dollars", "tokens", "calls", "turns", "seconds", "files", "lines
 /** Show the accounts. */
 export function showBudgets(place, signal) {
   if (!may("budgets:read")) {
-    return replace(place, empty("Your token may not see budgets: it lacks 'budgets:read'."));
+    return replace(place, empty("Your token cannot see budgets: it lacks 'budgets:read'."));
   }
   const list = h("div", { class: "accounts" });
   const closed = h("input", { type: "checkbox", on: { change: () => again() } });
   const again = () => load(list, () => get("/v1/budgets",
     { closed: closed.checked ? "true" : "" }, { signal }), ({ items }) => (items.length
-    ? items.map(account) : empty("Nothing was spent yet.")), signal);
+    ? items.map(account) : empty("Nothing has been spent yet.")), signal);
   replace(place, h("div", { class: "row between" },
-    h("label", { class: "check small" }, closed, "also accounts that have ended"),
+    h("label", { class: "check small" }, closed, "include closed accounts"),
     button("Refresh", again)), list);
   return again();
 }
@@ -49,29 +49,30 @@ function account(one) {
   const bounded = kinds.filter(([, found]) => found.limit !== null);
   const free = kinds.filter(([, found]) => found.limit === null);
   return h("section", { class: "card account" },
-    h("h2", null, nameOf(one.account), " ", one.closed && badge("quiet", "ended")),
+    h("h2", null, nameOf(one.account), " ", one.closed && badge("quiet", "closed")),
     bounded.map(([kind, found]) => bounds(kind, found)),
     free.length > 0 && h("div", { class: "free" },
       h("h3", { class: "soft" }, bounded.length ? "Without a limit" : "No limit is set"),
       h("dl", null, free.map(([kind, { spent, reserved }]) => {
-        const said = FORMATS[kind] || count;
-        return h("div", null, h("dt", null, kind), h("dd", null, said(spent),
-          reserved > 0 && h("span", { class: "soft small" }, ` + ${said(reserved)} held`)));
+        const format = FORMATS[kind] || count;
+        return h("div", null, h("dt", null, kind), h("dd", null, format(spent),
+          reserved > 0 && h("span", { class: "soft small" }, ` + ${format(reserved)} reserved`)));
       }))));
 }
 
 function bounds(kind, { spent, reserved, limit, per_seconds: per, left }) {
-  const said = FORMATS[kind] || count;
+  const format = FORMATS[kind] || count;
   const share = (value) => `${Math.min(100, (100 * value) / (limit || 1))}%`;
   const used = limit ? (spent + reserved) / limit : 1;
   const tone = used >= 1 ? "bad" : used >= 0.8 ? "warn" : "good";
   return h("div", { class: "bound" },
     h("div", { class: "row between" },
       h("strong", null, kind, per && h("span", { class: "soft small" }, ` per ${duration(per)}`)),
-      badge(tone, `${said(left)} left of ${said(limit)}`)),
+      badge(tone, `${format(left)} left of ${format(limit)}`)),
     h("div", { class: "gauge", role: "img",
       "aria-label": `${kind}: ${percent(used)} of the limit` },
       h("span", { class: `spent ${tone}`, style: { width: share(spent) } }),
       h("span", { class: "held", style: { width: share(reserved) } })),
-    h("p", { class: "soft small" }, `${said(spent)} spent, ${said(reserved)} held for what runs`));
+    h("p", { class: "soft small" },
+      `${format(spent)} spent, ${format(reserved)} reserved for current runs`));
 }

@@ -1,40 +1,40 @@
-// Pair a device: an invitation as a code to scan and a command to type, until it is there.
+// Pair a device: an invitation as a QR code, a command and a link.
 
 import { post } from "../../api.js";
 import { h, replace, s, setText, ticking } from "../../dom.js";
 import { duration, some } from "../../format.js";
 import { fleet, may, on } from "../../live.js";
-import { badge, button, busy, copyButton, empty, field, select, toast } from "../../parts.js";
+import { badge, button, busy, copyButton, empty, field, select, toast } from "../../components.js";
 import { approveTools, mayApprove } from "../fleet/card.js";
 
-const QUIET = 4; // light modules that must stand around a code
+const QUIET = 4; // the width of the quiet zone, in modules
 const NAME = /^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$/;
 const TIMES = [["15", "15 minutes"], ["60", "1 hour"], ["1440", "1 day"], ["10080", "7 days"]];
 
-/** Show how a device is let in. */
+/** Show the form for an invitation. */
 export function showPair(place, signal) {
   if (!may("fleet:write")) {
-    return replace(place, empty("Your token may not invite devices: it lacks 'fleet:write'."));
+    return replace(place, empty("Your token cannot invite devices: it lacks 'fleet:write'."));
   }
   const name = h("input", { required: true, maxlength: "64", autocomplete: "off",
     placeholder: "kitchen-pi" });
   const minutes = select(TIMES, "15");
   const invited = h("div");
   const go = h("button", { class: "primary" }, "Invite");
-  let current = null; // ends when another invitation takes its place
+  let current = null; // aborted when another invitation replaces it
   const form = h("form", { class: "card settings-make" }, h("h2", null, "Pair a device"),
-    h("p", { class: "soft" }, "The device needs EvoClaw on it, nothing else. It makes its own key; "
+    h("p", { class: "soft" }, "The device only needs EvoClaw. It creates its own key; "
       + "the invitation works once and only for this name."),
     h("div", { class: "settings-form" },
       field("Name of the device", name, "letters, digits, - and _"),
-      field("The invitation holds for", minutes)),
+      field("The invitation is valid for", minutes)),
     h("div", { class: "row" }, go));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const id = name.value.trim();
     if (!NAME.test(id)) {
       name.focus();
-      return toast("a name has letters, digits, - and _, and begins with a letter or digit", "bad");
+      return toast("Use letters, digits, - and _; start with a letter or digit.", "bad");
     }
     return busy(go, async () => {
       const number = Number(minutes.value);
@@ -61,15 +61,15 @@ function invitation(id, made, until, signal) {
     h("div", { class: "invite-ways" },
       code ? h("div", { class: "invite-code" }, code,
         h("p", { class: "soft small" }, "Scan it on the device."))
-        : h("p", { class: "soft small" }, "This orchestrator gives no code to scan."),
+        : h("p", { class: "soft small" }, "This orchestrator provides no QR code."),
       h("div", { class: "invite-words" },
         h("h3", null, code ? "Or type this on the device" : "Type this on the device"),
         copied(command, "the command"),
-        made.link && [h("h3", null, "The link by itself"), copied(made.link, "the link")],
+        made.link && [h("h3", null, "Or use the link"), copied(made.link, "the link")],
         h("h3", null, "Then start it there"),
         copied("evoclaw edge --config agent.toml", "the start command"),
-        h("p", { class: "soft small" }, "Whoever has the invitation can join as this device, once, "
-          + "until it ends. Show it to nobody else."))));
+        h("p", { class: "soft small" }, "Anyone with the invitation can join as this device, once, "
+          + "until it expires. Do not share it."))));
 }
 
 function copied(text, what) {
@@ -77,7 +77,7 @@ function copied(text, what) {
     copyButton(text));
 }
 
-/** Tell how long it holds, when the device is there, and when its tools wait. */
+/** Update the time left, and show when the device is online and its tools wait. */
 function watch(id, until, { left, state, code }, signal) {
   const began = Date.now() / 1000;
   let stage = "";
@@ -85,7 +85,7 @@ function watch(id, until, { left, state, code }, signal) {
     const edge = fleet.get(id);
     const here = edge && edge.online && (edge.last_seen || 0) > began;
     const over = until - Date.now() / 1000;
-    setText(left, here ? "" : over > 0 ? `holds for ${duration(over)}` : "");
+    setText(left, here ? "" : over > 0 ? `valid for ${duration(over)}` : "");
     code?.classList.toggle("over", !here && over <= 0);
     const waiting = here ? (edge.waiting || []).length : 0;
     const next = here ? `here ${waiting}` : over > 0 ? "waits" : "over";
@@ -93,7 +93,7 @@ function watch(id, until, { left, state, code }, signal) {
     stage = next;
     replace(state, here ? arrived(edge, waiting) : over > 0
       ? badge("busy", `waiting for ${id} to come online…`)
-      : badge("bad", "the invitation has ended: make another"));
+      : badge("bad", "the invitation has expired: create another"));
   };
   on("fleet", draw, signal);
   ticking(draw, signal);
@@ -107,11 +107,11 @@ function arrived(edge, waiting) {
       () => approveTools(fleet.get(edge.agent_id)), { tone: "primary" }),
     waiting > 0 && !mayApprove() && h("span", { class: "soft small" },
       "only a person may approve them (scopes 'fleet:write' and 'human')"),
-    waiting === 0 && h("span", { class: "soft" }, "its tools can be used"),
-    h("a", { href: `#/fleet/${encodeURIComponent(edge.agent_id)}` }, "look at it"));
+    waiting === 0 && h("span", { class: "soft" }, "its tools are available"),
+    h("a", { href: `#/fleet/${encodeURIComponent(edge.agent_id)}` }, "show the edge"));
 }
 
-/** A code as a drawing: dark on light in every theme, with its quiet zone, edges not smoothed. */
+/** A QR code as SVG: dark on light in every theme, with its quiet zone. */
 export function qrCode(rows, label) {
   const margin = Math.max(0, QUIET - lightAround(rows));
   const size = rows.length + 2 * margin;
@@ -123,7 +123,7 @@ export function qrCode(rows, label) {
   s("path", { class: "qr-dark", d: path }));
 }
 
-/** How many light modules already stand around. */
+/** The width of the quiet zone that the rows already have. */
 function lightAround(rows) {
   const first = rows.findIndex((row) => row.includes("1"));
   const left = Math.min(...rows.filter((row) => row.includes("1")).map((row) => row.indexOf("1")));

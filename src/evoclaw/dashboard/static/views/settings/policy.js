@@ -1,19 +1,19 @@
-// Policies: the rules by which calls are judged, and how one call would be.
+// Policies: the rules that judge tool calls, and the explanation of a verdict.
 
 import { get, post } from "../../api.js";
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { may } from "../../live.js";
 import { badge, button, empty, failed, field, fold, jsonBlock, load, select, table, verdictBadge }
-  from "../../parts.js";
+  from "../../components.js";
 import { argumentForm } from "./arguments.js";
 
-const LEVELS = { read_only: "only reads", supervised: "asks before it changes something",
-  full: "acts by itself, within the rules" };
+const LEVELS = { read_only: "only reads", supervised: "asks before it writes",
+  full: "acts without asking, within the policies" };
 
 /** Show the rules, and explain a call. */
 export function showPolicy(place, signal) {
   if (!may("tools:read")) {
-    return replace(place, empty("Your token may not see policies: it lacks 'tools:read'."));
+    return replace(place, empty("Your token cannot see policies: it lacks 'tools:read'."));
   }
   const explain = h("section", { class: "card settings-make" }), rules = h("section");
   replace(place, explain, rules);
@@ -36,11 +36,11 @@ function policyShown({ level, presets, rules, settings }) {
     const fit = rules.filter((rule) => words.every((word) =>
       Object.values(rule).join(" ").toLowerCase().includes(word)));
     setText(shown, `${fit.length} of ${rules.length} shown`);
-    replace(list, fit.length ? table("rules", RULES, fit) : empty("No rule fits."));
+    replace(list, fit.length ? table("rules", RULES, fit) : empty("No rule matches the search."));
   };
   draw();
   return [
-    h("h2", null, "What holds here"),
+    h("h2", null, "In force"),
     h("div", { class: "row" }, h("span", null, "The default agent ",
       badge("busy", level), " ", h("span", { class: "soft" }, LEVELS[level] || "")),
     presets.length > 0 && h("span", { class: "soft small" },
@@ -52,7 +52,7 @@ function policyShown({ level, presets, rules, settings }) {
 
 const RULES = [
   { title: "rule", cell: (rule) => h("code", null, rule.name) },
-  { title: "says", cell: (rule) => verdictBadge(rule.verdict) },
+  { title: "verdict", cell: (rule) => verdictBadge(rule.verdict) },
   { title: "about", cell: (rule) => rule.summary },
   { title: "from", cell: (rule) => rule.source },
 ];
@@ -68,7 +68,7 @@ function settingsShown(settings) {
 function explainForm(tools, names, signal) {
   const sorted = [...tools].sort((a, b) => (a.name < b.name ? -1 : 1));
   const first = sorted.find((tool) => tool.name === "bash") || sorted[0];
-  if (!first) return empty("There are no tools here.");
+  if (!first) return empty("There are no tools.");
   const about = h("p", { class: "soft small" }), place = h("div");
   const answer = h("div", { "aria-live": "polite", class: "explained" });
   let values = () => ({});
@@ -82,7 +82,7 @@ function explainForm(tools, names, signal) {
   };
   const tool = select(sorted.map((one) => one.name), first.name, choose);
   const agent = select([["", "the default agent"], ...names], "");
-  const level = select([["", "as the agent has it"], ...Object.keys(LEVELS)], "");
+  const level = select([["", "the agent's own"], ...Object.keys(LEVELS)], "");
   choose(first.name);
   const ask = async () => {
     try {
@@ -93,17 +93,17 @@ function explainForm(tools, names, signal) {
       if (cause.name !== "AbortError") replace(answer, failed(cause));
     }
   };
-  return [h("h2", null, "Why would a call be allowed or not?"),
-    h("p", { class: "soft" }, "Nothing runs, and nothing is put on record."),
+  return [h("h2", null, "Explain the verdict on a call"),
+    h("p", { class: "soft" }, "Nothing is run or recorded."),
     h("div", { class: "settings-form" }, field("Tool", tool), field("Called by", agent),
       field("Autonomy", level)), about, place,
     h("div", { class: "row" }, button("Explain", ask, { tone: "primary" })), answer];
 }
 
-const SAYS = { allow: "It would run.", deny: "It would be refused.",
+const SAYS = { allow: "It would run.", deny: "It would be denied.",
   ask: "A person would be asked." };
 
-/** What one policy says: a line, longer where it has something to say. */
+/** The verdict of one policy. */
 function stepShown(step) {
   return h("li", null, h("code", null, step.policy), h("span", null, verdictBadge(step.verdict)),
     h("span", null, step.reason, " ", step.code && h("code", { class: "soft" }, step.code)));
@@ -115,13 +115,13 @@ function answerShown(found) {
     h("p", { class: "verdict" }, verdictBadge(found.verdict), " ",
       h("strong", null, SAYS[found.verdict] || ""), " ", found.reason),
     h("dl", { class: "facts small" },
-      h("dt", null, "decided by"), h("dd", null, found.by || "nothing speaks against it"),
+      h("dt", null, "decided by"), h("dd", null, found.by || "no policy objects"),
       found.code && [h("dt", null, "code"), h("dd", null, h("code", null, found.code))],
-      found.reason_for_model && [h("dt", null, "the model hears"),
+      found.reason_for_model && [h("dt", null, "shown to the model"),
         h("dd", null, found.reason_for_model)]),
     h("h3", null, "Step by step"),
     found.steps.length ? h("ol", { class: "steps" }, found.steps.map(stepShown))
-      : h("p", { class: "soft" }, "No policy said anything."),
-    effects && fold("What the call would do, as far as that can be told",
+      : h("p", { class: "soft" }, "No policy was asked."),
+    effects && fold("Effects of the call, as far as known",
       () => jsonBlock(found.effects, "effects")));
 }

@@ -1,9 +1,9 @@
-// Settings: the emergency stop, who may come in, what may be spent, what is judged how.
+// Settings: pairing, tokens, budgets, policies and the emergency stop.
 
 import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { known, may } from "../../live.js";
-import { badge, load } from "../../parts.js";
+import { badge, load } from "../../components.js";
 import { showBudgets } from "./budgets.js";
 import { showPair } from "./pair.js";
 import { showPolicy } from "./policy.js";
@@ -27,8 +27,8 @@ export async function mount(root, [wanted], signal) {
   const name = Object.hasOwn(SECTIONS, wanted || "") ? wanted : "pair";
   const [text, show] = SECTIONS[name];
   const body = h("section", { class: "settings-body", "aria-label": text });
-  const links = Object.entries(SECTIONS).map(([one, [said]]) => h("a", {
-    href: `#/settings/${one}`, "aria-current": one === name ? "page" : null }, said));
+  const links = Object.entries(SECTIONS).map(([section, [label]]) => h("a", {
+    href: `#/settings/${section}`, "aria-current": section === name ? "page" : null }, label));
   replace(root, h("nav", { class: "tabs", "aria-label": "Settings" }, links),
     name !== "stops" && may("admin") && stopBar(signal), body);
   await show(body, signal);
@@ -37,23 +37,23 @@ export async function mount(root, [wanted], signal) {
 function showAbout(place, signal) {
   const { me } = known, health = h("div");
   replace(place, h("div", { class: "settings-columns" },
-    h("section", { class: "card" }, h("h2", null, "Who you are here"),
+    h("section", { class: "card" }, h("h2", null, "Your identity"),
       h("dl", { class: "facts" },
         h("dt", null, "token"), h("dd", null, h("code", null, me.token)),
         h("dt", null, "user"), h("dd", null, me.user || "(none named)"),
         h("dt", null, "tenant"), h("dd", null, me.tenant)),
-      h("h3", null, "What you may"),
+      h("h3", null, "Your scopes"),
       h("ul", { class: "scopes-held" }, me.scopes.map((scope) => h("li", null,
         h("code", null, scope), " ", h("span", { class: "soft" }, meaningOf(scope)))))),
-    h("section", { class: "card" }, h("h2", null, "How the orchestrator is"), health,
-      h("h3", null, "The API that this page uses"),
+    h("section", { class: "card" }, h("h2", null, "Status of the orchestrator"), health,
+      h("h3", null, "The HTTP API"),
       h("ul", null,
-        h("li", null, h("a", { href: "/docs" }, "/docs"), " to read and try it"),
+        h("li", null, h("a", { href: "/docs" }, "/docs"), " for people"),
         h("li", null, h("a", { href: "/openapi.json" }, "/openapi.json"), " for programs")))));
   return load(health, () => healthOf(signal), healthShown, signal);
 }
 
-/** Whether it is well; that it is not is an answer too. */
+/** The readiness; a failed readiness check is a valid answer too. */
 async function healthOf(signal) {
   const live = await get("/health/live", null, { signal });
   const response = await fetch("/health/ready", { signal });

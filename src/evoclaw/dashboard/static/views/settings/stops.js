@@ -1,31 +1,31 @@
-// The emergency stop: nothing more of something, from now on, until a person releases it.
+// The emergency stop: in force until a person releases it.
 
 import { del, get, post } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { some } from "../../format.js";
 import { fleet, may } from "../../live.js";
 import { badge, button, confirmed, empty, failed, field, load, select, toast, when }
-  from "../../parts.js";
+  from "../../components.js";
 
 const KINDS = {
-  all: ["everything", "All runs and calls, also what runs now, on this machine and every edge."],
+  all: ["everything", "All runs and calls, including current ones, here and on every edge."],
   network: ["the network", "Every call that can reach the network."],
-  agent: ["an agent or edge", "One agent or edge, also what runs there now."],
+  agent: ["an agent or edge", "One agent or edge, including its current runs and calls."],
   tool: ["a tool", "Every call of one tool."],
 };
 
-const said = ({ kind, name }) => (name ? `${kind} ${name}` : KINDS[kind]?.[0] || kind);
+const labelOf = ({ kind, name }) => (name ? `${kind} ${name}` : KINDS[kind]?.[0] || kind);
 
-/** A bar that says whether something is stopped, and stops everything. */
+/** A bar with the stops in force, and a button to stop everything. */
 export function stopBar(signal) {
   const state = h("span", { role: "status" });
   const bar = h("div", { class: "stop-bar row between", role: "region",
     "aria-label": "Emergency stop" });
   const show = (stops) => {
     bar.classList.toggle("on", stops.length > 0);
-    replace(state, stops.length ? [badge("bad", "stopped"), " ", stops.map(said).join(", "), " "]
+    replace(state, stops.length ? [badge("bad", "stopped"), " ", stops.map(labelOf).join(", "), " "]
       : [badge("good", "nothing is stopped"), " "],
-    h("a", { href: "#/settings/stops" }, stops.length ? "release…" : "stop only a part…"));
+    h("a", { href: "#/settings/stops" }, stops.length ? "release…" : "stop one thing…"));
   };
   replace(bar, state, button("Stop everything…", async () => {
     const stops = await stop("all", "");
@@ -39,20 +39,20 @@ export function stopBar(signal) {
 
 const listed = async (signal) => (await get("/v1/stops", null, { signal })).items;
 
-/** Stop something once it was confirmed; gives what is stopped then, or null. */
+/** Add a stop after confirmation; returns the stops in force, or null if cancelled. */
 async function stop(kind, name) {
   const [what, effect] = KINDS[kind];
   const reason = await confirmed(`Stop ${name ? `${kind} ${name}` : what}?`,
     `${effect} It stays stopped until a person releases it.`,
-    { action: "Stop now", ask: "Reason, told to the models and to people (may be empty)" });
+    { action: "Stop now", ask: "Reason, shown to models and people (optional)" });
   if (reason === null) return null;
   const body = name ? { kind, name, reason } : { kind, reason };
   const { items } = await post("/v1/stops", body);
-  toast(`stopped: ${said({ kind, name })}`, "bad");
+  toast(`stopped: ${labelOf({ kind, name })}`, "bad");
   return items;
 }
 
-/** Show what is stopped, and let more be stopped. */
+/** Show the stops in force, and the forms to add one. */
 export function showStops(place, signal) {
   if (!may("admin")) {
     return replace(place, empty("Only an admin may stop things: your token lacks 'admin'."));
@@ -65,30 +65,30 @@ export function showStops(place, signal) {
       const stops = await stop("all", "");
       if (stops) show(stops);
     }, { tone: "danger stop" })),
-  h("h2", null, "Stopped now"), list, h("h2", null, "Stop a part"), partForm(show, signal));
+  h("h2", null, "Stopped now"), list, h("h2", null, "Stop one thing"), partForm(show, signal));
   return load(list, () => listed(signal), (stops) => stopsShown(stops, show, signal), signal);
 }
 
 function stopsShown(stops, show) {
   if (!stops.length) return h("p", null, badge("good", "nothing is stopped"));
   return h("ul", { class: "stops" }, stops.map((one) => h("li", { class: "card row between" },
-    h("span", null, badge("bad", said(one)), " ", one.reason || "no reason was given", " ",
+    h("span", null, badge("bad", labelOf(one)), " ", one.reason || "no reason was given", " ",
       h("span", { class: "soft small" }, "by ", one.by || "?", ", ", when(one.at))),
     may("human") ? button("Release…", async () => {
-      const sure = await confirmed(`Release ${said(one)}?`, "It can go on at once.",
+      const sure = await confirmed(`Release ${labelOf(one)}?`, "It can continue at once.",
         { action: "Release", tone: "primary" });
       if (sure === null) return;
       const path = `/v1/stops/${encodeURIComponent(one.kind)}`;
       show((await del(path, { name: one.name })).items);
-      toast(`released: ${said(one)}`);
-    }, { label: `Release ${said(one)}` })
+      toast(`released: ${labelOf(one)}`);
+    }, { label: `Release ${labelOf(one)}` })
       : h("span", { class: "soft small" }, "only a person may release it (scope 'human')"))));
 }
 
 function partForm(show, signal) {
   const names = h("datalist", { id: "stop-names" });
   const name = h("input", { list: "stop-names", maxlength: "128", autocomplete: "off" });
-  const named = field("Its name", name);
+  const named = field("Name of the agent or tool", name);
   const about = h("p", { class: "soft small" });
   const problem = h("div");
   const kind = select(Object.entries(KINDS).filter(([key]) => key !== "all")
@@ -107,7 +107,7 @@ function partForm(show, signal) {
   const go = button("Stop…", async () => {
     if (!named.hidden && !name.value.trim()) {
       name.focus();
-      return toast("say its name first", "bad");
+      return toast("Enter a name first.", "bad");
     }
     const stops = await stop(kind.value, named.hidden ? "" : name.value.trim());
     if (stops) show(stops);
@@ -118,7 +118,7 @@ function partForm(show, signal) {
     field("What", kind), named), about, h("div", { class: "row" }, go), names, problem);
 }
 
-/** The names there are of a kind. */
+/** The known names of a kind. */
 async function known(kind, signal) {
   if (kind === "tool") {
     return may("tools:read") ? (await get("/v1/tools", null, { signal })).items

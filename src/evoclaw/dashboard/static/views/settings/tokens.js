@@ -1,32 +1,32 @@
-// Tokens: who may come in, for how long, and for what.
+// API tokens: create, list and revoke.
 
 import { del, get, post } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { ago } from "../../format.js";
 import { known, may } from "../../live.js";
 import { badge, button, confirmed, copyButton, empty, field, load, select, table, toast, when }
-  from "../../parts.js";
+  from "../../components.js";
 import { SCOPES, meaningOf } from "./scopes.js";
 
 const PRESETS = {
-  look: ["to look only", SCOPES.filter((one) => one.endsWith(":read"))],
-  person: ["a person at this page", [...SCOPES.filter((one) => one.includes(":")), "human"]],
-  program: ["a program that has agents do things", ["agents:invoke", "runs:read", "runs:write",
+  look: ["read-only access", SCOPES.filter((one) => one.endsWith(":read"))],
+  person: ["a person at the dashboard", [...SCOPES.filter((one) => one.includes(":")), "human"]],
+  program: ["a program that invokes agents", ["agents:invoke", "runs:read", "runs:write",
     "sessions:read", "sessions:write"]],
 };
 const DAY = 86_400;
 const EXPIRIES = [[String(DAY / 24), "1 hour"], [String(DAY), "1 day"], [String(7 * DAY), "7 days"],
   [String(30 * DAY), "30 days"], [String(365 * DAY), "1 year"], ["", "never"]];
 
-/** Show the tokens, and make new ones. */
+/** Show the tokens, and the form to create one. */
 export function showTokens(place, signal) {
   if (!may("admin")) {
-    return replace(place, empty("Only an admin makes tokens: yours lacks the scope 'admin'."));
+    return replace(place, empty("Only an admin may create tokens: yours lacks the scope 'admin'."));
   }
   const list = h("div"), made = h("div", { "aria-live": "polite" });
   const again = () => load(list, () => get("/v1/tokens", null, { signal }),
     ({ items }) => tokensShown(items, again), signal);
-  replace(place, made, form(made, again), h("h2", null, "Tokens there are"), list);
+  replace(place, made, form(made, again), h("h2", null, "Tokens"), list);
   return again();
 }
 
@@ -41,18 +41,18 @@ function form(made, again) {
   };
   const presets = Object.values(PRESETS).map(([text, scopes]) =>
     button(text, () => choose(scopes)));
-  const make = h("button", { class: "primary" }, "Make the token");
-  const element = h("form", { class: "card settings-make" }, h("h2", null, "Make a token"),
-    h("div", { class: "settings-form" }, field("What it is for", name),
-      field("On whose behalf", user, "a user's name; may be empty"), field("Expires", expiry)),
-    h("fieldset", null, h("legend", null, "What it may"),
+  const make = h("button", { class: "primary" }, "Create token");
+  const element = h("form", { class: "card settings-make" }, h("h2", null, "Create a token"),
+    h("div", { class: "settings-form" }, field("Name of the token", name, "what it is for"),
+      field("User", user, "on whose behalf it acts; optional"), field("Expires", expiry)),
+    h("fieldset", null, h("legend", null, "Scopes"),
       h("div", { class: "row small" }, "for ", presets),
       h("div", { class: "scopes" }, boxes.map((box) => scopeBox(box)))),
     h("div", { class: "row" }, make));
   element.addEventListener("submit", async (event) => {
     event.preventDefault();
     const scopes = boxes.filter((box) => box.checked).map((box) => box.value);
-    if (!scopes.length) return toast("choose at least one thing that it may", "bad");
+    if (!scopes.length) return toast("Choose at least one scope.", "bad");
     make.disabled = true;
     try {
       const expires_in = expiry.value ? Number(expiry.value) : null;
@@ -70,7 +70,7 @@ function form(made, again) {
   return element;
 }
 
-/** Nobody gives what they do not hold. */
+/** Whether the user holds a scope, and so may grant it. */
 function holds(scope) {
   return scope === "*" ? known.me.scopes.includes("*") : may(scope);
 }
@@ -78,7 +78,7 @@ function holds(scope) {
 function scopeBox(box) {
   return h("label", { class: "check small", title: box.disabled ? "you do not hold it" : null },
     box, h("span", null, h("code", null, box.value), " ",
-      h("span", { class: "soft" }, meaningOf(box.value), box.disabled && " (not yours to give)")));
+      h("span", { class: "soft" }, meaningOf(box.value), box.disabled && " (you do not hold it)")));
 }
 
 function secretShown(place, name, { token }) {
@@ -86,28 +86,28 @@ function secretShown(place, name, { token }) {
     "aria-label": "The new token", on: { focus: () => secret.select() } });
   replace(place, h("section", { class: "card secret" },
     h("h2", null, `The token “${name}”`),
-    h("p", null, badge("warn", "shown once"), " Copy it now: it is not kept, and nobody can show "
-      + "it again."),
+    h("p", null, badge("warn", "shown once"), " Copy it now: it is not stored and cannot be shown "
+      + "again."),
     h("div", { class: "row" }, h("div", { class: "grow" }, secret), copyButton(token),
-      button("I have it", () => replace(place)))));
+      button("Done", () => replace(place)))));
   secret.focus();
 }
 
 function stateOf(token) {
   if (token.revoked_at) return badge("bad", "revoked");
   if (token.expires_at && token.expires_at < Date.now() / 1000) return badge("quiet", "expired");
-  return badge("good", "works");
+  return badge("good", "valid");
 }
 
 function tokensShown(items, again) {
-  if (!items.length) return empty("There are none but those of the configuration.");
+  if (!items.length) return empty("No tokens except those of the configuration.");
   const columns = [
     { title: "name", cell: (row) => [row.name, row.id === known.me.token
       && h("span", { class: "soft small" }, " (yours)")] },
     { title: "state", cell: stateOf },
-    { title: "may", cell: (row) => h("code", null, row.scopes.join(" ")) },
+    { title: "scopes", cell: (row) => h("code", null, row.scopes.join(" ")) },
     { title: "user", cell: (row) => row.user || "–" },
-    { title: "made", cell: (row) => when(row.made_at) },
+    { title: "created", cell: (row) => when(row.made_at) },
     { title: "expires", cell: (row) => (row.expires_at ? when(row.expires_at) : "never") },
     { title: "last used", cell: (row) => ago(row.used_at) },
     { title: "", cell: (row) => !row.revoked_at && button("Revoke…", () => revoke(row, again),
@@ -118,8 +118,8 @@ function tokensShown(items, again) {
 
 async function revoke(token, again) {
   const text = token.id === known.me.token
-    ? "It is the one you use now: you will be logged out."
-    : "From then on it lets nobody in. It cannot be taken back.";
+    ? "This is your current token: you will be logged out."
+    : "It stops working at once. This cannot be undone.";
   if (await confirmed(`Revoke the token “${token.name}”?`, text, { action: "Revoke" }) === null) {
     return;
   }

@@ -1,17 +1,17 @@
-// Tools and skills: what there is, what it may do, how it is used and how often it fails.
+// Tools and skills, with usage and failure rates.
 
 import { get } from "../../api.js";
 import { h, oneLine, replace } from "../../dom.js";
 import { count, duration, millis, percent } from "../../format.js";
 import { may } from "../../live.js";
 import { badge, empty, facts, failed, field, fold, jsonBlock, load, select, table }
-  from "../../parts.js";
+  from "../../components.js";
 
 export const title = "Tools & skills";
 
 const EFFECTS = { read: "quiet", write: "warn", execute: "bad" };
 
-/** Show the tools with their use of the last days, then the skills. */
+/** Show the tools with their usage of the last days, then the skills. */
 export async function mount(root, args, signal) {
   if (args.length) return one(root, args[0], signal);
   const tools = h("section", { "aria-label": "Tools" });
@@ -28,7 +28,7 @@ async function toolsAndUse(signal) {
   return { ...tools, use };
 }
 
-/** By tool, the figures of the last week; none if this token may not see runs. */
+/** The metrics of the last week by tool; empty if the token cannot see runs. */
 async function usage(signal) {
   if (!may("runs:read")) return new Map();
   const since = Date.now() / 1000 - 7 * 86_400;
@@ -45,15 +45,15 @@ function toolList({ items, absent, use }) {
     const fitting = items.filter((tool) => (!effect.value || tool.effect === effect.value)
       && `${tool.name} ${tool.description}`.toLowerCase().includes(wanted));
     replace(place, fitting.length ? table("tools", columns(use), fitting)
-      : empty("No tool fits. Change the search."));
+      : empty("No tool matches the search."));
   };
   search.addEventListener("input", draw);
   effect.addEventListener("change", draw);
   draw();
   return [
     h("div", { class: "row filters" }, field("Search", search), field("Effect", effect)), place,
-    absent.length > 0 && fold(`${absent.length} tools cannot be used here`, () =>
-      table("tools that cannot be used", [{ title: "tool", cell: (tool) => tool.name },
+    absent.length > 0 && fold(`${absent.length} tools are unavailable`, () =>
+      table("unavailable tools", [{ title: "tool", cell: (tool) => tool.name },
         { title: "why", cell: (tool) => tool.why }], absent)),
   ];
 }
@@ -76,11 +76,11 @@ const failures = (use) => (use?.calls ? percent(1 - use.success_rate) : "–");
 
 function skillList({ items, problems }) {
   if (!items.length && !problems.length) {
-    return empty("No skills. Put one into the skills folder: see `evoclaw skills new`.");
+    return empty("No skills. Create one with `evoclaw skills new`.");
   }
   return [
     h("div", { class: "grid-cards" }, items.map(skillCard)),
-    problems.length > 0 && table("skills that cannot be used", [
+    problems.length > 0 && table("unavailable skills", [
       { title: "where", cell: (one) => one.path },
       { title: "why", cell: (one) => [one.refused && badge("bad", "refused"), " ", one.reason] },
     ], problems),
@@ -92,7 +92,7 @@ function skillCard(skill) {
     h("div", { class: "row between" }, h("h3", null, `${skill.name} ${skill.version}`),
       skill.approved ? badge("good", "pinned") : badge("warn", "not pinned")),
     h("p", null, skill.description),
-    skill.tools?.length > 0 && h("p", { class: "small" }, "Brings: ", skill.tools.join(", ")),
+    skill.tools?.length > 0 && h("p", { class: "small" }, "Tools: ", skill.tools.join(", ")),
     skill.allowed_tools?.length > 0
       && h("p", { class: "small soft" }, "Works with: ", skill.allowed_tools.join(", ")),
     fold("Instructions", () => {
@@ -118,9 +118,9 @@ async function one(root, name, signal) {
 function detail(tool, use) {
   const about = [
     ["Effect", badge(EFFECTS[tool.effect] || "quiet", tool.effect)],
-    ["Needs", tool.permissions.join(", ") || "nothing"],
-    ["Time", `${duration(tool.timeout)}, at most ${duration(tool.max_timeout)}`],
-    ["Again is harmless", tool.idempotent ? "yes" : "no"], ["Version", tool.version],
+    ["Permissions", tool.permissions.join(", ") || "none"],
+    ["Timeout", `${duration(tool.timeout)}, at most ${duration(tool.max_timeout)}`],
+    ["Idempotent", tool.idempotent ? "yes" : "no"], ["Version", tool.version],
   ];
   return [
     h("article", { class: "card" }, h("h2", { class: "mono" }, tool.name),
@@ -128,7 +128,7 @@ function detail(tool, use) {
       facts(about)),
     h("article", { class: "card" }, h("h2", null, "Use in 7 days"), use ? useTable(use)
       : h("p", { class: "soft" }, "Not called.")),
-    h("article", { class: "card" }, h("h2", null, "Schema of its arguments"),
+    h("article", { class: "card" }, h("h2", null, "Schema of the arguments"),
       jsonBlock(tool.parameters, "schema")),
   ];
 }

@@ -1,17 +1,17 @@
-// A conversation: what was said before, the runs that go on, and the end that stays in sight.
+// A conversation: its history, its live runs, and scrolling that follows the end.
 
 import { get, post, postEmpty } from "../../api.js";
 import { announce, h, replace } from "../../dom.js";
 import { on, runs } from "../../live.js";
-import { button, failed, toast } from "../../parts.js";
+import { button, failed, toast } from "../../components.js";
 import { History } from "./history.js";
 import { LiveRun } from "./run.js";
-import { Waits } from "./waits.js";
+import { PendingRequests } from "./pending.js";
 
 const NEAR = 40; // pixels from the end that still count as at the end
 
-/** One session, shown. `view` is what the whole view can do: see chat.js. */
-export class Talk {
+/** One session. `view` has the actions of the whole view: see chat.js. */
+export class Conversation {
   constructor(session, view, signal) {
     Object.assign(this, { session, view, signal, live: [], seen: new Set(), stuck: true });
     this.opened = Date.now() / 1000;
@@ -28,7 +28,7 @@ export class Talk {
     this.watchPlace();
   }
 
-  /** What the parts of the conversation can have done. */
+  /** The actions that the parts of the conversation can call. */
   actions() {
     return {
       changed: () => this.view.stateChanged(this),
@@ -49,11 +49,11 @@ export class Talk {
       toast("copied");
     } catch {
       getSelection().selectAllChildren(place);
-      toast("marked; copy it with the keyboard");
+      toast("Selected. Copy it with the keyboard.");
     }
   }
 
-  /** Load it, and follow what goes on. */
+  /** Load the history, and follow the open runs. */
   async begin() {
     try {
       const found = await this.history.load(this.session.messages || 0);
@@ -65,8 +65,8 @@ export class Talk {
       replace(this.inner, failed(cause, () => this.view.reopen()));
       return;
     }
-    on("runs", (items) => this.heard(items), this.signal);
-    this.heard([...runs.values()]);
+    on("runs", (items) => this.onRuns(items), this.signal);
+    this.onRuns([...runs.values()]);
     for (const kind of ["approvals", "questions"]) on(kind, () => this.look(), this.signal);
     const timer = setInterval(() => this.tick(), 1000);
     this.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
@@ -74,13 +74,13 @@ export class Talk {
     this.toEnd();
   }
 
-  /** The run that goes on, or the first in the queue; none if nothing does. */
+  /** The current run, or the first in the queue; null if there is none. */
   get current() { return this.live.find((one) => !one.ended) || null; }
 
-  /** The view of the last run, for the line about what it took. */
+  /** The view of the last run, for the line about its cost. */
   get lastRun() { return this.current?.view || this.live.at(-1)?.view || this.last || null; }
 
-  heard(items) {
+  onRuns(items) {
     const mine = items.filter((run) => run.session_id === this.session.id)
       .sort((a, b) => a.began_at - b.began_at);
     for (const run of mine) {
@@ -94,13 +94,13 @@ export class Talk {
     return !this.seen.has(run.run_id) && (run.state !== "ended" || run.began_at > this.opened);
   }
 
-  /** A run that is followed from now on, each after the one before it. */
+  /** Add a run; runs are followed one after the other. */
   add(view) {
-    const there = this.live.find((one) => one.id === view.run_id);
-    if (there) return there;
+    const known = this.live.find((one) => one.id === view.run_id);
+    if (known) return known;
     this.seen.add(view.run_id);
     const run = new LiveRun(view, this.act);
-    run.asking = new Waits(run.waits, run.id, {
+    run.asking = new PendingRequests(run.waits, run.id, {
       onNew: () => this.act.grew(), onNone: () => this.view.focusComposer() });
     this.live.push(run);
     this.runs.append(run.element);
@@ -139,7 +139,7 @@ export class Talk {
     }
   }
 
-  /** Say something: as a message of its own, or to the run that goes on. */
+  /** Send a message: as a new run, or to steer the current run. */
   async say(text, key, how) {
     const { current, session, signal } = this;
     this.stuck = true;
@@ -150,7 +150,7 @@ export class Talk {
         this.toEnd();
         return;
       } catch (cause) {
-        if (cause.status !== 409) throw cause; // it has ended: this is the next message then
+        if (cause.status !== 409) throw cause; // it has ended: send a new message instead
       }
     }
     const path = `/v1/sessions/${session.id}/messages`;
@@ -159,7 +159,7 @@ export class Talk {
     this.toEnd();
   }
 
-  /** Cancel what goes on. */
+  /** Cancel the current run. */
   async stop() {
     const run = this.current;
     if (!run) return;
@@ -170,7 +170,7 @@ export class Talk {
 
   watchPlace() {
     this.log.addEventListener("scroll", () => this.placed(), { passive: true });
-    // Whoever opens something wants to see just that: the end may go out of sight.
+    // A user who opens a section wants to read it: stop following the end.
     this.log.addEventListener("click", (event) => {
       if (event.target.closest("summary")) this.stuck = false;
     });
@@ -183,7 +183,7 @@ export class Talk {
     this.signal.addEventListener("abort", () => sizes.disconnect(), { once: true });
   }
 
-  /** Find out whether the end is in sight: what grows does not leave it, who scrolls up does. */
+  /** Check whether the end is visible: growth keeps following it, scrolling up does not. */
   placed() {
     const { scrollTop, clientHeight, scrollHeight } = this.log;
     const { top = 0, height = 0 } = this.before || {};
@@ -193,14 +193,14 @@ export class Talk {
     if (this.stuck) this.below.hidden = true;
   }
 
-  /** Bring the end into sight, and keep it there. */
+  /** Scroll to the end, and follow it. */
   toEnd() {
     this.stuck = true;
     this.below.hidden = true;
     this.log.scrollTop = this.log.scrollHeight;
   }
 
-  /** Do something above what is seen, without moving that. */
+  /** Insert content above the visible part without moving it. */
   keepingPlace(work) {
     const mark = this.history.element.firstElementChild || this.runs;
     const before = mark.getBoundingClientRect().top;

@@ -1,13 +1,14 @@
-// What a run waits for a person to say: approvals and questions, answered where they came up.
+// The approvals and questions that a run waits for, answered in the conversation.
 
 import { post } from "../../api.js";
 import { announce, h, oneLine, setText } from "../../dom.js";
 import { duration } from "../../format.js";
 import { known, may, runs } from "../../live.js";
-import { badge, busy as press, button, field, fold, jsonBlock, textBlock } from "../../parts.js";
+import { badge, busy as press, button, field, fold, jsonBlock, textBlock }
+  from "../../components.js";
 import { aboutCall } from "./call.js";
 
-/** Whether a run is another one, or was begun by it. */
+/** Whether a run is the given one, or one of its sub-runs. */
 function belongs(runId, above) {
   for (let id = runId, steps = 0; id && steps < 10; steps += 1) {
     if (id === above) return true;
@@ -16,23 +17,23 @@ function belongs(runId, above) {
   return false;
 }
 
-/** What exactly would run. */
-function exactly(approval) {
+/** The arguments of the call. */
+function callArguments(approval) {
   const { arguments: args } = approval;
   const names = Object.keys(args);
-  if (typeof args.command !== "string") return jsonBlock(args, "what would run");
-  return [textBlock(args.command, "the command that would run"),
+  if (typeof args.command !== "string") return jsonBlock(args, "arguments");
+  return [textBlock(args.command, "the command"),
     names.length > 1 && fold("All arguments", () => jsonBlock(args, "arguments"))];
 }
 
-/** The waiting approvals and questions of one run, in a place of its own. */
-export class Waits {
+/** The waiting approvals and questions of one run. */
+export class PendingRequests {
   constructor(place, runId, { onNew, onNone }) {
     Object.assign(this, { place, runId, onNew, onNone });
     this.cards = new Map();
   }
 
-  /** Show what waits now; what is shown already stays as it is, with what was typed into it. */
+  /** Update the cards; existing cards stay, with the text typed into them. */
   update() {
     const wanted = new Map();
     for (const one of known.approvals) {
@@ -47,13 +48,13 @@ export class Waits {
     }
   }
 
-  /** How many there are. */
+  /** The number of cards. */
   get size() { return this.cards.size; }
 
   add(id, card) {
     this.cards.set(id, card);
     this.place.append(card.element);
-    announce(card.said);
+    announce(card.announcement);
     this.onNew();
   }
 
@@ -67,7 +68,7 @@ export class Waits {
     else this.onNone();
   }
 
-  /** Once a second: how long there is left. */
+  /** Called once a second: update the time that is left. */
   tick(now) {
     for (const { left, expires } of this.cards.values()) {
       if (left) setText(left, expires > now ? `expires in ${duration(expires - now)}` : "expired");
@@ -89,17 +90,17 @@ export class Waits {
     const element = h("article", { class: "wait card", "aria-labelledby": `wait-${one.id}` },
       h("div", { class: "row between" }, h("div", { class: "row" },
         badge("warn", "approval"), heading), left),
-      exactly(one),
+      callArguments(one),
       h("dl", { class: "facts small" },
-        h("dt", null, "Why it is asked"),
+        h("dt", null, "Reason"),
         h("dd", null, one.reason || one.code, one.code && one.reason
           && h("span", { class: "soft" }, ` (${one.code})`)),
-        h("dt", null, "For the session covers"), h("dd", null, one.covers || "just this"),
-        one.run_id !== this.runId && [h("dt", null, "Asked by"),
-          h("dd", null, `${one.agent}, in a run of its own`)]),
+        h("dt", null, "For the session covers"), h("dd", null, one.covers || "only this call"),
+        one.run_id !== this.runId && [h("dt", null, "Requested by"),
+          h("dd", null, `${one.agent}, in a sub-run`)]),
       choices);
     const made = { element, left, expires: one.expires_at,
-      said: `Approval wanted: ${one.tool} ${aboutCall(one.arguments)}. ${one.reason}` };
+      announcement: `Approval needed: ${one.tool} ${aboutCall(one.arguments)}. ${one.reason}` };
     this.tickOne(made);
     return made;
   }
@@ -110,11 +111,12 @@ export class Waits {
 
   choices(one, answer) {
     if (!may("human")) {
-      return h("p", { class: "soft" }, "Your token may not answer this; a person's may.");
+      return h("p", { class: "soft" },
+        "Your token cannot answer this: it lacks the scope 'human'.");
     }
     const why = h("input", { type: "text", maxlength: "2000", autocomplete: "off" });
     const deny = h("form", { class: "row deny", hidden: true },
-      h("div", { class: "grow" }, field("Why not? The agent is told.", why)),
+      h("div", { class: "grow" }, field("Reason, shown to the model", why)),
       h("button", { class: "danger" }, "Deny"));
     deny.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -142,7 +144,7 @@ export class Waits {
       const text = hasWords ? words.value.trim() : "";
       problem.hidden = chosen.length > 0 || text !== "";
       if (!problem.hidden) {
-        return setText(problem, "Choose something, or answer in your own words.");
+        return setText(problem, "Choose an option, or write an answer.");
       }
       await post(`/v1/runs/${one.run_id}/answer`, { question_id: one.id, chosen, text });
       announce("answered");
@@ -156,11 +158,11 @@ export class Waits {
         hasWords && field(options.length ? "Or in your own words" : "Your answer", words)),
       problem, may("human")
         ? h("div", { class: "row" }, h("button", { class: "primary" }, "Answer"))
-        : h("p", { class: "soft" }, "Your token may not answer this; a person's may."));
+        : h("p", { class: "soft" }, "Your token cannot answer this: it lacks the scope 'human'."));
     element.addEventListener("submit", (event) => {
       event.preventDefault();
       press(element.querySelector("button"), send);
     });
-    return { element, said: `A question: ${one.text}` };
+    return { element, announcement: `A question: ${one.text}` };
   }
 }

@@ -1,11 +1,11 @@
-// Small pieces that several views show.
+// Components that several views share.
 
 import { announce, clean, h, replace } from "./dom.js";
 import { ago, moment } from "./format.js";
 
-const LONGEST = 20_000;
+const MAX_TEXT_CHARS = 20_000;
 
-/** A word with a sign before it; `tone`: good, bad, warn, busy, quiet. The sign tells it too. */
+/** A badge: text with a symbol; `tone`: good, bad, warn, busy, quiet. */
 export function badge(tone, text) {
   const signs = { __proto__: null, good: "●", bad: "✕", warn: "▲", busy: "◐", quiet: "○" };
   return h("span", { class: `badge ${tone}` },
@@ -16,11 +16,11 @@ const STOPS = {
   __proto__: null,
   completed: ["good", "completed"], waiting: ["warn", "waiting"], cancelled: ["quiet", "cancelled"],
   error: ["bad", "failed"], max_iterations: ["warn", "turn limit"],
-  budget_exceeded: ["warn", "budget spent"], duration_exceeded: ["warn", "out of time"],
-  loop_detected: ["warn", "went in circles"],
+  budget_exceeded: ["warn", "budget exceeded"], duration_exceeded: ["warn", "time limit"],
+  loop_detected: ["warn", "loop detected"],
 };
 
-/** How a run stands. */
+/** The status of a run. */
 export function runBadge(run) {
   if (run.state === "running") return badge("busy", "running");
   if (run.state === "queued") return badge("quiet", "queued");
@@ -28,34 +28,34 @@ export function runBadge(run) {
   return badge(tone, text);
 }
 
-/** What a policy said. */
+/** The verdict of a policy. */
 export function verdictBadge(verdict) {
   const tones = { __proto__: null, allow: "good", deny: "bad", ask: "warn" };
   return badge(tones[verdict] || "quiet", verdict);
 }
 
-/** Whether an edge is there, and may be used. */
+/** Whether an edge is online or revoked. */
 export function edgeBadge(edge) {
   if (edge.state === "revoked") return badge("bad", "revoked");
   return edge.online ? badge("good", "online") : badge("quiet", "offline");
 }
 
-/** A moment, with how long ago it was when one points at it. */
+/** A time, with the relative time as a tooltip. */
 export function when(unix) {
   const date = new Date((unix || 0) * 1000);
-  if (!unix || isNaN(date)) return h("span", null, "–"); // a device may say anything
+  if (!unix || isNaN(date)) return h("span", null, "–"); // a device may send any number
   const iso = date.toISOString();
   return h("time", { datetime: iso, title: `${iso} (${ago(unix)})` }, moment(unix));
 }
 
-/** A button; `press` may be async: it is not pressed twice, and a failure is told. */
+/** A button; `press` may be async: further clicks are ignored meanwhile, and errors are shown. */
 export function button(text, press, { tone = "", title, label } = {}) {
   const made = h("button", { type: "button", class: tone, title, "aria-label": label }, text);
   made.addEventListener("click", () => busy(made, press));
   return made;
 }
 
-/** Do something for a button: it cannot be pressed again until that is done. */
+/** Run the work of a button; further clicks are ignored until it is done. */
 export async function busy(pressed, work) {
   if (pressed.getAttribute("aria-busy") === "true") return;
   pressed.setAttribute("aria-busy", "true");
@@ -68,7 +68,7 @@ export async function busy(pressed, work) {
   }
 }
 
-/** Say something for a few seconds, also to whoever listens. */
+/** Show a message for a few seconds, and announce it to screen readers. */
 export function toast(text, tone = "quiet") {
   const note = h("div", { class: `toast ${tone}` }, text);
   document.getElementById("toasts").append(note);
@@ -76,18 +76,18 @@ export function toast(text, tone = "quiet") {
   setTimeout(() => note.remove(), 6000);
 }
 
-/** What a view shows when there is nothing, and what to do about it. */
+/** The empty state of a view, with what to do next. */
 export function empty(text, ...more) {
   return h("div", { class: "empty" }, h("p", null, text), more);
 }
 
-/** Show that something failed, in place of what was asked for. */
+/** An error in place of the content, with a retry button. */
 export function failed(cause, again) {
   return h("div", { class: "empty bad", role: "alert" }, h("p", null, cause.message),
     again && button("Try again", again));
 }
 
-/** Fill a place with what a promise gives; until then that it loads, and else why it failed. */
+/** Fill an element with the result of a promise, or with its error. */
 export async function load(place, work, show, signal) {
   place.setAttribute("aria-busy", "true");
   try {
@@ -102,23 +102,23 @@ export async function load(place, work, show, signal) {
   }
 }
 
-/** A long text, monospaced; a very long one is cut until somebody wants all of it. */
+/** A monospaced text; a very long one is cut, with a button to show all. */
 export function textBlock(text, label = "output") {
-  const whole = clean(text);
+  const full = clean(text);
   const place = h("pre", { class: "text", tabindex: "0", role: "region", "aria-label": label });
-  if (whole.length <= LONGEST) return replace(place, whole);
-  const all = button(`Show all ${whole.length.toLocaleString()} characters`, () => {
-    replace(place, whole);
+  if (full.length <= MAX_TEXT_CHARS) return replace(place, full);
+  const all = button(`Show all ${full.length.toLocaleString()} characters`, () => {
+    replace(place, full);
     all.remove();
   });
-  return h("div", null, replace(place, whole.slice(0, LONGEST), "…"), all);
+  return h("div", null, replace(place, full.slice(0, MAX_TEXT_CHARS), "…"), all);
 }
 
 /** A value as JSON. */
 export const jsonBlock = (value, label = "JSON") =>
   textBlock(JSON.stringify(value, null, 2), label);
 
-/** A part that can be opened; `fill` makes its content when it first is. */
+/** A collapsible section; `fill` creates its content when it is first opened. */
 export function fold(summary, fill, open = false) {
   const body = h("div", { class: "folded" });
   const made = h("details", { open }, h("summary", null, summary), body);
@@ -153,16 +153,16 @@ export function table(caption, columns, rows) {
       h("thead", null, h("tr", null, head)), h("tbody", null, body)));
 }
 
-/** Ask before something that cannot be taken back; gives the text of `ask`'s field, or null. */
-export function confirmed(title, text, { action = "Go on", ask, tone = "danger" } = {}) {
+/** Ask for confirmation; resolves to the text of the field `ask`, or null if cancelled. */
+export function confirmed(title, text, { action = "Continue", ask, tone = "danger" } = {}) {
   return new Promise((resolve) => {
-    const said = ask && h("textarea", { rows: "3", maxlength: "2000" });
+    const input = ask && h("textarea", { rows: "3", maxlength: "2000" });
     const close = (value) => { dialog.close(); dialog.remove(); resolve(value); };
     const dialog = h("dialog", { "aria-labelledby": "dialog-title" },
-      h("h2", { id: "dialog-title" }, title), h("p", null, text), said && field(ask, said),
+      h("h2", { id: "dialog-title" }, title), h("p", null, text), input && field(ask, input),
       h("div", { class: "row end" },
         button("Cancel", () => close(null)),
-        button(action, () => close(said ? said.value : ""), { tone })));
+        button(action, () => close(input ? input.value : ""), { tone })));
     dialog.addEventListener("cancel", (event) => { event.preventDefault(); close(null); });
     document.body.append(dialog);
     dialog.showModal();
@@ -186,9 +186,9 @@ export function copyButton(text, label = "Copy") {
     try {
       await navigator.clipboard.writeText(text);
       toast("copied");
-    } catch { // browsers keep it to secure pages
+    } catch { // browsers allow the clipboard only in secure contexts
       const place = textBlock(text, "to copy");
-      dialog("Copy it with the keyboard", place);
+      dialog("Copy with the keyboard", place);
       getSelection().selectAllChildren(place);
     }
   });
@@ -201,7 +201,7 @@ export function facts(pairs) {
     .map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
 }
 
-/** A figure with its name under it. */
+/** A number with its name below. */
 export function figure(name, value, title) {
   return h("div", { class: "figure", title }, h("strong", null, value), h("span", null, name));
 }

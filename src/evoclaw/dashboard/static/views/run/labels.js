@@ -1,41 +1,41 @@
-// The words and signs of a run, the same in its timeline, its list and its panel.
+// The labels and symbols of a run, shared by its timeline, list and panel.
 
 import { oneLine } from "../../dom.js";
 import { duration, some } from "../../format.js";
 import { outcome } from "./model.js";
 
-/** By outcome: its tone, its sign, and how it is said. */
+/** By outcome: tone, symbol and text. */
 export const OUTCOMES = {
   ok: ["good", "✓", "succeeded"],
   failed: ["bad", "✕", "failed"],
-  timeout: ["bad", "⧗", "ran out of time"],
+  timeout: ["bad", "⧗", "timed out"],
   denied: ["bad", "⊘", "denied"],
   cancelled: ["quiet", "◌", "cancelled"],
-  lost: ["quiet", "◌", "has no answer"],
+  lost: ["quiet", "◌", "has no result"],
   running: ["busy", "◐", "running"],
-  waiting: ["warn", "▲", "waits for a person"],
-  queued: ["quiet", "○", "waits for its turn"],
+  waiting: ["warn", "▲", "waiting for a person"],
+  queued: ["quiet", "○", "queued"],
 };
 
-/** What a call was for, in a few words: its command, its path, or its first argument. */
+/** A short summary of a call: its command, its path, or its first argument. */
 export function gist(call, limit = 60) {
   const given = call.arguments || parsed(call.written);
   if (typeof given === "string") return oneLine(given, limit);
   if (typeof given.agent_id === "string" && typeof given.action === "string") { // one device
     const { agent_id: device, action, params } = given;
-    return oneLine(`${action} on ${device}: ${telling(params || {})}`, limit);
+    return oneLine(`${action} on ${device}: ${mainArgument(params || {})}`, limit);
   }
-  return oneLine(telling(given), limit);
+  return oneLine(mainArgument(given), limit);
 }
 
-/** The argument that tells most of what a call is for. */
-function telling(given) {
+/** The most descriptive argument of a call. */
+function mainArgument(given) {
   const first = ["command", "path", "pattern", "url", "query", "message", "tool"]
     .map((name) => given[name]).find((value) => typeof value === "string");
   return first ?? Object.values(given).find((one) => typeof one === "string") ?? "";
 }
 
-/** Arguments as the model wrote them; the text itself where it is no JSON. */
+/** Arguments as the model wrote them; the text itself if it is not JSON. */
 export function parsed(written) {
   if (!written) return {};
   try {
@@ -46,7 +46,7 @@ export function parsed(written) {
   }
 }
 
-/** All that a bar says to whoever does not see it. */
+/** The accessible label of a call. */
 export function callLabel(call, run) {
   const how = outcome(call, run);
   const turn = run.turns[call.turn];
@@ -57,41 +57,41 @@ export function callLabel(call, run) {
     + `${took}${gist(call) ? `: ${gist(call)}` : ""}`;
 }
 
-/** How a turn stands: asked, writing, calling, over. */
+/** The state of a turn. */
 export function turnState(turn, run) {
   if (turn.failed) return "no reply";
   if (turn.repliedAt === null) {
-    if (run.finished || turn.endedAt !== null) return "broken off";
-    return turn.firstAt === null ? "the model thinks" : "the model writes";
+    if (run.finished || turn.endedAt !== null) return "interrupted";
+    return turn.firstAt === null ? "the model is thinking" : "the model is writing";
   }
-  return turn.endedAt === null ? "calls run" : "over";
+  return turn.endedAt === null ? "calls are running" : "ended";
 }
 
-/** All that a turn's band says. */
+/** The accessible label of a turn. */
 export function turnLabel(turn, run) {
   const took = turn.repliedAt === null ? turnState(turn, run)
     : `reply after ${duration(turn.repliedAt - turn.startedAt)}`;
-  const again = turn.retries.length ? `, asked ${some(turn.retries.length, "time")} again` : "";
+  const again = turn.retries.length ? `, ${some(turn.retries.length, "retry", "retries")}` : "";
   return `turn ${turn.number}: ${took}${again}, ${some(turn.calls.length, "call")}`;
 }
 
 const SAYS = {
-  run_started: (e) => ["run began", e.model],
-  run_resumed: (e) => ["run went on", e.model],
+  run_started: (e) => ["run started", e.model],
+  run_resumed: (e) => ["run resumed", e.model],
   tools_changed: (e) => ["tools", some(e.tools.length, "tool")],
   turn_started: (e) => [`turn ${e.turn}`, e.chars ? `${e.chars} characters sent` : ""],
   text_delta: (e) => ["text", e.text],
-  reasoning_delta: (e) => ["thought", e.text],
-  reply_retried: (e) => ["asked again", `${e.kind}: ${e.reason}`],
+  reasoning_delta: (e) => ["reasoning", e.text],
+  reply_retried: (e) => ["retry", `${e.kind}: ${e.reason}`],
   reply_failed: (e) => ["no reply", `${e.kind}: ${e.reason}`],
   replied: (e) => ["reply", replySays(e.reply)],
   call_judged: (e) => ["verdict", [e.verdict, e.code, e.reason].filter(Boolean).join(" · ")],
   approval_answered: (e) => ["approval", [e.decision, e.reason].filter(Boolean).join(" · ")],
-  call_started: (e) => ["call began", `${e.name} ${gist(e, 120)}`],
+  call_started: (e) => ["call started", `${e.name} ${gist(e, 120)}`],
   call_output: (e) => ["output", e.text],
   call_finished: (e) => ["call ended", `${e.result.name}: ${e.result.error || "ok"}`],
-  prompted: (e) => ["said", (e.message.blocks || []).map((one) => one.text || "").join(" ")],
-  context_trimmed: () => ["context cut", "what the model sees was cut to fit"],
+  prompted: (e) => ["message", (e.message.blocks || []).map((one) => one.text || "").join(" ")],
+  context_trimmed: () => ["context trimmed", "older messages were shortened to fit"],
   run_finished: (e) => ["run ended", [e.stop, e.reason].filter(Boolean).join(" · ")],
 };
 
@@ -101,13 +101,13 @@ function replySays(reply) {
     .filter(Boolean).join(" · ");
 }
 
-/** A record in two pieces: what kind of fact it is, and what it says. */
+/** A record as a name and a text. */
 export function says({ event }) {
   const [name, text] = (SAYS[event.type] || ((e) => [e.type, ""]))(event);
   return [oneLine(name, 24), oneLine(text || "", 160)];
 }
 
-/** Whether a record tells of something that went wrong or was refused. */
+/** Whether a record is an error or a refusal. */
 export function isTrouble({ event }) {
   if (event.type === "call_finished") return Boolean(event.result.error);
   if (event.type === "call_judged") return event.verdict !== "allow";
@@ -116,5 +116,5 @@ export function isTrouble({ event }) {
   return ["reply_retried", "reply_failed"].includes(event.type);
 }
 
-/** The call that a record is about, or "". */
+/** The call id of a record, or "". */
 export const callIdOf = ({ event }) => event.call_id || event.result?.call_id || "";

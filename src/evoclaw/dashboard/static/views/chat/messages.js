@@ -1,18 +1,18 @@
-// What was said, as elements: by a person, by the loop on their behalf, by a model.
+// Messages as elements: of the user, of the loop, and of the model.
 
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { count, duration, money, some } from "../../format.js";
-import { badge, button, fold, runBadge, textBlock } from "../../parts.js";
+import { badge, button, fold, runBadge, textBlock } from "../../components.js";
 import { CallCard } from "./call.js";
 import { Writer, written } from "./text.js";
 
 const WHY = {
   confirm: "The loop asked whether the answer is complete",
-  continue: "The loop asked to go on", evidence: "The loop asked for evidence",
-  closing: "The loop asked for a closing answer", memory: "Remembered for this run",
-  start: "Instructions of this session", unknown: "Said on the person's behalf",
+  continue: "The loop asked to continue", evidence: "The loop asked for evidence",
+  closing: "The loop asked for a closing answer", memory: "Recalled notes for this run",
+  start: "Instructions of this session", unknown: "Sent on the user's behalf",
 };
-// How what the loop says begins, in a history that does not tell why it was said.
+// The first words of the loop's messages; a stored history does not have their kind.
 const LOOP = [
   ["Before I accept your answer, please verify:", "confirm"],
   ["Answer the user now with what you have. Do not call any tool", "closing"],
@@ -24,12 +24,12 @@ const LOOP = [
 export const textOf = (message) =>
   (message.blocks || []).map((block) => block.text || "").filter(Boolean).join("\n");
 
-/** Whether a result tells that the canvas shows something else now. */
+/** Whether a result changed the canvas. */
 export const showsCanvas = (result) =>
   !result.error && (result.name === "canvas" || result.name.endsWith(".canvas"));
 
-/** What the loop itself said, if a message of the history is such; else nothing. */
-export function loopSaid(message) {
+/** The kind of a message that the loop sent; empty for other messages. */
+export function loopMessageKind(message) {
   const text = textOf(message);
   const found = LOOP.find(([start]) => text.startsWith(start));
   if (found) return found[1];
@@ -37,8 +37,8 @@ export function loopSaid(message) {
   return text && message.role === "user" && message.blocks.every(remembered) ? "memory" : "";
 }
 
-/** What a person said; `tools` are what can be done with it. */
-export function saidByPerson(text, { kind = "", tools = [] } = {}) {
+/** A message of the user; `tools` are its buttons. */
+export function userMessage(text, { kind = "", tools = [] } = {}) {
   return h("div", { class: "said-by person" },
     h("div", { class: "bubble" },
       h("span", { class: "unseen" }, kind === "steer" ? "You, while it ran: " : "You: "),
@@ -47,13 +47,13 @@ export function saidByPerson(text, { kind = "", tools = [] } = {}) {
       kind === "steer" && h("span", { class: "soft small" }, "steered"), tools));
 }
 
-/** What the loop said on a person's behalf, folded. */
-export function saidByLoop(text, why) {
+/** A message of the loop, collapsed. */
+export function loopMessage(text, why) {
   return h("div", { class: "note small" },
-    fold(WHY[why] || WHY.unknown, () => textBlock(text, "what was said")));
+    fold(WHY[why] || WHY.unknown, () => textBlock(text, "message")));
 }
 
-/** One reply of a model, whole or as it is being written, with its calls. */
+/** One reply of the model, complete or streaming, with its calls. */
 export class Reply {
   constructor(runId, act) {
     Object.assign(this, { runId, act, number: null, text: "", thought: "", cards: new Map() });
@@ -69,24 +69,24 @@ export class Reply {
     this.fresh = "";
   }
 
-  /** A quiet line about what is waited for; none if empty. */
-  tell(text) {
+  /** Set the status line; empty hides it. */
+  setStatus(text) {
     this.status.hidden = !text;
     setText(this.status, text);
   }
 
-  /** A piece of its text came. */
+  /** Add a piece of text. */
   addText(piece) {
     this.text += piece;
     this.fresh += piece;
   }
 
-  /** A piece of what it thinks came. */
+  /** Add a piece of reasoning. */
   addThought(piece) {
     this.thought += piece;
   }
 
-  /** What came so far is void. */
+  /** Discard what came so far. */
   clear() {
     replace(this.prose);
     replace(this.thinking);
@@ -94,12 +94,12 @@ export class Reply {
     this.writer = new Writer(this.prose);
   }
 
-  /** Draw what came since; asked for once per frame. */
+  /** Draw new text; called once per frame. */
   draw() {
-    if (this.fresh || this.thought) this.tell("");
+    if (this.fresh || this.thought) this.setStatus("");
     if (this.fresh) this.writer.write(this.fresh);
     this.fresh = "";
-    if (this.thought) this.drawThought(this.text ? "Thought" : "Thinks…");
+    if (this.thought) this.drawThought(this.text ? "Reasoning" : "Thinking…");
     for (const card of this.cards.values()) card.draw();
   }
 
@@ -114,10 +114,10 @@ export class Reply {
     setText(this.thoughtShown.text, this.thought);
   }
 
-  /** It is whole: what was written while it came is kept if it is the same. */
+  /** The reply is complete: keep the streamed text if it is the same. */
   whole(reply, number) {
     this.draw();
-    this.tell("");
+    this.setStatus("");
     this.number = number;
     const text = reply.text || "";
     if (text !== this.text) this.clear();
@@ -125,10 +125,10 @@ export class Reply {
     if (reply.reasoning && reply.reasoning !== this.thought) this.thought = reply.reasoning;
     this.draw();
     this.writer.end();
-    if (this.thought) this.drawThought("Thought");
+    if (this.thought) this.drawThought("Reasoning");
     for (const call of reply.calls || []) this.addCall(call);
-    if (reply.finish === "length") this.tell("The reply was cut off at the length limit.");
-    if (reply.finish === "filtered") this.tell("The provider's filter cut the reply off.");
+    if (reply.finish === "length") this.setStatus("The reply was cut off at the length limit.");
+    if (reply.finish === "filtered") this.setStatus("The provider's filter cut the reply off.");
     if (text) this.addTools(text);
   }
 
@@ -142,14 +142,14 @@ export class Reply {
     replace(this.tools,
       button("Copy", () => this.act.copy(text, this.prose), { tone: "plain tiny" }),
       button("Branch", () => this.act.branch(this.number, "assistant", text),
-        { tone: "plain tiny", title: "Go on from here in a new session" }));
+        { tone: "plain tiny", title: "Continue from here in a new session" }));
   }
 }
 
-/** How a run ended, if there is something to say about that. */
-export function ending(run, told, act) {
+/** How a run ended, unless it completed. */
+export function ending(run, lastText, act) {
   if (run.state !== "ended" || run.stop === "completed" || !run.stop) return null;
-  const more = run.text && run.text.trim() !== told.trim() ? written(run.text) : null;
+  const more = run.text && run.text.trim() !== lastText.trim() ? written(run.text) : null;
   const again = run.asked && button("Try again", () => act.again(run.asked));
   return h("div", { class: "ending" }, more,
     h("div", { class: "row" }, runBadge(run),
@@ -158,7 +158,7 @@ export function ending(run, told, act) {
       again));
 }
 
-/** One quiet line about what a run took. */
+/** A line with the turns, calls, tokens, cost and duration of a run. */
 export function costLine(run) {
   if (!run) return null;
   const took = run.ended_at ? duration(run.ended_at - run.began_at) : "";
@@ -173,10 +173,10 @@ export function costLine(run) {
     h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` }, "timeline")];
 }
 
-/** A run in the queue. */
+/** The line of a queued run. */
 export function queuedLine(cancel) {
   return h("div", { class: "row queued" }, badge("quiet", "queued"),
-    h("span", { class: "soft small grow" }, "begins when what is before it has ended"),
+    h("span", { class: "soft small grow" }, "starts when the earlier runs have ended"),
     button("Cancel", cancel, { tone: "tiny" }));
 }
 

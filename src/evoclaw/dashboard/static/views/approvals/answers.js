@@ -1,13 +1,13 @@
-// Beside the queue: questions, what sessions were allowed, what was answered before.
+// Questions, approvals for a session, and past answers.
 
 import { get, post } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { some } from "../../format.js";
 import { known, may } from "../../live.js";
-import { badge, button, empty, field, fold, load, table, toast, when } from "../../parts.js";
+import { badge, button, empty, field, fold, load, table, toast, when } from "../../components.js";
 import { argumentList, runLink, visible } from "./card.js";
 
-/** Show what runs ask; what one has written stays while others come and go. */
+/** Show the questions; cards with typed text stay while others come and go. */
 export function questions(place, cards, human) {
   const now = new Set(known.questions.map((one) => one.id));
   for (const [id, card] of cards) {
@@ -30,10 +30,10 @@ function question(one, human) {
   const send = button("Answer", async () => {
     const chosen = picks.filter((pick) => pick.checked).map((pick) => pick.value);
     const text = words ? words.value.trim() : "";
-    if (!chosen.length && !text) return toast("choose or write an answer first", "bad");
+    if (!chosen.length && !text) return toast("Choose or write an answer first.", "bad");
     await post(`/v1/runs/${encodeURIComponent(one.run_id)}/answer`,
       { question_id: one.id, chosen, text });
-    return replace(card, h("p", { role: "status" }, "Answered; the run goes on."));
+    return replace(card, h("p", { role: "status" }, "Answered. The run continues."));
   }, { tone: "primary" });
   const card = h("article", { class: "card question", "aria-label": "Question" },
     h("fieldset", { disabled: !human },
@@ -45,7 +45,7 @@ function question(one, human) {
   return card;
 }
 
-/** What a session may do without being asked again, each to be withdrawn. */
+/** The approvals that are in force, each with a button to withdraw it. */
 export function standing(place, signal, human) {
   const ask = async () => (await get("/v1/approvals", null, { signal })).items
     .filter((one) => one.standing !== "waiting");
@@ -63,12 +63,12 @@ export function standing(place, signal, human) {
   if (human) {
     columns.push({ title: "", cell: (row) => button("Withdraw", async () => {
       await post(`/v1/approvals/${encodeURIComponent(row.id)}/withdraw`);
-      toast(`${row.tool} is asked about again`);
+      toast(`${row.tool} needs approval again`);
       await again();
     }, { label: `Withdraw the approval of ${row.tool}` }) });
   }
   const show = (rows) => (rows.length
-    ? table("what is approved for a session", columns, rows)
+    ? table("approvals in force", columns, rows)
     : h("p", { class: "soft small" }, "Nothing is approved for a session."));
   return again();
 }
@@ -80,30 +80,30 @@ const PAST = [
   { title: "tool", cell: (row) => h("code", null, row.tool || "–") },
   { title: "agent", cell: (row) => row.agent_id },
   { title: "answer", cell: (row) => badge(...(ANSWERS[row.decision] || ["quiet", row.decision])) },
-  { title: "said", cell: (row) => row.reason || "–" },
-  { title: "what ran", cell: (row) => (row.parameters
-    ? fold("arguments", () => argumentList(row.parameters)) : "–") },
+  { title: "reason", cell: (row) => row.reason || "–" },
+  { title: "arguments", cell: (row) => (row.parameters
+    ? fold("show", () => argumentList(row.parameters)) : "–") },
   { title: "run", cell: (row) => (row.run_id ? runLink(row.run_id) : "–") },
 ];
 
-/** What was answered, from the audit. */
+/** Past answers, from the audit log. */
 export function history(place, signal) {
   if (!may("audit:read")) {
-    return replace(place, h("p", { class: "soft small" }, "Past answers are in the audit, which "
-      + "your token may not read: it lacks the scope 'audit:read'."));
+    return replace(place, h("p", { class: "soft small" }, "Past answers are in the audit log, "
+      + "which your token cannot read: it lacks the scope 'audit:read'."));
   }
   const ask = () => answered(signal);
   return load(place, ask, (rows) => (rows.length ? table("answers, the newest first", PAST, rows)
-    : empty("Nothing was answered yet.")), signal);
+    : empty("No answers yet.")), signal);
 }
 
-/** Answers, each with the arguments of the call that it was about. */
+/** Answers, each with the arguments of its call. */
 async function answered(signal) {
-  const [said, ran] = await Promise.all([
+  const [answers, calls] = await Promise.all([
     get("/v1/audit", { kind: "approval", limit: 200 }, { signal }),
     get("/v1/audit", { kind: "call", verdict: "ask", limit: 400 }, { signal })]);
-  const calls = new Map(ran.items.map((one) => [one.request_id, one.parameters]));
-  return said.items.filter((one) => one.decision !== "pending")
-    .map((one) => ({ ...one, parameters: calls.get(one.request_id) }))
+  const parameters = new Map(calls.items.map((call) => [call.request_id, call.parameters]));
+  return answers.items.filter((one) => one.decision !== "pending")
+    .map((one) => ({ ...one, parameters: parameters.get(one.request_id) }))
     .sort((a, b) => b.seq - a.seq).slice(0, 50);
 }
