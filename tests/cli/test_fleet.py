@@ -88,7 +88,7 @@ async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again
         async with running(device, "edge"):
             await up.says("edge pi: online")
             twin = await device.type("edge")
-            assert (twin.code, "runs with" in twin.err) == (exits.MISUSED, True)
+            assert (twin.code, "runs with the data folder" in twin.err) == (exits.MISUSED, True)
             shown = await here.type("agents", "show", "pi", "--json")
             assert json.loads(shown.out)["approved"] == ["artifact", "bash"]
             assert (await here.type("agents", "revoke", "pi")).code == exits.OK

@@ -48,7 +48,9 @@ async def test_the_doctor_says_what_works_and_what_to_do_about_the_rest(tmp_path
         facts = json.loads((await here.type("doctor", "--json")).out)
     assert told.code == 0
     assert "ok  read               can be used" in told.out
-    assert "--  git_status         there is no `git`: install your system's package" in told.out
+    assert (
+        "--  git_status         `git` is not installed: install your system's package" in told.out
+    )
     assert {one["name"]: one["ok"] for one in facts}["model"] is True
 
 
