@@ -159,7 +159,7 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
         (("agents", "key"), "orchestrator.key; the first `evoclaw up` makes one"),
         (("agents", "key", "--file", "typo"), "there is no key typo"),
         (("edge", "--config", "nowhere.toml"), "there is no file"),
-        (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "this is no token"),
+        (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "the token is not valid"),
         (("edge", "join", "http://x", "--token", "pi.x"), "must be like mqtt://"),
         (("edge", "join", "mqtt://127.0.0.1:1"), "add --token TOKEN, or use the link"),
         (("edge", "join", "evoclaw://join?url=x"), "this is no whole invitation"),
