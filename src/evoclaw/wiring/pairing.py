@@ -43,8 +43,8 @@ def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
     if not is_ours(home):
         raise ConfigError(
             "no broker of `evoclaw up` runs on this machine, so no edge can be invited. With a "
-            f"broker of your own: create an account {agent_id!r} there, write the agent.toml of the edge "
-            "with that account and the key that `evoclaw agents key` prints, start the edge, "
+            f"broker of your own: create the account {agent_id!r}, write the agent.toml of the "
+            "edge with that account and the key that `evoclaw agents key` prints, start the edge, "
             f"and approve it with `evoclaw agents approve {agent_id}`"
         )
     address = find_broker(home, env)
