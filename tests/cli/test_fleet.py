@@ -153,10 +153,10 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
     ("typed", "advice"),
     [
         (("ping", "pi"), "start one with `evoclaw up`"),
-        (("agents", "invite", "pi"), "the key of `evoclaw agents key`"),
+        (("agents", "invite", "pi"), "the key that `evoclaw agents key` prints"),
         (("agents", "show", "pi"), "no edge 'pi' has joined"),
         (("agents", "approve", "pi"), "no device 'pi' has joined"),
-        (("agents", "key"), "orchestrator.key; the first `evoclaw up` makes one"),
+        (("agents", "key"), "orchestrator.key; the first `evoclaw up` creates one"),
         (("agents", "key", "--file", "typo"), "there is no key typo"),
         (("edge", "--config", "nowhere.toml"), "there is no file"),
         (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "the token is not valid"),

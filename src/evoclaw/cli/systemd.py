@@ -1,4 +1,4 @@
-"""`evoclaw systemd`: unit files, hardened as far as the sandboxes of commands allow."""
+"""`evoclaw systemd`: print unit files, hardened as far as sandboxes of commands allow."""
 
 from __future__ import annotations
 
@@ -109,22 +109,22 @@ def systemd(which: str, *, system: bool, user: str, folder: Path, config: Path) 
 
 def unit(options: UnitOptions, env: Mapping[str, str]) -> str:
     """The unit file of the orchestrator, or of an edge."""
-    serves = options.which == "orchestrator"
+    is_orchestrator = options.which == "orchestrator"
     folder = options.folder.absolute()
     data = Path("/var/lib/evoclaw") if options.system else data_folder(env).absolute()
-    words = [*_program(), *_arguments(options)]
+    command_line = [*_program(), *_arguments(options)]
     return _UNIT.format(
         which=options.which,
         flag=" --system" if options.system else "",
         place="/etc/systemd/system" if options.system else "~/.config/systemd/user",
         command="systemctl" if options.system else "systemctl --user",
         name=_name(options.which),
-        about="the orchestrator" if serves else "an edge",
+        about="the orchestrator" if is_orchestrator else "an edge",
         network="Wants=network-online.target\nAfter=network-online.target\n"
         if options.system
         else "",
-        start=" ".join(_word(word) for word in words),
-        reload="ExecReload=/bin/kill -HUP $MAINPID\n" if serves else "",
+        start=" ".join(_word(word) for word in command_line),
+        reload="ExecReload=/bin/kill -HUP $MAINPID\n" if is_orchestrator else "",
         folder=_word(str(folder), whole_line=True),
         environment=_word(f"EVOCLAW_HOME={data}"),
         identity=f"User={options.user}\nStateDirectory=evoclaw\nStateDirectoryMode=0700\n"
@@ -149,13 +149,13 @@ def _bounds(options: UnitOptions, folder: Path) -> str:
     if not options.system:
         return _USER
     if options.which == "edge":
-        # Its folders are those of its agent.toml; the sandbox says which of them a command sees.
+        # agent.toml names the folders of an edge; the sandbox decides which ones a command sees.
         return _SYSTEM.format(protects="full", writes="")
     return _SYSTEM.format(protects="strict", writes=f"ReadWritePaths={_path(folder)}\n")
 
 
 def _program() -> list[str]:
-    """How to start us again: the command itself, or this Python."""
+    """The command line of this program: the script `evoclaw`, or `python -m evoclaw`."""
     found = shutil.which(sys.argv[0]) if Path(sys.argv[0]).name == "evoclaw" else None
     if found is not None:
         return [str(Path(found).absolute())]
@@ -163,9 +163,11 @@ def _program() -> list[str]:
 
 
 def _word(text: str, *, whole_line: bool = False) -> str:
-    """One word as systemd reads it: no specifiers, no variables, no blanks that part it."""
+    """Escape a word for systemd: specifiers, variables, quotes and spaces."""
     if any(ord(character) < 32 for character in text):
-        raise ConfigError(f"{text!r} cannot stand in a unit file; choose a plainer name")
+        raise ConfigError(
+            f"{text!r} has control characters, which unit files do not allow; choose another name"
+        )
     text = text.replace("%", "%%")
     if whole_line:
         return text
@@ -174,5 +176,5 @@ def _word(text: str, *, whole_line: bool = False) -> str:
 
 
 def _path(path: Path) -> str:
-    """One of several paths on a line, where variables are not looked for."""
+    """Escape one of several paths on a line, where systemd expands no variables."""
     return _word(str(path)).replace("$$", "$")
