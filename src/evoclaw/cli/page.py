@@ -56,7 +56,7 @@ def _open(url: str) -> None:
     path = data_folder(os.environ) / FILE
     write_private(path, _LEADING.format(url=html.escape(url)).encode())
     if not _shown(path):
-        print_err("cannot start a browser; open the link above yourself")
+        print_err("cannot start a browser; open the link above by hand")
 
 
 def _shown(path: Path) -> bool:

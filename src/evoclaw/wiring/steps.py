@@ -57,7 +57,7 @@ class AgentSteps:
         return None
 
     async def result(self, tenant: str, run_id: str) -> Ended:
-        """Await the end of a run; `Waiting` as soon as it waits for a person."""
+        """Await the end of a run; `StepWaiting` as soon as it waits for a person."""
         result = await self.runs.result(tenant, run_id_of(tenant, run_id))
         if result.stop is StopReason.WAITING:
             return Waiting(result.reason or result.text)
