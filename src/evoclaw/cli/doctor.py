@@ -124,7 +124,7 @@ async def _up(env: Mapping[str, str]) -> tuple[bool, str]:
         async with open_client(env) as client:
             ready = routes.one(await client.ask("GET", "/health/ready", also=(503,)))
             parts: JSON = ready.get("parts")
-            states = parts if is_object(parts) else {}
+            states: dict[str, JSON] = parts if is_object(parts) else {}
             failed = [name for name, state in states.items() if state != "ok"]
             if failed:
                 return False, f"{client.url}: {', '.join(failed)} failed; see the service log"
